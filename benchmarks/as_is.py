@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.filters import Bytes, Pressing, filter
+from shoal.filters import Bytes, Compressor, filter
 
 
 @filter()
-class as_is(Pressing):
+class as_is(Compressor):
     """What is pressed by it stays as it is, and gets the one byte that says so."""
 
     def press(self, data: Bytes, item: int) -> Bytes | None:

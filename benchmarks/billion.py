@@ -29,7 +29,7 @@ from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
 from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
-from shoal.inspect.status import Looking, look_at
+from shoal.inspect.status import StatusClient, look_at
 from shoal.keys import KeyRange
 from shoal.launch.local import local
 from shoal.launch.processes import ProcessCluster
@@ -102,7 +102,7 @@ class Scene:
     settings: Settings
     cluster: ProcessCluster
     kv: KV
-    looking: Looking
+    looking: StatusClient
     pattern: Any
     pushes: list[int] = field(default_factory=list)
 

@@ -34,11 +34,11 @@ from shoal.errors import Invalid
 from shoal.files import Disk
 from shoal.keys import KeyRange, Values
 from shoal.store.checkpoint import manifest
-from shoal.store.checkpoint.manifest import Manifest, Tabled
+from shoal.store.checkpoint.manifest import Manifest, SavedTable
 from shoal.store.checkpoint.segment_file import read_segment, write_segment
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.tables import Dense, Update
-from shoal.wire.messages import Books, Counts
+from shoal.wire.messages import Counts, SegmentBooks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -91,12 +91,14 @@ class Model:
     def __init__(self, settings: Settings) -> None:
         count = max(1, settings.megabytes // settings.segment)
         rows = settings.segment * limits.MB // 8  # a weight and its state
-        self.table = Tabled(
+        self.table = SavedTable(
             1, "w", Dense(rows=rows * count, update=Update("adagrad")), list(range(0, rows * count, rows))
         )
         one = np.random.default_rng(0).standard_normal((rows, 2), np.float32)
-        books = Books(1_000, {0: Counts(8_000)})
-        self.images = [Image(i, KeyRange(i * rows, (i + 1) * rows), books, one + np.float32(i)) for i in range(count)]
+        books = SegmentBooks(1_000, {0: Counts(8_000)})
+        self.images = [
+            SegmentImage(i, KeyRange(i * rows, (i + 1) * rows), books, one + np.float32(i)) for i in range(count)
+        ]
 
     @property
     def size(self) -> int:
@@ -203,7 +205,7 @@ WRITE = {"shoal": _save, "plain": _save_plain, "safetensors": _save_theirs}
 READ = {"shoal": _load, "plain": _load_plain, "safetensors": _load_theirs}
 
 
-def _same(rows: Values, image: Image) -> None:
+def _same(rows: Values, image: SegmentImage) -> None:
     """Enough to know that it was read, too little to be timed."""
     if rows.shape != image.rows.shape or not np.array_equal(
         rows[:: len(rows) // 8 + 1], image.rows[:: len(rows) // 8 + 1]

@@ -33,10 +33,10 @@ from benchmarks.store import Machine, _machine
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Gone, Handed, RunEvent, Voided, Warned
-from shoal.inspect.status import Looking, look_at
+from shoal.inspect.status import StatusClient, look_at
 from shoal.job import Job
 from shoal.nodes.strategy import TABLE, TALLY
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.tables import Sparse, Update
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Story:
     def now(self) -> float:
         return time.monotonic() - self.began
 
-    def look(self, looking: Looking, batch: int) -> None:
+    def look(self, looking: StatusClient, batch: int) -> None:
         """How far it is, and who holds what."""
         at, standing, view = self.now, looking.look(_LOOK), looking.view(_LOOK)
         if (course := standing.course) is not None:
@@ -212,7 +212,7 @@ def _job(settings: Settings, stop: dict[str, float]) -> Job:
     )
 
 
-class Counting(Training):
+class Counting(ServerRun):
     """A training whose workers count every slot in a table beside the model."""
 
     def _start_evaluator(self) -> None:
@@ -254,7 +254,7 @@ def _run(job: Job, dataset: Dataset, story: Story, comes: bool) -> tuple[int, tu
         return training.course.done, training.counted() if comes else (0, 0), over
 
 
-def _come_and_go(training: Training, story: Story) -> None:
+def _come_and_go(training: ServerRun, story: Story) -> None:
     try:
         story.until(lambda: story.share >= 1 / 3)
         story.marks["joins"] = story.now

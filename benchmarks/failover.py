@@ -34,7 +34,7 @@ from benchmarks.store import Machine, _machine
 from shoal import limits
 from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
-from shoal.inspect.status import Looking, look_at
+from shoal.inspect.status import StatusClient, look_at
 from shoal.keys import Keys
 from shoal.launch.local import local
 from shoal.launch.processes import ProcessCluster
@@ -97,7 +97,7 @@ class Scene:
 
     cluster: ProcessCluster
     kv: KV
-    looking: Looking
+    looking: StatusClient
     keys: Keys  # the first of each segment
     copies: int
     pushes: int = 0

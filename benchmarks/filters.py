@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
-from shoal.data.datasets import VARIABLE, Source, load
+from shoal.data.datasets import VARIABLE, DataSource, load
 from shoal.data.dense_file import sparse
 from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
@@ -111,7 +111,7 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
 def _pushes(settings: Settings) -> tuple[str, list[Pushed]]:
     """The gradients of the last slots of a pass."""
     real = bool(os.environ.get(VARIABLE))
-    source = Source("rcv1") if real else Source("rcv1-like", rows=settings.rows)
+    source = DataSource("rcv1") if real else DataSource("rcv1-like", rows=settings.rows)
     dataset = load(source, 0)
     slots = Slots(dataset.train.rows, 256, 0)
     learner, train = learner_of(Linear(), dataset.train, 0), sparse(dataset.train)

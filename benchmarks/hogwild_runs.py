@@ -27,7 +27,7 @@ from shoal.strategies.hogwild.loop import (
     CURSOR,
     LIMIT,
     LINE,
-    Race,
+    HogwildLoop,
     desk,
     lost,
 )
@@ -138,7 +138,7 @@ class Stage:
         split = {"hot": variant.hot, "merge": variant.merge} if variant.hot else {}
         strategy = Hogwild(way=variant.way, **split)  # type: ignore[arg-type]
         key = (variant.way, variant.batch, variant.hot)
-        race = Race(
+        race = HogwildLoop(
             MODEL, RULES[variant.rule](step), strategy, self.rows, variant.batch, self.features, mean=True,
             plan=self._plans.get(key),
         )  # fmt: skip
@@ -165,7 +165,7 @@ class Stage:
 class Threads:
     """A race of so many threads."""
 
-    def __init__(self, race: Race, threads: int) -> None:
+    def __init__(self, race: HogwildLoop, threads: int) -> None:
         self._race, self._threads = race, threads
         self._slab = np.zeros(race.shape, np.float32)
         self._slab.fill(0.0)  # touched: pages that are born while the clock runs would be timed

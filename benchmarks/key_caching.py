@@ -30,8 +30,8 @@ from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys
 from shoal.run.run import train
-from shoal.store.server.key_lists import Handles, crc_of
-from shoal.store.server.outcome import Outcome
+from shoal.store.server.key_lists import KeyLists, crc_of
+from shoal.store.server.outcome import HandlerResult
 from shoal.store.server.primary import Segments
 from shoal.store.table.update import AdaGrad
 from shoal.tables import Dense, Sparse
@@ -217,7 +217,7 @@ class Desk:
         cuts = [spec.span * part // 8 for part in range(9)]
         held = [(part, KeyRange(cuts[part], cuts[part + 1])) for part in range(8)]
         self.own = Segments(1, spec, held, inline=1 << 60)
-        self.own.handles = Handles()
+        self.own.handles = KeyLists()
         self._numbers = count(1)
 
     def push(self, lists: list[Keys], known: bool) -> float:
@@ -248,11 +248,11 @@ class Desk:
         """Whether the lists were sent with their numbers once: what is timed as plain has none."""
         return not known and len(self.own.handles) > 0
 
-    def _timed(self, letters: list[Letter], call: Callable[..., Outcome]) -> float:
+    def _timed(self, letters: list[Letter], call: Callable[..., HandlerResult]) -> float:
         began = time.thread_time()  # of this thread alone, whoever else is at work
         for message, arrays in letters:
             outcome = call(0, "me", message, arrays)
-            if isinstance(outcome.effects[0].message, m.No | m.Forgot):  # type: ignore[union-attr]
+            if isinstance(outcome.effects[0].message, m.Refusal | m.Forgot):  # type: ignore[union-attr]
                 raise Invalid(f"the server says {outcome.effects[0]}")
         return (time.thread_time() - began) * 1e6
 

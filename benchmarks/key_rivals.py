@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.keys import KeyRange, Keys, Values
 from shoal.limits import KEY_LIMIT
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.tables import Sparse
 
 
@@ -31,7 +31,7 @@ class Ours:
     """The rows of a table, without client, server or copies: what a server has at its heart."""
 
     def __init__(self) -> None:
-        self._table = Table(Sparse(keys=KEY_LIMIT), [KeyRange(0, KEY_LIMIT)])
+        self._table = ServerTable(Sparse(keys=KEY_LIMIT), [KeyRange(0, KEY_LIMIT)])
 
     def push(self, keys: Keys, values: Values) -> None:
         self._table.push(keys, values)

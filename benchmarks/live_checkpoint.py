@@ -38,9 +38,9 @@ from shoal.errors import Invalid, ShoalError
 from shoal.events import RunEvent, Saved, Warned
 from shoal.job import Job
 from shoal.keys import Values
-from shoal.launch.coordinator_process import Facts
+from shoal.launch.coordinator_process import RunFacts
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.tables import Dense, Update
 from shoal.wire import messages as m
 
@@ -185,10 +185,10 @@ def _scene(settings: Settings, home: Path) -> Iterator[Scene]:
             told.put(event)
 
     job = Job.of({"workers": 1, "servers": settings.servers, "checkpoint": {"every": 1e9, "keep": 1}})
-    cluster = ProcessCluster(settings.servers, "ipc", (), Journal(None))
+    cluster = ProcessCluster(settings.servers, "ipc", (), JournalFile(None))
     with contextlib.ExitStack() as stack:
         stack.callback(cluster.close)
-        cluster.train(Facts(job.toml(), "nothing", 1_000, 0, 1_000, str(home / "checkpoints")), listen)
+        cluster.train(RunFacts(job.toml(), "nothing", 1_000, 0, 1_000, str(home / "checkpoints")), listen)
         cluster.start()
         kv, saver = (stack.enter_context(cluster.client()) for _ in range(2))
         spec = Dense(rows=settings.megabytes * limits.MB // 8, update=Update("adagrad", {"step": 0.1}))
@@ -204,7 +204,9 @@ def _take_part(kv: KV) -> None:
     if client.role == "worker":
         task = client.ask("take part", lambda request: m.Want(request, client.incarnation, 0), m.Deal)
     else:
-        task = client.ask("take part", lambda request: m.Ready(request, client.incarnation, holds=0), m.Judge)
+        task = client.ask(
+            "take part", lambda request: m.EvaluationReady(request, client.incarnation, holds=0), m.EvaluateNow
+        )
     kv._do(lambda: task).result(_WITHIN)
 
 

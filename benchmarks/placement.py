@@ -28,13 +28,13 @@ from msgspec.structs import replace
 from benchmarks import skew as skewed
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
-from shoal.cluster.placement import POINTS_PER_SERVER, Holders, Ring, point
+from shoal.cluster.placement import POINTS_PER_SERVER, HashRing, Holders, point
 from shoal.cluster.rebalance import plan
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.limits import SEGMENTS_PER_SERVER
 from shoal.tables import Dense
-from shoal.wire.messages import Full, Place, Placed
+from shoal.wire.messages import Full, Replicas, TablePlaces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,14 +209,14 @@ def _hashed(
         yield [choose(segment, alive, min(copies, len(alive))) for segment in range(segments)]
 
 
-_RINGS: dict[tuple[str, ...], Ring] = {}
+_RINGS: dict[tuple[str, ...], HashRing] = {}
 
 
 def _on_ring(segment: int, alive: Sequence[str], copies: int) -> Holders:
     names = tuple(alive)
     if names not in _RINGS:
         _RINGS.clear()
-        _RINGS[names] = Ring(names)
+        _RINGS[names] = HashRing(names)
     met: dict[str, None] = {}
     for name in _RINGS[names].walk(1, segment):
         met[name] = None
@@ -268,7 +268,7 @@ def _rearranged(roster: Roster, leaving: list[str]) -> None:
         roster.changed()
 
 
-def _put(roster: Roster, table: Placed, segment: int, place: Place) -> None:
+def _put(roster: Roster, table: TablePlaces, segment: int, place: Replicas) -> None:
     places = list(table.places)
     places[segment] = place
     roster.tables[table.name] = replace(table, places=places)

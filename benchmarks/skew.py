@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from benchmarks.store import Machine, _machine
 from shoal.client import KV
-from shoal.cluster.move_settings import Moves
+from shoal.cluster.move_settings import MoveSettings
 from shoal.errors import Invalid
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.store.table.update import Sum
 from shoal.tables import Dense
 
@@ -119,8 +119,8 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
 
 
 def _case(settings: Settings, balance: Any, progress: Callable[[str], None]) -> Case:
-    cluster = ProcessCluster(settings.servers, "ipc", (), Journal(None), settings.copies)
-    cluster.moves = Moves(balance=balance)
+    cluster = ProcessCluster(settings.servers, "ipc", (), JournalFile(None), settings.copies)
+    cluster.moves = MoveSettings(balance=balance)
     with contextlib.ExitStack() as stack:
         stack.callback(cluster.close)
         cluster.start()

@@ -26,7 +26,7 @@ from benchmarks.sparse_rivals import (
     saga,
 )
 from benchmarks.store import Machine, _machine
-from shoal.data.datasets import Dataset, Source, load
+from shoal.data.datasets import Dataset, DataSource, load
 from shoal.data.dense_file import sparse
 from shoal.job import Job
 from shoal.models.linear import Floats, Linear
@@ -110,7 +110,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def measure(settings: Settings, say: Say) -> Results:
     began, cases = time.perf_counter(), []
     for name in settings.data:
-        dataset = load(Source(source=name, rows=settings.rows), settings.seed)
+        dataset = load(DataSource(source=name, rows=settings.rows), settings.seed)
         say(f"{name}: {dataset.train.rows:,} rows of {dataset.features:,} features")
         for case in Study(settings, dataset).run():
             say(f"  {case.name}: {case.seconds:.2f} s, gap {case.gap:.1e}, {case.nonzeros:,} nonzeros")

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.csr_file import Packed
+from shoal.data.csr_file import CsrFile
 from shoal.data.datasets import Dataset
 from shoal.data.dense_file import sparse
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.keys import KeyRange
-from shoal.models.block_margins import Standing
-from shoal.models.columns import Blocks, Columns
+from shoal.models.block_margins import BlockMargins
+from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.models.linear import Floats
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.strategies.block_proximal.algorithm import BlockProximal
-from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.block_proximal.order import BlockOrder
 
 _CLIFF = 1 << 16  # passes
 
@@ -34,14 +34,16 @@ class Serial:
 
     def __init__(self, job: Job, dataset: Dataset) -> None:
         strategy, turns, data = job.strategy, job.slots(dataset.train.rows), sparse(dataset.train)
-        assert isinstance(strategy, BlockProximal) and isinstance(turns, Turns)
+        assert isinstance(strategy, BlockProximal) and isinstance(turns, BlockOrder)
         self._strategy, self._turns = strategy, turns
         self._keys = job.linear.keys(dataset.features)
-        self._table = Table(strategy.table(self._keys, job.update.update(), turns.per_pass), [KeyRange(0, self._keys)])
-        self._blocks = Blocks.cut(strategy.by, strategy.blocks, data.counts, job.linear.bias, data.rows)
+        self._table = ServerTable(
+            strategy.table(self._keys, job.update.update(), turns.per_pass), [KeyRange(0, self._keys)]
+        )
+        self._blocks = ColumnBlocks.cut(strategy.by, strategy.blocks, data.counts, job.linear.bias, data.rows)
         self._parts = [
-            Standing(
-                Columns(data.slice(*turns.part_rows(part)), self._blocks, job.linear.bias, data.features),
+            BlockMargins(
+                CscColumns(data.slice(*turns.part_rows(part)), self._blocks, job.linear.bias, data.features),
                 strategy.max_delay,
             )
             for part in range(turns.parts)
@@ -78,7 +80,7 @@ class Serial:
         self._next = t + 1
 
 
-def alike(train: Packed) -> npt.NDArray[np.uint64]:
+def alike(train: CsrFile) -> npt.NDArray[np.uint64]:
     """A number for each column, the same for columns that are the same: which of them has the weight is nobody's business.
 
     A click log has many. Who goes key by key leaves all the weight on the first, who steps them together shares it out.
@@ -93,7 +95,7 @@ def alike(train: Packed) -> npt.NDArray[np.uint64]:
     return found
 
 
-def liblinear(train: Packed, l1: float, most: float) -> Iterator[tuple[float, Floats]]:
+def liblinear(train: CsrFile, l1: float, most: float) -> Iterator[tuple[float, Floats]]:
     """Seconds and weights at finer and finer tolerances, until one takes longer than ``most``; the last is the reference."""
     for tolerance in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8):
         seconds, weights = _fit(train, l1, "liblinear", tol=tolerance, max_iter=10_000)
@@ -102,7 +104,7 @@ def liblinear(train: Packed, l1: float, most: float) -> Iterator[tuple[float, Fl
             return
 
 
-def saga(train: Packed, l1: float, most: float) -> Iterator[tuple[float, Floats]]:
+def saga(train: CsrFile, l1: float, most: float) -> Iterator[tuple[float, Floats]]:
     """Seconds and weights of runs of twice as many passes each, until one takes longer than ``most``."""
     passes = 10
     while passes < _CLIFF:
@@ -113,7 +115,7 @@ def saga(train: Packed, l1: float, most: float) -> Iterator[tuple[float, Floats]
         passes *= 2
 
 
-def _fit(train: Packed, l1: float, solver: str, **settings: Any) -> tuple[float, Floats]:
+def _fit(train: CsrFile, l1: float, solver: str, **settings: Any) -> tuple[float, Floats]:
     try:
         from scipy.sparse import csr_matrix
         from sklearn.linear_model import LogisticRegression

@@ -31,8 +31,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shoal.data.dense_file import Arrays
-from shoal.models.inputs import Inputs
+from shoal.data.dense_file import DenseFile
+from shoal.models.inputs import ModelInputs
 from shoal.models.torch_factory import made
 from shoal.models.torch_module import Module
 
@@ -67,8 +67,8 @@ class Pupil:
 
     def __init__(self, orders: Orders, number: int = 0) -> None:
         torch.set_num_threads(1)
-        rows = Arrays.open(Path(orders.rows))
-        inputs = Inputs.of(rows)
+        rows = DenseFile.open(Path(orders.rows))
+        inputs = ModelInputs.of(rows)
         self.module = made(Module(net=orders.net), inputs, orders.seed)
         scaled = torch.from_numpy(rows.inputs.reshape(-1, *inputs.shape).copy()).float()
         self._images = scaled.mul_(inputs.factor).add_(inputs.shift)

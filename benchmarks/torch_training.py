@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.harness import Bench, Option, names, numbers, program
 from benchmarks.store import Machine, _machine
 from shoal.data.datasets import Dataset, load
-from shoal.data.dense_file import Arrays
+from shoal.data.dense_file import DenseFile
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
@@ -178,7 +178,7 @@ def _images(settings: Settings, folder: Path, say: Say) -> tuple[dict[str, Any],
         np.savez(folder / "random.npz", x=x, y=y, classes=10, factor=1 / 128, shift=-1.0)
         source["source"] = str(folder / "random.npz")
         dataset = load(_job(settings, source, "shoal async", 1).data, settings.seed)
-    if not isinstance(dataset.train, Arrays):
+    if not isinstance(dataset.train, DenseFile):
         raise Invalid(f"{settings.data} has sparse rows, and images are needed: take mnist or digits")
     return source, dataset, f"{said}, {dataset.train.rows:,} to train on"
 
@@ -232,7 +232,7 @@ def counted(events: list[RunEvent], warm: int, least: float) -> float | None:
 def _theirs(settings: Settings, dataset: Dataset, who: str, workers: int) -> float:
     from benchmarks.torch_rivals import Orders, Rates
 
-    assert isinstance(dataset.train, Arrays)
+    assert isinstance(dataset.train, DenseFile)
     orders = Orders(
         str(dataset.train.folder),
         settings.net,

@@ -7,17 +7,17 @@ import sys
 import torch
 from torch.utils.data import TensorDataset
 
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 from shoal.errors import Invalid
 
 
 def images(rows: int | None = None) -> tuple[TensorDataset, TensorDataset]:
     """Images of 1 x 28 x 28 and their digits, to train on (at most so many rows) and to test on (all there are)."""
     try:
-        data = load(Source("mnist"), 0)
+        data = load(DataSource("mnist"), 0)
     except Invalid as error:
         print(f"not MNIST, but the small stand-in of scikit-learn: {error}", file=sys.stderr)
-        data = load(Source("digits"), 0)
+        data = load(DataSource("digits"), 0)
     parts = []
     for part, most in ((data.train, rows), (data.test, None)):
         pixels = torch.tensor(part.inputs[:most]).reshape(-1, 1, 28, 28) * part.meta.factor + part.meta.shift

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shoal
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 from shoal.events import Evaluated
 
 NODES, EACH, FEATURES = 7, 100, 10
@@ -42,7 +42,7 @@ def write_rows(path: Path) -> None:
 
 def rows_of(path: Path) -> tuple[Doubles, Doubles]:
     """As shoal deals them out: the first hundred to node 0, the next to node 1, ..."""
-    packed = load(Source(source=str(path), test=str(path)), seed=0).train
+    packed = load(DataSource(source=str(path), test=str(path)), seed=0).train
     batch = packed.slice(0, packed.rows)
     assert batch.values is not None
     labels = np.where(np.array(batch.labels) > 0, 1.0, -1.0)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import shoal
 import shoal.torch
 from shoal.data.batch import Batch
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 
 DIM, BATCH, EPOCHS = 16, 256, 2
 
@@ -55,7 +55,7 @@ def area_under_curve(scores: np.ndarray, clicked: np.ndarray) -> float:
 def main(most: int | None = None, epochs: int = EPOCHS) -> tuple[float, float, float]:
     """Train on all rows, or at most so many; the loss on others, that of always saying the same, and the AUC."""
     torch.manual_seed(0)
-    data = load(Source("criteo_tb"), 0)
+    data = load(DataSource("criteo_tb"), 0)
     train, test = data.train, data.test
     model = WideAndDeep(data.features)
     optimizer = shoal.torch.distribute(model, torch.optim.Adam(model.parameters(), lr=1e-3))

@@ -31,7 +31,7 @@ _LOOK = 200  # milliseconds between two looks whether it is over
 _PARTING = 1.0  # seconds that a thread which has nothing to do is waited for at the end
 
 
-class Aside(Generic[Item]):
+class BackgroundQueue(Generic[Item]):
     """Things for a function that may take its time. It is called by one thread, in the order of what was put."""
 
     def __init__(
@@ -112,12 +112,12 @@ class Aside(Generic[Item]):
                 self._news.notify_all()
 
 
-class Outlet:
+class OutputThread:
     """Text for a stream. Without a descriptor (in a notebook, say) it is written at once."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._handle = stream, _handle(stream)
-        self._aside = Aside(self._put, "lines", limits.LINES_WAITING)
+        self._aside = BackgroundQueue(self._put, "lines", limits.LINES_WAITING)
         self._told = 0  # lines that were left out, as far as this was said
 
     @property
@@ -151,7 +151,7 @@ class Outlet:
 def mutter(text: str) -> None:
     """A line on standard error, if anybody takes it in a second."""
     if sys.stderr is not None:
-        outlet = Outlet(sys.stderr)
+        outlet = OutputThread(sys.stderr)
         outlet.write(f"{text}\n")
         outlet.close(1.0)
 

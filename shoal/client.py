@@ -30,7 +30,7 @@ from shoal.store.query import Question
 from shoal.tables import Table, whole
 from shoal.timing import DEFAULT
 from shoal.wire import Transport
-from shoal.wire.messages.groups import Group, member_name
+from shoal.wire.messages.groups import GroupLimits, member_name
 
 if TYPE_CHECKING:
     from shoal.security.safety import Safety
@@ -115,14 +115,14 @@ class KV:
     ) -> None:
         """What a group of workers may have from now on: megabytes of weights (0: no bound), tables, members; and which
         groups' tables it may pull from ("cluster": those of none). For members of no group."""
-        asked = Group(group, whole("mb", mb), whole("tables", tables), whole("members", members), list(reads))
+        asked = GroupLimits(group, whole("mb", mb), whole("tables", tables), whole("members", members), list(reads))
         self._do(lambda: self._client.allow(asked)).result()
 
     def dissolve(self, group: str) -> None:
         """Forget all tables of a group, which is not at work any more or is this member's own."""
         self._do(lambda: self._client.dissolve(group)).result()
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[GroupLimits]:
         """Those that were allowed something, and what."""
         self._do(self._client.refresh).result()
         return list(self._client.view.groups)

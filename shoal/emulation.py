@@ -14,7 +14,7 @@ there are cores, and what a resource manager does to a run.
 What is measured so is called emulated wherever it is shown: waiting, delay and staleness are real, in real processes over
 real sockets, the work is not. A gradient that takes longer than it is to be emulated takes what it takes.
 
-Nothing here sleeps or reads a clock: ``Pace`` says for how long its worker is to be held up.
+Nothing here sleeps or reads a clock: ``Slowdown`` says for how long its worker is to be held up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 from shoal.errors import Invalid
 
 
-class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who is slower than they would be, and how."""
 
     per_example: float = 0.0  # seconds, of every worker
@@ -103,16 +103,16 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             said.append(f"a new worker for every {'slot' if self.task == 1 else f'{self.task} slots'}")
         return ", ".join(said)
 
-    def pace(self, worker: int, seed: int) -> Pace | None:
+    def pace(self, worker: int, seed: int) -> Slowdown | None:
         """What holds this worker up, if anything does."""
         chosen = self.slows and worker in self.slow
-        return Pace(self, chosen, random.Random(f"{seed} {worker}")) if chosen or self.per_example else None
+        return Slowdown(self, chosen, random.Random(f"{seed} {worker}")) if chosen or self.per_example else None
 
 
-class Pace:
+class Slowdown:
     """How much longer each computation of one worker takes."""
 
-    def __init__(self, settings: Emulate, chosen: bool, draw: random.Random) -> None:
+    def __init__(self, settings: Emulation, chosen: bool, draw: random.Random) -> None:
         self._settings, self._chosen, self._draw = settings, chosen, draw
         self._computed = 0.0
         self._pause_at = draw.expovariate(1 / settings.pause_every) if settings.pause else math.inf

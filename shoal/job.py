@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 
 from shoal import limits
-from shoal.cluster.move_settings import Moves
-from shoal.data.datasets import Source
+from shoal.cluster.move_settings import MoveSettings
+from shoal.data.datasets import DataSource
 from shoal.data.slots import SlotOrder
 from shoal.decoding import look_up
-from shoal.emulation import Emulate
+from shoal.emulation import Emulation
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
-from shoal.schedule.stop_rules import Stop
+from shoal.schedule.stop_rules import StopRules
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.client.filtering import check_named
-from shoal.store.table.update_settings import Rule as Rule
+from shoal.store.table.update_settings import UpdateSettings as UpdateSettings
 from shoal.strategy import Strategy, strategies
 from shoal.timing import Timing
 
@@ -83,7 +83,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Invalid(f"trace.spans={self.spans}: needs 0 to {limits.SPANS}")
 
 
-class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the nodes run."""
 
     how: Literal["processes", "threads", "mpi"] = "processes"  # mpi: by mpirun
@@ -112,16 +112,16 @@ else:
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A run, described."""
 
-    data: Source = Source()
+    data: DataSource = DataSource()
     model: Linear | Module = Linear()
     strategy: Chosen = msgspec.field(default_factory=lambda: strategies()["async"]())
-    update: Rule = Rule()
-    stop: Stop = Stop()
+    update: UpdateSettings = UpdateSettings()
+    stop: StopRules = StopRules()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
-    launch: Launch = Launch()
-    emulate: Emulate = Emulate()
-    moves: Moves = Moves()
+    launch: LaunchSettings = LaunchSettings()
+    emulate: Emulation = Emulation()
+    moves: MoveSettings = MoveSettings()
     timing: Timing = Timing()
     trace: Trace = Trace()
     filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]

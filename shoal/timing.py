@@ -1,7 +1,7 @@
 """How long nodes wait for each other: when one is suspected, held for dead, asked again, given up.
 
 Two forms of the same thing. ``Timing`` is what an operator sets, in a job or where a cluster is started: seconds, and ``scale``, which
-multiplies every default. ``Intervals`` is what nodes go by: nanoseconds, all of them set, checked against each other. The coordinator
+multiplies every default. ``TimingSettings`` is what nodes go by: nanoseconds, all of them set, checked against each other. The coordinator
 has them and tells them with every view, so all members of a cluster use the same, and a node that joins from another host needs no
 option. Until a node has a view it goes by the defaults.
 
@@ -26,7 +26,7 @@ SCALES = (0.05, 100.0)
 Nanoseconds = Annotated[int, msgspec.Meta(ge=LEAST, le=MOST)]
 
 
-class Intervals(msgspec.Struct, frozen=True, array_like=True):
+class TimingSettings(msgspec.Struct, frozen=True, array_like=True):
     """The intervals of one cluster, in nanoseconds."""
 
     # Who is alive.
@@ -159,10 +159,10 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         self.intervals()
 
-    def intervals(self) -> Intervals:
+    def intervals(self) -> TimingSettings:
         """What nodes go by."""
         found: dict[str, int] = {}
-        for name in Intervals.__struct_fields__:
+        for name in TimingSettings.__struct_fields__:
             given = getattr(self, name)
             if given is None:
                 found[name] = min(max(LEAST, round(getattr(DEFAULT, name) * self.scale)), MOST)
@@ -172,15 +172,15 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise Invalid(f"timing.{name}={given}: needs a number of seconds, up to {_seconds(MOST):g}")
         if self.silence is None:  # whoever is held for dead later is waited for longer
             found["silence"] = min(max(found["silence"], 2 * found["dead"]), MOST)
-        return Intervals(**found)
+        return TimingSettings(**found)
 
 
-def seconds_of(intervals: Intervals) -> dict[str, float]:
+def seconds_of(intervals: TimingSettings) -> dict[str, float]:
     """The same in seconds, by name."""
-    return {name: getattr(intervals, name) / SECOND for name in Intervals.__struct_fields__}
+    return {name: getattr(intervals, name) / SECOND for name in TimingSettings.__struct_fields__}
 
 
-def others_than(intervals: Intervals) -> str:
+def others_than(intervals: TimingSettings) -> str:
     """In a few words how these differ from the defaults; empty if they do not."""
     if intervals == DEFAULT:
         return ""
@@ -191,7 +191,7 @@ def others_than(intervals: Intervals) -> str:
     return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
 
 
-def _told(of: Intervals, name: str) -> str:
+def _told(of: TimingSettings, name: str) -> str:
     return f"timing.{name}={_seconds(getattr(of, name)):g}"
 
 
@@ -199,7 +199,7 @@ def _seconds(nanoseconds: int) -> float:
     return nanoseconds / SECOND
 
 
-DEFAULT = Intervals()
+DEFAULT = TimingSettings()
 
 
 def timing_from(given: Timing | Mapping[str, float]) -> Timing:

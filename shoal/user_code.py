@@ -6,7 +6,7 @@ except BaseException as error:
         raise
     raise Invalid(f"question 'mine' failed: {told(error)}") from None
 
-What it raises can be caught; that it ends the process, never returns or takes all memory cannot. So a ``Child`` is a fork of this process: it
+What it raises can be caught; that it ends the process, never returns or takes all memory cannot. So a ``ForkedCall`` is a fork of this process: it
 sees everything as it was at that moment, shares nothing but a pipe, and is killed when its time is up, with all that it started.
 """
 
@@ -74,7 +74,7 @@ def _where(error: BaseException) -> str:
     return f" ({Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})"
 
 
-class Child:
+class ForkedCall:
     """A function, run in a fork of this process. ``wait`` for the bytes that it returns; Invalid says what it did instead."""
 
     def __init__(self, function: Callable[[], bytes], seconds: float, memory: int, most: int) -> None:

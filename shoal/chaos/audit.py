@@ -33,7 +33,7 @@ _TRIED = 1 << 14  # keys among which one is found for every segment
 TABLE = Sparse(hashed=True, update=Update("sum"), max_delay=None)
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class PushAudit(msgspec.Struct, frozen=True, kw_only=True):
     """The balance. All are pushes."""
 
     sent: int = 0  # made by workers (slots dealt, and dealt again) and by our own client
@@ -49,7 +49,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Probes:
+class PushProbes:
     """What our own client pushed: for each of its keys, how often, and how often it was told that it counts."""
 
     keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))  # one in each segment
@@ -57,7 +57,7 @@ class Probes:
     acknowledged: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
-    def for_segments(cls, starts: Sequence[int]) -> Probes:
+    def for_segments(cls, starts: Sequence[int]) -> PushProbes:
         ids = np.arange(PROBES, PROBES + _TRIED, dtype=np.uint64)
         segments = np.searchsorted(np.array(starts, np.uint64), mixed(ids), side="right") - 1
         found, first = np.unique(segments, return_index=True)
@@ -72,10 +72,10 @@ def balance(
     values: npt.NDArray[Any],
     acknowledged: int,
     sent: int,
-    probes: Probes,
+    probes: PushProbes,
     versions: Mapping[str, int],
     per_pass: int = 0,
-) -> Account:
+) -> PushAudit:
     """``keys`` and ``values`` are what the tally holds; ``acknowledged`` is how many slots were reported.
 
     ``per_pass``: so many slots make a pass, and the run came to its end: all slots of its whole passes are among them, and so many
@@ -108,7 +108,7 @@ def balance(
         if version != acknowledged:  # the tally may have found the same: it is not counted again
             lost, doubled = max(lost, acknowledged - version), max(doubled, version - acknowledged)
             wrong.append(f"{name} of the model counted {version:,} slots of {acknowledged:,}")
-    return Account(
+    return PushAudit(
         sent=sent + int(probes.sent.sum()),
         acknowledged=acknowledged + int(probes.acknowledged.sum()),
         counted=int(seen.sum() + of_ours.sum()),

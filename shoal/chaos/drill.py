@@ -20,19 +20,19 @@ from collections import deque
 import msgspec
 
 from shoal.cache import cache_folder
-from shoal.chaos.audit import Account
-from shoal.chaos.plan import COORDINATOR, Fault, Nemesis, Settings, Situation, role_of
-from shoal.chaos.recovery import Patient, look, states
-from shoal.chaos.report import Report, judged
+from shoal.chaos.audit import PushAudit
+from shoal.chaos.plan import COORDINATOR, ChaosFault, ChaosSettings, ClusterState, FaultPlanner, role_of
+from shoal.chaos.recovery import FaultyNode, look, states
+from shoal.chaos.report import ChaosReport, judged
 from shoal.chaos.same_bits import fingerprint, model_digest, promises_same_bits
-from shoal.chaos.state import Audience, Board
-from shoal.chaos.target import Seen, Stage
+from shoal.chaos.state import ChaosListener, ChaosState
+from shoal.chaos.target import ChaosTarget, ClusterSnapshot
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Stopped, Voided, Warned
 from shoal.files import replace_file
 from shoal.job import Job
-from shoal.training.result import Outcome
+from shoal.training.result import RunResult
 from shoal.views import format
 from shoal.wire import messages as m
 
@@ -44,7 +44,7 @@ SETTLE = 15.0  # seconds after the end for copies to be made again
 FORMAT = 3  # of what is kept of clean runs
 
 
-class Clean(msgspec.Struct, frozen=True):
+class Cleanup(msgspec.Struct, frozen=True):
     """What is kept of a clean run: its first so many passes."""
 
     passes: int
@@ -54,19 +54,23 @@ class Clean(msgspec.Struct, frozen=True):
 
 
 def drill(
-    job: Job, nemesis: Settings, seconds: float, audience: Audience | None = None, clean: Clean | None = None
-) -> Report:
-    """Run it all; Ctrl-C ends the faulty run early and reports so far, as a ``Report`` on the error (``error.report``)."""
-    audience = audience or Audience()
+    job: Job,
+    nemesis: ChaosSettings,
+    seconds: float,
+    audience: ChaosListener | None = None,
+    clean: Cleanup | None = None,
+) -> ChaosReport:
+    """Run it all; Ctrl-C ends the faulty run early and reports so far, as a ``ChaosReport`` on the error (``error.report``)."""
+    audience = audience or ChaosListener()
     if not 0 < seconds < math.inf:
         raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
     dataset = load(job.data, job.seed, progress=audience.note)
     clean = clean or clean_run(job, dataset, seconds, audience, nemesis.cuts > 0)
     job = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}})
-    return Drill(job, dataset, nemesis, clean, audience).run()
+    return ChaosRun(job, dataset, nemesis, clean, audience).run()
 
 
-def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience, proxied: bool = False) -> Clean:
+def clean_run(job: Job, dataset: Dataset, seconds: float, audience: ChaosListener, proxied: bool = False) -> Cleanup:
     """The same job with nobody at it; kept, since it says the same every time but for noise.
 
     ``proxied``: through the proxy that the broken one needs.
@@ -79,20 +83,20 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience, pr
     file = None if folder is None else folder / "chaos" / f"{key}.json"
     try:
         if file is not None:
-            found = msgspec.json.decode(file.read_bytes(), type=Clean)
+            found = msgspec.json.decode(file.read_bytes(), type=Cleanup)
             audience.note(f"clean run, from the last time: {_passes(found)}, loss {format.loss(found.loss)}")
             return found
     except (OSError, msgspec.MsgspecError):
         pass
     audience.note(f"a clean run first, of {format.duration(seconds)}: what to hold the broken one against")
-    found = _clean(Drill(timed, dataset, None, Clean(0, None, seconds), audience, proxied))
+    found = _clean(ChaosRun(timed, dataset, None, Cleanup(0, None, seconds), audience, proxied))
     if not found.passes or same_bits:
         if not found.passes:
             audience.note(f"{format.duration(seconds)} are less than one pass: a clean run of one pass")
         else:
             audience.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
         whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(max(1, found.passes))}})
-        found = _clean(Drill(whole, dataset, None, Clean(0, None, seconds), audience, proxied))
+        found = _clean(ChaosRun(whole, dataset, None, Cleanup(0, None, seconds), audience, proxied))
     if file is not None:
         try:
             file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -102,40 +106,40 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience, pr
     return found
 
 
-def _clean(run: Drill) -> Clean:
+def _clean(run: ChaosRun) -> Cleanup:
     report = run.run()
     if report.wrong:
         raise ShoalError(f"the clean run did not go well: {report.wrong[0]}: nothing to hold a broken one against")
     passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
     if not passes:
-        return Clean(0, None, report.seconds)
+        return Cleanup(0, None, report.seconds)
     first = next(event for event in run.evaluated if event.passes >= passes)  # the first that has seen them all
     exact = run.job.stop.epochs == passes
-    return Clean(passes, first.test_loss, first.seconds, run.model if exact else "")
+    return Cleanup(passes, first.test_loss, first.seconds, run.model if exact else "")
 
 
-def _passes(clean: Clean) -> str:
+def _passes(clean: Cleanup) -> str:
     return "1 pass" if clean.passes == 1 else f"{clean.passes:,} passes"
 
 
-class Drill:
+class ChaosRun:
     """One run, with or without somebody at it."""
 
     def __init__(
         self,
         job: Job,
         dataset: Dataset,
-        nemesis: Settings | None,
-        clean: Clean,
-        audience: Audience,
+        nemesis: ChaosSettings | None,
+        clean: Cleanup,
+        audience: ChaosListener,
         proxied: bool = False,
     ) -> None:
         self.job, self.clean, self.audience = job, clean, audience
-        self.settings = nemesis or Settings()
-        self.nemesis = None if nemesis is None else Nemesis(nemesis)
-        self.stage = Stage(job, dataset, self._hear, cuts=proxied or self.settings.cuts > 0)
-        self.board = Board(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
-        self.patients: list[Patient] = []
+        self.settings = nemesis or ChaosSettings()
+        self.nemesis = None if nemesis is None else FaultPlanner(nemesis)
+        self.stage = ChaosTarget(job, dataset, self._hear, cuts=proxied or self.settings.cuts > 0)
+        self.board = ChaosState(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
+        self.patients: list[FaultyNode] = []
         self.rollbacks = 0
         self.voids = 0
         self.model = ""  # digest of the weights at the end, where they can be held against the clean run's
@@ -143,14 +147,14 @@ class Drill:
         self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
         self._began = time.monotonic()
         self._next = 0.0
-        self._seen: Seen | None = None
+        self._seen: ClusterSnapshot | None = None
         self._rate: deque[tuple[float, int]] = deque()
         self._failed = ""
 
-    def run(self) -> Report:
-        outcome: Outcome | None = None
+    def run(self) -> ChaosReport:
+        outcome: RunResult | None = None
         stopped: BaseException | None = None
-        account = Account()
+        account = PushAudit()
         self.audience.note(
             f"starting {format.many(self.job.servers, 'server')} and {format.many(self.job.workers, 'worker')}"
         )
@@ -208,7 +212,7 @@ class Drill:
             return min(1.0, self.now / self.clean.seconds)
         return course.done / course.limit if course is not None and course.limit else 0.0
 
-    def _hurt_now(self) -> dict[str, Patient]:
+    def _hurt_now(self) -> dict[str, FaultyNode]:
         return {one.fault.name: one for one in self.patients if not one.is_well and not one.planned}
 
     def _look(self) -> None:
@@ -258,7 +262,7 @@ class Drill:
         coming = [one.fault.name for one in self.patients if one.fault.kind == "join" and "back" not in one.times]
         here = [one.name for one in seen.view.members if one.role == "server"]
         staying = [name for name in dict.fromkeys([*here, *coming]) if name not in leaving]
-        for fault in self.nemesis.next(Situation(well, sets, staying, self._next_server())):
+        for fault in self.nemesis.next(ClusterState(well, sets, staying, self._next_server())):
             self._do(fault, seen.view)
         return True
 
@@ -266,9 +270,9 @@ class Drill:
         """No name comes twice."""
         return f"server-{self.job.servers + sum(one.fault.kind == 'join' for one in self.patients)}"
 
-    def _do(self, fault: Fault, view: m.View) -> None:
+    def _do(self, fault: ChaosFault, view: m.View) -> None:
         members, owned = {one.name: one.incarnation for one in view.members}, self.stage.owned(view, fault.name)
-        patient = Patient(fault, self.now, members.get(fault.name, 0), len(owned))
+        patient = FaultyNode(fault, self.now, members.get(fault.name, 0), len(owned))
         match fault.kind:
             case "kill":
                 self.stage.kill(fault.name)
@@ -292,7 +296,7 @@ class Drill:
             patient.probe = False
             self.stage.probe(owned, lambda: self._probed(patient))
 
-    def _probed(self, patient: Patient) -> None:
+    def _probed(self, patient: FaultyNode) -> None:
         """On the client's thread."""
         patient.saw("promoted", self.now)
         patient.probe = True
@@ -304,7 +308,7 @@ class Drill:
                 patient.until = None
                 self._end(patient.fault)
 
-    def _end(self, fault: Fault) -> None:
+    def _end(self, fault: ChaosFault) -> None:
         """What lasts for a while is over."""
         if fault.kind == "cut":
             self.stage.join_up(fault.name, fault.other)
@@ -367,7 +371,7 @@ class Drill:
         self.board.log.append((self.now, style, text))
         self.audience.said(self.now, style, text)
 
-    def _report(self, account: Account, outcome: Outcome, why: str) -> Report:
+    def _report(self, account: PushAudit, outcome: RunResult, why: str) -> ChaosReport:
         wrong = judged(account, self._failed, self.rollbacks, self.settings.beyond)
         job, board = self.job, self.board
         newer = outcome.counts.get("slots with newer weights", 0)
@@ -381,7 +385,7 @@ class Drill:
                 "sync ended at another model than the clean run, and no slot read newer weights or was void: "
                 f"weights {self.model[:16]}, clean run {self.clean.model[:16]}"
             )
-        return Report(
+        return ChaosReport(
             **{name: getattr(account, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
             faults=board.faults,
             changes=sum(one.planned for one in self.patients),

@@ -13,7 +13,7 @@ import time
 from random import Random
 from typing import TYPE_CHECKING
 
-from shoal.chaos.zmtp import Stream
+from shoal.chaos.zmtp import ZmtpStream
 
 if TYPE_CHECKING:
     from shoal.chaos.proxy import Proxy
@@ -22,12 +22,12 @@ _READ = 1 << 18
 _LINGER = 0.3  # seconds that one side of a connection outlives the other
 
 
-class Link:
+class ProxiedLink:
     """A caller and whom it calls: what is under way between them, over all their connections."""
 
     def __init__(self, proxy: Proxy, caller: str, target: str) -> None:
         self.proxy, self.caller, self.target = proxy, caller, target
-        self.connection: Connection | None = None
+        self.connection: ProxiedConnection | None = None
         self.random = {up: Random(f"{proxy.seed}/{caller}/{target}/{up}") for up in (True, False)}
         self._due: dict[bool, list[tuple[float, int, bytes]]] = {True: [], False: []}  # up is to the one who is called
         self._last = {True: 0.0, False: 0.0}
@@ -57,14 +57,14 @@ class Link:
             self.connection.end(self.connection.near, at_once=True)
 
 
-class Connection:
+class ProxiedConnection:
     """One connection that was accepted, and the one that was made for it: near is the caller, far is who is called."""
 
     def __init__(self, proxy: Proxy, near: socket.socket, address: str) -> None:
         self.proxy, self.address = proxy, address
         self.near, self.far = near, _dial(address)
-        self.link: Link | None = None
-        self._streams = {self.near: Stream(), self.far: Stream()}
+        self.link: ProxiedLink | None = None
+        self._streams = {self.near: ZmtpStream(), self.far: ZmtpStream()}
         self._out = {self.near: bytearray(), self.far: bytearray()}
         self._open = [self.near, self.far]
         for end in self._open:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.chaos.plan import COORDINATOR, PLANNED
-from shoal.chaos.report import Report
+from shoal.chaos.report import ChaosReport
 from shoal.errors import Invalid
 from shoal.views import format
 from shoal.views.plots import INK, LOST, TEST, TRAIN
@@ -19,7 +19,7 @@ ROLES = (COORDINATOR, "server", "worker")
 MARKS = {"kill": "x", "pause": "|", "cut": (2, 0, 315), "join": ">", "drain": "<"}
 
 
-def timeline(report: Report, path: str | os.PathLike[str]) -> Path:
+def timeline(report: ChaosReport, path: str | os.PathLike[str]) -> Path:
     """Write it there; needs matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def timeline(report: Report, path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _throughput(axes: Axes, report: Report) -> None:
+def _throughput(axes: Axes, report: ChaosReport) -> None:
     axes.plot(*_columns(report.throughput), color=TRAIN, linewidth=1.2)
     axes.set_ylabel("rows a second", color=TRAIN)
     axes.set_ylim(bottom=0)
@@ -50,7 +50,7 @@ def _throughput(axes: Axes, report: Report) -> None:
         other.spines[side].set_visible(False)
 
 
-def _faults(axes: Axes, report: Report) -> None:
+def _faults(axes: Axes, report: ChaosReport) -> None:
     """A bar from each fault until it had healed; one that the end of the run cut short is open."""
     names = sorted({one.fault.name for one in report.healed}, key=lambda name: (ROLES.index(_role(name)), name))
     end = max([report.seconds, *(one.at for one in report.healed)], default=0.0)

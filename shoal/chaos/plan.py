@@ -27,7 +27,7 @@ Kind = Literal["kill", "pause", "cut", "join", "drain"]
 PLANNED: tuple[Kind, ...] = ("join", "drain")  # nobody is hurt by these
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ChaosFault(msgspec.Struct, frozen=True):
     """What is done to a process."""
 
     kind: Kind
@@ -54,7 +54,7 @@ def role_of(name: str) -> str:
     return name.rpartition("-")[0] or name
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How hard it is."""
 
     seed: int = 0
@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ClusterState:
     """What is known of the cluster right now."""
 
     well: Sequence[str]  # processes that run and have recovered from whatever was done to them
@@ -79,7 +79,7 @@ class Situation:
     staying: Sequence[str] = ()  # servers that are here, or on their way, and were not asked to go
     next_server: str = ""  # what one that joins is called; empty: none may
 
-    def after(self, fault: Fault) -> Situation:
+    def after(self, fault: ChaosFault) -> ClusterState:
         if fault.kind == "join":
             return replace(self, staying=[*self.staying, fault.name], next_server="")
         if fault.kind == "drain":
@@ -87,10 +87,10 @@ class Situation:
         return replace(self, well=[one for one in self.well if one != fault.name])
 
 
-class Nemesis:
+class FaultPlanner:
     """Draws one fault after another."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ChaosSettings) -> None:
         self.settings = settings
         self._draw = Random(f"nemesis {settings.seed}")
 
@@ -98,7 +98,7 @@ class Nemesis:
         """Seconds until the next fault."""
         return self._draw.uniform(*self.settings.gap)
 
-    def next(self, situation: Situation) -> list[Fault]:
+    def next(self, situation: ClusterState) -> list[ChaosFault]:
         """What to do now: one fault, sometimes two at once; none if nobody can be hurt."""
         faults = []
         for _ in range(1 + (self._draw.random() < self.settings.together)):
@@ -108,7 +108,7 @@ class Nemesis:
                 situation = situation.after(fault)
         return faults
 
-    def may_hurt(self, name: str, situation: Situation) -> bool:
+    def may_hurt(self, name: str, situation: ClusterState) -> bool:
         if name not in situation.well or self.settings.weights.get(role_of(name), 0) <= 0:
             return False
         left = [one for one in situation.well if one != name]
@@ -122,7 +122,7 @@ class Nemesis:
                 )
         return True
 
-    def _one(self, situation: Situation) -> Fault | None:
+    def _one(self, situation: ClusterState) -> ChaosFault | None:
         # As many draws whatever the situation is: what comes later in the schedule stays the same.
         role, pick, kind, length, whom = (self._draw.random() for _ in range(5))
         settings, well = self.settings, situation.well
@@ -150,19 +150,19 @@ class Nemesis:
         name = names[int(pick * len(names))]
         if kind < 0:
             others = sorted(one for one in well if role_of(one) in ("server", COORDINATOR) and one != name)
-            return Fault("cut", name, seconds, others[int(whom * len(others))]) if others else None
+            return ChaosFault("cut", name, seconds, others[int(whom * len(others))]) if others else None
         if kind < settings.pauses * (1 - settings.joins - settings.drains - settings.cuts):
-            return Fault("pause", name, seconds)
-        return Fault("kill", name, min(seconds, 2.0) if chosen == "worker" else 0.0)
+            return ChaosFault("pause", name, seconds)
+        return ChaosFault("kill", name, min(seconds, 2.0) if chosen == "worker" else 0.0)
 
-    def _join(self, situation: Situation) -> Fault | None:
+    def _join(self, situation: ClusterState) -> ChaosFault | None:
         most = self.settings.servers[1]
         room = situation.next_server and situation.sets and len(situation.staying) < most
-        return Fault("join", situation.next_server) if room else None
+        return ChaosFault("join", situation.next_server) if room else None
 
-    def _drain(self, situation: Situation, pick: float) -> Fault | None:
+    def _drain(self, situation: ClusterState, pick: float) -> ChaosFault | None:
         """One that is well, so long as enough others are."""
         names = sorted(name for name in situation.staying if name in situation.well)
         if not situation.sets or len(names) <= max(1, self.settings.servers[0]):
             return None
-        return Fault("drain", names[int(pick * len(names))])
+        return ChaosFault("drain", names[int(pick * len(names))])

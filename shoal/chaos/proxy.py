@@ -28,12 +28,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from shoal.chaos.links import Connection, Link
+from shoal.chaos.links import ProxiedConnection, ProxiedLink
 from shoal.chaos.zmtp import Frames, head, written
 from shoal.errors import WireError
-from shoal.launch.process_main import Orders
+from shoal.launch.process_main import ProcessOrders
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.wire import coding
 from shoal.wire import messages as m
 
@@ -44,7 +44,7 @@ _PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 @dataclass(frozen=True, slots=True)
-class Passing:
+class MessageInTransit:
     """A message on its way."""
 
     sender: str
@@ -58,7 +58,7 @@ class Passing:
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class LinkFaults:
     """What befalls messages, as shares of them; times are seconds."""
 
     repeat: float = 0.0
@@ -70,20 +70,20 @@ class Weather:
     flip: float = 0.0  # one bit
     where: tuple[Where, ...] = EVERYWHERE
     alter: float = 0.0  # what ``change`` makes of them instead
-    change: Callable[[Passing], Frames] = lambda passing: passing.frames
+    change: Callable[[MessageInTransit], Frames] = lambda passing: passing.frames
     most: int = 1 << 62  # messages that anything but a delay befalls, in all
-    only: Callable[[Passing], bool] = lambda passing: True
+    only: Callable[[MessageInTransit], bool] = lambda passing: True
 
 
-class Held:
+class HeldMessages:
     """Messages that are kept back, until they are let go or thrown away."""
 
-    def __init__(self, proxy: Proxy, matches: Callable[[Passing], bool]) -> None:
-        self.matches, self.caught = matches, list[Passing]()
-        self._proxy, self._kept = proxy, list[tuple[Link, bool, Passing]]()
+    def __init__(self, proxy: Proxy, matches: Callable[[MessageInTransit], bool]) -> None:
+        self.matches, self.caught = matches, list[MessageInTransit]()
+        self._proxy, self._kept = proxy, list[tuple[ProxiedLink, bool, MessageInTransit]]()
         self._more = threading.Condition()
 
-    def wait(self, count: int = 1, seconds: float = _PATIENCE) -> list[Passing]:
+    def wait(self, count: int = 1, seconds: float = _PATIENCE) -> list[MessageInTransit]:
         """Until so many were caught."""
         with self._more:
             enough = self._more.wait_for(lambda: len(self.caught) >= count, seconds)
@@ -102,7 +102,7 @@ class Held:
         """These bytes go instead of each."""
         self._end(lambda link, up, passing: link.schedule(up, data, 0.0))
 
-    def _end(self, each: Callable[[Link, bool, Passing], None]) -> None:
+    def _end(self, each: Callable[[ProxiedLink, bool, MessageInTransit], None]) -> None:
         def end() -> None:
             if self in self._proxy.holds:
                 self._proxy.holds.remove(self)
@@ -112,13 +112,13 @@ class Held:
 
         self._proxy.call(end)
 
-    def keep(self, link: Link, up: bool, passing: Passing) -> None:
+    def keep(self, link: ProxiedLink, up: bool, passing: MessageInTransit) -> None:
         with self._more:
             self.caught.append(passing)
             self._kept.append((link, up, passing))
             self._more.notify_all()
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldMessages:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -129,16 +129,16 @@ class Proxy:
     """All the links, and the thread that carries what passes. Use as a context."""
 
     def __init__(self, seed: int = 0, rewrite: bool = True) -> None:
-        self.weather = Weather()
+        self.weather = LinkFaults()
         self.befallen = 0  # messages that something befell, in this weather and before
         self.counts: Counter[str] = Counter()  # what was done to messages
         self.seen: Counter[tuple[str, str, str]] = Counter()  # what has passed: (sender, to, kind)
-        self.holds: list[Held] = []
+        self.holds: list[HeldMessages] = []
         self.selector = selectors.DefaultSelector()
-        self.connections: set[Connection] = set()
+        self.connections: set[ProxiedConnection] = set()
         self.seed, self._rewrite = seed, rewrite
         self._random = Random(f"{seed}/proxy")
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], ProxiedLink] = {}
         self._relays: dict[str, socket.socket] = {}  # by the address that they stand for
         self._names: dict[str, str] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -166,13 +166,13 @@ class Proxy:
                 self.call(lambda: self._listen(address))
         return f"tcp://127.0.0.1:{relay.getsockname()[1]}"
 
-    def hold(self, *kinds: str, sender: str = "", to: str = "") -> Held:
+    def hold(self, *kinds: str, sender: str = "", to: str = "") -> HeldMessages:
         """Keep back all messages of these kinds, from and to these nodes (empty: any)."""
 
-        def matches(passing: Passing) -> bool:
+        def matches(passing: MessageInTransit) -> bool:
             return passing.kind in kinds and sender in ("", passing.sender) and to in ("", passing.to)
 
-        held = Held(self, matches)
+        held = HeldMessages(self, matches)
         self.holds.append(held)
         return held
 
@@ -212,15 +212,15 @@ class Proxy:
         self._serial += 1
         heapq.heappush(self._timers, (when, self._serial, what))
 
-    def link(self, caller: str, address: str) -> Link:
+    def link(self, caller: str, address: str) -> ProxiedLink:
         if (caller, address) not in self._links:
-            self._links[caller, address] = Link(self, caller, self._names.get(address, address))
+            self._links[caller, address] = ProxiedLink(self, caller, self._names.get(address, address))
         return self._links[caller, address]
 
-    def pass_on(self, link: Link, up: bool, frames: Frames) -> None:
+    def pass_on(self, link: ProxiedLink, up: bool, frames: Frames) -> None:
         """A message is here: what becomes of it?"""
         sender, to = (link.caller, link.target) if up else (link.target, link.caller)
-        passing = self._rewritten(Passing(sender, to, _kind(frames), frames))
+        passing = self._rewritten(MessageInTransit(sender, to, _kind(frames), frames))
         self.counts["passed"] += 1
         self.seen[sender, to, passing.kind] += 1
         for held in self.holds:
@@ -240,7 +240,7 @@ class Proxy:
     def _faults(self) -> int:
         return self.counts.total() - self.counts["passed"]
 
-    def _strike(self, link: Link, up: bool, passing: Passing, data: bytes, delay: float) -> None:
+    def _strike(self, link: ProxiedLink, up: bool, passing: MessageInTransit, data: bytes, delay: float) -> None:
         draw, weather = link.random[up], self.weather
         if draw.random() < weather.drop:
             self.counts["dropped"] += 1
@@ -265,7 +265,7 @@ class Proxy:
             return
         link.schedule(up, data, delay)
 
-    def _rewritten(self, passing: Passing) -> Passing:
+    def _rewritten(self, passing: MessageInTransit) -> MessageInTransit:
         if not self._rewrite or passing.sender != "coordinator" or passing.kind not in ("welcome", "view"):
             return passing
         message = passing.message
@@ -274,7 +274,7 @@ class Proxy:
             message = replace(message, view=self._through_us(message.view))
         elif isinstance(message, m.View):
             message = self._through_us(message)
-        return Passing(passing.sender, passing.to, passing.kind, [coding.encode(message), *passing.frames[1:]])
+        return MessageInTransit(passing.sender, passing.to, passing.kind, [coding.encode(message), *passing.frames[1:]])
 
     def _through_us(self, view: m.View) -> m.View:
         members = [
@@ -315,7 +315,7 @@ class Proxy:
             with contextlib.suppress(BlockingIOError):
                 near, _ = relay.accept()
                 try:
-                    self.connections.add(Connection(self, near, address))
+                    self.connections.add(ProxiedConnection(self, near, address))
                 except OSError:  # nobody is there: the caller sees it as if it had called itself
                     self.counts["nobody there"] += 1
                     near.close()
@@ -358,18 +358,18 @@ class ProxiedCluster(ProcessCluster):
         servers: int,
         copies: int = 1,
         modules: tuple[str, ...] = (),
-        journal: Journal | None = None,
+        journal: JournalFile | None = None,
         restart: bool | None = None,
     ) -> None:
         again = copies > 1 if restart is None else restart
-        super().__init__(servers, "tcp", modules, journal or Journal(None), copies, again)
+        super().__init__(servers, "tcp", modules, journal or JournalFile(None), copies, again)
         self.proxy = proxy
 
     @property
     def address(self) -> str:
         return self.proxy.through(self._address)
 
-    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> Orders:
+    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> ProcessOrders:
         orders = super()._orders(name, kind, work)
         return orders if kind == "coordinator" else msgspec.structs.replace(orders, coordinator=self.address)
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.chaos.plan import COORDINATOR, PLANNED, Fault
+from shoal.chaos.plan import COORDINATOR, PLANNED, ChaosFault
 from shoal.wire import messages as m
 
 
-class Healed(msgspec.Struct, frozen=True, kw_only=True):
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """A fault and how it went on."""
 
-    fault: Fault
+    fault: ChaosFault
     at: float  # seconds since training began
     detected: float | None = None
     promoted: float | None = None
@@ -33,10 +33,10 @@ class Healed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Patient:
+class FaultyNode:
     """One that was hurt."""
 
-    fault: Fault
+    fault: ChaosFault
     at: float
     incarnation: int = 0  # that was hurt
     owned: int = 0  # segments
@@ -68,12 +68,12 @@ class Patient:
             return False
         return self.fault.role != "server" or "full" in self.times
 
-    def healed(self) -> Healed:
+    def healed(self) -> Recovery:
         times = {name: round(value, 3) for name, value in self.times.items()}
-        return Healed(fault=self.fault, at=round(self.at, 3), **times)
+        return Recovery(fault=self.fault, at=round(self.at, 3), **times)
 
 
-def look(patient: Patient, now: float, view: m.View, copies: int, asked: float) -> list[str]:
+def look(patient: FaultyNode, now: float, view: m.View, copies: int, asked: float) -> list[str]:
     """What this view, which was asked for at ``asked``, says of a patient that was not known before; in words."""
     fault, news = patient.fault, []
     members = {one.name: one.incarnation for one in view.members}
@@ -98,7 +98,7 @@ def look(patient: Patient, now: float, view: m.View, copies: int, asked: float) 
     return news
 
 
-def _planned(patient: Patient, now: float, view: m.View, copies: int, members: Mapping[str, int]) -> list[str]:
+def _planned(patient: FaultyNode, now: float, view: m.View, copies: int, members: Mapping[str, int]) -> list[str]:
     fault, places = patient.fault, [place for one in view.tables for place in one.places]
     if fault.kind == "join":
         there = any(fault.name in place.servers for place in places)
@@ -115,7 +115,7 @@ def is_full(view: m.View, copies: int) -> bool:
     return all(len(place.servers) >= copies and not place.filling for one in view.tables for place in one.places)
 
 
-def states(view: m.View, standing: m.Standing, hurt: Mapping[str, Patient]) -> dict[str, str]:
+def states(view: m.View, standing: m.StatusReply, hurt: Mapping[str, FaultyNode]) -> dict[str, str]:
     """How every member looks: up, suspected, paused, down, filling."""
     suspected = {one.name for one in standing.members if one.suspected}
     filling = {place.filling for one in view.tables for place in one.places}
@@ -132,5 +132,5 @@ def states(view: m.View, standing: m.Standing, hurt: Mapping[str, Patient]) -> d
     return found
 
 
-def _s(patient: Patient, what: str) -> str:
+def _s(patient: FaultyNode, what: str) -> str:
     return f"{patient.times[what]:.1f} s"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.chaos.audit import Account
-from shoal.chaos.recovery import Healed
+from shoal.chaos.audit import PushAudit
+from shoal.chaos.recovery import Recovery
 from shoal.views import format
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ STEPS = ("detected", "promoted", "full", "back")
 CLOSE = 0.01  # a loss within so much of the clean one, relative to it, is the same
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     """One drill. The first keys are what the counting says, the others what it stands on."""
 
     sent: int
@@ -50,7 +50,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # sync: "same" as the clean run's bit for bit, or "other"; empty: nothing to compare it with
     newer: int = 0  # slots that were dealt again and read weights of which some were a step newer
     voids: int = 0  # slots that nobody could compute
-    healed: list[Healed]
+    healed: list[Recovery]
     throughput: list[tuple[float, float]]  # seconds, rows a second
     losses: list[tuple[float, float]]  # seconds, test loss
 
@@ -65,13 +65,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def times(healed: Sequence[Healed], role: str, kind: str, what: str) -> list[float]:
+def times(healed: Sequence[Recovery], role: str, kind: str, what: str) -> list[float]:
     """Of all that went through this: how long, in order."""
     found = (getattr(one, what) for one in healed if one.fault.role == role and one.fault.kind == kind)
     return sorted(value for value in found if value is not None)
 
 
-def judged(account: Account, failed: str, rollbacks: int, beyond: bool) -> list[str]:
+def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> list[str]:
     """What is not as it should be; nothing: it is."""
     wrong = list(account.wrong)
     if failed:
@@ -81,7 +81,7 @@ def judged(account: Account, failed: str, rollbacks: int, beyond: bool) -> list[
     return wrong
 
 
-def shown(report: Report) -> RenderableType:
+def shown(report: ChaosReport) -> RenderableType:
     """The closing page."""
     from rich.console import Group
     from rich.text import Text
@@ -97,7 +97,7 @@ def shown(report: Report) -> RenderableType:
     return Group(Text(""), _times(report), _figures(report), Text(""), verdict, *rest)
 
 
-def _figures(report: Report) -> Table:
+def _figures(report: ChaosReport) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -124,7 +124,7 @@ def _figures(report: Report) -> Table:
     return table
 
 
-def _losses(report: Report) -> str:
+def _losses(report: ChaosReport) -> str:
     if report.loss is None or report.clean_loss is None:
         return f"{format.loss(report.loss)}, clean run {format.loss(report.clean_loss)}"
     if report.model == "same":
@@ -137,7 +137,7 @@ def _losses(report: Report) -> str:
     return found
 
 
-def _why_other(report: Report) -> str:
+def _why_other(report: ChaosReport) -> str:
     """What the promise of the same bits leaves out, as far as it happened."""
     said = []
     if report.newer:
@@ -147,7 +147,7 @@ def _why_other(report: Report) -> str:
     return " and ".join(said)
 
 
-def _times(report: Report) -> Table:
+def _times(report: ChaosReport) -> Table:
     """One row for each kind of fault: how many, how many healed, and the middle and longest of each time."""
     from rich import box
     from rich.table import Table

@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from shoal.chaos.plan import COORDINATOR, role_of
-from shoal.chaos.state import Audience, Board
+from shoal.chaos.state import ChaosListener, ChaosState
 from shoal.events import RunEvent
 from shoal.views import format
 from shoal.views.braille import Stroke, chart
-from shoal.views.terminal import LineView, LiveView, View, view
+from shoal.views.terminal import LineView, LiveView, RunView, view
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -48,22 +48,22 @@ HAPPENINGS = {
 
 
 @contextmanager
-def audience(stream: TextIO | None = None) -> Iterator[Audience]:
+def audience(stream: TextIO | None = None) -> Iterator[ChaosListener]:
     """A live board where the stream (standard error if none is given) is a terminal, else lines."""
     stream = stream or sys.stderr
     shown = view(stream)  # it knows what a terminal is
     if isinstance(shown, LiveView):
-        with Stand(stream, shown._console, None) as stand:
-            yield Onlookers(stand)
+        with ChaosBoard(stream, shown._console, None) as stand:
+            yield ChaosLive(stand)
     else:
         with shown:
-            yield Reader(shown)
+            yield ChaosLines(shown)
 
 
-class Reader(Audience):
+class ChaosLines(ChaosListener):
     """Lines."""
 
-    def __init__(self, out: View) -> None:
+    def __init__(self, out: RunView) -> None:
         self._out = out
 
     def said(self, seconds: float, style: str, text: str) -> None:
@@ -75,25 +75,25 @@ class Reader(Audience):
             self._out.note(text)
 
 
-class Onlookers(Audience):
+class ChaosLive(ChaosListener):
     """A board."""
 
-    def __init__(self, stand: Stand) -> None:
+    def __init__(self, stand: ChaosBoard) -> None:
         self._stand = stand
 
-    def board(self, board: Board) -> None:
+    def board(self, board: ChaosState) -> None:
         self._stand.show(board)
 
     def note(self, text: str) -> None:
         self._stand.note(text)
 
 
-class Stand(LiveView):
+class ChaosBoard(LiveView):
     """The live view, with a board on it instead of a run."""
 
-    _board: Board | None = None
+    _board: ChaosState | None = None
 
-    def show(self, board: Board) -> None:
+    def show(self, board: ChaosState) -> None:
         with self._lock:
             self._board = board
             self._start()
@@ -105,7 +105,7 @@ class Stand(LiveView):
         return frame(self._board, width, height, self._note, self._plain)
 
 
-def frame(board: Board | None, width: int, height: int, note: str = "", plain: bool = False) -> list[Text]:
+def frame(board: ChaosState | None, width: int, height: int, note: str = "", plain: bool = False) -> list[Text]:
     """At most ``height - 1`` lines of less than ``width`` columns; ``plain``: ASCII only."""
     from rich.text import Text
 
@@ -129,7 +129,7 @@ def frame(board: Board | None, width: int, height: int, note: str = "", plain: b
     return lines
 
 
-def _title(board: Board, plain: bool) -> Text:
+def _title(board: ChaosState, plain: bool) -> Text:
     from rich.text import Text
 
     job = board.job
@@ -144,7 +144,7 @@ def _title(board: Board, plain: bool) -> Text:
     return shown
 
 
-def _bar(board: Board, width: int, plain: bool) -> Text:
+def _bar(board: ChaosState, width: int, plain: bool) -> Text:
     from rich.text import Text
 
     said = f"{board.share:4.0%}   {format.duration(board.seconds)}"
@@ -154,7 +154,7 @@ def _bar(board: Board, width: int, plain: bool) -> Text:
     return Text.assemble((full * done, "green"), (empty * (cells - done), "dim"), "  ", said)
 
 
-def _members(board: Board, width: int, plain: bool) -> list[Text]:
+def _members(board: ChaosState, width: int, plain: bool) -> list[Text]:
     """A row of boxes for each role; as many as fit."""
     from rich.text import Text
 
@@ -179,7 +179,7 @@ def _numbered(name: str) -> tuple[str, int]:
     return (stem, int(number)) if number.isdigit() else (name, -1)
 
 
-def _throughput(board: Board, width: int, plain: bool) -> list[Text]:
+def _throughput(board: ChaosState, width: int, plain: bool) -> list[Text]:
     from rich.text import Text
 
     side = 16
@@ -209,7 +209,7 @@ def _happening(seconds: float, style: str, text: str, plain: bool) -> Text:
     )
 
 
-def _figures(board: Board) -> Text:
+def _figures(board: ChaosState) -> Text:
     from rich.text import Text
 
     healed = "" if board.seed is None else f"{format.many(board.faults, 'fault')}, {board.recoveries:,} healed   "

@@ -9,7 +9,7 @@ from shoal.job import Job
 
 
 @dataclass(slots=True)
-class Board:
+class ChaosState:
     """What there is to see while it goes on."""
 
     job: Job
@@ -27,10 +27,10 @@ class Board:
     log: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=64))  # seconds, style, words
 
 
-class Audience:
+class ChaosListener:
     """Who looks on: nobody."""
 
-    def board(self, board: Board) -> None:
+    def board(self, board: ChaosState) -> None:
         """It has changed."""
 
     def said(self, seconds: float, style: str, text: str) -> None:

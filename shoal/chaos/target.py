@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from shoal.chaos import audit
-from shoal.chaos.audit import Account, Probes
-from shoal.chaos.proxy import ProxiedCluster, Proxy, Weather
+from shoal.chaos.audit import PushAudit, PushProbes
+from shoal.chaos.proxy import LinkFaults, ProxiedCluster, Proxy
 from shoal.client import KV
 from shoal.data.datasets import Dataset
 from shoal.errors import ShoalError
@@ -26,11 +26,11 @@ from shoal.events import RunEvent
 from shoal.inspect.status import look_at
 from shoal.job import Job
 from shoal.launch.local import Cluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.store.client.task import Task
-from shoal.strategies.parameter_server.run import Training
-from shoal.training.result import Outcome
+from shoal.strategies.parameter_server.run import ServerRun
+from shoal.training.result import RunResult
 from shoal.wire import messages as m
 
 LOOK_EVERY = 0.1  # seconds
@@ -39,7 +39,7 @@ READ_WITHIN = 30.0  # seconds: the account may have to wait for a failover
 RESTART_DELAY = 1.0  # seconds that a dead server or coordinator stays dead
 
 
-class Counting(Training):
+class CountingJob(ServerRun):
     """A training that keeps an account beside its model."""
 
     def _start_evaluator(self) -> None:
@@ -48,15 +48,15 @@ class Counting(Training):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClusterSnapshot:
     """What one look saw."""
 
     view: m.View
-    standing: m.Standing
+    standing: m.StatusReply
     asked: float  # when, on the monotonic clock: what happened later is not in it
 
 
-class Stage:
+class ChaosTarget:
     """Use as a context: leaving it ends everything that was started, also what is stopped."""
 
     def __init__(
@@ -71,16 +71,16 @@ class Stage:
         self.job = job
         self._proxy = Proxy() if cuts else None
         self._apart: set[tuple[str, str]] = set()
-        self.training = Counting(job, dataset, listener, folder, launcher=self._proxied if cuts else None)
-        self.probes = Probes()
-        self.seen: Seen | None = None  # the last look
+        self.training = CountingJob(job, dataset, listener, folder, launcher=self._proxied if cuts else None)
+        self.probes = PushProbes()
+        self.seen: ClusterSnapshot | None = None  # the last look
         self._kv: KV | None = None
         self._stopped: set[str] = set()
         self._looked = threading.Event()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> ChaosTarget:
         self.training.__enter__()
         try:
             self.training.restart_delay = RESTART_DELAY
@@ -88,7 +88,7 @@ class Stage:
             self._kv._client.patient = True  # what is silent may be back
             self._kv.tables()
             placed = next(one for one in self._kv._client.view.tables if one.name == TALLY)
-            self.probes = Probes.for_segments(placed.starts)
+            self.probes = PushProbes.for_segments(placed.starts)
             self._watcher.start()
         except BaseException:
             self.training.close()
@@ -97,7 +97,7 @@ class Stage:
             raise
         return self
 
-    def _proxied(self, job: Job, journal: Journal) -> Cluster:
+    def _proxied(self, job: Job, journal: JournalFile) -> Cluster:
         assert self._proxy is not None
         return ProxiedCluster(self._proxy, job.servers, job.copies, tuple(job.launch.modules), journal, restart=True)
 
@@ -144,7 +144,7 @@ class Stage:
     def _keep_apart(self, pairs: set[tuple[str, str]]) -> None:
         assert self._proxy is not None
         self._apart = pairs
-        self._proxy.weather = Weather(drop=1.0, only=lambda passing: (passing.sender, passing.to) in pairs)
+        self._proxy.weather = LinkFaults(drop=1.0, only=lambda passing: (passing.sender, passing.to) in pairs)
 
     def add_worker(self) -> str:
         return self.training.add_worker()
@@ -162,7 +162,7 @@ class Stage:
 
     # ------------------------------------------------------------ what is known of it
 
-    def wait(self, seconds: float) -> Outcome | None:
+    def wait(self, seconds: float) -> RunResult | None:
         return self.training.wait(seconds)
 
     def next_look(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class Stage:
         self._looked.wait(seconds)
 
     @property
-    def course(self) -> m.Course | None:
+    def course(self) -> m.RunProgress | None:
         return None if self.seen is None else self.seen.standing.course
 
     def _watch(self) -> None:
@@ -181,7 +181,7 @@ class Stage:
                 asked = time.monotonic()
                 with contextlib.suppress(ShoalError):
                     standing = looking.look(LOOK_WITHIN)
-                    self.seen = Seen(looking.view(LOOK_WITHIN), standing, asked)
+                    self.seen = ClusterSnapshot(looking.view(LOOK_WITHIN), standing, asked)
                     self._looked.set()
         finally:
             looking.close()
@@ -208,7 +208,7 @@ class Stage:
 
         self._kv.push(TALLY, keys, np.ones(len(keys), np.float32)).then(ended)
 
-    def balance(self, rolled_back: bool = False) -> Account:
+    def balance(self, rolled_back: bool = False) -> PushAudit:
         """Read what the servers hold. Raises what is in the way.
 
         After a rollback every slot must be there all the same; what our own client had been told is void, as it was told, too.
@@ -227,7 +227,7 @@ class Stage:
         return audit.balance(tally.keys, tally.values, course.done, sent, self.probes, versions, per_pass)
 
 
-def _versions(task: Task, course: m.Course) -> dict[str, int]:
+def _versions(task: Task, course: m.RunProgress) -> dict[str, int]:
     """What the model's segments have counted, in slots."""
     per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
     return {

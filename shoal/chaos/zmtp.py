@@ -16,7 +16,7 @@ _READY, _IDENTITY = b"\x05READY", b"identity"
 Frames = list[bytes]
 
 
-class Stream:
+class ZmtpStream:
     """One direction of a connection, cut into what can be passed on: bytes of the protocol's own, and whole messages."""
 
     def __init__(self) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 import shoal.cli as here
-from shoal.cli.common import Near, Wrong
+from shoal.cli.common import CommandError, SuggestingGroup
 
 _ROOT = Path(here.__path__[0]).parents[1]
 
 
-class Benches(Near):
+class BenchGroup(SuggestingGroup):
     """A benchmark is imported when it is asked for: some need much."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -33,7 +33,7 @@ class Benches(Near):
             formatter.write_dl([(name, help) for name, (_, help) in sorted(_benches().items())])
 
 
-@click.group(cls=Benches)
+@click.group(cls=BenchGroup)
 def bench() -> None:
     """Measure, with the rivals in the same run."""
 
@@ -41,7 +41,9 @@ def bench() -> None:
 def _benches() -> dict[str, tuple[str, str]]:
     """Those that are beside the package: in a clone of the project, and not where only the package is installed."""
     if not (_ROOT / "benchmarks" / "harness.py").is_file():
-        raise Wrong("the benchmarks are not installed here: they lie beside the package in a clone of the project")
+        raise CommandError(
+            "the benchmarks are not installed here: they lie beside the package in a clone of the project"
+        )
     if str(_ROOT) not in sys.path:
         sys.path.insert(0, str(_ROOT))
     found: dict[str, tuple[str, str]] = importlib.import_module("benchmarks").BENCHES

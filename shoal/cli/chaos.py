@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from shoal.chaos.plan import Settings
-    from shoal.chaos.report import Report
+    from shoal.chaos.plan import ChaosSettings
+    from shoal.chaos.report import ChaosReport
     from shoal.job import Job
 
 ROWS = 500_000  # of the made-up set: more than are learned by heart in a minute
@@ -108,12 +108,12 @@ def chaos(
     sys.exit(0 if report.ok else 1)
 
 
-def _nemesis(job: Job, seed: int, beyond: bool, without: tuple[str, ...]) -> Settings:
-    from shoal.chaos.plan import Settings
+def _nemesis(job: Job, seed: int, beyond: bool, without: tuple[str, ...]) -> ChaosSettings:
+    from shoal.chaos.plan import ChaosSettings
 
     joins, drains, cuts = (0.0 if name in without else share for name, share in SHARES.items())
     servers = job.copies, job.servers + MORE
-    return Settings(seed=seed, beyond=beyond, joins=joins, drains=drains, cuts=cuts, servers=servers)
+    return ChaosSettings(seed=seed, beyond=beyond, joins=joins, drains=drains, cuts=cuts, servers=servers)
 
 
 def _check_out(out: Path | None) -> None:
@@ -133,7 +133,7 @@ def _check_out(out: Path | None) -> None:
         raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
 
 
-def _show(report: Report, as_json: bool, out: Path | None) -> None:
+def _show(report: ChaosReport, as_json: bool, out: Path | None) -> None:
     import msgspec
     from rich.console import Console
 

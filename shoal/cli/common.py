@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 
-class Wrong(click.ClickException):
+class CommandError(click.ClickException):
     """What was asked for cannot be; the message says it all, so no usage is shown."""
 
     exit_code = 2
 
 
-class Near(click.Group):
+class SuggestingGroup(click.Group):
     """Whoever asks for a command that is not there is told which ones are like it, or all there are."""
 
     def resolve_command(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import Wrong
+from shoal.cli.common import CommandError
 
 if TYPE_CHECKING:
-    from shoal.data.split import Split
+    from shoal.data.split import SplitInfo
 
 COLUMNS = 12  # labels that a table has room for
 LINES = 30  # clients
@@ -56,7 +56,9 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
     from shoal.errors import Invalid
 
     if path.is_file() and not force:
-        raise Wrong(f"{click.format_filename(path)} is there already: take another name, or --force to replace it")
+        raise CommandError(
+            f"{click.format_filename(path)} is there already: take another name, or --force to replace it"
+        )
     try:
         size = make(name, rows, seed, path, features, test)
     except Invalid as error:
@@ -69,15 +71,15 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
 @click.argument("name")
 def fetch_data(name: str) -> None:
     """Get a set into the cache, so that runs find it there: shoal data fetch mnist."""
-    from shoal.data.datasets import NAMED, Source, load
+    from shoal.data.datasets import NAMED, DataSource, load
     from shoal.errors import Invalid
 
     if name not in NAMED:
-        raise Wrong(f"no set {name!r}: names are {', '.join(NAMED)}; a file needs no fetching")
+        raise CommandError(f"no set {name!r}: names are {', '.join(NAMED)}; a file needs no fetching")
     try:
-        dataset = load(Source(name), 0, progress=_told)
+        dataset = load(DataSource(name), 0, progress=_told)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     rows = f"{dataset.train.rows:,} rows to train on, {dataset.test.rows:,} to test on"
     model = " --model cnn" if dataset.dense else ""
     click.echo(f"{name}: {rows}, in {click.format_filename(dataset.folder)}; train on it: shoal train {name}{model}")
@@ -108,18 +110,18 @@ def split_data(
     shoal data split mnist --clients 5
     shoal data split mnist --clients 10 --by dirichlet --alpha 0.1 --out parts
     """
-    from shoal.data.datasets import Source, load
+    from shoal.data.datasets import DataSource, load
     from shoal.data.split import check_split, split
     from shoal.errors import Invalid
 
     try:
         check_split(clients, by, alpha)
-        dataset = load(Source(source), seed, progress=_told)
+        dataset = load(DataSource(source), seed, progress=_told)
         stem = re.sub(r"[^\w.-]", "_", dataset.name.split(".")[0])[:64] or "set"
         folder = out if out is not None else Path(f"{stem}-{clients}-{by}")
         said = split(dataset, clients, folder, by, alpha, seed)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     if as_json:
         click.echo((folder / "split.json").read_text(), nl=False)
         return
@@ -130,7 +132,7 @@ def split_data(
     _show_next(said, folder, dataset.dense)
 
 
-def table(said: Split) -> list[str]:
+def table(said: SplitInfo) -> list[str]:
     """Clients by labels, as far as a terminal has room."""
     labels = said.labels if len(said.labels) <= COLUMNS else []
     heads = ["", *(f"{label:g}" for label in labels), "rows"]
@@ -151,7 +153,7 @@ def table(said: Split) -> list[str]:
     return shown
 
 
-def _show_next(said: Split, folder: Path, dense: bool) -> None:
+def _show_next(said: SplitInfo, folder: Path, dense: bool) -> None:
     shown = click.format_filename(folder)
     drawn = folder / "split.png"
     look = f"; look at it: {click.format_filename(drawn)}" if drawn.exists() else ""

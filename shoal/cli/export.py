@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.common import Seconds, Wrong
+from shoal.cli.common import CommandError, Seconds
 from shoal.limits import SECOND, UPLOAD_SILENCE
 from shoal.signals import end_when_told
 
@@ -52,7 +52,7 @@ def export(folder: Path, out: Path | None, upload: str | None, timeout: float) -
             uploading.check(upload, "")  # before the work
         made = exporting.export(folder, out)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     shown = click.format_filename(made.path)
     for note in made.notes:
         click.echo(f"note: {note}", err=True)

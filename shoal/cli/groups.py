@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.cli.common import Seconds, Wrong, asks_for_keys
+from shoal.cli.common import CommandError, Seconds, asks_for_keys
 from shoal.signals import end_when_told
 
 _ENDS = 10.0  # seconds from the end of a run's servers until it has left what it leaves
@@ -58,12 +58,12 @@ def groups(
     from shoal.client import connect_by
     from shoal.errors import Invalid, ShoalError
     from shoal.inspect.status import address_of, safety_for
-    from shoal.wire.messages.groups import Group
+    from shoal.wire.messages.groups import GroupLimits
 
     try:
         with connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
             if allow is not None:
-                before = next((one for one in kv.groups() if one.name == allow), Group(allow))
+                before = next((one for one in kv.groups() if one.name == allow), GroupLimits(allow))
                 kv.allow(
                     allow,
                     mb=before.mb if mb is None else mb,
@@ -75,7 +75,7 @@ def groups(
                 kv.dissolve(dissolve)
             found = _rows(kv)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
@@ -161,13 +161,13 @@ def evaluate(
     shoal evaluate ipc:///tmp/... rows.svm --job a.toml --group b --table /weights
     """
     from shoal.errors import Invalid, ShoalError
-    from shoal.inspect.evaluate import Judging
+    from shoal.inspect.evaluate import ModelEvaluator
     from shoal.job import Job
 
     end_when_told()
     try:
         known = None if job is None else Job.load(job)
-        with Judging(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
+        with ModelEvaluator(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
             if judging.note:
                 click.echo(f"note: {judging.note}", err=True)
             found = judging.look()
@@ -183,7 +183,7 @@ def evaluate(
                     return
                 _show(found, as_json)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
 

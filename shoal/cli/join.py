@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import Wrong, asks_for_keys
+from shoal.cli.common import CommandError, asks_for_keys
 from shoal.cli.launch import (
     of_a_server,
     of_a_worker,
@@ -20,7 +20,7 @@ from shoal.cli.launch import (
 from shoal.signals import handled
 
 if TYPE_CHECKING:
-    from shoal.strategies.peers.join_run import Joined
+    from shoal.strategies.peers.join_run import JoinedRun
 
 _WITHIN = 30.0  # seconds: it is under way, or just being started again
 
@@ -68,7 +68,7 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
                 looking.look()
             raise Invalid(f"{where} has servers and workers: say what it is to be (--as server, or --as worker)")
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except Unanswered:
         raise click.ClickException(_nobody(where)) from None
     except ShoalError as error:
@@ -77,10 +77,10 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
         _join_peers(where, role, out, options)
         return
     if out is not None:
-        raise Wrong("--out is for a peer, which has the whole model: leave it away")
+        raise CommandError("--out is for a peer, which has the whole model: leave it away")
     others = {"server": ("data",), "worker": ("listen", "advertise")}[str(role)]
     if wrong := [f"--{name}" for name in others if options.pop(name)]:
-        raise Wrong(f"{' and '.join(wrong)}: that is of no use to a {role}, leave it away")
+        raise CommandError(f"{' and '.join(wrong)}: that is of no use to a {role}, leave it away")
     take_part(where, role, **{**options, "within": options["within"] or _WITHIN})
 
 
@@ -89,9 +89,9 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
     from shoal.strategies.peers import join_run
 
     if role is not None:
-        raise Wrong(f"{where} is a run of peers, which all do the same: leave --as away")
+        raise CommandError(f"{where} is a run of peers, which all do the same: leave --as away")
     if out is not None and out.exists() and any(out.iterdir()):
-        raise Wrong(f"{out} is not empty: choose another folder")
+        raise CommandError(f"{out} is not empty: choose another folder")
     quiet = options["quiet"]
     closing, asked = threading.Event(), threading.Event()
     try:
@@ -100,7 +100,7 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
                 where, (lambda text: None) if quiet else (lambda text: click.echo(text, err=True)), closing, asked
             )
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     _show(joined, out)
@@ -144,7 +144,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
             with contextlib.closing(look_at(address, safety, "operator")) as looking:  # it is told who asked for it
                 let_go(looking, name, say)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except Unanswered:
         raise click.ClickException(_nobody(where)) from None
     except ShoalError as error:
@@ -218,7 +218,7 @@ def _leaving(closing: threading.Event, asked: threading.Event) -> contextlib.Abs
     return handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), hear)
 
 
-def _show(joined: Joined, out: Path | None) -> None:
+def _show(joined: JoinedRun, out: Path | None) -> None:
     import msgspec
 
     from shoal.events import counted

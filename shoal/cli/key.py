@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import Wrong
+from shoal.cli.common import CommandError
 
 if TYPE_CHECKING:
-    from shoal.security.keyring import Key, Own
+    from shoal.security.keyring import OwnKey, PublicKey
 
 
-class _Place(click.Path):
+class _KeyPlace(click.Path):
     """A folder; the empty name of one that a script has not set is none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -28,7 +28,7 @@ _FOLDER = click.option(
     "--keys",
     "folder",
     metavar="FOLDER",
-    type=_Place(file_okay=False, path_type=Path),
+    type=_KeyPlace(file_okay=False, path_type=Path),
     help="Where this host's keys are.  [default: $SHOAL_KEYS, or ~/.config/shoal/keys]",
 )
 
@@ -56,7 +56,7 @@ def key() -> None:
 @key.command("new")
 @click.argument("name")
 @click.option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
-@click.option("--out", type=_Place(file_okay=False, path_type=Path), help="The same as --keys.")
+@click.option("--out", type=_KeyPlace(file_okay=False, path_type=Path), help="The same as --keys.")
 @_FOLDER
 def new(name: str, role: str | None, out: Path | None, folder: Path | None) -> None:
     """Make a key pair called NAME: a secret that stays here, and a line for the others."""
@@ -65,14 +65,14 @@ def new(name: str, role: str | None, out: Path | None, folder: Path | None) -> N
     with _told():
         role = role or next((one for one in keyring.ROLES if name.startswith(one)), None)
         if role is None:
-            raise Wrong(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
+            raise CommandError(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
         place = _place(out or folder)
         made = keyring.make(place, name, role)
     click.echo(f"{place / f'{name}.secret'}: the key of {name}, a {role}; it stays on this machine")
     _next_after(made)
 
 
-def _next_after(made: Own) -> None:
+def _next_after(made: OwnKey) -> None:
     if made.role == "coordinator":
         click.echo(
             "next, here: shoal launch coordinator --listen tcp://ADDRESS:PORT prints the address to call, which has this key in it"
@@ -110,11 +110,11 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
         place = _place(folder)
         end = None if until is None else expiry.moment(until, expiry.now())
         if end is not None and 0 < end <= expiry.now():
-            raise Wrong(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
+            raise CommandError(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
         if group == "":  # of a script that has not set it: nobody is set free by that
-            raise Wrong(f"--group is empty: name a group, or {CLUSTER} for none")
+            raise CommandError(f"--group is empty: name a group, or {CLUSTER} for none")
         if end and any(one.public == given.public for one in keyring.own_keys(place)):
-            raise Wrong(
+            raise CommandError(
                 f"--until {until}: {given.name} is this machine's own key, which is always let in here and does not expire"
             )
         before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
@@ -135,14 +135,14 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
         click.echo(f"next, there: shoal {_doing(given)}, with the address that the coordinator prints")
 
 
-def _bounds(one: Key) -> str:
+def _bounds(one: PublicKey) -> str:
     from shoal.security import expiry
 
     group = f" of group {one.group} alone" if one.group else ""
     return group + (f" until {expiry.written(one.until)}" if one.until else "")
 
 
-def _doing(given: Key) -> str:
+def _doing(given: PublicKey) -> str:
     launched = {"server": "launch server --at ADDRESS", "worker": "launch worker --at ADDRESS"}
     return launched.get(given.role, "status ADDRESS")
 
@@ -190,7 +190,7 @@ def list_keys(as_json: bool, folder: Path | None) -> None:
         click.echo(f"not understood: {text}", err=True)
 
 
-def _show_list(may: list[Key], own: list[Own]) -> None:
+def _show_list(may: list[PublicKey], own: list[OwnKey]) -> None:
     from shoal.security import expiry
 
     if may:
@@ -206,7 +206,7 @@ def _show_list(may: list[Key], own: list[Own]) -> None:
         click.echo("nobody may call: shoal key add LINE")
 
 
-def _facts(keys: list[Key] | list[Own]) -> list[dict[str, str | bool | None]]:
+def _facts(keys: list[PublicKey] | list[OwnKey]) -> list[dict[str, str | bool | None]]:
     from shoal.security import expiry
 
     return [
@@ -248,4 +248,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None

@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.cli.common import Seconds, Wrong, asks_for_keys
+from shoal.cli.common import CommandError, Seconds, asks_for_keys
 from shoal.cli.launch_script import launch as script
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Launch(click.Group):
+class LaunchGroup(click.Group):
     """One of the commands below, or a script: whatever is none of them is one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -28,7 +28,7 @@ class Launch(click.Group):
         return super().parse_args(ctx, args)
 
 
-class Script(click.Command):
+class ScriptCommand(click.Command):
     """The command that has no word of its own."""
 
     def make_context(
@@ -38,7 +38,7 @@ class Script(click.Command):
         return super().make_context(parent.info_name, args, parent=parent.parent, **extra)
 
 
-@click.group(cls=Launch)
+@click.group(cls=LaunchGroup)
 def launch() -> None:
     """Start a script on several workers, or one node of a run on several hosts.
 
@@ -118,7 +118,7 @@ def take_part(where: str, role: Any, **options: Any) -> None:
     """As the options of ``taking_part`` say, to the end."""
     from shoal.cli.multi import several
     from shoal.errors import Invalid, ShoalError
-    from shoal.launch.remote_node import Terms, Visitor
+    from shoal.launch.remote_node import JoinTerms, RemoteNode
     from shoal.launch.server_process import heard
 
     def say(text: str) -> None:
@@ -127,9 +127,9 @@ def take_part(where: str, role: Any, **options: Any) -> None:
 
     if options["count"] > 1:
         if options["name"]:
-            raise Wrong("--name names one node: leave it or --count away")
+            raise CommandError("--name names one node: leave it or --count away")
         sys.exit(several(where, role, options, say))
-    terms = Terms(
+    terms = JoinTerms(
         where,
         options["name"] or "",
         options.get("listen") or "",
@@ -143,11 +143,11 @@ def take_part(where: str, role: Any, **options: Any) -> None:
         options["share"],
     )
     try:
-        visitor = Visitor(terms, role, say)
+        visitor = RemoteNode(terms, role, say)
         with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), visitor.leave):
             why = visitor.run()
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{visitor.name} has ended: {why}")
@@ -195,7 +195,7 @@ def coordinator(**options: Any) -> None:
             return
         run = launch_coordinator.run(options)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     from shoal.cli.show_run import show_run
@@ -209,6 +209,6 @@ def _is_run(out: Path | None) -> bool:
     return False
 
 
-launch.add_command(Script(name="script", **{
+launch.add_command(ScriptCommand(name="script", **{
     name: getattr(script, name) for name in ("callback", "params", "help", "context_settings")
 }))  # fmt: skip

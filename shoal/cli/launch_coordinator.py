@@ -21,14 +21,14 @@ from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.processes import check_listening
 from shoal.launch.remote_cluster import (
-    HostCluster,
-    Hosting,
+    RemoteCluster,
+    RemoteHosts,
     stands,
     stands_in,
 )
 from shoal.launch.reopening import SavedStore, hold, saved_in
-from shoal.nodes.journal import Journal
-from shoal.run.folder import Folder
+from shoal.nodes.journal import JournalFile
+from shoal.run.folder import RunFolder
 from shoal.security.safety import Safety
 from shoal.settings import changed, settings_of
 from shoal.signals import handled
@@ -60,14 +60,14 @@ def run(options: Mapping[str, Any]) -> Run:
     else:
         job = _job(options["data"], settings)
         name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.name}-{job.strategy.name}"
-        folder = open_folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
+        folder = open_folder(out, job) if out is not None else RunFolder.numbered(Path("runs") / name, job)
     try:
         _check(job)
     except Invalid:
         folder.discard()
         raise
     with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
-        hosting = Hosting(show.note, options["within"] or limits.HOSTS_WITHIN / limits.SECOND)
+        hosting = RemoteHosts(show.note, options["within"] or limits.HOSTS_WITHIN / limits.SECOND)
         stands = not folder.is_new and stands_in(folder.path)
         if stands:
             show.note("it goes on with those who are still there")
@@ -151,10 +151,10 @@ def store(options: Mapping[str, Any]) -> None:
     safety.check(bind)
     check_free(bind)
     with _kept(options["out"]) as folder:
-        journal = Journal(None if folder is None else folder / "coordinator.journal")
+        journal = JournalFile(None if folder is None else folder / "coordinator.journal")
         known = stands(journal)
         within = options["within"] or limits.HOSTS_WITHIN / limits.SECOND
-        cluster = HostCluster(
+        cluster = RemoteCluster(
             options["servers"] or 0, journal, safety, options["listen"], advertise, options["copies"] or 1, (), say, within
         )  # fmt: skip
 
@@ -177,7 +177,7 @@ def store(options: Mapping[str, Any]) -> None:
             raise ClusterError(cluster.ended)
 
 
-def _reopen(cluster: HostCluster, found: SavedStore, settled: float) -> None:
+def _reopen(cluster: RemoteCluster, found: SavedStore, settled: float) -> None:
     """Tables that nobody holds come from the checkpoint; returns when all are there.
 
     For ``settled`` seconds servers of before may still be counted as members: only then it is known which of them are gone.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.common import Wrong
+from shoal.cli.common import CommandError
 from shoal.launch.batch_scripts import SCHEDULERS
 from shoal.signals import end_when_told
 
@@ -49,20 +49,20 @@ def launch(
     A worker that dies does not stop the others; exit code 1 says at the end that one did.
     """
     if not module and not Path(script).is_file():
-        raise Wrong(f"no script {script!r} here: give the path of a file, or -m and the name of a module")
+        raise CommandError(f"no script {script!r} here: give the path of a file, or -m and the name of a module")
     given = {"--workers": workers, "--servers": servers, "--copies": copies}
     if scheduler is not None:
         _write(scheduler, given, module, script, arguments, walltime, cores, out)
         return
     if script.endswith(".toml"):
-        raise Wrong(f"{script} is a job, not a script: shoal train {script}")
+        raise CommandError(f"{script} is a job, not a script: shoal train {script}")
     command = ["-m", script, *arguments] if module else [script, *arguments]
     _launch(workers or WORKERS, servers or SERVERS, copies or COPIES, command)
 
 
 def _launch(workers: int, servers: int, copies: int, command: list[str]) -> None:
     from shoal.errors import Invalid, ShoalError
-    from shoal.launch.script import Launching
+    from shoal.launch.script import ScriptLauncher
     from shoal.views.format import many
 
     lock = threading.Lock()
@@ -76,13 +76,13 @@ def _launch(workers: int, servers: int, copies: int, command: list[str]) -> None
 
     end_when_told()
     try:
-        with Launching(workers, servers, copies, show) as launching:
+        with ScriptLauncher(workers, servers, copies, show) as launching:
             here = f"{many(servers, 'server')}, {many(workers, 'worker')}"
             show(f"shoal: {here}; look at them: shoal status {launching.address}\n", True)
             launching.start(command)
             ends = launching.wait()
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     if failed := [str(end) for end in ends if end.code]:
@@ -117,7 +117,7 @@ def _write(
         file = "job.sh" if out is None else str(out)
         text = batch_script(scheduler, command, cores=cores or needed, walltime=walltime, file=file, environment=inside)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     if out is None:
         click.echo(text, nl=False)
         return
@@ -126,9 +126,11 @@ def _write(
             stream.write(text)
         out.chmod(0o755)  # oarsub wants it
     except FileExistsError:
-        raise Wrong(f"{click.format_filename(out)} is there already: take another name") from None
+        raise CommandError(f"{click.format_filename(out)} is there already: take another name") from None
     except OSError as error:
-        raise Wrong(f"cannot write {click.format_filename(out)} ({error.strerror}): take another place") from None
+        raise CommandError(
+            f"cannot write {click.format_filename(out)} ({error.strerror}): take another place"
+        ) from None
     click.echo(f"submit it: {submit(scheduler, str(out))}")
 
 

@@ -11,7 +11,7 @@ def limits() -> None:
     import inspect
 
     from shoal import limits as bounds
-    from shoal.timing import Intervals
+    from shoal.timing import TimingSettings
 
     page = inspect.getsource(bounds).partition("MB = 1 << 20\n")[2]
     units = ((" * MILLISECOND", " ms"), (" * SECOND", " s"), (" * MB", " MB"))
@@ -22,7 +22,7 @@ def limits() -> None:
     click.echo(
         "\n# How long nodes wait for each other, if a job ([timing], in seconds) or whoever starts the cluster does not say."
     )
-    for line in inspect.getsource(Intervals).splitlines():
+    for line in inspect.getsource(TimingSettings).splitlines():
         name, given, rest = line.strip().partition(": Nanoseconds = ")
         if given:
             for unit, short in units:

@@ -11,7 +11,7 @@ import click
 
 from shoal.cli.bench import bench
 from shoal.cli.chaos import chaos
-from shoal.cli.common import Near
+from shoal.cli.common import SuggestingGroup
 from shoal.cli.data import data
 from shoal.cli.export import export
 from shoal.cli.groups import evaluate, groups
@@ -29,7 +29,7 @@ from shoal.cli.train import train
 from shoal.startup import INTERRUPTED, awake
 
 
-class Commands(Near):
+class Commands(SuggestingGroup):
     """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:

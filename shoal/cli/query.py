@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Seconds, Wrong, asks_for_keys
+from shoal.cli.common import CommandError, Seconds, asks_for_keys
 from shoal.limits import COORDINATOR
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shoal.inspect.query import Asked
-    from shoal.views.query import Look
+    from shoal.inspect.query import QueriedModel
+    from shoal.views.query import QuerySnapshot
 
 _LOOKS_LOST = 3  # in a row: then whoever was watched is gone
 
@@ -77,7 +77,7 @@ def query(
             else:
                 _print(_look(asked, where, top), as_json)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except Unanswered as error:
         if is_of_peers(where):
             raise click.ClickException(
@@ -106,7 +106,7 @@ def _given(settings: tuple[str, ...]) -> dict[str, float]:
 
 
 def _answer(
-    asked: Asked, where: str, ask: str, given: dict[str, float], modules: tuple[str, ...], as_json: bool
+    asked: QueriedModel, where: str, ask: str, given: dict[str, float], modules: tuple[str, ...], as_json: bool
 ) -> None:
     """One question, its answer as it is."""
     import msgspec
@@ -134,7 +134,7 @@ def _answer(
         click.echo(f"{name}  {value}" if name != "" else value)
 
 
-def _look(asked: Asked, where: str, top: int) -> Look:
+def _look(asked: QueriedModel, where: str, top: int) -> QuerySnapshot:
     from shoal.errors import Unanswered
     from shoal.inspect.query import is_over, opened
     from shoal.views.query import look
@@ -153,7 +153,7 @@ def _console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-def _print(seen: Look, as_json: bool) -> None:
+def _print(seen: QuerySnapshot, as_json: bool) -> None:
     from shoal.views.query import facts, page
 
     if as_json:
@@ -165,11 +165,11 @@ def _print(seen: Look, as_json: bool) -> None:
     console.print(page(seen, console.width), soft_wrap=False)
 
 
-def _watch(asked: Asked, where: str, top: int, every: float, as_json: bool) -> None:
+def _watch(asked: QueriedModel, where: str, top: int, every: float, as_json: bool) -> None:
     """Where nobody sits at a terminal, a line for each look."""
     import msgspec
 
-    from shoal.views.query import History, facts, line, page
+    from shoal.views.query import QueryHistory, facts, line, page
 
     console = _console()
     if as_json or not console.is_terminal:
@@ -182,7 +182,7 @@ def _watch(asked: Asked, where: str, top: int, every: float, as_json: bool) -> N
         return
     from rich.live import Live
 
-    history, began = History(), time.monotonic()
+    history, began = QueryHistory(), time.monotonic()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for seen, note in _looks(asked, where, top, every):
             if not note and seen.live:
@@ -190,13 +190,13 @@ def _watch(asked: Asked, where: str, top: int, every: float, as_json: bool) -> N
             live.update(page(seen, console.width, history, note), refresh=True)
 
 
-def _looks(asked: Asked, where: str, top: int, every: float) -> Iterator[tuple[Look, str]]:
+def _looks(asked: QueriedModel, where: str, top: int, every: float) -> Iterator[tuple[QuerySnapshot, str]]:
     """What is seen, and why it is not seen now, if so; the last one is of the model that was left."""
     from shoal.errors import ClusterError, ShoalError
     from shoal.inspect.query import is_over, opened
     from shoal.views.query import look
 
-    seen: Look | None = None
+    seen: QuerySnapshot | None = None
     lost = 0
     while True:
         began = time.monotonic()

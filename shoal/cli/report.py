@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Wrong
+from shoal.cli.common import CommandError
 
 if TYPE_CHECKING:
-    from shoal.views.run_record import Told
+    from shoal.views.run_record import RunRecord
     from shoal.views.sections import Section
 
 
@@ -54,13 +54,13 @@ def make(
     return written
 
 
-def _read(paths: Sequence[Path]) -> tuple[list[Told], list[Section], list[str]]:
+def _read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[Section], list[str]]:
     """Runs, what the sweeps say, and the names of these."""
     from shoal.sweep.disk import Sweep, is_sweep
     from shoal.sweep.sections import sections
     from shoal.views.run_record import named, read
 
-    runs: list[Told] = []
+    runs: list[RunRecord] = []
     parts: list[Section] = []
     titles: list[str] = []
     for path in dict.fromkeys(paths):  # the same one twice says nothing new
@@ -125,7 +125,7 @@ def report(paths: tuple[Path, ...], out: Path | None, as_markdown: bool, trace: 
     try:
         written = make(paths, out, as_markdown or (out is not None and out.suffix.lower() == ".md"), trace)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     if not can_draw():
         click.echo("no pictures: matplotlib is not installed; pip install matplotlib (or the extra `view`)", err=True)
     for path in written:

@@ -12,12 +12,12 @@ import click
 from shoal.simulation.names import FORMER, MODULES, WITH_PLANS
 
 if TYPE_CHECKING:
-    from shoal.simulation.faults import Plan
-    from shoal.simulation.many import Tally
+    from shoal.simulation.faults import FaultPlan
+    from shoal.simulation.many import SeedTotals
     from shoal.simulation.run import Verdict
 
 
-class Kinds(click.Choice[str]):
+class ScenarioChoice(click.Choice[str]):
     """One of what can be simulated, also by the name that it had before."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -25,7 +25,9 @@ class Kinds(click.Choice[str]):
 
 
 @click.command()
-@click.option("--of", type=Kinds(sorted(MODULES)), default="store", show_default=True, help="What to simulate.")
+@click.option(
+    "--of", type=ScenarioChoice(sorted(MODULES)), default="store", show_default=True, help="What to simulate."
+)
 @click.option("--seed", type=int, help="Run this one seed.")
 @click.option("--plan", help="Run this one plan, as --shrink prints it: Plan(...).")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
@@ -92,7 +94,7 @@ def simulate(
     raise SystemExit(0 if verdict.ok else 1)
 
 
-def _of_cluster(plan: Plan, shorter: bool, trace: bool) -> Verdict:
+def _of_cluster(plan: FaultPlan, shorter: bool, trace: bool) -> Verdict:
     from shoal.simulation.shrink import verdict_of
 
     if shorter:
@@ -100,23 +102,23 @@ def _of_cluster(plan: Plan, shorter: bool, trace: bool) -> Verdict:
     return verdict_of(plan, click.echo if trace else None)
 
 
-def _plan(of: str, seed: int | None, text: str | None) -> Plan:
+def _plan(of: str, seed: int | None, text: str | None) -> FaultPlan:
     from shoal.simulation import moves_plan, training_plan
-    from shoal.simulation.faults import Plan
+    from shoal.simulation.faults import FaultPlan
 
     if text is None:
         assert seed is not None
-        return {"moves": moves_plan.draw, "training": training_plan.draw}.get(of, Plan.draw)(seed)
+        return {"moves": moves_plan.draw, "training": training_plan.draw}.get(of, FaultPlan.draw)(seed)
     try:
-        return Plan.read(text)
+        return FaultPlan.read(text)
     except ValueError as error:
         raise click.BadParameter(f"not a plan: {error}", param_hint="--plan") from None
 
 
-def _shrink(plan: Plan) -> None:
+def _shrink(plan: FaultPlan) -> None:
     from shoal.simulation.shrink import as_test, first_violation, shrink
 
-    def tried(tries: int, smaller: Plan) -> None:
+    def tried(tries: int, smaller: FaultPlan) -> None:
         if sys.stderr.isatty():
             click.echo(f"\r{tries} tries: {len(smaller.faults)} faults left ", nl=False, err=True)
 
@@ -166,7 +168,7 @@ def _show_counts(counts: dict[str, int]) -> None:
 def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: bool) -> None:
     from shoal.simulation.many import simulate_many
 
-    def progress(tally: Tally) -> None:
+    def progress(tally: SeedTotals) -> None:
         if sys.stderr.isatty():
             click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Wrong, asks_for_keys
+from shoal.cli.common import CommandError, asks_for_keys
 from shoal.cli.join import show_peers
 
 if TYPE_CHECKING:
-    from shoal.inspect.status import Looking
-    from shoal.views.watching import Watching
+    from shoal.inspect.status import StatusClient
+    from shoal.views.watching import WatchedState
 
 _EVERY = 1.0  # seconds between two looks
 _GONE = 10.0  # seconds without an answer: a coordinator that is started again is back by then
@@ -75,7 +75,7 @@ def status(
                     raise Invalid("--watch is for people, --json for programs: leave one of them away")
                 sys.exit(_watch(looking, where, verbosity > 1))
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except Unanswered:
         why = f"nobody answers at {address}: it has ended, or is just being started again; look again in a moment"
         if address != where:
@@ -97,17 +97,17 @@ def status(
         click.echo(f"its coordinator: {address}")  # what others take who ask for an ADDRESS
 
 
-def _watch(looking: Looking, where: str, numbers: bool = False) -> int:
+def _watch(looking: StatusClient, where: str, numbers: bool = False) -> int:
     """The exit code: 1 if nobody answers any more, and the run was not over; ``numbers``: with those of the protocol."""
-    from shoal.views.watching import Watching
+    from shoal.views.watching import WatchedState
 
-    watching = Watching(where, numbers)
+    watching = WatchedState(where, numbers)
     with contextlib.suppress(KeyboardInterrupt), _shown(watching) as show:
         return _look_on(looking, where, watching, show)
     return 0
 
 
-def _look_on(looking: Looking, where: str, watching: Watching, show: Callable[[list[str]], None]) -> int:
+def _look_on(looking: StatusClient, where: str, watching: WatchedState, show: Callable[[list[str]], None]) -> int:
     from shoal.errors import Unanswered
     from shoal.inspect.query import is_over
 
@@ -132,7 +132,7 @@ def _look_on(looking: Looking, where: str, watching: Watching, show: Callable[[l
 
 
 @contextlib.contextmanager
-def _shown(watching: Watching) -> Iterator[Callable[[list[str]], None]]:
+def _shown(watching: WatchedState) -> Iterator[Callable[[list[str]], None]]:
     if not sys.stdout.isatty():
         yield lambda lines: click.echo("\n".join(lines)) if lines else None
         return

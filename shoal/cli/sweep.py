@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Wrong
+from shoal.cli.common import CommandError
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
         found = _run(asked, folder, study, out)
         failed = _show(found, as_json)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     except BrokenPipeError:

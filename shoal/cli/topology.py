@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Wrong
+from shoal.cli.common import CommandError
 
 if TYPE_CHECKING:
     from shoal.strategies.gossip.topology import Graph
@@ -49,9 +49,9 @@ def topology(
 
             draw(graph.event(0.0, [str(node) for node in range(graph.nodes)]), out)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except OSError as error:
-        raise Wrong(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
+        raise CommandError(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.background import print_patiently
-from shoal.cli.common import Wrong, asks_for_keys
+from shoal.cli.common import CommandError, asks_for_keys
 from shoal.cli.show_run import show_run
 from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.signals import end_when_told
@@ -20,12 +20,12 @@ from shoal.signals import end_when_told
 if TYPE_CHECKING:
     from shoal.job import Job
     from shoal.launch import torchrun_cluster
-    from shoal.run.folder import Folder
+    from shoal.run.folder import RunFolder
     from shoal.run.run import Run
     from shoal.strategies.averaging import mpi_ranks
     from shoal.strategies.parameter_server.run import Launcher
 
-    Head = torchrun_cluster.Head | mpi_ranks.Head
+    Head = torchrun_cluster.HeadRank | mpi_ranks.MpiHead
     Guests = tuple[str | None, str | None] | None  # at whose servers, and as which group
 
 
@@ -137,7 +137,7 @@ def train(
         else:
             run = _resume(resume, settings, as_json, head, guests)
     except Invalid as error:
-        raise Wrong(str(error)) from None
+        raise CommandError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     try:
@@ -162,7 +162,7 @@ def _train(
     data: str, settings: dict[str, Any], out: Path | None, quiet: bool, head: Head | None, guests: Guests
 ) -> Run:
     from shoal.job import Job
-    from shoal.run.folder import Folder
+    from shoal.run.folder import RunFolder
     from shoal.run.resume import open_folder
     from shoal.settings import changed
 
@@ -170,7 +170,7 @@ def _train(
     if head is not None:
         job = head.staffed(job, out is None)
     name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.name}-{job.strategy.name}"
-    folder = open_folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
+    folder = open_folder(out, job) if out is not None else RunFolder.numbered(Path("runs") / name, job)
     return _run(job, folder, quiet, head, guests)
 
 
@@ -186,7 +186,7 @@ def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None
     return _run(*reopen(path, settings), quiet, head, guests)
 
 
-def _run(job: Job, folder: Folder, quiet: bool, head: Head | None, guests: Guests) -> Run:
+def _run(job: Job, folder: RunFolder, quiet: bool, head: Head | None, guests: Guests) -> Run:
     from shoal.run.run import execute
     from shoal.views.terminal import view
 

@@ -1,7 +1,7 @@
 """Who holds which segment, and how that changes: copies that are lacking, segments that change hands, servers that go.
 
-A server is brought up to hold a segment while the set serves on (``Place.filling``). When it has everything, its primary
-says so (``full``), and it becomes one more of the set, or takes the place of another (``Place.instead``): so a segment
+A server is brought up to hold a segment while the set serves on (``Replicas.filling``). When it has everything, its primary
+says so (``full``), and it becomes one more of the set, or takes the place of another (``Replicas.instead``): so a segment
 moves, whether it is the primary's place or a backup's. Two members of one set may also change places: nothing is copied. Every change of a set is of a new epoch, and ends whatever was being
 filled: what is said of an older epoch counts for nothing. Only one that has shown the view by which it is no member of
 a set is named to be filled for it: so it has let go of what it had.
@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.balance_plan import WantedMove
 from shoal.cluster.placement import backup_for
 from shoal.cluster.rebalance import together
-from shoal.timing import DEFAULT, Intervals
-from shoal.wire.messages import Full, Member, Place, Placed, View
+from shoal.timing import DEFAULT, TimingSettings
+from shoal.wire.messages import Full, Member, Replicas, TablePlaces, View
 
 
 @dataclass(slots=True)
-class Person:
+class Joiner:
     """One member, as the coordinator knows it."""
 
     member: Member
@@ -36,10 +36,10 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class NewReplica:
     """A segment whose set has a new member."""
 
-    table: Placed  # before
+    table: TablePlaces  # before
     segment: int
     source: str  # whose place it was; empty: it is one more
     target: str
@@ -47,14 +47,14 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Handing:
+class Assignment:
     """Members and tables, as far as it takes to say who holds what."""
 
     number: int = 0
     copies: int = 1
-    timing: Intervals = DEFAULT
-    people: dict[str, Person] = field(default_factory=dict)  # by name
-    tables: dict[str, Placed] = field(default_factory=dict)  # by name
+    timing: TimingSettings = DEFAULT
+    people: dict[str, Joiner] = field(default_factory=dict)  # by name
+    tables: dict[str, TablePlaces] = field(default_factory=dict)  # by name
     apart: dict[tuple[str, str], int] = field(default_factory=dict)  # a primary that could not reach one: until when
     _view: View | None = None
     _short: tuple[int, bool, bool] | None = None  # of that view: is a segment lost, have all their copies
@@ -79,7 +79,7 @@ class Handing:
         if person is not None and person.member.incarnation != theirs:
             return False
 
-        def without(place: Place) -> Place:
+        def without(place: Replicas) -> Replicas:
             if place.servers[:1] != [primary]:
                 return place
             if server in place.servers[1:]:
@@ -91,22 +91,22 @@ class Handing:
 
         return self._if(self._replace(without))
 
-    def full(self, primary: str, full: Full) -> list[Taken]:
+    def full(self, primary: str, full: Full) -> list[NewReplica]:
         """A server has been filled with these segments: it is a member of their sets. None of them if that came too late."""
         person = self.people.get(full.server)
         table = next((one for one in self.tables.values() if one.number == full.table), None)
         if person is None or person.member.incarnation != full.theirs or table is None:
             return []
         epochs = dict(zip(full.segments, full.epochs, strict=False))
-        places, taken = list(table.places), list[Taken]()
+        places, taken = list(table.places), list[NewReplica]()
         for segment, place in enumerate(places):
             if epochs.get(segment) == place.epoch and place.filling == full.server and place.servers[:1] == [primary]:
                 opens = place.instead == primary
                 servers = [full.server if one == place.instead else one for one in place.servers]
                 servers = servers if place.instead else [*servers, full.server]
                 since = self.number + 1 if opens else place.since
-                places[segment] = Place(self.number + 1, servers, since=since)
-                taken.append(Taken(table, segment, place.instead, full.server, opens))
+                places[segment] = Replicas(self.number + 1, servers, since=since)
+                taken.append(NewReplica(table, segment, place.instead, full.server, opens))
         self._if(self._put(table, places))
         return taken
 
@@ -135,7 +135,7 @@ class Handing:
             changed |= self._put(table, places)
         return self._if(changed)
 
-    def _may_fill(self, now: int, name: str, place: Place) -> bool:
+    def _may_fill(self, now: int, name: str, place: Replicas) -> bool:
         """Whether this server can be brought up to hold that: it has let go of what it had, and can be reached."""
         person = self.people[name]
         if name in place.servers or person.view < max(place.epoch, person.since):
@@ -149,9 +149,9 @@ class Handing:
         """Every segment has as many as it should."""
         return self._shortage()[1]
 
-    def begin(self, now: int, wanted: Sequence[Wanted]) -> list[Wanted]:
+    def begin(self, now: int, wanted: Sequence[WantedMove]) -> list[WantedMove]:
         """Begin these moves. Those that were begun: the others have to wait, or are not how things are any more."""
-        begun: list[Wanted] = []
+        begun: list[WantedMove] = []
         for those in together(wanted):
             before = dict(self.tables)
             if all(self._begin(now, one) for one in those):
@@ -161,7 +161,7 @@ class Handing:
         self._if(bool(begun))
         return begun
 
-    def _begin(self, now: int, one: Wanted) -> bool:
+    def _begin(self, now: int, one: WantedMove) -> bool:
         table = self.tables[one.table]
         place = table.places[one.segment]
         if (
@@ -183,7 +183,7 @@ class Handing:
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
-    def _knows(self, name: str, place: Place) -> bool:
+    def _knows(self, name: str, place: Replicas) -> bool:
         """Whether this server has shown the view by which that set is as it is: else it would miss who had the segment before."""
         person = self.people.get(name)
         return person is not None and person.view >= place.epoch
@@ -235,26 +235,26 @@ class Handing:
     def _without(self, server: str) -> None:
         """A server is gone: the survivors of its sets go on, the first of them as primary."""
 
-        def without(place: Place) -> Place:
+        def without(place: Replicas) -> Replicas:
             if server in place.servers:
                 return self._left(place, server)
             return replace(place, filling="", instead="") if place.filling == server else place
 
         self._replace(without)
 
-    def _left(self, place: Place, server: str) -> Place:
+    def _left(self, place: Replicas, server: str) -> Replicas:
         """Its set without this one: the next is primary, if that was it."""
         left = [one for one in place.servers if one != server]
         since = place.since if left[:1] == place.servers[:1] else self.number + 1
-        return Place(self.number + 1, left, "" if left else server, since=since)
+        return Replicas(self.number + 1, left, "" if left else server, since=since)
 
-    def _swapped(self, place: Place, source: str, target: str) -> Place:
+    def _swapped(self, place: Replicas, source: str, target: str) -> Replicas:
         other = {source: target, target: source}
         servers = [other.get(one, one) for one in place.servers]
         since = place.since if servers[0] == place.servers[0] else self.number + 1
-        return Place(self.number + 1, servers, since=since)
+        return Replicas(self.number + 1, servers, since=since)
 
-    def _replace(self, change: Callable[[Place], Place]) -> bool:
+    def _replace(self, change: Callable[[Replicas], Replicas]) -> bool:
         """Change places; the set of a segment that changes is of a new epoch, and whoever was being filled begins anew."""
         changed = False
         for table in list(self.tables.values()):
@@ -267,12 +267,12 @@ class Handing:
             changed |= self._put(table, places)
         return changed
 
-    def _put_one(self, table: Placed, segment: int, place: Place) -> bool:
+    def _put_one(self, table: TablePlaces, segment: int, place: Replicas) -> bool:
         places = list(table.places)
         places[segment] = place
         return self._put(table, places)
 
-    def _put(self, table: Placed, places: list[Place]) -> bool:
+    def _put(self, table: TablePlaces, places: list[Replicas]) -> bool:
         if places == table.places:
             return False
         self.tables[table.name] = replace(table, places=places)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from shoal import limits
 from shoal.cluster.placement import FLOAT_BYTES, point
 from shoal.tables import Dense
-from shoal.wire.messages import Placed
+from shoal.wire.messages import TablePlaces
 
 Loads = Mapping[int, Mapping[int, float]]  # rows a second by table's number and segment
 Sizes = Mapping[int, Mapping[int, int]]  # bytes, likewise
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedMove:
     """One segment that should change hands: ``target`` takes the place of ``source`` in its set.
 
     A target that is in the set already swaps places with the source: nothing is copied.
@@ -36,7 +36,7 @@ class Wanted:
     trade: int = 0  # those of one number go together; 0: alone
 
 
-def estimated(table: Placed, segment: int) -> int:
+def estimated(table: TablePlaces, segment: int) -> int:
     """Bytes of a segment, as far as its table's settings tell."""
     start, stop = keys_of(table, segment)
     if isinstance(table.spec, Dense):
@@ -44,20 +44,20 @@ def estimated(table: Placed, segment: int) -> int:
     return limits.MOVE_BYTES // limits.SEGMENTS_PER_SERVER
 
 
-def keys_of(table: Placed, segment: int) -> tuple[int, int]:
+def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
     """The first key, and the one after the last."""
     stop = table.starts[segment + 1] if segment + 1 < len(table.starts) else table.spec.span
     return table.starts[segment], stop
 
 
 @dataclass(slots=True)
-class Cluster:
+class BalancePlan:
     """What is known of all servers, while a plan is made."""
 
     names: list[str]
     loads: Loads
     sizes: Sizes
-    wanted: list[Wanted] = field(default_factory=list)
+    wanted: list[WantedMove] = field(default_factory=list)
     held: dict[str, int] = field(init=False)  # segments of all tables
     asked: dict[str, float] = field(init=False)  # rows a second
 
@@ -70,10 +70,10 @@ class Cluster:
         return sum(self.asked.values()) / len(self.names)
 
 
-class Part:
+class TablePlacement:
     """One table: who holds its segments, as if all that is on its way had arrived."""
 
-    def __init__(self, cluster: Cluster, table: Placed, under_way: Collection[tuple[int, int]]) -> None:
+    def __init__(self, cluster: BalancePlan, table: TablePlaces, under_way: Collection[tuple[int, int]]) -> None:
         self.cluster, self.table = cluster, table
         self.loads = cluster.loads.get(table.number, {})
         self.sets: list[list[str]] = []
@@ -110,7 +110,7 @@ class Part:
             self._swap(segment, target)
         else:
             self._move(segment, rank, target)
-        self.cluster.wanted.append(Wanted(self.table.name, segment, source, target, why, gain, trade))
+        self.cluster.wanted.append(WantedMove(self.table.name, segment, source, target, why, gain, trade))
 
     def _move(self, segment: int, rank: int, target: str) -> None:
         source = self.sets[segment][rank]

@@ -25,8 +25,8 @@ from shoal.wire.messages.groups import (
     SCHEDULER,
     Allow,
     Dissolve,
-    Group,
-    Lost,
+    GroupLimits,
+    GroupProcessEnded,
     dealer,
     is_group,
     namespace,
@@ -43,11 +43,11 @@ PLACE = re.compile(
 _ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
 
 
-def allowed(groups: Mapping[str, Group], name: str) -> Group:
-    return groups.get(name) or Group(name)
+def allowed(groups: Mapping[str, GroupLimits], name: str) -> GroupLimits:
+    return groups.get(name) or GroupLimits(name)
 
 
-def by_name(view: m.View) -> dict[str, Group]:
+def by_name(view: m.View) -> dict[str, GroupLimits]:
     return {group.name: group for group in view.groups}
 
 
@@ -80,7 +80,7 @@ def refuses(roster: Roster, hello: m.Hello) -> str:
     return ""
 
 
-def ended(roster: Roster, sender: str, lost: Lost) -> bool:
+def ended(roster: Roster, sender: str, lost: GroupProcessEnded) -> bool:
     """Whether a scheduler speaks of a member of its own group, and of the life that it has now."""
     scheduler, member = roster.people.get(sender), roster.people.get(lost.name)
     return (
@@ -124,12 +124,12 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
                 raise Invalid(f"group {name!r} is at work ({dealer(name)} is here): end its run first")
 
 
-def allow(roster: Roster, group: Group) -> None:
+def allow(roster: Roster, group: GroupLimits) -> None:
     roster.groups[group.name] = group
     roster.changed()
 
 
-def unallow(roster: Roster, name: str, before: Group | None) -> None:
+def unallow(roster: Roster, name: str, before: GroupLimits | None) -> None:
     """As it was before."""
     if before is None:
         roster.groups.pop(name, None)
@@ -200,7 +200,7 @@ def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
         )
 
 
-def _check_allow(roster: Roster, group: str, sender: str, asked: Group) -> None:
+def _check_allow(roster: Roster, group: str, sender: str, asked: GroupLimits) -> None:
     if group:
         raise Invalid(f"{sender} is of group {group!r}: what groups may have is the operator's to say")
     if not is_group(asked.name):
@@ -226,7 +226,7 @@ def _mb(size: int) -> str:
 # ---------------------------------------------------------------- pushes and pulls
 
 
-def refused(name: str, group: str, groups: Mapping[str, Group], table: str, push: bool) -> str:
+def refused(name: str, group: str, groups: Mapping[str, GroupLimits], table: str, push: bool) -> str:
     """Why a request of this group's node goes no further; empty if it may."""
     owner = namespace(table)
     if not group or owner == group:

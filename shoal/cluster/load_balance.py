@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 from shoal import limits
 from shoal.cluster.balance_plan import (
-    Cluster,
+    BalancePlan,
     Loads,
-    Part,
+    TablePlacement,
     keys_of,
 )
-from shoal.wire.messages import Placed
+from shoal.wire.messages import TablePlaces
 
 _Trade = tuple[float, list[tuple[int, str]]]  # what the busier of two is spared by it; segments, and who gets them
 
 
 @dataclass(frozen=True, slots=True)
-class Halved:
+class SplitSegment:
     """One segment that should be two: the second begins at this key."""
 
     table: str
@@ -45,7 +45,7 @@ def hottest(asked: Mapping[str, float], above: float | None = None) -> str | Non
     return name if asked[name] > mean * (1 + (limits.LOAD_ABOVE if above is None else above)) else None
 
 
-def trade(cluster: Cluster, parts: Sequence[Part]) -> None:
+def trade(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> None:
     """Exchanges between the hottest server and the coldest with which one helps, as long as they do."""
     above = limits.LOAD_ABOVE
     for number in range(1, limits.LOAD_TRADES + 1):
@@ -55,7 +55,7 @@ def trade(cluster: Cluster, parts: Sequence[Part]) -> None:
         above = limits.LOAD_ABOVE / 2
 
 
-def _traded(cluster: Cluster, parts: Sequence[Part], hot: str, number: int) -> bool:
+def _traded(cluster: BalancePlan, parts: Sequence[TablePlacement], hot: str, number: int) -> bool:
     for cold in sorted(cluster.names, key=lambda name: (cluster.asked[name], name)):
         if cold == hot:
             continue
@@ -72,7 +72,7 @@ def _traded(cluster: Cluster, parts: Sequence[Part], hot: str, number: int) -> b
     return False
 
 
-def _best(part: Part, hot: str, cold: str, swaps: bool) -> _Trade:
+def _best(part: TablePlacement, hot: str, cold: str, swaps: bool) -> _Trade:
     """The move, or exchange, that does most for these two."""
     gap = part.cluster.asked[hot] - part.cluster.asked[cold]
     givers = [segment for segment in _owned(part, hot) if (cold in part.sets[segment]) == swaps]
@@ -92,7 +92,7 @@ def _best(part: Part, hot: str, cold: str, swaps: bool) -> _Trade:
     return best
 
 
-def _owned(part: Part, server: str) -> list[int]:
+def _owned(part: TablePlacement, server: str) -> list[int]:
     found = [s for s, holders in enumerate(part.sets) if holders[:1] == [server] and not part.fixed[s]]
     return sorted(found, key=part.load)
 
@@ -103,18 +103,18 @@ def _spared(gap: float, moved: float) -> float:
 
 
 def split(
-    tables: Sequence[Placed],
+    tables: Sequence[TablePlaces],
     servers: Collection[str],
     loads: Loads,
     halves: Mapping[int, Mapping[int, int]] | None = None,
     under_way: Collection[tuple[int, int]] = (),
-) -> Halved | None:
+) -> SplitSegment | None:
     """A segment that should be two, if there is one; only of a table of which nothing is on its way.
 
     ``halves`` says at which key a segment's load is cut in two, where a server could tell.
     """
-    cluster = Cluster(sorted(servers), loads, {})
-    parts = [Part(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
+    cluster = BalancePlan(sorted(servers), loads, {})
+    parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
     if not parts or any(part.is_moving for part in parts):
         return None
     for part, segment in _hot_alone(cluster, parts):
@@ -123,11 +123,11 @@ def split(
         at = (halves or {}).get(table.number, {}).get(segment, start + (stop - start) // 2)
         if start < at < stop:
             share = loads[table.number][segment] / max(1.0, cluster.mean)
-            return Halved(table.name, segment, at, f"{share:.1f} times what the mean server is asked for")
+            return SplitSegment(table.name, segment, at, f"{share:.1f} times what the mean server is asked for")
     return None
 
 
-def _hot_alone(cluster: Cluster, parts: Sequence[Part]) -> list[tuple[Part, int]]:
+def _hot_alone(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> list[tuple[TablePlacement, int]]:
     """Segments of the hottest server that could be split, and are above the mean all alone; the hottest first."""
     if (hot := hottest(cluster.asked)) is None:
         return []
@@ -140,6 +140,6 @@ def _hot_alone(cluster: Cluster, parts: Sequence[Part]) -> list[tuple[Part, int]
     return [(parts[at], segment) for _, at, segment in sorted(found)]
 
 
-def _may_split(part: Part, segment: int) -> bool:
+def _may_split(part: TablePlacement, segment: int) -> bool:
     start, stop = keys_of(part.table, segment)
     return stop - start >= 2 and len(part.table.starts) < limits.SEGMENTS_PER_TABLE

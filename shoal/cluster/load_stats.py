@@ -17,11 +17,11 @@ from math import inf
 from shoal import limits
 from shoal.cluster.load_balance import hottest
 from shoal.timing import DEFAULT
-from shoal.wire.messages import Heartbeat, Placed
+from shoal.wire.messages import Heartbeat, TablePlaces
 
 
 @dataclass(slots=True)
-class Loads:
+class LoadStats:
     """Rows a second, by table's number and segment."""
 
     rates: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Loads:
     _known: tuple[object, ...] = ()  # who is here, and who has what
     _patience: int = 0  # tellings; 0: the least
 
-    def heard(self, server: str, beat: Heartbeat, tables: Mapping[str, Placed]) -> None:
+    def heard(self, server: str, beat: Heartbeat, tables: Mapping[str, TablePlaces]) -> None:
         """What a server told of its own segments; by a view that knew them by these numbers."""
         if not beat.loads:
             return
@@ -49,7 +49,7 @@ class Loads:
                         cuts[segment] = halves[segment]
 
     def is_time(
-        self, now: int, servers: Sequence[str], tables: Mapping[str, Placed], every: int = DEFAULT.load_every
+        self, now: int, servers: Sequence[str], tables: Mapping[str, TablePlaces], every: int = DEFAULT.load_every
     ) -> bool:
         """Whether one of these servers has been asked for too much for so long that it is no chance; told ``every`` so often."""
         asked = self.by_server(tables)
@@ -66,7 +66,7 @@ class Loads:
         """Something was done about it: if that was not enough, or too much, be slower next time."""
         self._patience = min(limits.LOAD_PATIENCE, 2 * max(self._patience, limits.LOAD_STEADY))
 
-    def keep(self, tables: Mapping[str, Placed]) -> None:
+    def keep(self, tables: Mapping[str, TablePlaces]) -> None:
         """Forget tables that are no more."""
         numbers = {table.number for table in tables.values()}
         for known in (self.rates, self.halves):
@@ -81,7 +81,7 @@ class Loads:
             self.rates[table][segment] = self.rates[table][segment + 1] = rates[segment] / 2
         self.halves.pop(table, None)
 
-    def by_server(self, tables: Mapping[str, Placed]) -> dict[str, float]:
+    def by_server(self, tables: Mapping[str, TablePlaces]) -> dict[str, float]:
         """All that is asked of those who own anything."""
         found: dict[str, float] = {}
         for table in tables.values():

@@ -1,6 +1,6 @@
 """What every node but the coordinator does: say hello, keep the view, send heartbeats, join again when fenced.
 
-``Membership`` is a part of a node's state machine. It answers for the greeting and tells its holder when a newer view
+``MembershipClient`` is a part of a node's state machine. It answers for the greeting and tells its holder when a newer view
 came (``view``) or when this life is over (``fenced``).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal import limits
-from shoal.timing import Intervals
+from shoal.timing import TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Connect, Effect, Send
 
@@ -17,7 +17,7 @@ NO_VIEW = m.View(0, 0, 0, [], [])
 
 
 @dataclass(slots=True)
-class Change:
+class ViewChange:
     """What a message of the coordinator's meant for this node."""
 
     view: bool = False  # there is a new one
@@ -27,7 +27,7 @@ class Change:
     may_pass: bool = False  # for now only: its disk is full, and hello is said again
 
 
-class Membership:
+class MembershipClient:
     """One node's place in the cluster."""
 
     def __init__(self, name: str, role: str, token: str, address: str = "", coordinator: str = "coordinator") -> None:
@@ -49,7 +49,7 @@ class Membership:
         self._connected: dict[str, str] = {}
 
     @property
-    def timing(self) -> Intervals:
+    def timing(self) -> TimingSettings:
         """What this node goes by: the coordinator's word, as soon as there is one."""
         return self.view.timing
 
@@ -88,7 +88,7 @@ class Membership:
         loads, self.loads, halves, self.halves = self.loads, {}, self.halves, {}
         return Send(self.coordinator, m.Heartbeat(self.incarnation, self.shown, dict(self.failed), loads, halves))
 
-    def handle(self, now: int, message: m.Message) -> tuple[Change, list[Effect]]:
+    def handle(self, now: int, message: m.Message) -> tuple[ViewChange, list[Effect]]:
         self.heard = now
         match message:
             case m.Welcome(token, incarnation, view, rate) if (
@@ -98,20 +98,20 @@ class Membership:
                 effects = self._take(view)
                 self._asked_since, self._wait = 0, self.timing.resend_first
                 self._next = now + self.timing.heartbeat
-                return Change(view=True), effects
+                return ViewChange(view=True), effects
             case m.View() if self.joined and self._newer(message):
                 if any(one.name == self.name and one.incarnation != self.incarnation for one in message.members):
-                    return Change(fenced=True), self.rejoin(now)  # what it gives to our name is another's
-                return Change(view=True), self._take(message)
+                    return ViewChange(fenced=True), self.rejoin(now)  # what it gives to our name is another's
+                return ViewChange(view=True), self._take(message)
             case m.Fence(_, incarnation) if self.joined and incarnation == self.incarnation:
-                return Change(fenced=True), self.rejoin(now)
-            case m.Over(token) if token == f"{self._token}.{self._life}" and not self.joined:
-                return Change(), self.rejoin(now)
-            case m.No(0, "key", reason):  # also of one who was in: its key was revoked
-                return Change(refused=reason, for_good=True), []
-            case m.No(0, kind, reason) if not self.joined:
-                return Change(refused=reason, for_good=kind == "version", may_pass=kind == "full"), []
-        return Change(), []
+                return ViewChange(fenced=True), self.rejoin(now)
+            case m.IncarnationOver(token) if token == f"{self._token}.{self._life}" and not self.joined:
+                return ViewChange(), self.rejoin(now)
+            case m.Refusal(0, "key", reason):  # also of one who was in: its key was revoked
+                return ViewChange(refused=reason, for_good=True), []
+            case m.Refusal(0, kind, reason) if not self.joined:
+                return ViewChange(refused=reason, for_good=kind == "version", may_pass=kind == "full"), []
+        return ViewChange(), []
 
     def rejoin(self, now: int) -> list[Effect]:
         """This life is over: say hello as a new one."""

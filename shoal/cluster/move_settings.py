@@ -10,7 +10,7 @@ from shoal import limits
 from shoal.errors import Invalid
 
 
-class Moves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MoveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which segments move by themselves, and how fast."""
 
     balance: Literal["load", "count", "none"] = "load"  # count: newcomers get their share; load: hot segments move, too

@@ -64,7 +64,7 @@ def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int
     ring = _ring(tuple(sorted(servers)))
     new: list[list[str]] = [[] for _ in old]
     for rank in range(min(copies, len(servers))):
-        room = _Room.for_primaries(servers, len(old)) if rank == 0 else _Room.for_backups(servers, len(old))
+        room = _Capacity.for_primaries(servers, len(old)) if rank == 0 else _Capacity.for_backups(servers, len(old))
         # All that can stay do so before anyone moves: a newcomer must not push out one who had the place.
         for stays in (_stays, _kept):
             for names, holders in zip(new, old, strict=True):
@@ -76,12 +76,12 @@ def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int
     return [tuple(names) for names in new]
 
 
-def _stays(holders: Holders, rank: int, names: list[str], room: _Room) -> list[str]:
+def _stays(holders: Holders, rank: int, names: list[str], room: _Capacity) -> list[str]:
     """Who had this very place."""
     return [name for name in holders[rank : rank + 1] if name not in names and room.take(name)]
 
 
-def _kept(holders: Holders, rank: int, names: list[str], room: _Room) -> list[str]:
+def _kept(holders: Holders, rank: int, names: list[str], room: _Capacity) -> list[str]:
     """One that holds the segment already: it needs no copying."""
     return next(([name] for name in holders if name not in names and room.take(name)), [])
 
@@ -103,7 +103,7 @@ def backup_for(
 
 
 @dataclass(slots=True)
-class _Room:
+class _Capacity:
     """How many more segments each server may take."""
 
     floor: int
@@ -111,14 +111,14 @@ class _Room:
     loads: dict[str, int]
 
     @classmethod
-    def for_primaries(cls, servers: Sequence[str], segments: int) -> _Room:
+    def for_primaries(cls, servers: Sequence[str], segments: int) -> _Capacity:
         loads = dict.fromkeys(servers, 0)
         if len(loads) < len(servers):
             raise Invalid(f"servers {sorted(servers)}: each is named once")
         return cls(*divmod(segments, len(servers)), loads)
 
     @classmethod
-    def for_backups(cls, servers: Sequence[str], segments: int) -> _Room:
+    def for_backups(cls, servers: Sequence[str], segments: int) -> _Capacity:
         return cls(-(-segments * BACKUPS_PER_MEAN // len(servers)), 0, dict.fromkeys(servers, 0))
 
     def take(self, server: str) -> bool:
@@ -141,7 +141,7 @@ class _Room:
         return name
 
 
-class Ring:
+class HashRing:
     """The servers' points in order; each server has many, so that its neighbours are all the others."""
 
     def __init__(self, servers: Sequence[str]) -> None:
@@ -157,8 +157,8 @@ class Ring:
 
 
 @lru_cache(maxsize=8)
-def _ring(servers: tuple[str, ...]) -> Ring:
-    return Ring(servers)
+def _ring(servers: tuple[str, ...]) -> HashRing:
+    return HashRing(servers)
 
 
 def point(text: str) -> int:

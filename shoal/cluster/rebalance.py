@@ -22,21 +22,21 @@ from itertools import groupby
 from shoal import limits
 from shoal.cluster import load_balance
 from shoal.cluster.balance_plan import (
-    Cluster,
+    BalancePlan,
     Loads,
-    Part,
     Sizes,
-    Wanted,
+    TablePlacement,
+    WantedMove,
     estimated,
 )
 from shoal.cluster.placement import point
-from shoal.wire.messages import Placed
+from shoal.wire.messages import TablePlaces
 
 _One = tuple[float, int, int, int]  # what is asked of it, a number that differs for each, a segment, a rank
 
 
 def plan(
-    tables: Sequence[Placed],
+    tables: Sequence[TablePlaces],
     servers: Collection[str],
     *,
     leaving: Collection[str] = (),
@@ -45,7 +45,7 @@ def plan(
     under_way: Collection[tuple[int, int]] = (),
     balance: str = "load",
     most: int = limits.MOVE_BYTES,
-) -> list[Wanted]:
+) -> list[WantedMove]:
     """The next moves; none if all is as it should be, or nothing can be done about it before others have arrived.
 
     ``servers`` may hold more, ``leaving`` ones may not and hold something still; whoever is neither keeps what it has.
@@ -54,8 +54,8 @@ def plan(
     names = sorted(name for name in servers if name not in leaving)
     if not names:
         return []
-    cluster = Cluster(names, loads or {}, sizes or {})
-    parts = [Part(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
+    cluster = BalancePlan(names, loads or {}, sizes or {})
+    parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
     for part in parts:
         _empty(part, leaving)
     if balance != "none":
@@ -69,7 +69,7 @@ def plan(
     return list(_at_once(cluster.wanted, {table.name: table for table in tables}, sizes or {}, most))
 
 
-def _empty(part: Part, leaving: Collection[str]) -> None:
+def _empty(part: TablePlacement, leaving: Collection[str]) -> None:
     """Everything that those who go still hold, to whoever has least; one of a set at a time."""
     for segment, holders in enumerate(part.sets):
         rank = next((rank for rank, name in enumerate(holders) if name in leaving), None)
@@ -86,7 +86,7 @@ def _empty(part: Part, leaving: Collection[str]) -> None:
 # ------------------------------------------------------------ count
 
 
-def _even(part: Part, counts: dict[str, int], ranks: Callable[[Sequence[str]], range]) -> None:
+def _even(part: TablePlacement, counts: dict[str, int], ranks: Callable[[Sequence[str]], range]) -> None:
     """From those who have most to those who have least, until they differ by one, or are near enough."""
     if len(counts) < 2 or max(counts.values()) - min(counts.values()) < 2:
         return
@@ -106,7 +106,9 @@ def _even(part: Part, counts: dict[str, int], ranks: Callable[[Sequence[str]], r
         part.give(one[2], one[3], target, "count", gain)
 
 
-def _next(part: Part, counts: Mapping[str, int], have: Mapping[str, list[_One]]) -> tuple[str, _One, str] | None:
+def _next(
+    part: TablePlacement, counts: Mapping[str, int], have: Mapping[str, list[_One]]
+) -> tuple[str, _One, str] | None:
     by_count = sorted(counts, key=lambda name: part.order(counts, name))
     mean = sum(counts.values()) / len(counts)
     within = 0.0 if counts is part.primaries else limits.COPIES_WITHIN * mean
@@ -121,7 +123,9 @@ def _next(part: Part, counts: Mapping[str, int], have: Mapping[str, list[_One]])
     return None
 
 
-def _fitting(part: Part, those: list[_One], source: str, target: str, counts: Mapping[str, int]) -> _One | None:
+def _fitting(
+    part: TablePlacement, those: list[_One], source: str, target: str, counts: Mapping[str, int]
+) -> _One | None:
     """Of these, one that brings the target near its share of what is asked.
 
     One of which it has a copy, since the two swap places then; but where it lacks copies, too, one of which it has none.
@@ -151,13 +155,15 @@ def _nearest(those: Sequence[_One], ideal: float) -> Iterator[_One]:
 # ------------------------------------------------------------ as much as may be on its way
 
 
-def together(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+def together(wanted: Sequence[WantedMove]) -> Iterator[list[WantedMove]]:
     """Moves that are begun all or none: those of a trade, and every other one alone."""
     for _, those in groupby(enumerate(wanted), key=lambda one: (one[1].trade, 0 if one[1].trade else one[0])):
         yield [one for _, one in those]
 
 
-def _at_once(wanted: Sequence[Wanted], tables: Mapping[str, Placed], sizes: Sizes, most: int) -> Iterator[Wanted]:
+def _at_once(
+    wanted: Sequence[WantedMove], tables: Mapping[str, TablePlaces], sizes: Sizes, most: int
+) -> Iterator[WantedMove]:
     """From one primary to one server some bytes, and nothing more while there is any; of a trade all or nothing."""
     room: dict[tuple[str, str], int] = {}
     for table in tables.values():
@@ -171,7 +177,7 @@ def _at_once(wanted: Sequence[Wanted], tables: Mapping[str, Placed], sizes: Size
             yield from those
 
 
-def _has_room(room: dict[tuple[str, str], int], one: Wanted, table: Placed, sizes: Sizes, most: int) -> bool:
+def _has_room(room: dict[tuple[str, str], int], one: WantedMove, table: TablePlaces, sizes: Sizes, most: int) -> bool:
     holders = table.places[one.segment].servers
     if not one.target or one.target in holders:
         return True  # nothing is copied

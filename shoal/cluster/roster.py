@@ -22,15 +22,15 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.cluster import placement
-from shoal.cluster.assignment import Handing
-from shoal.cluster.assignment import Person as Person
-from shoal.cluster.load_stats import Loads
+from shoal.cluster.assignment import Assignment
+from shoal.cluster.assignment import Joiner as Joiner
+from shoal.cluster.load_stats import LoadStats
 from shoal.cluster.placement import segments_of
 from shoal.cluster.split import halved
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
-from shoal.wire.messages import Member, Place, Placed, View
-from shoal.wire.messages.groups import SCHEDULER, Group
+from shoal.wire.messages import Member, Replicas, TablePlaces, View
+from shoal.wire.messages.groups import SCHEDULER, GroupLimits
 
 ROLES = ("server", "worker", "client", "evaluator", SCHEDULER)
 T = TypeVar("T")
@@ -38,19 +38,19 @@ _LIVES = 16  # of one name, that are remembered
 
 
 @dataclass(slots=True)
-class Roster(Handing):
+class Roster(Assignment):
     """Members and tables, and the number of the view that shows them."""
 
     term: int = 1
     generation: int = 0
     incarnations: int = 0  # the last one handed out
     tables_made: int = 0
-    groups: dict[str, Group] = field(default_factory=dict)  # that the operator has named
+    groups: dict[str, GroupLimits] = field(default_factory=dict)  # that the operator has named
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
     replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone, and nodes that never came: why
     released: dict[str, int] = field(default_factory=dict)  # incarnations that were let go, by name
-    loads: Loads = field(default_factory=Loads)
+    loads: LoadStats = field(default_factory=LoadStats)
     heard: int = 0  # when the last word of any member came
 
     def view(self) -> View:
@@ -98,7 +98,7 @@ class Roster(Handing):
     def _was_displaced(self, name: str, token: str) -> bool:
         return _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
 
-    def knows(self, name: str, token: str) -> Person | None:
+    def knows(self, name: str, token: str) -> Joiner | None:
         """The member that sent this very hello before."""
         person = self.people.get(name)
         return person if person is not None and person.token == token else None
@@ -109,14 +109,14 @@ class Roster(Handing):
 
     def join(
         self, now: int, name: str, role: str, token: str, address: str, incarnation: int, group: str = ""
-    ) -> Person:
+    ) -> Joiner:
         if name in self.people:
             self.displace(name, token)
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
         self.released.pop(name, None)
         self._hear(now)
-        person = self.people[name] = Person(Member(name, incarnation, role, address, group=group), token, now)
+        person = self.people[name] = Joiner(Member(name, incarnation, role, address, group=group), token, now)
         self.changed()
         person.since = self.number
         return person
@@ -147,7 +147,7 @@ class Roster(Handing):
         """Servers of which nothing was heard for a while."""
         return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
 
-    def hear(self, now: int, person: Person) -> None:
+    def hear(self, now: int, person: Joiner) -> None:
         """This member said something."""
         self._hear(now)
         person.heard = now
@@ -200,7 +200,7 @@ class Roster(Handing):
         origin: str = "",
         number: int | None = None,
         like: str = "",
-    ) -> Placed:
+    ) -> TablePlaces:
         """Place a table's segments on the servers there are, or where those of another one are."""
         self.check_create(name, spec)
         servers = self.staying()
@@ -214,8 +214,8 @@ class Roster(Handing):
             holders = [(*names, *self._until_they_go(len(names))) for names in holders]
         else:
             holders = [tuple(place.servers) for place in model.places]
-        places = [Place(self.number + 1, list(names), since=self.number + 1) for names in holders]
-        placed = self.tables[name] = Placed(number, name, spec, starts, places, origin)
+        places = [Replicas(self.number + 1, list(names), since=self.number + 1) for names in holders]
+        placed = self.tables[name] = TablePlaces(number, name, spec, starts, places, origin)
         self.changed()
         return placed
 
@@ -228,7 +228,7 @@ class Roster(Handing):
         leaving = [name for name in self.servers() if name not in self.staying()]
         return leaving[: max(0, self.copies - copies)]
 
-    def _like(self, name: str, spec: Table, starts: Sequence[int], like: str) -> Placed:
+    def _like(self, name: str, spec: Table, starts: Sequence[int], like: str) -> TablePlaces:
         """The table that this one is to be placed like, if it can be."""
         model = self.tables.get(like)
         if model is None:
@@ -266,7 +266,7 @@ class Roster(Handing):
         self.loads.was_split(table.number, segment)
         self.changed()
 
-    def may_split(self, table: Placed) -> bool:
+    def may_split(self, table: TablePlaces) -> bool:
         """Every server has the table as it is: none finds it cut otherwise than where its rows come from, or misses a change of hands."""
         since = max((place.since for place in table.places), default=0)
         return all(self.people[name].view >= since for name in self.servers())

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.wire.messages import Placed
+from shoal.wire.messages import TablePlaces
 
 
-def halved(table: Placed, segment: int, at: int, view: int) -> Placed:
+def halved(table: TablePlaces, segment: int, at: int, view: int) -> TablePlaces:
     """The table with this segment cut at that key, by the view of that number."""
     if (why := why_not(table, segment, at)) != "":
         raise Invalid(f"segment {segment} of table {table.name!r} cannot be split at {at}: {why}")
@@ -24,7 +24,7 @@ def halved(table: Placed, segment: int, at: int, view: int) -> Placed:
     return replace(table, starts=starts, places=places, cut=view)
 
 
-def why_not(table: Placed, segment: int, at: int) -> str:
+def why_not(table: TablePlaces, segment: int, at: int) -> str:
     """What stands against it; empty: nothing."""
     if not 0 <= segment < len(table.starts):
         return f"there are {len(table.starts)} segments"

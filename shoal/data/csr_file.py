@@ -37,12 +37,12 @@ BLOCK = 1 << 20  # elements written or looked at in one go
 YOUNG = 60.0  # seconds: a folder aside that is younger may not have been locked yet
 
 
-class Formatted(Protocol):
+class CsrFormat(Protocol):
     @property
     def format(self) -> int: ...
 
 
-Kind = TypeVar("Kind", bound=Formatted)
+Kind = TypeVar("Kind", bound=CsrFormat)
 
 
 class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     line: int
 
 
-class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CsrMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the arrays of a folder are."""
 
     format: int
@@ -68,11 +68,11 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class CsrFile:
     """A packed set, mapped. Labels are as they stood in the file."""
 
     folder: Path
-    meta: Meta
+    meta: CsrMeta
     indptr: Ids
     columns: Columns
     values: Floats | None
@@ -80,9 +80,9 @@ class Packed:
     counts: Columns
 
     @classmethod
-    def open(cls, folder: Path) -> Packed:
-        """Map a folder that ``Writer`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
-        meta = read_meta(folder / "meta.json", Meta, FORMAT)
+    def open(cls, folder: Path) -> CsrFile:
+        """Map a folder that ``CsrWriter`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
+        meta = read_meta(folder / "meta.json", CsrMeta, FORMAT)
         packed = cls(
             folder,
             meta,
@@ -135,10 +135,10 @@ class Packed:
         return Batch(indptr - first if first else indptr, self.columns[first:last], values, self.labels[start:stop])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Packed.open, (self.folder,)  # another process maps it for itself
+        return CsrFile.open, (self.folder,)  # another process maps it for itself
 
 
-class Writer:
+class CsrWriter:
     """Takes batches of any length and leaves a whole folder, or none. Use as a context: an error cleans up."""
 
     def __init__(self, folder: Path) -> None:
@@ -148,7 +148,7 @@ class Writer:
         self.more_labels = False
         self._counts = np.zeros(0, np.uint32)
         self._files: dict[str, IO[bytes]] = {}
-        self._aside = Aside(folder)
+        self._aside = StagingFolder(folder)
         try:
             for name in ("labels.f32", "indptr.i64", "columns.u32"):
                 self._open(name)
@@ -157,7 +157,7 @@ class Writer:
             self.close()
             raise
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> CsrWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -186,12 +186,12 @@ class Writer:
         """Rows that were copied from elsewhere: where their labels stood in the file is known there."""
         self.labels, self.more_labels = labels, more
 
-    def finish(self, source: str = "", features: int | None = None, hashing: Hashing | None = None) -> Packed:
+    def finish(self, source: str = "", features: int | None = None, hashing: Hashing | None = None) -> CsrFile:
         """Sync, rename, map. ``features``: at least so many (the other half of a set may have more than this one)."""
         self.features = max(self.features, features or 0)
         labels = [LabelCount(value, *found) for value, found in sorted(self.labels.items())]
         ones = "values.f32" not in self._files
-        meta = Meta(FORMAT, self.rows, self.features, self.nonzeros, ones, labels, self.more_labels, source, hashing)
+        meta = CsrMeta(FORMAT, self.rows, self.features, self.nonzeros, ones, labels, self.more_labels, source, hashing)
         self._write_counts()
         self._open("meta.json").write(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
         for file in self._files.values():
@@ -199,7 +199,7 @@ class Writer:
             os.fsync(file.fileno())
             file.close()
         self._aside.settle()
-        return Packed.open(self.folder)
+        return CsrFile.open(self.folder)
 
     def close(self) -> None:
         """Without ``finish``, as if nothing had been written."""
@@ -268,7 +268,7 @@ def note_labels(known: dict[float, tuple[int, int]], labels: Floats, lines: Ids)
     return more
 
 
-class Aside:
+class StagingFolder:
     """A folder beside the one to be, locked while its writer lives."""
 
     def __init__(self, final: Path) -> None:
@@ -284,7 +284,7 @@ class Aside:
             self._unlock()
             raise
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> StagingFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -369,4 +369,4 @@ def damaged(path: Path, what: str) -> Invalid:
     return Invalid(f"{path} is damaged ({what}): delete {path.parent} and load again")
 
 
-look_up(Meta)
+look_up(CsrMeta)

@@ -28,17 +28,17 @@ import msgspec
 
 from shoal import cache as caches
 from shoal.data import digits, mnist, npz
-from shoal.data.csr_file import FORMAT, Packed, sweep
+from shoal.data.csr_file import FORMAT, CsrFile, sweep
 from shoal.data.dense import pack_dense
 from shoal.data.dense_file import FORMAT as DENSE_FORMAT
-from shoal.data.dense_file import Arrays, open_rows
+from shoal.data.dense_file import DenseFile, open_rows
 from shoal.data.export import make
 from shoal.data.labels import are_classes, check_labels, signs
-from shoal.data.pack import Facts, Plan, pack, stamps
+from shoal.data.pack import PackInfo, PackPlan, pack, stamps
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, HASH_BITS, HASH_BITS_MOST
 
-__all__ = ["NAMED", "Dataset", "Known", "Source", "check_labels", "load", "make", "names", "signs"]
+__all__ = ["NAMED", "DataSource", "Dataset", "KnownDataset", "check_labels", "load", "make", "names", "signs"]
 
 Format = Literal["auto", "libsvm", "criteo"]
 Progress = Callable[[str], None]
@@ -47,7 +47,7 @@ VARIABLE = "SHOAL_DATA"
 SHOWN = 200  # characters of a path that is none
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where rows come from, as a job file says it."""
 
     source: str = "clicks"  # a name or a path
@@ -103,8 +103,8 @@ class Dataset:
     """Rows to train on and rows to test on, over the same features."""
 
     name: str
-    train: Packed | Arrays
-    test: Packed | Arrays
+    train: CsrFile | DenseFile
+    test: CsrFile | DenseFile
     notes: list[str]  # what a user should hear, such as skipped lines
     folder: Path
 
@@ -115,12 +115,12 @@ class Dataset:
     @property
     def dense(self) -> bool:
         """Rows are arrays of one shape, as images are."""
-        return isinstance(self.train, Arrays)
+        return isinstance(self.train, DenseFile)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one row."""
-        return self.train.shape if isinstance(self.train, Arrays) else (self.train.features,)
+        return self.train.shape if isinstance(self.train, DenseFile) else (self.train.features,)
 
     @property
     def classes(self) -> bool:
@@ -131,7 +131,7 @@ class Dataset:
     def open(cls, folder: Path) -> Dataset:
         """Map what ``load`` packed: for another process of the same machine."""
         try:
-            facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=Facts)
+            facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=PackInfo)
         except (OSError, msgspec.MsgspecError) as error:
             raise Invalid(f"{folder} is no packed set ({error}): delete it and load again") from None
         return cls(facts.name, open_rows(folder / "train"), open_rows(folder / "test"), facts.notes, folder)
@@ -146,7 +146,7 @@ def check_rows(dataset: Dataset, model: str, kind: Literal["classes", "numbers"]
     check_labels(dataset.test, kind, both=False)
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownDataset(msgspec.Struct, frozen=True):
     """One line of the list of names."""
 
     name: str
@@ -156,7 +156,7 @@ class Known(msgspec.Struct, frozen=True):
     how: str = ""  # to get it, if it is not
 
 
-def names() -> list[Known]:
+def names() -> list[KnownDataset]:
     """All names, whether each can be had here, and where it is or should be."""
     home = os.environ.get(VARIABLE)
     found = []
@@ -165,26 +165,28 @@ def names() -> list[Known]:
             found.append(_dense_known(name, named.what))
             continue
         if not named.train:
-            found.append(Known(name, named.what, True, "made when asked for"))
+            found.append(KnownDataset(name, named.what, True, "made when asked for"))
             continue
         paths = [Path(home or f"${VARIABLE}") / file for file in (named.train, named.test)]
-        found.append(Known(name, named.what, all(path.is_file() for path in paths), str(paths[0])))
+        found.append(KnownDataset(name, named.what, all(path.is_file() for path in paths), str(paths[0])))
     return found
 
 
-def _dense_known(name: str, what: str) -> Known:
+def _dense_known(name: str, what: str) -> KnownDataset:
     if name == "digits":
         how = "it needs scikit-learn: pip install 'shoal[sklearn]'"
-        return Known(name, what, digits.installed(), "comes with scikit-learn", how)
+        return KnownDataset(name, what, digits.installed(), "comes with scikit-learn", how)
     kept = caches.cache_folder()
-    if kept is not None and (kept / "data" / _entry(_dense_plan(Source(name), None))).is_dir():
-        return Known(name, what, True, "in the cache")
+    if kept is not None and (kept / "data" / _entry(_dense_plan(DataSource(name), None))).is_dir():
+        return KnownDataset(name, what, True, "in the cache")
     where = mnist.here(kept / "data" if kept is not None else None)
     home = Path(os.environ.get(VARIABLE) or f"${VARIABLE}") / name
-    return Known(name, what, bool(where), where or str(home), f"shoal data fetch {name}, or put its files into {home}")
+    return KnownDataset(
+        name, what, bool(where), where or str(home), f"shoal data fetch {name}, or put its files into {home}"
+    )
 
 
-def load(source: Source, seed: int, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
+def load(source: DataSource, seed: int, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
     """The set, packed and mapped; from the cache if it has been packed before. ``cache``: a folder of one's own."""
     _check(source)
     plan = _plan(source, seed)
@@ -197,13 +199,13 @@ def load(source: Source, seed: int, cache: Path | None = None, progress: Progres
     return Dataset.open(folder)
 
 
-def check_source(source: Source) -> None:
+def check_source(source: DataSource) -> None:
     """Refuse what ``load`` would refuse before it reads a row."""
     _check(source)
     _plan(source, 0)
 
 
-def _pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
+def _pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
     try:
         (pack_dense if plan.dense else pack)(plan, folder, progress)
     except OSError as error:
@@ -213,7 +215,7 @@ def _pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
         ) from error
 
 
-def _plan(source: Source, seed: int) -> Plan:
+def _plan(source: DataSource, seed: int) -> PackPlan:
     """All that decides the content of the packed pair, and nothing else."""
     named = NAMED.get(source.source)
     if named is not None and named.dense:
@@ -222,7 +224,7 @@ def _plan(source: Source, seed: int) -> Plan:
         if source.test or source.hash_bits is not None or source.format != "auto":
             raise Invalid(f"{source.source} is made up: it takes rows and features, and no test, format or hash_bits")
         rows = source.rows or named.rows
-        return Plan(name=source.source, made=source.source, rows=rows, features=source.features, seed=seed)
+        return PackPlan(name=source.source, made=source.source, rows=rows, features=source.features, seed=seed)
     if named is None:
         train, format = _path(source.source), source.format
         if train.suffix.lower() == npz.SUFFIX:
@@ -233,7 +235,7 @@ def _plan(source: Source, seed: int) -> Plan:
             raise Invalid(f"{source.source} is {named.format} text: leave the format out")
         train, format = _file(source.source, named.train), named.format
         test = _path(source.test) if source.test else _file(source.source, named.test)
-    return Plan(
+    return PackPlan(
         name=source.source if named else train.name,
         train=str(train),
         test=str(test) if test else None,
@@ -247,13 +249,13 @@ def _plan(source: Source, seed: int) -> Plan:
     )
 
 
-def _dense_plan(source: Source, path: Path | None) -> Plan:
+def _dense_plan(source: DataSource, path: Path | None) -> PackPlan:
     """Of a set with a name, whose content is known beforehand; or of a file."""
     if source.features is not None or source.hash_bits is not None or source.format != "auto" or source.bad_lines:
         raise Invalid(f"{source.source} has dense rows: leave features, hash_bits, bad_lines and the format out")
     if path is not None:
         test = _path(source.test) if source.test else None
-        return Plan(
+        return PackPlan(
             name=path.name,
             dense="npz",
             train=str(path),
@@ -266,8 +268,8 @@ def _dense_plan(source: Source, path: Path | None) -> Plan:
         raise Invalid(f"{source.source} takes no other rows to test on: leave test out")
     if source.source == "mnist":
         sums = [original.sha256 for original in mnist.ORIGINALS]
-        return Plan(name="mnist", dense="mnist", sums=sums, rows=source.rows)
-    return Plan(name="digits", dense="digits", held_out=source.held_out, rows=source.rows)
+        return PackPlan(name="mnist", dense="mnist", sums=sums, rows=source.rows)
+    return PackPlan(name="digits", dense="digits", held_out=source.held_out, rows=source.rows)
 
 
 def _format(path: Path) -> Literal["libsvm", "criteo"]:
@@ -305,11 +307,11 @@ def _short(text: str) -> str:
     return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}..."
 
 
-def _entry(plan: Plan) -> str:
+def _entry(plan: PackPlan) -> str:
     return hashlib.sha256(msgspec.json.encode([DENSE_FORMAT if plan.dense else FORMAT, plan])).hexdigest()[:32]
 
 
-def entry_of(source: Source, seed: int) -> str:
+def entry_of(source: DataSource, seed: int) -> str:
     """The name of its folder in the cache."""
     return _entry(_plan(source, seed))
 
@@ -334,7 +336,7 @@ def _temporary(process: int) -> Path:
     return folder
 
 
-def _check(source: Source) -> None:
+def _check(source: DataSource) -> None:
     if source.rows is not None and source.rows < 1:
         raise Invalid(f"rows = {source.rows}: at least 1, or leave it out for all")
     if source.batch < 1:

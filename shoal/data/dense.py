@@ -4,7 +4,7 @@
     digits      scikit-learn's, as images of 28 x 28            digits
     a path      .npz, as numpy writes it                        npz
 
-Whoever reads them answers a ``Pair``, in memory. Rows to train on are put into a fixed order of chance; which are held out
+Whoever reads them answers a ``DensePair``, in memory. Rows to train on are put into a fixed order of chance; which are held out
 depends on their place in the source alone.
 """
 
@@ -20,16 +20,16 @@ import numpy as np
 
 from shoal.data import digits, mnist, npz
 from shoal.data.batch import Ids
-from shoal.data.csr_file import Aside
+from shoal.data.csr_file import StagingFolder
 from shoal.data.dense_file import (
-    About,
-    Examples,
+    DenseExamples,
+    DenseInfo,
+    DensePair,
     Inputs,
-    Pair,
     classes_of,
     write,
 )
-from shoal.data.pack import Facts, Plan, check_unchanged, held_out, tell
+from shoal.data.pack import PackInfo, PackPlan, check_unchanged, held_out, tell
 from shoal.data.shuffle import ORDER
 from shoal.errors import Invalid
 
@@ -38,7 +38,7 @@ Progress = Callable[[str], None]
 AT_ONCE = 16_384  # rows copied in one go
 
 
-def pack_dense(plan: Plan, folder: Path, progress: Progress | None) -> None:
+def pack_dense(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
     """Read all rows; on any error nothing is left behind."""
     pair = _read(plan, folder.parent, progress)
     check_unchanged(plan)
@@ -59,19 +59,19 @@ def pack_dense(plan: Plan, folder: Path, progress: Progress | None) -> None:
     classes, notes = _classes(pair)
     factor, shift = pair.scale or scale_of(train.inputs, rows)
     order = rows[_order(len(rows))]
-    with Aside(folder) as aside:
-        about = About(plan.train or plan.name, factor, shift, classes)
+    with StagingFolder(folder) as aside:
+        about = DenseInfo(plan.train or plan.name, factor, shift, classes)
         write(aside.path / "train", _parts(plan.name, train, order, progress), about)
-        about = About(plan.test or plan.train or plan.name, factor, shift, classes)
+        about = DenseInfo(plan.test or plan.train or plan.name, factor, shift, classes)
         write(aside.path / "test", _parts(plan.name, test, held, None), about)
         with (aside.path / "facts.json").open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(Facts(plan.name, notes))) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(PackInfo(plan.name, notes))) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         aside.settle()
 
 
-def _classes(pair: Pair) -> tuple[int, list[str]]:
+def _classes(pair: DensePair) -> tuple[int, list[str]]:
     """How many there are, and what a user should hear of them."""
     if pair.classes is not None:
         return pair.classes, []
@@ -95,7 +95,7 @@ def scale_of(inputs: Inputs, rows: Ids) -> tuple[float, float]:
     return 1 / deviation, -mean / deviation
 
 
-def _read(plan: Plan, cache: Path, progress: Progress | None) -> Pair:
+def _read(plan: PackPlan, cache: Path, progress: Progress | None) -> DensePair:
     match plan.dense:
         case "mnist":
             return mnist.read(cache, progress)
@@ -112,8 +112,10 @@ def _order(rows: int) -> Ids:
     return order
 
 
-def _parts(name: str, all_of_them: Examples, rows: Ids, progress: Progress | None) -> Iterator[tuple[Examples, Ids]]:
+def _parts(
+    name: str, all_of_them: DenseExamples, rows: Ids, progress: Progress | None
+) -> Iterator[tuple[DenseExamples, Ids]]:
     for first in range(0, len(rows), AT_ONCE):
         some: Any = rows[first : first + AT_ONCE]
-        yield Examples(all_of_them.inputs[some], all_of_them.labels[some]), some + 1
+        yield DenseExamples(all_of_them.inputs[some], all_of_them.labels[some]), some + 1
         tell(progress, name, min(first + AT_ONCE, len(rows)))

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from shoal.data.batch import Floats, Ids
 from shoal.data.csr_file import (
-    Aside,
+    CsrFile,
     LabelCount,
-    Packed,
+    StagingFolder,
     damaged,
     map_file,
     note_labels,
@@ -44,7 +44,7 @@ AXES = 8  # of one row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Examples:
+class DenseExamples:
     """Some rows: inputs uint8 or float32 of shape (n, *shape), and a label for each."""
 
     inputs: Inputs
@@ -59,16 +59,16 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class DensePair:
     """All that was read: rows to train on, and to test on if the source has them apart."""
 
-    train: Examples
-    test: Examples | None = None
+    train: DenseExamples
+    test: DenseExamples | None = None
     scale: tuple[float, float] | None = None  # factor and shift, where the source knows them
     classes: int | None = None  # likewise
 
 
-class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DenseMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the arrays of a folder are."""
 
     format: int
@@ -83,7 +83,7 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str  # what the rows were read from, for messages
 
 
-class About(msgspec.Struct, frozen=True):
+class DenseInfo(msgspec.Struct, frozen=True):
     """What a writer is told of rows beside the rows."""
 
     source: str = ""
@@ -93,18 +93,18 @@ class About(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrays:
+class DenseFile:
     """A packed set of dense rows, mapped. Labels are as they stood in the file."""
 
     folder: Path
-    meta: Meta
+    meta: DenseMeta
     inputs: Inputs
     labels: Floats
 
     @classmethod
-    def open(cls, folder: Path) -> Arrays:
+    def open(cls, folder: Path) -> DenseFile:
         """Map a folder that ``write`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
-        meta = read_meta(folder / META, Meta, FORMAT)
+        meta = read_meta(folder / META, DenseMeta, FORMAT)
         if meta.rows < 0 or min(meta.shape, default=1) < 1 or len(meta.shape) > AXES:
             raise damaged(folder / META, f"{meta.rows} rows of shape {meta.shape}")
         name, kind = KINDS[meta.kind]
@@ -132,27 +132,27 @@ class Arrays:
     def __len__(self) -> int:
         return self.meta.rows
 
-    def slice(self, start: int, stop: int) -> Examples:
+    def slice(self, start: int, stop: int) -> DenseExamples:
         """Rows start..stop, as views of the map."""
         if not 0 <= start <= stop <= self.rows:
             raise Invalid(f"rows {start}..{stop}: the set has {self.rows:,}, numbered from 0")
-        return Examples(self.inputs[start:stop], self.labels[start:stop])
+        return DenseExamples(self.inputs[start:stop], self.labels[start:stop])
 
-    def take(self, rows: Ids) -> Examples:
+    def take(self, rows: Ids) -> DenseExamples:
         """These rows, in this order, copied."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.rows:
             row = int(rows[(rows < 0) | (rows >= self.rows)][0])
             raise Invalid(f"{self.folder}: row {row:,} asked for: there are {self.rows:,}, numbered from 0")
-        return Examples(self.inputs[rows], self.labels[rows])
+        return DenseExamples(self.inputs[rows], self.labels[rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrays.open, (self.folder,)  # another process maps it for itself
+        return DenseFile.open, (self.folder,)  # another process maps it for itself
 
 
-def write(folder: Path, parts: Iterable[tuple[Examples, Ids]], about: About) -> Arrays:
+def write(folder: Path, parts: Iterable[tuple[DenseExamples, Ids]], about: DenseInfo) -> DenseFile:
     """Rows, each with its number in the source (from 1), become a whole folder, or none."""
-    with Aside(folder) as aside:
-        first: Examples | None = None
+    with StagingFolder(folder) as aside:
+        first: DenseExamples | None = None
         known: dict[float, tuple[int, int]] = {}
         rows, more = 0, False
         with (aside.path / "inputs").open("wb") as inputs, (aside.path / "labels.f32").open("wb") as labels:
@@ -172,23 +172,23 @@ def write(folder: Path, parts: Iterable[tuple[Examples, Ids]], about: About) -> 
         os.rename(aside.path / "inputs", aside.path / KINDS[kind][0])
         counts = [LabelCount(value, *found) for value, found in sorted(known.items())]
         shape, numbers_by = list(first.inputs.shape[1:]), (about.factor, about.shift)
-        meta = Meta(FORMAT, rows, shape, kind, *numbers_by, about.classes, counts, more, about.source)
+        meta = DenseMeta(FORMAT, rows, shape, kind, *numbers_by, about.classes, counts, more, about.source)
         with (aside.path / META).open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         aside.settle()
-    return Arrays.open(folder)
+    return DenseFile.open(folder)
 
 
-def open_rows(folder: Path) -> Packed | Arrays:
+def open_rows(folder: Path) -> CsrFile | DenseFile:
     """Map one half of a set, whichever kind it is."""
-    return Arrays.open(folder) if (folder / META).exists() else Packed.open(folder)
+    return DenseFile.open(folder) if (folder / META).exists() else CsrFile.open(folder)
 
 
-def sparse(rows: Packed | Arrays) -> Packed:
+def sparse(rows: CsrFile | DenseFile) -> CsrFile:
     """For what reads sparse rows and nothing else."""
-    if isinstance(rows, Packed):
+    if isinstance(rows, CsrFile):
         return rows
     shape = " x ".join(map(str, rows.shape)) or "single numbers"
     raise Invalid(

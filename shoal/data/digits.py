@@ -10,7 +10,7 @@ import importlib.util
 
 import numpy as np
 
-from shoal.data.dense_file import Examples, Pair
+from shoal.data.dense_file import DenseExamples, DensePair
 from shoal.errors import Invalid
 
 CLASSES, ROWS = 10, 1_797
@@ -21,7 +21,7 @@ def installed() -> bool:
     return importlib.util.find_spec("sklearn") is not None
 
 
-def read() -> Pair:
+def read() -> DensePair:
     """All of them, in the order that scikit-learn has them; some must be held out to test on."""
     try:
         from sklearn.datasets import load_digits
@@ -31,4 +31,4 @@ def read() -> Pair:
     small = images.astype(np.uint8).reshape(-1, 8, 8)
     large = small.repeat(LARGER, axis=1).repeat(LARGER, axis=2)
     framed = np.pad(large, ((0, 0), (BORDER, BORDER), (BORDER, BORDER)))
-    return Pair(Examples(framed, labels.astype(np.float32)), classes=CLASSES)
+    return DensePair(DenseExamples(framed, labels.astype(np.float32)), classes=CLASSES)

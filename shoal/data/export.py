@@ -94,7 +94,9 @@ def _long_text(batch: Batch) -> bytes:
     return "".join((words + ends).tolist()).encode("ascii")
 
 
-def _write(maker: synthetic.Maker, first: int, rows: int, path: Path, progress: Callable[[str], None] | None) -> int:
+def _write(
+    maker: synthetic.SyntheticSource, first: int, rows: int, path: Path, progress: Callable[[str], None] | None
+) -> int:
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as raw:

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from shoal.data.batch import Floats
-from shoal.data.csr_file import LabelCount, Packed
-from shoal.data.dense_file import Arrays
+from shoal.data.csr_file import CsrFile, LabelCount
+from shoal.data.dense_file import DenseFile
 from shoal.errors import Invalid
 
 CLASSES = ({-1.0, 1.0}, {0.0, 1.0})
@@ -23,13 +23,13 @@ def signs(labels: Floats) -> Floats:
     return np.where(labels > 0, np.float32(1), np.float32(-1))
 
 
-def are_classes(packed: Packed | Arrays) -> bool:
+def are_classes(packed: CsrFile | DenseFile) -> bool:
     """Whether all labels are of two classes (one of them may be missing)."""
     found = {label.value for label in packed.meta.labels}
     return not packed.meta.more_labels and any(found <= pair for pair in CLASSES)
 
 
-def check_labels(packed: Packed | Arrays, kind: Literal["classes", "numbers"], both: bool = True) -> None:
+def check_labels(packed: CsrFile | DenseFile, kind: Literal["classes", "numbers"], both: bool = True) -> None:
     """Refuse labels that a model of this kind cannot learn from. ``both``: each class must be there (to train on)."""
     if kind == "numbers":
         return  # readers let no NaN or infinite one in

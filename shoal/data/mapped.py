@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.data.csr_file import Packed
-from shoal.data.dense_file import META, Arrays, open_rows
+from shoal.data.csr_file import CsrFile
+from shoal.data.dense_file import META, DenseFile, open_rows
 from shoal.errors import Invalid
 
 if TYPE_CHECKING:
-    from shoal.data.datasets import Dataset, Source
+    from shoal.data.datasets import Dataset, DataSource
 
 
-def train_rows(folder: Path, source: Source, seed: int) -> Packed | Arrays:
+def train_rows(folder: Path, source: DataSource, seed: int) -> CsrFile | DenseFile:
     """The rows to train on, which lie in this folder or come from that source."""
     try:
         return open_rows(folder)
@@ -30,7 +30,7 @@ def train_rows(folder: Path, source: Source, seed: int) -> Packed | Arrays:
     return _packed_again(folder.parent, source, seed).train
 
 
-def whole_set(folder: Path, source: Source, seed: int) -> Dataset:
+def whole_set(folder: Path, source: DataSource, seed: int) -> Dataset:
     """The same, with the rows to test on."""
     from shoal.data.datasets import Dataset
 
@@ -42,7 +42,7 @@ def whole_set(folder: Path, source: Source, seed: int) -> Dataset:
     return _packed_again(folder, source, seed)
 
 
-def _packed_again(folder: Path, source: Source, seed: int) -> Dataset:
+def _packed_again(folder: Path, source: DataSource, seed: int) -> Dataset:
     from shoal.data.datasets import entry_of, load
 
     if entry_of(source, seed) != folder.name:

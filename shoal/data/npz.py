@@ -24,9 +24,9 @@ from shoal.data.batch import Floats
 from shoal.data.dense_file import (
     AXES,
     CLASSES,
-    Examples,
+    DenseExamples,
+    DensePair,
     Inputs,
-    Pair,
 )
 from shoal.errors import Invalid
 from shoal.limits import EXPANSION, EXPANSION_FROM, MB
@@ -41,7 +41,7 @@ BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplement
 _SAVE = "write it with numpy.savez(path, x=..., y=...)"
 
 
-def read(path: Path, test: Path | None = None) -> Pair:
+def read(path: Path, test: Path | None = None) -> DensePair:
     """The rows of a file; with those of another one to test on, if there is one."""
     with _Archive(path) as archive:
         names = archive.first(TRAIN)
@@ -54,14 +54,14 @@ def read(path: Path, test: Path | None = None) -> Pair:
         one, two = train.inputs.shape[1:], judged.inputs.shape[1:]
         raise Invalid(f"{test or path}: rows to test on have shape {two}, those to train on {one}: make them alike")
     if judged is not None and judged.inputs.dtype != train.inputs.dtype:
-        train, judged = (Examples(some.inputs.astype(np.float32), some.labels) for some in (train, judged))
+        train, judged = (DenseExamples(some.inputs.astype(np.float32), some.labels) for some in (train, judged))
     if classes:
         _check_classes(path, classes, train)
         _check_classes(test or path, classes, judged)
-    return Pair(train, judged, scale, classes)
+    return DensePair(train, judged, scale, classes)
 
 
-def _check_classes(path: Path, classes: int, some: Examples | None) -> None:
+def _check_classes(path: Path, classes: int, some: DenseExamples | None) -> None:
     labels = np.empty(0) if some is None else some.labels
     odd = labels[(labels < 0) | (labels >= classes) | (labels != np.floor(labels))]
     if len(odd):
@@ -131,11 +131,11 @@ class _Archive:
             raise self._wrong(f"{name} is no single number", "write one, or leave it out")
         return number
 
-    def examples(self, x: str, y: str) -> Examples:
+    def examples(self, x: str, y: str) -> DenseExamples:
         inputs, labels = self._inputs(x), self._labels(y)
         if len(inputs) != len(labels):
             raise self._wrong(f"{x} has {len(inputs):,} rows and {y} {len(labels):,}", "give one label for each row")
-        return Examples(inputs, labels)
+        return DenseExamples(inputs, labels)
 
     def _inputs(self, name: str) -> Inputs:
         array = self._array(name)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.data import readers, synthetic
 from shoal.data.batch import take
-from shoal.data.csr_file import Aside, Writer
+from shoal.data.csr_file import CsrWriter, StagingFolder
 from shoal.data.hashing import Hashing
 from shoal.data.shuffle import Shuffle
 from shoal.decoding import look_up
@@ -30,7 +30,7 @@ AT_ONCE = 50_000  # made-up rows
 HELD_OUT = np.uint64(3218)  # chosen so that the second row is among the first to be held out: a few rows will do to try
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PackPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides the content of a packed pair: its hash is the pair's name in the cache."""
 
     name: str
@@ -49,21 +49,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     bad_lines: int = 0
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PackInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a packed pair beside the arrays."""
 
     name: str
     notes: list[str]
 
 
-def pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
+def pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
     """Read or make all rows; on any error nothing is left behind."""
-    with Aside(folder) as aside, Writer(aside.path / "train") as train, Writer(aside.path / "test") as test:
+    with (
+        StagingFolder(folder) as aside,
+        CsrWriter(aside.path / "train") as train,
+        CsrWriter(aside.path / "test") as test,
+    ):
         if plan.made:
             features, notes = _make(plan, train, test, progress)
         else:
             size = plan.stamps[0][0]
-            with Aside(aside.path / "buckets") as buckets, Shuffle(buckets.path, size) as shuffle:
+            with StagingFolder(aside.path / "buckets") as buckets, Shuffle(buckets.path, size) as shuffle:
                 try:
                     features, notes = _read(plan, shuffle, train, test, progress)
                 except Invalid:
@@ -75,7 +79,7 @@ def pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
         train.finish(plan.train or plan.name, features, hashing)
         test.finish(plan.test or plan.train or plan.name, features, hashing)
         with (aside.path / "facts.json").open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(Facts(plan.name, notes))) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(PackInfo(plan.name, notes))) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         aside.settle()
@@ -87,7 +91,7 @@ def stamps(paths: list[Path]) -> list[tuple[int, int]]:
     return [(one.st_size, one.st_mtime_ns) for one in facts]
 
 
-def check_unchanged(plan: Plan) -> None:
+def check_unchanged(plan: PackPlan) -> None:
     try:
         now = stamps([Path(path) for path in (plan.train, plan.test) if path])
     except FileNotFoundError:
@@ -96,7 +100,7 @@ def check_unchanged(plan: Plan) -> None:
         raise Invalid(f"{plan.name} was changed while it was read: load it again")
 
 
-def _make(plan: Plan, train: Writer, test: Writer, progress: Progress | None) -> tuple[int, list[str]]:
+def _make(plan: PackPlan, train: CsrWriter, test: CsrWriter, progress: Progress | None) -> tuple[int, list[str]]:
     maker = synthetic.MAKERS[plan.made](plan.seed, plan.features)
     rows = plan.rows or 1
     for writer, first, count in ((train, 0, rows), (test, synthetic.TEST_FROM, max(1, rows // TEST_SHARE))):
@@ -107,7 +111,7 @@ def _make(plan: Plan, train: Writer, test: Writer, progress: Progress | None) ->
 
 
 def _read(
-    plan: Plan, shuffle: Shuffle, train: Writer, test: Writer, progress: Progress | None
+    plan: PackPlan, shuffle: Shuffle, train: CsrWriter, test: CsrWriter, progress: Progress | None
 ) -> tuple[int, list[str]]:
     reader = _reader(plan, plan.train, plan.rows)
     for batch, lines in reader:
@@ -134,13 +138,13 @@ def _read(
     return max(reader.features, plan.features or 0), notes
 
 
-def _reader(plan: Plan, path: str, rows: int | None) -> readers.Reader:
-    return readers.Reader(
+def _reader(plan: PackPlan, path: str, rows: int | None) -> readers.RowReader:
+    return readers.RowReader(
         Path(path), plan.format, features=plan.features, hash_bits=plan.hash_bits, bad_lines=plan.bad_lines, rows=rows
     )
 
 
-def _hashing(plan: Plan) -> Hashing | None:
+def _hashing(plan: PackPlan) -> Hashing | None:
     """How the readers of this plan make features of ids."""
     bits = None if plan.made else _reader(plan, plan.train, plan.rows).hash_bits
     return None if bits is None else Hashing(bits, plan.format)
@@ -161,4 +165,4 @@ def tell(progress: Progress | None, name: str, rows: int) -> None:
         progress(f"packing {name}: {rows:,} rows")
 
 
-look_up(Facts)
+look_up(PackInfo)

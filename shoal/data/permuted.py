@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from shoal.data.batch import Batch, Ids
-from shoal.data.csr_file import Packed
-from shoal.data.dense_file import Arrays, Examples
+from shoal.data.csr_file import CsrFile
+from shoal.data.dense_file import DenseExamples, DenseFile
 from shoal.errors import Invalid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OrderedPacked(Packed):
+class PermutedCsr(CsrFile):
     """Sparse rows."""
 
-    whole: Packed
+    whole: CsrFile
     order: Ids
 
     def slice(self, start: int, stop: int) -> Batch:
@@ -34,31 +34,31 @@ class OrderedPacked(Packed):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OrderedArrays(Arrays):
+class PermutedDense(DenseFile):
     """Dense ones."""
 
-    whole: Arrays
+    whole: DenseFile
     order: Ids
 
-    def slice(self, start: int, stop: int) -> Examples:
+    def slice(self, start: int, stop: int) -> DenseExamples:
         return self.whole.take(_piece(self.order, start, stop))
 
-    def take(self, rows: Ids) -> Examples:
+    def take(self, rows: Ids) -> DenseExamples:
         return self.whole.take(self.order[rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ordered, (self.whole, self.order)
 
 
-def ordered(rows: Packed | Arrays, order: Ids) -> Packed | Arrays:
+def ordered(rows: CsrFile | DenseFile, order: Ids) -> CsrFile | DenseFile:
     """These rows of a set, in this order."""
     labels = rows.labels[order]
-    if isinstance(rows, Arrays):
+    if isinstance(rows, DenseFile):
         meta = msgspec.structs.replace(rows.meta, rows=len(order))
-        return OrderedArrays(rows.folder, meta, rows.inputs, labels, rows, order)
+        return PermutedDense(rows.folder, meta, rows.inputs, labels, rows, order)
     facts = msgspec.structs.replace(rows.meta, rows=len(order))
     arrays = (rows.indptr, rows.columns, rows.values)
-    return OrderedPacked(rows.folder, facts, *arrays, labels, rows.counts, rows, order)
+    return PermutedCsr(rows.folder, facts, *arrays, labels, rows.counts, rows, order)
 
 
 def _piece(order: Ids, start: int, stop: int) -> Ids:

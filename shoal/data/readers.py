@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.data.batch import Batch, Ids
 from shoal.data.formats import Criteo, Libsvm
-from shoal.data.text import Bytes, Lines
+from shoal.data.text import Bytes, TextChunks
 from shoal.errors import Invalid
 from shoal.limits import BAD_LINES_SHOWN, HASH_BITS
 
@@ -28,7 +28,7 @@ TABS = 20  # a line with more of them is no LIBSVM
 ROW = re.compile(rb"^[^\S\n]*+[^\s#][^\n]*", re.MULTILINE)  # a line that is neither blank nor a comment
 
 
-class Reader:
+class RowReader:
     """The rows of one file: ``for batch, lines in reader``. ``lines`` are the numbers of the lines they stood on."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[tuple[Batch, Ids]]:
         parse = Libsvm(self.limit, self.hash_bits) if self.format == "libsvm" else Criteo(self.hash_bits or HASH_BITS)
-        lines, before = Lines(self.path), 0
+        lines, before = TextChunks(self.path), 0
         for stop in lines:
             parse.begin()
             while wrong := parse.parse(lines.data, stop):
@@ -101,7 +101,7 @@ class Reader:
 
 def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:
     """All rows of a file in memory."""
-    batches = [batch for batch, _ in Reader(path, format, hash_bits=hash_bits)]
+    batches = [batch for batch, _ in RowReader(path, format, hash_bits=hash_bits)]
     sizes = np.cumsum([0] + [len(batch.columns) for batch in batches])
     indptr = [np.zeros(1, np.int64)] + [batch.indptr[1:] + size for batch, size in zip(batches, sizes, strict=False)]
     values = None
@@ -119,7 +119,7 @@ def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:
 
 def guess(path: Path) -> Format:
     """By the first line that says something."""
-    lines = Lines(path)
+    lines = TextChunks(path)
     for stop in lines:
         if found := ROW.search(lines.data[:stop].data):
             return "criteo" if found[0].count(b"\t") > TABS else "libsvm"

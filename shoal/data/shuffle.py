@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.data.batch import Batch, Ids, take
-from shoal.data.csr_file import Packed, Writer
+from shoal.data.csr_file import CsrFile, CsrWriter
 from shoal.limits import MB
 
 BUCKET = 256 * MB  # of the file, compressed or not: what is read by chance should stay in memory
@@ -22,12 +22,12 @@ DEAL, ORDER = np.uint64(0x6465616C), np.uint64(0x6F726472)
 
 
 class Shuffle:
-    """Takes batches as a ``Writer`` does; ``into`` hands them on, shuffled. Use as a context: it cleans up."""
+    """Takes batches as a ``CsrWriter`` does; ``into`` hands them on, shuffled. Use as a context: it cleans up."""
 
     def __init__(self, folder: Path, size: int) -> None:
         count = max(1, min(BUCKETS, -(-size // BUCKET)))
         self.rows = 0
-        self._writers = [Writer(folder / f"bucket-{number}") for number in range(count)]
+        self._writers = [CsrWriter(folder / f"bucket-{number}") for number in range(count)]
 
     def append(self, batch: Batch, lines: Ids) -> None:
         from shoal.data import kernels
@@ -43,7 +43,7 @@ class Shuffle:
                 writer.append(take(batch, rows), lines[rows])
         self.rows += len(batch)
 
-    def into(self, final: Writer) -> None:
+    def into(self, final: CsrWriter) -> None:
         labels, more = _merged(self._writers)
         for number, writer in enumerate(self._writers):
             _copy(writer.finish(), number, final)
@@ -57,7 +57,7 @@ class Shuffle:
             writer.close()
 
 
-def _copy(bucket: Packed, number: int, final: Writer) -> None:
+def _copy(bucket: CsrFile, number: int, final: CsrWriter) -> None:
     from shoal.data import kernels
 
     for first in range(0, bucket.rows, AT_ONCE):
@@ -66,7 +66,7 @@ def _copy(bucket: Packed, number: int, final: Writer) -> None:
         final.append(bucket.take(order))
 
 
-def _merged(writers: list[Writer]) -> tuple[dict[float, tuple[int, int]], bool]:
+def _merged(writers: list[CsrWriter]) -> tuple[dict[float, tuple[int, int]], bool]:
     """All labels, how many rows have each, and the first line of each."""
     found: dict[float, tuple[int, int]] = {}
     for writer in writers:

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from shoal.data import split_plot
 from shoal.data.batch import Floats, Ids
-from shoal.data.csr_file import Aside, Packed
+from shoal.data.csr_file import CsrFile, StagingFolder
 from shoal.data.datasets import Dataset
-from shoal.data.dense_file import Arrays
+from shoal.data.dense_file import DenseFile
 from shoal.data.export import write_text
 from shoal.errors import Invalid
 from shoal.files import replace_file
@@ -39,7 +39,7 @@ AT_ONCE = 10_000  # rows of text
 _MASK = (1 << 64) - 1
 
 
-class Split(msgspec.Struct, frozen=True):
+class SplitInfo(msgspec.Struct, frozen=True):
     """What was dealt, as split.json has it."""
 
     set: str
@@ -64,7 +64,7 @@ def split(
     by: By = "even",
     alpha: float | None = None,
     seed: int = 0,
-) -> Split:
+) -> SplitInfo:
     """Write the folder, whole or not at all; with a picture where matplotlib is installed."""
     check_split(clients, by, alpha)
     if folder.exists() or folder.is_symlink():
@@ -72,7 +72,7 @@ def split(
     owner, notes = assign(dataset.train.labels, clients, by, ALPHA if alpha is None else alpha, seed)
     suffix = "npz" if dataset.dense else "svm"
     sizes, labels, counts = count(owner, dataset.train.labels, clients)
-    said = Split(
+    said = SplitInfo(
         set=dataset.name,
         rows=dataset.train.rows,
         test_rows=dataset.test.rows,
@@ -88,7 +88,7 @@ def split(
         notes=notes,
     )
     try:
-        with Aside(folder) as aside:
+        with StagingFolder(folder) as aside:
             aside.path.chmod(0o755)
             _write(dataset, said, owner, aside.path)
             if split_plot.installed():
@@ -171,15 +171,15 @@ def count(owner: Ids, labels: Floats, clients: int) -> tuple[list[int], list[flo
     return sizes, values.tolist(), table.tolist()
 
 
-def _write(dataset: Dataset, said: Split, owner: Ids, folder: Path) -> None:
+def _write(dataset: Dataset, said: SplitInfo, owner: Ids, folder: Path) -> None:
     order = np.argsort(owner, kind="stable")
     for name, rows in zip(said.files, np.split(order, np.cumsum(said.sizes)[:-1]), strict=True):
         _rows(dataset.train, rows, folder / name)
     _rows(dataset.test, np.arange(dataset.test.rows), folder / said.test)
 
 
-def _rows(rows: Packed | Arrays, which: npt.NDArray[Any], path: Path) -> None:
-    if isinstance(rows, Packed):
+def _rows(rows: CsrFile | DenseFile, which: npt.NDArray[Any], path: Path) -> None:
+    if isinstance(rows, CsrFile):
         parts = (rows.take(which[first : first + AT_ONCE]) for first in range(0, len(which), AT_ONCE))
         write_text(parts, path)
         return

@@ -10,7 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from shoal.data.batch import Ids
-    from shoal.data.split import Split
+    from shoal.data.split import SplitInfo
 
 INK, GRID = "#444444", "#dddddd"
 LABELS = 40  # more are not told apart: then only how many rows
@@ -24,7 +24,7 @@ def installed() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(said: Split, path: Path) -> None:
+def draw(said: SplitInfo, path: Path) -> None:
     """As a PNG; needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -56,14 +56,14 @@ def draw(said: Split, path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def title(said: Split) -> str:
+def title(said: SplitInfo) -> str:
     how = said.by if said.alpha is None else f"dirichlet, alpha {said.alpha:g}"
     if said.by in ("shuffled", "dirichlet"):
         how += f", seed {said.seed}"
     return f"{said.set[:60]}: {said.rows:,} rows, {len(said.files):,} clients ({how})"
 
 
-def _stretches(axes: Any, said: Split) -> None:
+def _stretches(axes: Any, said: SplitInfo) -> None:
     from matplotlib import colormaps
 
     counts = np.array(said.counts)

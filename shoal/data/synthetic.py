@@ -36,7 +36,7 @@ LOG_MEAN, LOG_SPREAD = 4.16, 0.695  # of the words in a text
 POSITIVE, NOISE = 0.45, 0.04
 
 
-class Maker(Protocol):
+class SyntheticSource(Protocol):
     """Makes rows of one kind."""
 
     features: int
@@ -116,7 +116,7 @@ class Texts:
             room *= 2
 
 
-MAKERS: dict[str, Callable[[int, int | None], Maker]] = {"clicks": Clicks, "rcv1-like": Texts}
+MAKERS: dict[str, Callable[[int, int | None], SyntheticSource]] = {"clicks": Clicks, "rcv1-like": Texts}
 
 
 def _features(features: int | None, default: int) -> int:

@@ -34,7 +34,7 @@ MARK = b"\xef\xbb\xbf"  # some editors put it before the first line
 BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
-class Lines:
+class TextChunks:
     """The lines of a file: ``for stop in lines`` has whole lines in ``data[:stop]``, the last one ended as well."""
 
     def __init__(self, path: Path, chunk: int = CHUNK, longest: int = LINE) -> None:

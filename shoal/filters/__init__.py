@@ -66,7 +66,7 @@ class Base(ABC):
         return
 
 
-class Choosing(Base):
+class Sparsifier(Base):
     """Which rows of a push go now."""
 
     sort = "choosing"
@@ -76,7 +76,7 @@ class Choosing(Base):
         """True for each row of ``values`` (rows, width) that goes; the same for the same arguments."""
 
 
-class Shortening(Base):
+class Quantizer(Base):
     """Values in fewer bits. A whole push is shortened once, so that whatever is sent again, split otherwise, has the same values."""
 
     sort = "shortening"
@@ -116,7 +116,7 @@ class Shortening(Base):
         return values
 
 
-class Pressing(Base):
+class Compressor(Base):
     """The same bytes, in fewer."""
 
     sort = "pressing"
@@ -131,7 +131,7 @@ class Pressing(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RegisteredFilter:
     """A filter that this process knows, with its settings and their defaults."""
 
     name: str
@@ -165,22 +165,22 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Constructor:
+class FilterConstructor:
     """What the decorator leaves in place of a class: called with settings, it makes the Filter for a table."""
 
-    known: Known
+    known: RegisteredFilter
 
     def __call__(self, **settings: float) -> Filter:
         self.known.made(settings)
         return Filter(self.known.name, {name: float(value) for name, value in settings.items()})
 
 
-def filter(**settings: float) -> Callable[[type[Base]], Constructor]:
+def filter(**settings: float) -> Callable[[type[Base]], FilterConstructor]:
     """Register a class as a filter under its own name, with these settings and their defaults."""
 
-    def register(kind: type[Base]) -> Constructor:
+    def register(kind: type[Base]) -> FilterConstructor:
         name = getattr(kind, "__name__", "")
-        if not inspect.isclass(kind) or not issubclass(kind, Choosing | Shortening | Pressing):
+        if not inspect.isclass(kind) or not issubclass(kind, Sparsifier | Quantizer | Compressor):
             raise Invalid(
                 f"{kind!r} cannot be a filter: a class of shoal.filters.Choosing, Shortening or Pressing is needed"
             )
@@ -192,15 +192,15 @@ def filter(**settings: float) -> Callable[[type[Base]], Constructor]:
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise Invalid(f"filter {name!r} lacks {missing}: write that, too, as shoal.filters says what it does")
-        known = Known(name, kind, {one: float(value) for one, value in settings.items()})
+        known = RegisteredFilter(name, kind, {one: float(value) for one, value in settings.items()})
         known.made({})
         _known[name] = known
-        return Constructor(known)
+        return FilterConstructor(known)
 
     return register
 
 
-def known(name: str) -> Known:
+def known(name: str) -> RegisteredFilter:
     """The filter that this process knows by that name."""
     found = _own().get(name) or _known.get(name)
     if found is None:
@@ -261,13 +261,13 @@ def nonzero(values: Values) -> Mask:
     return flat.reshape(-1) if values.shape[1] == 1 else np.asarray(flat.any(axis=1))
 
 
-def _own() -> Mapping[str, Known]:
+def _own() -> Mapping[str, RegisteredFilter]:
     from shoal.filters import compress, quantize, sparsify
 
     return {**sparsify.KNOWN, **quantize.KNOWN, **compress.KNOWN}
 
 
-_known: dict[str, Known] = {}
+_known: dict[str, RegisteredFilter] = {}
 
 
 def Significant(threshold: float = 1e-4) -> Filter:
@@ -324,4 +324,4 @@ def Zstd(level: int = 1) -> Filter:
 
 
 def _named(name: str, **settings: float) -> Filter:
-    return Constructor(known(name))(**settings)
+    return FilterConstructor(known(name))(**settings)

@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 
 from shoal.errors import BadFilter, BadValues, Invalid
-from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made, taken
+from shoal.filters import Bytes, Compressor, Mask, Quantizer, Sparsifier, made, taken
 from shoal.filters.user_filter import guarded, is_theirs
 from shoal.keys import Values
 from shoal.tables import Filter, Wire
@@ -64,9 +64,9 @@ class Chain:
         found = [(name, guarded(name, one)) for name, one in made(filters)]
         self.wire, self.flow = wire, flow
         self.failed = 0  # answers that a user's filter did not take, and which went as they were
-        self.choosing = [(name, one) for name, one in found if isinstance(one, Choosing)]
-        self._pressing = [(name, one) for name, one in found if isinstance(one, Pressing)]
-        short = [(name, one) for name, one in found if isinstance(one, Shortening)]
+        self.choosing = [(name, one) for name, one in found if isinstance(one, Sparsifier)]
+        self._pressing = [(name, one) for name, one in found if isinstance(one, Compressor)]
+        short = [(name, one) for name, one in found if isinstance(one, Quantizer)]
         self.pushes = _only([one for one in short if one[1].pushes], "pushes")
         self.pulls = _only([one for one in short if one[1].pulls], "pulls")
         if (lossy := [*self.choosing, *short]) and wire != "float32":
@@ -161,7 +161,7 @@ class Chain:
                 return [*out, self._pressed(data, by.item, SHORTENED, _IN)]
         return [*out, self._pressed(_bytes(values), values.itemsize, 0, _IN)]
 
-    def _answered(self, by: Shortening, values: Values) -> Bytes | None:
+    def _answered(self, by: Quantizer, values: Values) -> Bytes | None:
         try:
             found = by.shorten(values, None)
             return None if found is None else np.concatenate([by.pack(found[0]), found[1]])
@@ -206,7 +206,7 @@ class Chain:
         return np.append(data, np.uint8(mark))
 
     def _values(
-        self, array: Array, rows: int, width: int, form: Wire, by: tuple[str, Shortening] | None, way: int
+        self, array: Array, rows: int, width: int, form: Wire, by: tuple[str, Quantizer] | None, way: int
     ) -> Array:
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
         if mark & SHORTENED:
@@ -286,7 +286,7 @@ def _bytes(array: Array) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _only(found: list[tuple[str, Shortening]], what: str) -> tuple[str, Shortening] | None:
+def _only(found: list[tuple[str, Quantizer]], what: str) -> tuple[str, Quantizer] | None:
     if len(found) > 1:
         raise Invalid(
             f"filters {found[0][0]!r} and {found[1][0]!r} both shorten {what}: leave one of them out, or let it "

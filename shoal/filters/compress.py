@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import Invalid
-from shoal.filters import Bytes, Known, Pressing
+from shoal.filters import Bytes, Compressor, RegisteredFilter
 
 
-class Delta(Pressing):
+class Delta(Compressor):
     """Sorted keys as differences."""
 
     compiled = True
@@ -41,7 +41,7 @@ class Delta(Pressing):
         return keys[:found].view(np.uint8)
 
 
-class _Package(Pressing):
+class _Codec(Compressor):
     """What another package presses."""
 
     module = ""
@@ -50,7 +50,7 @@ class _Package(Pressing):
         _imported(self.module)
 
 
-class LZ4(_Package):
+class LZ4(_Codec):
     """Fast."""
 
     module = "lz4.block"
@@ -67,7 +67,7 @@ class LZ4(_Package):
         return merged(_array(found), item)
 
 
-class Zstd(_Package):
+class Zstd(_Codec):
     """Small."""
 
     module = "zstandard"
@@ -124,7 +124,7 @@ def _imported(module: str) -> Any:
 
 
 KNOWN = {
-    "delta": Known("delta", Delta, {}),
-    "lz4": Known("lz4", LZ4, {}),
-    "zstd": Known("zstd", Zstd, {"level": 1.0}),
+    "delta": RegisteredFilter("delta", Delta, {}),
+    "lz4": RegisteredFilter("lz4", LZ4, {}),
+    "zstd": RegisteredFilter("zstd", Zstd, {"level": 1.0}),
 }

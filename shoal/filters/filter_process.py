@@ -40,11 +40,11 @@ _HEAD = 8  # bytes that say how long what follows is
 _STRIKES = 3
 
 
-class Strayed(Exception):
+class FilterMisbehaved(Exception):
     """What a filter did instead of its work."""
 
 
-class Elsewhere:
+class FilterProcess:
     """A filter that runs in another process; ``call`` has a method of it called there."""
 
     def __init__(self, name: str, one: Base) -> None:
@@ -62,9 +62,9 @@ class Elsewhere:
             if self._bad is not None and self._bad[0] == _digest(
                 data
             ):  # it was sent again while we waited: it is not tried again
-                raise Strayed(self._bad[1])
+                raise FilterMisbehaved(self._bad[1])
             if self._late >= _STRIKES:
-                raise Strayed(f"it took too long {_STRIKES} times in a row, and is not used any more")
+                raise FilterMisbehaved(f"it took too long {_STRIKES} times in a row, and is not used any more")
             child = self._child or self._next()
             try:
                 fine, found = _unpacked(self._exchange(child, data))
@@ -83,22 +83,22 @@ class Elsewhere:
                 raise self._strayed(data, "it wrote what is no answer") from None
             self._late = 0
         if not fine:
-            raise Strayed(str(found))
+            raise FilterMisbehaved(str(found))
         return found
 
-    def _strayed(self, data: bytes, why: str) -> Strayed:
+    def _strayed(self, data: bytes, why: str) -> FilterMisbehaved:
         self._bad = _digest(data), why
-        return Strayed(why)
+        return FilterMisbehaved(why)
 
     def _next(self) -> subprocess.Popen[bytes]:
         """The one that was started when the last one ended; whoever turns the server's loop may not wait for long."""
         try:
             child = self._anew.get(timeout=limits.FILTER_WITHIN / SECOND)
         except queue.Empty:
-            raise Strayed("its process is still being started again: send it once more") from None
+            raise FilterMisbehaved("its process is still being started again: send it once more") from None
         if child is None:
             self._replace()
-            raise Strayed("its process does not come up again")
+            raise FilterMisbehaved("its process does not come up again")
         self._child = child
         return child
 
@@ -127,7 +127,7 @@ class Elsewhere:
             self._receive(child, time.monotonic() + limits.FILTER_STARTS / SECOND)
         except (TimeoutError, EOFError, OSError):
             _close(child)
-            raise Strayed(f"its process did not come up (exit code {child.returncode})") from None
+            raise FilterMisbehaved(f"its process did not come up (exit code {child.returncode})") from None
         return child
 
     def _exchange(self, child: subprocess.Popen[bytes], data: bytes) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.filters import Bytes, Known, Shortening
+from shoal.filters import Bytes, Quantizer, RegisteredFilter
 from shoal.keys import Values
 from shoal.tables import Wire
 from shoal.wire.half_precision import restored, shortened
@@ -26,7 +26,7 @@ _CHANCE = {"chance": (0.0, 1.0)}
 _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-class _Sixteen(Shortening):
+class _HalfPrecision(Quantizer):
     """Half the bits of a float32."""
 
     sums = False
@@ -50,21 +50,21 @@ class _Sixteen(Shortening):
         return np.clip(values, -np.float32(self.most), np.float32(self.most))
 
 
-class Float16(_Sixteen):
+class Float16(_HalfPrecision):
     """Three digits."""
 
     form = "float16"
     most = 65504.0
 
 
-class BFloat16(_Sixteen):
+class BFloat16(_HalfPrecision):
     """Two digits, all of float32's range."""
 
     form = "bfloat16"
     most = 3.3895313892515355e38
 
 
-class Int8(Shortening):
+class Int8(Quantizer):
     """One byte a value, and a scale for each column."""
 
     compiled = True
@@ -99,7 +99,7 @@ class Int8(Shortening):
         return out
 
 
-class OneBit(Shortening):
+class OneBit(Quantizer):
     """One bit a value, and two means for each column."""
 
     compiled = True
@@ -132,8 +132,8 @@ class OneBit(Shortening):
 
 _ON = {"pushes": 1.0, "pulls": 1.0}
 KNOWN = {
-    "float16": Known("float16", Float16, _ON),
-    "bfloat16": Known("bfloat16", BFloat16, _ON),
-    "int8": Known("int8", Int8, _ON | {"chance": 1.0, "steps": 127.0}),
-    "one_bit": Known("one_bit", OneBit, {"chance": 1.0}),
+    "float16": RegisteredFilter("float16", Float16, _ON),
+    "bfloat16": RegisteredFilter("bfloat16", BFloat16, _ON),
+    "int8": RegisteredFilter("int8", Int8, _ON | {"chance": 1.0, "steps": 127.0}),
+    "one_bit": RegisteredFilter("one_bit", OneBit, {"chance": 1.0}),
 }

@@ -10,11 +10,11 @@ import math
 import numpy as np
 
 from shoal.errors import Invalid
-from shoal.filters import Choosing, Known, Mask
+from shoal.filters import Mask, RegisteredFilter, Sparsifier
 from shoal.keys import Values
 
 
-class Significant(Choosing):
+class Significant(Sparsifier):
     """Rows that changed by more than a threshold since they were last sent."""
 
     bounds = {"threshold": (0.0, math.inf)}
@@ -30,7 +30,7 @@ class Significant(Choosing):
         return chosen
 
 
-class Skip(Choosing):
+class Skip(Sparsifier):
     """All rows but some that are drawn by chance."""
 
     bounds = {"share": (0.0, 1.0)}
@@ -44,7 +44,7 @@ class Skip(Choosing):
         return drawn
 
 
-class Top(Choosing):
+class Top(Sparsifier):
     """The rows with the largest values: so many, or a share of all."""
 
     bounds = {"k": (0.0, 1e12), "share": (0.0, 1.0)}
@@ -71,7 +71,7 @@ def _largest(values: Values) -> Values:
 
 
 KNOWN = {
-    "significant": Known("significant", Significant, {"threshold": 1e-4}),
-    "skip": Known("skip", Skip, {"share": 0.5}),
-    "top": Known("top", Top, {"k": 0.0, "share": 0.1}),
+    "significant": RegisteredFilter("significant", Significant, {"threshold": 1e-4}),
+    "skip": RegisteredFilter("skip", Skip, {"share": 0.5}),
+    "top": RegisteredFilter("top", Top, {"k": 0.0, "share": 0.1}),
 }

@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from shoal.errors import BadFilter, Invalid
-from shoal.filters import Base, Bytes, Choosing, Mask, Pressing, Shortening
-from shoal.filters.filter_process import Elsewhere, Strayed
+from shoal.filters import Base, Bytes, Compressor, Mask, Quantizer, Sparsifier
+from shoal.filters.filter_process import FilterMisbehaved, FilterProcess
 from shoal.keys import Values
 from shoal.user_code import ends_us, told
 from shoal.wire.messages.base import Array
@@ -29,11 +29,11 @@ def run_apart() -> None:
     _apart = True
 
 
-class _There:
+class _UserFilter:
     """A filter of which only the methods are asked for: each is called elsewhere."""
 
     def __init__(self, name: str, one: Base) -> None:
-        self._elsewhere, self._one = Elsewhere(name, one), one
+        self._elsewhere, self._one = FilterProcess(name, one), one
 
     def __getattr__(self, method: str) -> Any:
         if method in _METHODS:
@@ -48,19 +48,19 @@ def guarded(name: str, one: Base) -> Base:
     """The filter itself if it is shoal's own."""
     if type(one).__module__.startswith("shoal.filters."):
         return one
-    if isinstance(one, Choosing):
-        return _Choosing(name, cast(Choosing, _There(name, one)) if _apart else one)
-    if isinstance(one, Shortening):
-        return _Shortening(name, cast(Shortening, _There(name, one)) if _apart else one)
-    return _Pressing(name, cast(Pressing, _There(name, one) if _apart else one))
+    if isinstance(one, Sparsifier):
+        return _UserSparsifier(name, cast(Sparsifier, _UserFilter(name, one)) if _apart else one)
+    if isinstance(one, Quantizer):
+        return _UserQuantizer(name, cast(Quantizer, _UserFilter(name, one)) if _apart else one)
+    return _UserCompressor(name, cast(Compressor, _UserFilter(name, one) if _apart else one))
 
 
 def is_theirs(one: Base) -> bool:
-    return isinstance(one, _Choosing | _Shortening | _Pressing)
+    return isinstance(one, _UserSparsifier | _UserQuantizer | _UserCompressor)
 
 
-class _Choosing(Choosing):
-    def __init__(self, name: str, one: Choosing) -> None:
+class _UserSparsifier(Sparsifier):
+    def __init__(self, name: str, one: Sparsifier) -> None:
         super().__init__(one.settings)
         self._name, self._one = name, one
 
@@ -74,8 +74,8 @@ class _Choosing(Choosing):
         return mask
 
 
-class _Shortening(Shortening):
-    def __init__(self, name: str, one: Shortening) -> None:
+class _UserQuantizer(Quantizer):
+    def __init__(self, name: str, one: Quantizer) -> None:
         super().__init__(one.settings)
         self._name, self._one = name, one
         if not isinstance(one.item, int) or one.item < 1:
@@ -127,8 +127,8 @@ class _Shortening(Shortening):
         return _tried(self._name, doing, act)
 
 
-class _Pressing(Pressing):
-    def __init__(self, name: str, one: Pressing) -> None:
+class _UserCompressor(Compressor):
+    def __init__(self, name: str, one: Compressor) -> None:
         super().__init__(one.settings)
         self._name, self._one = name, one
 
@@ -147,7 +147,7 @@ def _tried(name: str, doing: str, act: Callable[[], Any]) -> Any:
     except BaseException as error:
         if ends_us(error):
             raise
-        why = str(error) if isinstance(error, Strayed) else told(error)
+        why = str(error) if isinstance(error, FilterMisbehaved) else told(error)
         raise BadFilter(f"filter {name!r} failed to {doing}: {why}") from None
 
 

@@ -28,7 +28,7 @@ _ASLEEP = 0.05  # seconds at most between two looks at what is to be sent again
 _VISITOR = 1  # an incarnation that nobody checks: it makes requests of numbers
 
 
-class Visit:
+class AnonymousClient:
     """One visitor; any thread may use it, one at a time."""
 
     def __init__(self, open_transport: Callable[[str], Transport]) -> None:
@@ -38,15 +38,15 @@ class Visit:
         self._client = Client(self._name, seed=secrets.randbits(32))
         self._client.take_view(0, m.View(0, 0, 0, [], []), _VISITOR)
         self._lock = threading.Lock()
-        self._course: m.Course | None = None
+        self._course: m.RunProgress | None = None
         self._looked = False
 
-    def course(self, seconds: float = PATIENCE) -> m.Course | None:
+    def course(self, seconds: float = PATIENCE) -> m.RunProgress | None:
         """How far the run is, if there is one; raises Unanswered."""
         with self._lock:
             self._looked = False
-            self._send([Send(limits.COORDINATOR, m.Look(0))])
-            self._turn(lambda: self._looked, seconds, "look", m.Look(0))
+            self._send([Send(limits.COORDINATOR, m.StatusRequest(0))])
+            self._turn(lambda: self._looked, seconds, "look", m.StatusRequest(0))
             return self._course
 
     def layout(self, table: str | None = None, seconds: float = PATIENCE) -> Layout:
@@ -114,14 +114,14 @@ class Visit:
 
     def _take(self, event: Received) -> None:
         now, message = time.monotonic_ns(), event.message
-        if isinstance(message, m.No) and message.request == 0 and message.kind in ("key", "version"):
+        if isinstance(message, m.Refusal) and message.request == 0 and message.kind in ("key", "version"):
             raise Refused(event.sender, message.reason)
         if isinstance(message, m.View) and event.sender == limits.COORDINATOR:
             known = self._client.view
             if (message.term, message.number) > (known.term, known.number):
                 self._connect(message)
                 self._send(self._client.take_view(now, message, _VISITOR))
-        elif isinstance(message, m.Standing) and event.sender == limits.COORDINATOR:
+        elif isinstance(message, m.StatusReply) and event.sender == limits.COORDINATOR:
             self._course, self._looked = message.course, True
         else:
             self._send(self._client.handle(now, event.sender, message, event.arrays))

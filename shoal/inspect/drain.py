@@ -12,7 +12,7 @@ from collections.abc import Callable
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import LEFT, counted
-from shoal.inspect.status import Looking
+from shoal.inspect.status import StatusClient
 from shoal.wire import messages as m
 
 _LOOK = 0.1  # seconds between two looks: that a node is gone is told to nobody who is no member
@@ -20,7 +20,7 @@ _LOOK = 0.1  # seconds between two looks: that a node is gone is told to nobody 
 Say = Callable[[str], None]
 
 
-def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: float | None = None) -> None:
+def let_go(looking: StatusClient, name: str, say: Say = lambda text: None, still: float | None = None) -> None:
     """Returns when it is gone, in order. ``still``: seconds without any change that are too many."""
     view = looking.view()
     patience = view.timing.leave_still / limits.SECOND if still is None else still
@@ -30,7 +30,7 @@ def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: flo
         raise Invalid(f"no node {name!r} here: there are {names or 'none that could leave'}")
     life, whole = here[name].incarnation, held(view, name)
     answer = looking.drain(name)
-    if isinstance(answer, m.No):
+    if isinstance(answer, m.Refusal):
         raise ClusterError(f"{name} cannot leave: {answer.reason}")
     left, since, said = whole, time.monotonic(), -1
     while _is_here(view, name, life):
@@ -63,7 +63,7 @@ def held(view: m.View, name: str) -> int:
     return sum(name in place.servers for table in view.tables for place in table.places)
 
 
-def _untimely(looking: Looking, view: m.View, name: str) -> str:
+def _untimely(looking: StatusClient, view: m.View, name: str) -> str:
     """Why it is gone, if that is not because others have what it had."""
     if any(one.name == name for one in view.members):
         return "its process ended, and another one has its name by now"
@@ -74,7 +74,7 @@ def _untimely(looking: Looking, view: m.View, name: str) -> str:
     return "" if why.startswith(LEFT) else why
 
 
-def _stuck(looking: Looking, name: str, left: int, patience: float) -> str:
+def _stuck(looking: StatusClient, name: str, left: int, patience: float) -> str:
     try:
         moves = [one for one in looking.look().moves if one.source == name]
     except Unanswered:

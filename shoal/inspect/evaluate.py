@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.client import KV, connect_by
-from shoal.data.datasets import NAMED, Source, load
+from shoal.data.datasets import NAMED, DataSource, load
 from shoal.errors import Invalid, Unanswered
 from shoal.inspect.status import (
     ADDRESS,
@@ -36,7 +36,7 @@ _WITHIN = 30.0  # seconds, to read the whole model
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EvaluationResult:
     """What was found of a model."""
 
     rows: int
@@ -46,7 +46,7 @@ class Found:
     live: bool = False  # it is trained on
 
 
-class Judging:
+class ModelEvaluator:
     """One judge; close it, or leave its ``with`` block."""
 
     def __init__(
@@ -86,9 +86,11 @@ class Judging:
         features, asked = self._features(), self.job.data
         if data in NAMED:
             made = asked.features if data == asked.source else None  # of a set that is made up
-            self._data = load(Source(data, hash_bits=asked.hash_bits, rows=asked.rows, features=made), self.job.seed)
+            self._data = load(
+                DataSource(data, hash_bits=asked.hash_bits, rows=asked.rows, features=made), self.job.seed
+            )
         else:  # all of its rows, read as those of the run were
-            self._data = load(Source(data, data, format=asked.format, hash_bits=asked.hash_bits), self.job.seed)
+            self._data = load(DataSource(data, data, format=asked.format, hash_bits=asked.hash_bits), self.job.seed)
         if features is not None and self._data.features > features:
             raise Invalid(
                 f"{data} has {self._data.features:,} features, and the model {features:,}: they are not the same ids"
@@ -118,12 +120,12 @@ class Judging:
             raise Invalid(f"no table {self._table!r} at {self._where} (tables: {', '.join(sorted(tables)) or 'none'})")
         return tables[self._table].span - self.job.model.bias
 
-    def look(self) -> Found:
+    def look(self) -> EvaluationResult:
         """Read it as it is now, and judge it."""
         steps = self._steps()
         weights = self._from_file() if self._kv is None else self._pulled()
         loss, metrics = self._learner.judge(self._data.test, weights)
-        return Found(self._data.test.rows, loss, metrics, steps, self._kv is not None)
+        return EvaluationResult(self._data.test.rows, loss, metrics, steps, self._kv is not None)
 
     def _pulled(self) -> Values:
         assert self._kv is not None
@@ -154,7 +156,7 @@ class Judging:
         if self._kv is not None:
             self._kv.close()
 
-    def __enter__(self) -> Judging:
+    def __enter__(self) -> ModelEvaluator:
         return self
 
     def __exit__(self, *exception: object) -> None:

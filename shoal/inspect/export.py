@@ -59,7 +59,7 @@ FIRST = ("seconds", "passes", "steps", "examples", "train_loss")
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """An archive, and what is to be said of it."""
 
     path: Path
@@ -115,7 +115,7 @@ class _Summed:
         return piece
 
 
-def export(folder: Path, out: Path | None = None) -> Exported:
+def export(folder: Path, out: Path | None = None) -> ExportResult:
     """Write the archive of a run or sweep; by default beside its folder."""
     runs, is_sweep = _runs(folder)
     name = _plain(folder.resolve().name)
@@ -142,7 +142,7 @@ def export(folder: Path, out: Path | None = None) -> Exported:
         raise Invalid(
             f"cannot write {target}: {error.strerror or error}: make room, or choose another place (--out)"
         ) from None
-    return Exported(target, len(writer.sums), size, writer.notes, _figures(folder, is_sweep))
+    return ExportResult(target, len(writer.sums), size, writer.notes, _figures(folder, is_sweep))
 
 
 def _fill(writer: _Writer, folder: Path, runs: dict[str, Path], is_sweep: bool) -> None:

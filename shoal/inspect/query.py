@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, ClusterError, Invalid, Unanswered
-from shoal.inspect.anonymous_client import Visit
+from shoal.inspect.anonymous_client import AnonymousClient
 from shoal.inspect.status import (
     ADDRESS,
     address_of,
@@ -37,7 +37,7 @@ from shoal.wire import messages as m
 MODEL = "model.safetensors"  # the file of a run's folder that has what was learned
 
 
-class Asked(Protocol):
+class QueriedModel(Protocol):
     """A model that can be asked."""
 
     where: str
@@ -53,7 +53,7 @@ class Asked(Protocol):
         **settings: Any,
     ) -> Any: ...
 
-    def course(self) -> m.Course | None:
+    def course(self) -> m.RunProgress | None:
         """How far its run is."""
 
     @property
@@ -101,25 +101,25 @@ def opened(
     table: str | None = None,
     keys: str | None = None,
     insecure: bool = False,
-) -> Asked:
+) -> QueriedModel:
     """The model there; whoever opens it closes it. ``keys``, ``insecure``: as for ``connect``, if it is on another machine."""
     model = getattr(where, "model", None) if not isinstance(where, Trained | TrainedModule) else where
     if isinstance(model, Trained | TrainedModule):
-        return Kept(model, repr(model), table)
+        return SavedModel(model, repr(model), table)
     if not isinstance(where, str | os.PathLike):
         raise Invalid(f"{where!r} has no model that could be asked: give a run, its folder, an address or a model")
     place = os.fspath(where)
     if "://" in place:
-        return Live(place, place, table, keys, insecure)
+        return LiveModel(place, place, table, keys, insecure)
     folder = Path(place)
     file = folder if folder.is_file() else folder / MODEL
     if file.is_file() and not (folder / ADDRESS).exists():
-        return Kept(_trained(file), place, table)
+        return SavedModel(_trained(file), place, table)
     try:
-        return Live(address_of(place), place, table, keys, insecure)
+        return LiveModel(address_of(place), place, table, keys, insecure)
     except (ClusterError, Unanswered):
         if file.is_file() and not (folder / ADDRESS).exists():  # it has ended at this very moment
-            return Kept(_trained(file), place, table)
+            return SavedModel(_trained(file), place, table)
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {place} has ended and left no model ({MODEL}): train again") from None
         raise
@@ -139,7 +139,7 @@ def _group_at(address: str, safety: Safety) -> str:
         return looking.describe().group
 
 
-class Live:
+class LiveModel:
     """On the servers of a cluster."""
 
     live = True
@@ -149,7 +149,7 @@ class Live:
     ) -> None:
         self.where = where
         safety = Safety.chosen(keys, insecure, at=address)
-        self._visit = Visit(transport_to(address, safety, _group_at(address, safety)))
+        self._visit = AnonymousClient(transport_to(address, safety, _group_at(address, safety)))
         try:
             self._layout = self._visit.layout(table)
         except BaseException:
@@ -168,7 +168,7 @@ class Live:
     ) -> Any:
         return self._visit.ask(question, self.table, keys, servers=servers, **settings)
 
-    def course(self) -> m.Course | None:
+    def course(self) -> m.RunProgress | None:
         return self._visit.course()
 
     @property
@@ -184,7 +184,7 @@ class Live:
         self._visit.close()
 
 
-class Kept:
+class SavedModel:
     """In a file: all its numbers, one after another."""
 
     live, table = False, TABLE

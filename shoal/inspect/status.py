@@ -1,6 +1,6 @@
 """Looks at a cluster from outside: it asks without being a member, so nothing changes by being looked at.
 
-The coordinator says who is here and how far the run is (``Look``), each server how its tables are doing (``Ask``). An answer
+The coordinator says who is here and how far the run is (``StatusRequest``), each server how its tables are doing (``TableStatusRequest``). An answer
 that does not come is asked for again: a coordinator that was just killed may be back in a moment.
 """
 
@@ -35,12 +35,12 @@ _AGAIN = 0.25  # seconds until a question is asked again
 
 Answer = TypeVar("Answer", bound=m.Message)
 Kind = type[Answer] | tuple[type[Answer], ...]
-_ANSWER = (m.Done, m.No)
-_WELCOME = (m.Welcome, m.No)
+_ANSWER = (m.Done, m.Refusal)
+_WELCOME = (m.Welcome, m.Refusal)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ReplicaStatus:
     """One of the servers that hold a segment."""
 
     server: str
@@ -51,7 +51,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentStatus:
     """One segment, and who holds it."""
 
     table: str
@@ -59,22 +59,22 @@ class Segment:
     start: int
     stop: int
     epoch: int
-    copies: list[Copy]  # the primary first
+    copies: list[ReplicaStatus]  # the primary first
     last: str  # who held it last, if nobody does
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """How a cluster stands."""
 
-    standing: m.Standing
+    standing: m.StatusReply
     view: m.View
-    told: dict[tuple[str, int], m.Told] = field(default_factory=dict)  # by server and table's number
+    told: dict[tuple[str, int], m.TableStatusReply] = field(default_factory=dict)  # by server and table's number
     silent: list[str] = field(default_factory=list)  # servers that did not answer
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[SegmentStatus]:
         return [
-            Segment(
+            SegmentStatus(
                 table.name,
                 number,
                 start,
@@ -97,7 +97,7 @@ class Status:
                 found[worker] = min(clock, found.get(worker, clock))
         return dict(sorted(found.items()))
 
-    def _copies(self, table: int, segment: int, place: m.Place) -> list[Copy]:
+    def _copies(self, table: int, segment: int, place: m.Replicas) -> list[ReplicaStatus]:
         holders = [(name, "backup" if i else "primary") for i, name in enumerate(place.servers)]
         holders += [(place.filling, "filling")] if place.filling else []
         first = self.told.get((place.servers[0], table)) if place.servers else None
@@ -107,11 +107,11 @@ class Status:
             told = self.told.get((name, table))
             version = newest if role == "primary" else None if told is None else told.copies.get(segment)
             lag = None if version is None or newest is None else max(0, newest - version)
-            copies.append(Copy(name, role, version, lag, None if first is None else first.lag.get(name)))
+            copies.append(ReplicaStatus(name, role, version, lag, None if first is None else first.lag.get(name)))
         return copies
 
 
-class Looking:
+class StatusClient:
     """One pair of eyes; any thread may use it, one at a time."""
 
     def __init__(self, open_transport: Callable[[str], Transport], name: str = "") -> None:
@@ -121,9 +121,9 @@ class Looking:
         self._lock = threading.Lock()
         self._request = 0
 
-    def look(self, seconds: float = PATIENCE) -> m.Standing:
+    def look(self, seconds: float = PATIENCE) -> m.StatusReply:
         """How it stands, by the coordinator's word; raises Unanswered."""
-        return self._ask("look", "coordinator", m.Look, m.Standing, seconds)
+        return self._ask("look", "coordinator", m.StatusRequest, m.StatusReply, seconds)
 
     def view(self, seconds: float = PATIENCE) -> m.View:
         return self._ask("refresh the view", "coordinator", m.Refresh, m.View, seconds)
@@ -162,10 +162,10 @@ class Looking:
             self._transport.send("coordinator", message, ())
             self._transport.flush()
 
-    def status(self, seconds: float = PATIENCE) -> Status:
+    def status(self, seconds: float = PATIENCE) -> ClusterStatus:
         """All that can be seen; servers that do not answer are named."""
         standing, view = self.look(seconds), self.view(seconds)
-        status = Status(standing, view)
+        status = ClusterStatus(standing, view)
         for member in view.members:
             if member.role != "server":
                 continue
@@ -186,12 +186,12 @@ class Looking:
                 self._transport.close()
                 self._transport = None
 
-    def _told(self, server: m.Member, table: int, seconds: float) -> m.Told | None:
-        def ask(request: int) -> m.Ask:
-            return m.Ask(request, table, 0)
+    def _told(self, server: m.Member, table: int, seconds: float) -> m.TableStatusReply | None:
+        def ask(request: int) -> m.TableStatusRequest:
+            return m.TableStatusRequest(request, table, 0)
 
         answer = self._ask(f"ask about table {table}", server.name, ask, m.Message, seconds, server.address)
-        return answer if isinstance(answer, m.Told) else None
+        return answer if isinstance(answer, m.TableStatusReply) else None
 
     def _ask(
         self, what: str, to: str, make: Callable[[int], m.Message], kind: Kind[Answer], seconds: float, at: str = ""
@@ -217,7 +217,7 @@ class Looking:
             for event in transport.receive(max(0.0, min(again, deadline) - now)):
                 answer = event.message
                 known = getattr(answer, "request", asked) == asked  # a view has none
-                if event.sender == to and isinstance(answer, m.No) and answer.kind in ("key", "version"):
+                if event.sender == to and isinstance(answer, m.Refusal) and answer.kind in ("key", "version"):
                     raise Refused(to, answer.reason)
                 if event.sender == to and known and isinstance(answer, kind):
                     return answer
@@ -225,7 +225,7 @@ class Looking:
         raise Unanswered(what, to, seconds)
 
 
-def further(course: m.Course, event: RunEvent) -> m.Course:
+def further(course: m.RunProgress, event: RunEvent) -> m.RunProgress:
     """How far a run is, by what it tells; for when nobody is left who could be asked."""
     if not isinstance(event, Progress | Evaluated) or event.seconds < course.seconds:
         return course
@@ -324,7 +324,7 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
         except Invalid:
             return False
     from shoal.security.safety import Safety
-    from shoal.strategies.peers.observer import Watching
+    from shoal.strategies.peers.observer import PeerObserver
     from shoal.wire.messages.peers import Peer
     from shoal.wire.zmq import ZmqTransport
 
@@ -332,7 +332,7 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     check_address(where, safety)
     if parsed(where).key or not is_local(where):
         return False  # peers stay on one machine, in the clear
-    watching = Watching(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
+    watching = PeerObserver(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
     try:
         watching.meet([Peer("door", "door", 0, where)])
         watching.greet("door", _AGAIN)
@@ -352,12 +352,12 @@ def without_coordinator(folder: Path) -> str | None:
     return None if job.strategy.can_be_watched else job.strategy.name
 
 
-def look_at(address: str, safety: Safety | None = None, who: str = "look") -> Looking:
+def look_at(address: str, safety: Safety | None = None, who: str = "look") -> StatusClient:
     """At a cluster of other processes, by the address of its coordinator."""
     from shoal.security.safety import Safety
 
     safety = safety or Safety.chosen(at=address)
-    return Looking(transport_to(address, safety), safety.named(f"{who}-{secrets.token_hex(4)}"))
+    return StatusClient(transport_to(address, safety), safety.named(f"{who}-{secrets.token_hex(4)}"))
 
 
 def transport_to(address: str, safety: Safety | None = None, group: str = "") -> Callable[[str], Transport]:
@@ -380,5 +380,5 @@ def transport_to(address: str, safety: Safety | None = None, group: str = "") ->
     return transport
 
 
-def _holds(place: m.Place, server: str) -> bool:
+def _holds(place: m.Replicas, server: str) -> bool:
     return server in place.servers or server == place.filling

@@ -24,7 +24,7 @@ from shoal.job import Job
 _AGAIN = 5.0  # seconds: what kept one worker from starting may pass
 
 
-class Hands(Protocol):
+class WorkerStarter(Protocol):
     """What it takes to start workers and take them away: a training."""
 
     @property
@@ -35,11 +35,11 @@ class Hands(Protocol):
     def signal(self, name: str, number: int) -> None: ...
 
 
-class Coming:
+class Arrivals:
     """The comings and goings of one run's workers."""
 
     def __init__(
-        self, hands: Hands, job: Job, over: threading.Event, say: Callable[[str], None], again: float = _AGAIN
+        self, hands: WorkerStarter, job: Job, over: threading.Event, say: Callable[[str], None], again: float = _AGAIN
     ) -> None:
         """``say`` is told what did not go as it should, from the thread of these comings."""
         self._say, self._again, self._failing = say, again, False

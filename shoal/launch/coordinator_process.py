@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.cluster.move_settings import Moves
+from shoal.cluster.move_settings import MoveSettings
 from shoal.data.fingerprint import fingerprint
-from shoal.launch.process_main import Line, Orders, Process
+from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.factory import make_dealing, make_saving
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import needed
-from shoal.nodes.rollback import Saving
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.rollback import RollbackDriver
+from shoal.nodes.scheduling import Scheduler
 from shoal.security.safety import Safety
-from shoal.timing import Intervals, Timing
+from shoal.timing import Timing, TimingSettings
 from shoal.wire import messages as m
-from shoal.wire.effects import Dismiss, Ended
+from shoal.wire.effects import Dismiss, ProcessEnd
 from shoal.wire.messages.groups import member_name
 from shoal.wire.zmq import ZmqTransport
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.job import Job
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run, as far as the coordinator must know it."""
 
     job: str  # as TOML, which knows infinity: JSON does not
@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     elsewhere: bool = False  # workers come and go by themselves: nobody here starts any
 
     @classmethod
-    def of(cls, job: Job, dataset: Dataset, folder: Path | None = None) -> Facts:
+    def of(cls, job: Job, dataset: Dataset, folder: Path | None = None) -> RunFacts:
         checkpoints = "" if folder is None or math.isinf(job.checkpoint.every) else str(folder / "checkpoints")
         rows, test_rows = dataset.train.rows, dataset.test.rows
         same = fingerprint(dataset.train.folder)
@@ -66,7 +66,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return m.Described(0, self.job, self.data, self.rows, self.test_rows, self.features, same, code)
 
 
-class Saw(Line, frozen=True, tag="saw"):
+class ProcessEnded(ProcessMessage, frozen=True, tag="saw"):
     """Top process to coordinator: "I saw this process end"."""
 
     name: str
@@ -74,30 +74,30 @@ class Saw(Line, frozen=True, tag="saw"):
     token: str  # of the life that ended
 
 
-class Ends(Line, frozen=True, tag="ends"):
+class RunEnds(ProcessMessage, frozen=True, tag="ends"):
     """Top process to coordinator: "it is over: tell all who are here"."""
 
     why: str
 
 
-class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a coordinator needs to know, as plain data."""
 
     journal: str  # its file
     copies: int = 1
-    run: Facts | None = None
-    ended: list[Saw] = []  # before it was there
-    moves: Moves | None = None  # where there is no run to say so
+    run: RunFacts | None = None
+    ended: list[ProcessEnded] = []  # before it was there
+    moves: MoveSettings | None = None  # where there is no run to say so
     checkpoints: str = ""  # of a store without a run: the folder they lie in; empty: none are made
     timing: Timing | None = None  # where there is no run to say so; None: as the journal has it
 
 
-def main(orders: Orders, process: Process) -> None:
+def main(orders: ProcessOrders, process: Process) -> None:
     """The coordinator in a process of its own, until that ends."""
-    work = msgspec.convert(orders.work, Coordination)
+    work = msgspec.convert(orders.work, CoordinatorProcess)
     safety = Safety.of_plain(orders.safety)
     transport = ZmqTransport(orders.name, orders.bind, safety, orders.advertise)
-    journal = Journal(Path(work.journal))
+    journal = JournalFile(Path(work.journal))
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = saving_for(work.run, work.checkpoints)
@@ -109,7 +109,7 @@ def main(orders: Orders, process: Process) -> None:
     loop = Loop(node, transport, journal)
     loop.listener = process.tell
     for one in work.ended:
-        loop.tell(Ended(one.name, one.reason, one.token))
+        loop.tell(ProcessEnd(one.name, one.reason, one.token))
     threading.Thread(target=hear, args=(process.inbox, loop), name="shoal-inbox", daemon=True).start()
     process.ready(transport.address)
     loop.run()
@@ -119,41 +119,41 @@ def hear(inbox: int, loop: Loop, group: str = "") -> None:
     """Whatever the nursery hands on, which knows processes by the names that they have within their group."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:
-            match msgspec.json.decode(line, type=Saw | Ends):
-                case Saw(name, reason, token):
-                    loop.tell(Ended(member_name(name, group), reason, token))
-                case Ends(why):
+            match msgspec.json.decode(line, type=ProcessEnded | RunEnds):
+                case ProcessEnded(name, reason, token):
+                    loop.tell(ProcessEnd(member_name(name, group), reason, token))
+                case RunEnds(why):
                     loop.tell(Dismiss(why))
 
 
-def dealing_of(facts: Facts) -> Dealing:
+def dealing_of(facts: RunFacts) -> Scheduler:
     """What the coordinator deals."""
     cores = 0 if facts.elsewhere else len(os.sched_getaffinity(0))
     numbers = (facts.rows, facts.test_rows, facts.features)
     return make_dealing(_job(facts.job), facts.data, *numbers, cores=cores, elsewhere=facts.elsewhere)
 
 
-def moves_of(facts: Facts | None) -> Moves | None:
+def moves_of(facts: RunFacts | None) -> MoveSettings | None:
     """How segments may change hands; None: as usual."""
     return None if facts is None else _job(facts.job).moves
 
 
-def timing_of(facts: Facts | None, otherwise: Timing | None) -> Intervals | None:
+def timing_of(facts: RunFacts | None, otherwise: Timing | None) -> TimingSettings | None:
     """What all nodes go by: as the run's job says, or, where there is none, as whoever started the cluster does, if anybody did."""
     chosen = otherwise if facts is None else _job(facts.job).timing
     return None if chosen is None else chosen.intervals()
 
 
-def saving_of(facts: Facts) -> Saving:
+def saving_of(facts: RunFacts) -> RollbackDriver:
     """What of it is kept on disk."""
-    return make_saving(_job(facts.job), Path(facts.checkpoints)) if facts.checkpoints else Saving()
+    return make_saving(_job(facts.job), Path(facts.checkpoints)) if facts.checkpoints else RollbackDriver()
 
 
-def saving_for(run: Facts | None, checkpoints: str) -> Saving | None:
+def saving_for(run: RunFacts | None, checkpoints: str) -> RollbackDriver | None:
     """Of a run; or of a store without one, which saves when it is asked to."""
     if run is not None:
         return saving_of(run)
-    return Saving(Path(checkpoints)) if checkpoints else None
+    return RollbackDriver(Path(checkpoints)) if checkpoints else None
 
 
 def _job(text: str) -> Job:

@@ -23,7 +23,7 @@ def refuse(why: str) -> NoReturn:
     sys.exit(REFUSED)
 
 
-class Endings:
+class ExitReasons:
     """Looks at the kernel's count when it is made, and at each kill."""
 
     def __init__(self, counts: Path = _COUNTS) -> None:

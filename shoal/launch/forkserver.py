@@ -29,12 +29,12 @@ from shoal.errors import Invalid
 from shoal.launch.process_main import (
     LOOK,
     MAINS,
-    Failed,
-    Happened,
-    Line,
-    Orders,
-    Retired,
-    Running,
+    ProcessEvent,
+    ProcessFailed,
+    ProcessMessage,
+    ProcessOrders,
+    ProcessRetired,
+    ProcessRunning,
     end_with,
     flush,
     prepare,
@@ -53,7 +53,7 @@ SERVERS_NEED = (
 WORKERS_NEED = ("shoal.launch.worker_process", "shoal.data.kernels", "shoal.models.kernels")
 
 
-class Setup(Line, frozen=True, tag="setup"):
+class ForkserverSetup(ProcessMessage, frozen=True, tag="setup"):
     """Top process to nursery, first: "make this folder, import these"."""
 
     parent: int  # the top process
@@ -62,58 +62,67 @@ class Setup(Line, frozen=True, tag="setup"):
     path: list[str]  # where the top process finds modules
 
 
-class Fork(Line, frozen=True, tag="fork"):
+class ForkOrder(ProcessMessage, frozen=True, tag="fork"):
     """Top process to nursery: "a process with these orders"."""
 
-    orders: Orders
+    orders: ProcessOrders
 
 
-class Signal(Line, frozen=True, tag="signal"):
+class SignalOrder(ProcessMessage, frozen=True, tag="signal"):
     """Top process to nursery: "send it this signal, if it still runs"."""
 
     name: str
     number: int
 
 
-class HandOn(Line, frozen=True, tag="handon"):
+class PassFile(ProcessMessage, frozen=True, tag="handon"):
     """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator, a scheduler or a peer."""
 
     name: str
     line: str
 
 
-class Settled(Line, frozen=True, tag="settled"):
+class ForkserverReady(ProcessMessage, frozen=True, tag="settled"):
     """Nursery to top process: "the folder is there, the imports begin"."""
 
 
-class Refused(Line, frozen=True, tag="refused"):
+class ModulesRefused(ProcessMessage, frozen=True, tag="refused"):
     """Nursery to top process: "the modules you named cannot be used"."""
 
     reason: str
 
 
-class Forked(Line, frozen=True, tag="forked"):
+class ChildForked(ProcessMessage, frozen=True, tag="forked"):
     """Nursery to top process: "it has this process number"."""
 
     name: str
     pid: int
 
 
-class Ended(Line, frozen=True, tag="ended"):
+class ChildEnded(ProcessMessage, frozen=True, tag="ended"):
     """Nursery to top process: "it is no more"."""
 
     name: str
     code: int  # of its exit; of the signal that killed it, with a minus
 
 
-Order = Fork | Signal | HandOn
-Report = Settled | Refused | Forked | Running | Failed | Happened | Retired | Ended
+Order = ForkOrder | SignalOrder | PassFile
+Report = (
+    ForkserverReady
+    | ModulesRefused
+    | ChildForked
+    | ProcessRunning
+    | ProcessFailed
+    | ProcessEvent
+    | ProcessRetired
+    | ChildEnded
+)
 
 
-class Nursery:
+class Forkserver:
     """The process that forks. Its own thread is the only one."""
 
-    def __init__(self, setup: Setup, orders: int, reports: int, rest: bytes = b"") -> None:
+    def __init__(self, setup: ForkserverSetup, orders: int, reports: int, rest: bytes = b"") -> None:
         self._setup, self._orders, self._reports = setup, orders, reports
         self._pid = os.getpid()
         self._children: dict[int, str] = {}  # by process number
@@ -157,15 +166,15 @@ class Nursery:
         *lines, self._rest = (self._rest + more).split(b"\n")
         for line in lines:
             match msgspec.json.decode(line, type=Order):
-                case Fork(orders):
+                case ForkOrder(orders):
                     self._fork(orders)
-                case Signal(name, number):
+                case SignalOrder(name, number):
                     for pid in [pid for pid, one in self._children.items() if one == name]:
                         os.kill(pid, number)  # not reaped yet, so the number is still its own
-                case HandOn(name, text):
+                case PassFile(name, text):
                     self._hand_on(name, text)
 
-    def _fork(self, orders: Orders) -> None:
+    def _fork(self, orders: ProcessOrders) -> None:
         inbox = -1
         try:
             self._ready_for(orders)
@@ -175,8 +184,8 @@ class Nursery:
             flush()
             pid = os.fork()
         except (Invalid, OSError) as error:
-            say(self._reports, Failed(orders.name, f"cannot fork: {error}"))
-            say(self._reports, Ended(orders.name, 1))
+            say(self._reports, ProcessFailed(orders.name, f"cannot fork: {error}"))
+            say(self._reports, ChildEnded(orders.name, 1))
             self._close_inbox(orders.name, inbox)
             return
         if pid == 0:
@@ -184,9 +193,9 @@ class Nursery:
         if inbox >= 0:
             os.close(inbox)
         self._children[pid] = orders.name
-        say(self._reports, Forked(orders.name, pid))
+        say(self._reports, ChildForked(orders.name, pid))
 
-    def _be(self, orders: Orders, inbox: int) -> None:
+    def _be(self, orders: ProcessOrders, inbox: int) -> None:
         """We are the child: nothing that lies below us on the stack may ever be returned to."""
         code = 1
         try:
@@ -211,7 +220,7 @@ class Nursery:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _ready_for(self, orders: Orders) -> None:
+    def _ready_for(self, orders: ProcessOrders) -> None:
         """The first worker, or a coordinator of a run, brings more imports: here, once, instead of in every process."""
         plain = orders.main in (MAINS["server"], MAINS["coordinator"]) and not orders.work.get("run")
         if self._works or plain:
@@ -252,7 +261,7 @@ class Nursery:
             if ended:
                 del self._children[pid]
                 self._close_inbox(name)
-                say(self._reports, Ended(name, os.waitstatus_to_exitcode(status)))
+                say(self._reports, ChildEnded(name, os.waitstatus_to_exitcode(status)))
 
     def _end(self) -> None:
         deadline = time.monotonic() + _GRACE
@@ -276,17 +285,17 @@ def main() -> None:
             return  # the top process died before it could say anything
         begin += more
     line, _, rest = begin.partition(b"\n")
-    setup = msgspec.json.decode(line, type=Setup)
+    setup = msgspec.json.decode(line, type=ForkserverSetup)
     sys.path[:] = setup.path
     try:
         if setup.folder:  # made by us, not by the top process: whoever makes it must be there to remove it
             os.mkdir(setup.folder, 0o700)
     except OSError as error:
-        say(reports, Failed("nursery", f"cannot make the folder {setup.folder}: {error.strerror}"))
+        say(reports, ProcessFailed("nursery", f"cannot make the folder {setup.folder}: {error.strerror}"))
         return
     code = 1
     try:
-        code = _keep(Nursery(setup, orders, reports, rest), setup, reports)
+        code = _keep(Forkserver(setup, orders, reports, rest), setup, reports)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -295,16 +304,19 @@ def main() -> None:
         os._exit(code)  # no finalizers: what there is to close, the kernel closes
 
 
-def _keep(nursery: Nursery, setup: Setup, reports: int) -> int:
-    say(reports, Settled())
+def _keep(nursery: Forkserver, setup: ForkserverSetup, reports: int) -> int:
+    say(reports, ForkserverReady())
     try:
         nursery.prepare()
     except Invalid as error:
-        say(reports, Refused(str(error)))
+        say(reports, ModulesRefused(str(error)))
         return 1
     except BaseException as error:
         traceback.print_exc()
-        say(reports, Refused(f"{type(error).__name__} while importing what servers need: {error}; see its traceback"))
+        say(
+            reports,
+            ModulesRefused(f"{type(error).__name__} while importing what servers need: {error}; see its traceback"),
+        )
         return 1
     nursery.run()
     return 0
@@ -333,7 +345,7 @@ def _alone() -> bool:
     return True
 
 
-look_up(Setup, Order, Report)
+look_up(ForkserverSetup, Order, Report)
 
 if __name__ == "__main__":
     main()

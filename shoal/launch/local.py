@@ -26,22 +26,22 @@ from shoal import limits
 from shoal.client import KV, client_of
 from shoal.client import connect as connect
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
-from shoal.inspect.status import Looking, Status
+from shoal.inspect.status import ClusterStatus, StatusClient
 from shoal.launch.reopening import hold, saved_in
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import afresh
 from shoal.timing import Timing, timing_from
-from shoal.training.event_thread import Listener, Telling
+from shoal.training.event_thread import EventThread, Listener
 from shoal.wire import Transport
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended
+from shoal.wire.effects import ProcessEnd
 from shoal.wire.messages.groups import member_name
 
 if TYPE_CHECKING:
     from shoal.files import Lock
-    from shoal.launch.coordinator_process import Facts
+    from shoal.launch.coordinator_process import RunFacts
 
 START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
@@ -84,7 +84,7 @@ def local(
     lock = None if folder is None else hold(Path(folder), "folder=")
     cluster: Cluster
     try:
-        journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
+        journal = JournalFile(Path(folder) / "coordinator.journal" if folder is not None else None)
         if processes:
             from shoal.launch.processes import ProcessCluster
             from shoal.security.safety import Safety
@@ -116,7 +116,7 @@ class Cluster:
 
     group = ""  # of workers, if its nodes are guests of another cluster's servers
 
-    def __init__(self, journal: Journal, copies: int = 1) -> None:
+    def __init__(self, journal: JournalFile, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
         self._journal, self._copies = journal, copies
         self.timing: Timing | None = None
@@ -134,12 +134,12 @@ class Cluster:
         self.ended = ""
         """Why the cluster is no more; empty: it goes on."""
         self._closing, self._closed = threading.Lock(), False
-        self._run_facts: Facts | None = None
-        self._telling: Telling | None = None
-        self._looking = Looking(self._transport)
+        self._run_facts: RunFacts | None = None
+        self._telling: EventThread | None = None
+        self._looking = StatusClient(self._transport)
         atexit.register(_close_quietly, weakref.ref(self))
 
-    def _begin(self, journal: Journal) -> None:
+    def _begin(self, journal: JournalFile) -> None:
         journal.rewrite(afresh(journal.records))  # of a cluster that was here before, nobody lives
 
     def begin_with(self, record: bytes) -> None:
@@ -197,17 +197,17 @@ class Cluster:
         """It is gone: see that it has ended."""
         raise AssertionError
 
-    def look(self, seconds: float = _LOOK_WITHIN) -> m.Standing:
+    def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
         """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
         return self._looking.look(seconds)
 
-    def status(self) -> Status:
+    def status(self) -> ClusterStatus:
         """Who is here, which tables there are, who holds what, and how new it is."""
         return self._looking.status()
 
-    def train(self, run: Facts, listener: Listener) -> None:
+    def train(self, run: RunFacts, listener: Listener) -> None:
         """Before the start: the coordinator is to deal this, and what happens is told to ``listener``, on a thread of ours."""
-        self._run_facts, self._telling = run, Telling(listener, self._id)
+        self._run_facts, self._telling = run, EventThread(listener, self._id)
 
     def start(self) -> None:
         """Bring everything up; returns when all servers have joined."""
@@ -313,7 +313,7 @@ class Cluster:
 class ThreadCluster(Cluster):
     """Servers as threads of this process."""
 
-    def __init__(self, servers: int, modules: tuple[str, ...], journal: Journal, copies: int = 1) -> None:
+    def __init__(self, servers: int, modules: tuple[str, ...], journal: JournalFile, copies: int = 1) -> None:
         from shoal.wire.memory import Hub
 
         super().__init__(journal, copies)
@@ -344,10 +344,10 @@ class ThreadCluster(Cluster):
         self._wait_for_servers(self._servers)
 
     def _start_server(self, name: str) -> None:
-        from shoal.launch.server_process import Serving
+        from shoal.launch.server_process import ServerProcess
 
         transport = self._hub.open(name)
-        serving = Serving(name, secrets.token_hex(8), transport)
+        serving = ServerProcess(name, secrets.token_hex(8), transport)
         serving.guest.on_end = serving.loop.stop  # it was let go
         transport.answer_with(serving.loop.take)
         self._run(serving.loop)
@@ -387,7 +387,7 @@ class ThreadCluster(Cluster):
         if name == "coordinator":
             self.ended = f"the coordinator broke: {reason}"
         elif self._coordinator is not None:
-            self._coordinator.tell(Ended(name, reason))
+            self._coordinator.tell(ProcessEnd(name, reason))
 
     def _transport(self, name: str) -> Transport:
         return self._hub.open(name)

@@ -15,18 +15,18 @@ _DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class MpirunRank:
     """One of mpirun's processes."""
 
     number: int
     size: int
 
 
-def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
+def rank(variables: Mapping[str, str] | None = None) -> MpirunRank | None:
     """Who this process is; None if mpirun did not start it, or it alone: then it is a process as any other."""
     known = os.environ if variables is None else variables
     for *names, launcher in _VARIABLES:
         number, size = (known.get(name, "") for name in names)
         if number.isdecimal() and size.isdecimal() and max(len(number), len(size)) <= _DIGITS and known.get(launcher):
-            return Rank(int(number), int(size)) if int(size) > 1 or known.get(OURS) else None
+            return MpirunRank(int(number), int(size)) if int(size) > 1 or known.get(OURS) else None
     return None

@@ -42,11 +42,11 @@ MAINS = {  # of the nodes of a cluster; a strategy's own workers are named by th
 }
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProcessMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all that is said between top process, nursery and children: one line of JSON each."""
 
 
-class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProcessOrders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
@@ -61,27 +61,27 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inbox: bool = False  # the top process has more to say to it later
 
 
-class Running(Line, frozen=True, tag="running"):
+class ProcessRunning(ProcessMessage, frozen=True, tag="running"):
     """Child to top process: "I run, and listen there" (a worker that nobody calls listens nowhere)."""
 
     name: str
     address: str = ""
 
 
-class Failed(Line, frozen=True, tag="failed"):
+class ProcessFailed(ProcessMessage, frozen=True, tag="failed"):
     """Child or nursery to top process: "this is why I end"; that it has ended is told afterwards."""
 
     name: str
     error: str
 
 
-class Retired(Line, frozen=True, tag="retired"):
+class ProcessRetired(ProcessMessage, frozen=True, tag="retired"):
     """Server to top process: "they let me go: I am not needed any more"; that it has ended is told afterwards."""
 
     name: str
 
 
-class Happened(Line, frozen=True, tag="happened"):
+class ProcessEvent(ProcessMessage, frozen=True, tag="happened"):
     """Coordinator to top process: "this happened": a piece of an event."""
 
     name: str
@@ -89,7 +89,7 @@ class Happened(Line, frozen=True, tag="happened"):
     more: bool  # of the same event follows
 
     @classmethod
-    def pieces(cls, name: str, event: RunEvent) -> list[Happened]:
+    def pieces(cls, name: str, event: RunEvent) -> list[ProcessEvent]:
         text = base64.b64encode(msgspec.msgpack.encode(event)).decode()
         return [cls(name, text[at : at + _PIECE], at + _PIECE < len(text)) for at in range(0, len(text), _PIECE)]
 
@@ -104,14 +104,14 @@ class Process:
 
     def ready(self, address: str = "") -> None:
         """It runs, and listens there if it listens at all."""
-        say(self.reports, Running(self.name, address))
+        say(self.reports, ProcessRunning(self.name, address))
 
-    def say(self, line: Line) -> None:
+    def say(self, line: ProcessMessage) -> None:
         say(self.reports, line)
 
     def tell(self, event: RunEvent) -> None:
         """To whoever looks at the run."""
-        for piece in Happened.pieces(self.name, event):
+        for piece in ProcessEvent.pieces(self.name, event):
             say(self.reports, piece)
 
 
@@ -132,7 +132,7 @@ def moved_by(transport: Transport) -> Callable[[], dict[str, int]]:
     return lambda: dict(zip(("sent", "received"), transport.traffic, strict=True))
 
 
-def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1) -> int:
+def run(orders: ProcessOrders, nursery: int, hangup: int, reports: int, inbox: int = -1) -> int:
     """Do what was ordered, to the end; returns the exit code.
 
     ``hangup`` is watched, ``reports`` written to; by ``inbox`` it hears from the top process, where its orders say so.
@@ -147,18 +147,18 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
     try:
         importlib.import_module(orders.main).main(orders, Process(orders.name, reports, inbox))
     except ShoalError as error:
-        say(reports, Failed(orders.name, str(error)))
+        say(reports, ProcessFailed(orders.name, str(error)))
         return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
         traceback.print_exc()
-        say(reports, Failed(orders.name, f"{type(error).__name__}: {error}; the traceback is on standard error"))
+        say(reports, ProcessFailed(orders.name, f"{type(error).__name__}: {error}; the traceback is on standard error"))
         return 1
     return 0
 
 
-def transport_of(orders: Orders, bind: str | None = None, name: str = "") -> Transport:
+def transport_of(orders: ProcessOrders, bind: str | None = None, name: str = "") -> Transport:
     """Of a node that was ordered, under its name in the cluster if that is another; it calls the coordinator, if there is one yet."""
     from shoal.security.safety import Safety
     from shoal.wire.zmq import ZmqTransport
@@ -169,10 +169,10 @@ def transport_of(orders: Orders, bind: str | None = None, name: str = "") -> Tra
     return transport
 
 
-def say(reports: int, report: Line) -> None:
+def say(reports: int, report: ProcessMessage) -> None:
     """One line in one write: the kernel keeps lines of this length whole, whoever else writes."""
-    if isinstance(report, Failed) and len(report.error) > _ERROR_CHARS:
-        report = Failed(report.name, report.error[:_ERROR_CHARS] + "...")
+    if isinstance(report, ProcessFailed) and len(report.error) > _ERROR_CHARS:
+        report = ProcessFailed(report.name, report.error[:_ERROR_CHARS] + "...")
     with contextlib.suppress(OSError):  # nobody listens any more: the watch will see that too
         os.write(reports, msgspec.json.encode(report) + b"\n")
 

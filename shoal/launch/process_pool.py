@@ -24,25 +24,25 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent
-from shoal.launch.exit_status import Endings
+from shoal.launch.exit_status import ExitReasons
 from shoal.launch.forkserver import (
-    Ended,
-    Fork,
-    Forked,
-    HandOn,
-    Refused,
+    ChildEnded,
+    ChildForked,
+    ForkOrder,
+    ForkserverReady,
+    ForkserverSetup,
+    ModulesRefused,
+    PassFile,
     Report,
-    Settled,
-    Setup,
-    Signal,
+    SignalOrder,
 )
 from shoal.launch.process_main import (
-    Failed,
-    Happened,
-    Line,
-    Orders,
-    Retired,
-    Running,
+    ProcessEvent,
+    ProcessFailed,
+    ProcessMessage,
+    ProcessOrders,
+    ProcessRetired,
+    ProcessRunning,
     event_of,
 )
 
@@ -52,7 +52,7 @@ _SOON = 20  # milliseconds: the same, when it is not
 _LAST_WORDS = 1.0  # seconds for its children to end then; one that is stopped does not
 
 
-class Hatchery(Protocol):
+class ProcessFactory(Protocol):
     """A nursery's process, as its parent has it: a Popen, or one that is another rank's."""
 
     stdin: IO[bytes] | None
@@ -75,7 +75,7 @@ def start_nursery(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -
 
 
 @dataclass(slots=True)
-class Child:
+class ChildState:
     """What we were told of one process."""
 
     pid: int = 0
@@ -91,7 +91,7 @@ class Child:
         return bool(self.ended) or (self.running and self.pid > 0)
 
 
-class Children:
+class ProcessPool:
     """A nursery, and all that it forked.
 
     When one that ran is no more, ``lost`` is called (unless it ended as it should) before its name may be used again, and
@@ -106,21 +106,21 @@ class Children:
         happened: Callable[[RunEvent], None] = lambda event: None,
         gone: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self.known: dict[str, Child] = {}
+        self.known: dict[str, ChildState] = {}
         self._happened, self._told_gone = happened, gone
         self.gone = ""  # why there is no nursery any more
         self._lost, self._ended = lost, ended
-        self._endings = Endings()
+        self._endings = ExitReasons()
         self._settled = False
         self._refused = ""
         self._error = ""  # of the nursery itself
         self._news = threading.Condition()
         self._ordering = threading.Lock()
         self._closing = False
-        self._nursery: Hatchery | None = None
+        self._nursery: ProcessFactory | None = None
         self._listener: threading.Thread | None = None
 
-    def start(self, setup: Setup, label: str, start: Callable[[], Hatchery] | None = None) -> None:
+    def start(self, setup: ForkserverSetup, label: str, start: Callable[[], ProcessFactory] | None = None) -> None:
         """Start the nursery, by ``start`` if it is another's. If this is interrupted half way, ``close`` ends what there is of it."""
         self._nursery = nursery = (start or start_nursery)()
         listener = threading.Thread(target=self._listen, args=(nursery,), name=f"shoal-{label}-nursery", daemon=True)
@@ -137,7 +137,7 @@ class Children:
         """Until the folder of sockets is there."""
         self._wait(lambda: self._settled, "the nursery", deadline)
 
-    def order(self, orders: Orders) -> None:
+    def order(self, orders: ProcessOrders) -> None:
         """Have a process forked."""
         if threading.current_thread() is self._listener:
             raise Invalid("on_ended is called by the thread that would hear of the new process: fork from another one")
@@ -145,9 +145,9 @@ class Children:
             old = self.known.get(orders.name)
             if old is not None and not old.ended:
                 raise Invalid(f"the name {orders.name!r} is taken by process {old.pid}: choose another")
-            self.known[orders.name] = Child()
+            self.known[orders.name] = ChildState()
         try:
-            self._order(Fork(orders))
+            self._order(ForkOrder(orders))
         except Invalid:
             del self.known[orders.name]
             raise
@@ -171,11 +171,11 @@ class Children:
             return bool(self._news.wait_for(lambda: self.known[name].ended or self.gone, left))
 
     def signal(self, name: str, number: int) -> None:
-        self._order(Signal(name, number))
+        self._order(SignalOrder(name, number))
 
-    def hand_on(self, name: str, line: Line) -> None:
+    def hand_on(self, name: str, line: ProcessMessage) -> None:
         """Tell a coordinator something, if it runs."""
-        self._order(HandOn(name, msgspec.json.encode(line).decode()))
+        self._order(PassFile(name, msgspec.json.encode(line).decode()))
 
     def hang_up(self) -> None:
         """They all go, sooner or later."""
@@ -206,7 +206,7 @@ class Children:
             if self._nursery is not None and self._nursery.stdin is not None:
                 self._nursery.stdin.close()
 
-    def _order(self, line: Line) -> None:
+    def _order(self, line: ProcessMessage) -> None:
         try:
             rest = msgspec.json.encode(line) + b"\n"
         except TypeError as error:
@@ -234,12 +234,12 @@ class Children:
                 how = self.gone or "no word from it in time"
                 raise StartFailed(f"{who} did not start: {how}; what it printed is above")
 
-    def _listen(self, nursery: Hatchery) -> None:
+    def _listen(self, nursery: ProcessFactory) -> None:
         for line in _lines(nursery, self._hang_up):
             match msgspec.json.decode(line, type=Report):
-                case Ended(name, 0):  # its work is done, and it has said good-bye itself
+                case ChildEnded(name, 0):  # its work is done, and it has said good-bye itself
                     self._end(name, DONE, lost=False)
-                case Ended(name, code):
+                case ChildEnded(name, code):
                     error = self.known[name].error
                     self._end(name, f"its process ended ({error or self._endings.how(code)})")
                 case report:
@@ -259,21 +259,21 @@ class Children:
 
     def _note(self, report: Report) -> None:
         match report:
-            case Settled():
+            case ForkserverReady():
                 self._settled = True
-            case Refused(reason):
+            case ModulesRefused(reason):
                 self._refused = reason
-            case Failed("nursery", error):
+            case ProcessFailed("nursery", error):
                 self._error = error
-            case Failed(name, error):
+            case ProcessFailed(name, error):
                 self.known[name].error = error
-            case Forked(name, pid):
+            case ChildForked(name, pid):
                 self.known[name].pid = pid
-            case Running(name, address):
+            case ProcessRunning(name, address):
                 self.known[name].running, self.known[name].address = True, address
-            case Retired(name):
+            case ProcessRetired(name):
                 self.known[name].retired = True
-            case Happened(name, piece, more):
+            case ProcessEvent(name, piece, more):
                 child = self.known[name]
                 whole, child.said = child.said + piece, child.said + piece if more else ""
                 if not more:
@@ -294,7 +294,7 @@ class Children:
                 print(f"shoal: {type(error).__name__}: {error} when told that {name} ended", file=sys.stderr)
 
 
-def _lines(nursery: Hatchery, hang_up: Callable[[], None]) -> Iterator[bytes]:
+def _lines(nursery: ProcessFactory, hang_up: Callable[[], None]) -> Iterator[bytes]:
     """Whole lines, until nobody can say anything any more."""
     assert nursery.stdout is not None
     rest, poll = b"", select.poll()

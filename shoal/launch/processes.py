@@ -23,18 +23,18 @@ from typing import Any
 import msgspec
 
 from shoal import limits
-from shoal.cluster.move_settings import Moves
+from shoal.cluster.move_settings import MoveSettings
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free, host_of
-from shoal.launch.coordinator_process import Coordination, Ends, Saw
-from shoal.launch.forkserver import Setup
+from shoal.launch.coordinator_process import CoordinatorProcess, ProcessEnded, RunEnds
+from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.local import START_WITHIN, Cluster
-from shoal.launch.process_main import MAINS, Orders, sweep
-from shoal.launch.process_pool import Children
+from shoal.launch.process_main import MAINS, ProcessOrders, sweep
+from shoal.launch.process_pool import ProcessPool
 from shoal.launch.restarts import Supervisor
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.security.address import check_address
 from shoal.security.safety import Safety
 from shoal.wire import Transport
@@ -52,7 +52,7 @@ class ProcessCluster(Cluster):
         servers: int,
         transport: str,
         modules: tuple[str, ...],
-        journal: Journal,
+        journal: JournalFile,
         copies: int = 1,
         restart: bool = False,
         safety: Safety | None = None,
@@ -70,13 +70,13 @@ class ProcessCluster(Cluster):
         """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""
         self.on_back: Callable[[str], None] | None = None
         """Called with the name of a process that was started again, and runs; after ``on_ended`` has heard of its end."""
-        self.moves: Moves | None = None
+        self.moves: MoveSettings | None = None
         """How segments change hands, where no job says so; to be set before it is started."""
         self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = modules, restart, transport == "tcp"
-        self._children = Children(self._lost, self._child_ended, self._happened, self._gone)
+        self._children = ProcessPool(self._lost, self._child_ended, self._happened, self._gone)
         self.parting = "whoever began it has ended it"
         """Told to nodes that others started when it is closed; empty: nothing, so that they wait for the next life of it."""
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
@@ -85,7 +85,7 @@ class ProcessCluster(Cluster):
         self._going: dict[
             str, str
         ] = {}  # servers that are being let go: why one was to be started again meanwhile, and was not
-        self._saw: deque[Saw] = deque(maxlen=limits.MEMBERS)
+        self._saw: deque[ProcessEnded] = deque(maxlen=limits.MEMBERS)
         self._telling_ends = threading.Lock()  # a coordinator is forked with all that was told before, or told after
         # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
         self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
@@ -157,17 +157,17 @@ class ProcessCluster(Cluster):
                 members = [one for one in self.look(_SEEN_OFF / 4).members if one.name not in ours]
                 if not any(one.role in ("server", "worker") for one in members):
                     return
-                self._children.hand_on("coordinator", Ends(self.parting))
+                self._children.hand_on("coordinator", RunEnds(self.parting))
                 time.sleep(_SEEN_OFF / 20)  # nobody tells us who has gone
 
     # ------------------------------------------------------------ starting
 
-    def _of(self, name: str) -> Children:
+    def _of(self, name: str) -> ProcessPool:
         """The nursery that forks it, and all that it forked."""
         return self._children
 
     def _start_nurseries(self, deadline: float) -> None:
-        self._children.start(Setup(os.getpid(), self._folder, list(self._modules), sys.path), self._id)
+        self._children.start(ForkserverSetup(os.getpid(), self._folder, list(self._modules), sys.path), self._id)
         self._children.wait_until_settled(deadline)
 
     def _fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
@@ -206,7 +206,7 @@ class ProcessCluster(Cluster):
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
         with self._telling_ends:
-            facts = Coordination(
+            facts = CoordinatorProcess(
                 str(journal),
                 self._copies,
                 self._run_facts,
@@ -219,13 +219,13 @@ class ProcessCluster(Cluster):
         self._children.wait_until_running(["coordinator"], deadline)
         self._address = self._children.known["coordinator"].address
 
-    def _orders(self, name: str, kind: str, work: dict[str, Any]) -> Orders:
+    def _orders(self, name: str, kind: str, work: dict[str, Any]) -> ProcessOrders:
         if kind == "server":
             self._servers.add(name)
         self._tokens[name] = token = secrets.token_hex(8)
         told = (self._safety.plain, self._advertise)
         main, hears = MAINS.get(kind, kind), kind in ("coordinator", "scheduler")
-        return Orders(name, main, token, self._bind(name), self._address, self._folder, work, *told, inbox=hears)
+        return ProcessOrders(name, main, token, self._bind(name), self._address, self._folder, work, *told, inbox=hears)
 
     def _bind(self, name: str) -> str:
         if name == "coordinator" and self._address:  # where everybody knows it
@@ -247,7 +247,7 @@ class ProcessCluster(Cluster):
     def _lost(self, name: str, reason: str) -> None:
         if name == "coordinator":
             return
-        saw = Saw(name, reason[:REASON], self._tokens.get(name, ""))
+        saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
         with self._telling_ends:
             self._saw.append(saw)
             self._children.hand_on("coordinator", saw)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.store.query import Found, packed, unpacked
-from shoal.user_code import Child
+from shoal.user_code import ForkedCall
 
 _MOST = (
     8 * (limits.CALL_NUMBERS + limits.CALL_KEYS) + 4 * limits.CALL_VALUES + 65_536
 )  # bytes of an answer, and of what goes around it
 
 
-class Asked:
+class RunningQuery:
     """One question that is being asked."""
 
     def __init__(self) -> None:
@@ -35,24 +35,24 @@ class Asked:
         return self._found
 
 
-class Apart:
+class QueryProcess:
     """Asks, and pokes the loop when there is an answer."""
 
     def __init__(self, poke: Callable[[], None]) -> None:
         self._poke = poke
 
-    def __call__(self, ask: Callable[[], Found], nanoseconds: int) -> Asked:
+    def __call__(self, ask: Callable[[], Found], nanoseconds: int) -> RunningQuery:
         """To be called by whoever has the table to itself: it is this moment that is seen."""
-        asked = Asked()
+        asked = RunningQuery()
         try:
-            child = Child(lambda: packed(ask()), nanoseconds / limits.SECOND, limits.CALL_MEMORY, _MOST)
+            child = ForkedCall(lambda: packed(ask()), nanoseconds / limits.SECOND, limits.CALL_MEMORY, _MOST)
         except OSError as error:
             asked.end(Invalid(f"there was no room for a process to ask it ({error.strerror})"))
             return asked
         threading.Thread(target=self._wait, args=(child, asked), name="shoal-question", daemon=True).start()
         return asked
 
-    def _wait(self, child: Child, asked: Asked) -> None:
+    def _wait(self, child: ForkedCall, asked: RunningQuery) -> None:
         try:
             asked.end(unpacked(child.wait()))
         except Invalid as error:

@@ -20,11 +20,11 @@ from shoal import limits
 from shoal.errors import ClusterError, StartFailed, Unanswered
 from shoal.events import counted
 from shoal.job import Job
-from shoal.launch.coordinator_process import Facts
+from shoal.launch.coordinator_process import RunFacts
 from shoal.launch.local import START_WITHIN
 from shoal.launch.processes import ProcessCluster, safety_of
-from shoal.nodes.journal import Journal
-from shoal.nodes.membership_journal import Kept, members_and_tables
+from shoal.nodes.journal import JournalFile
+from shoal.nodes.membership_journal import MembershipRecord, members_and_tables
 from shoal.security.safety import Safety
 from shoal.training.event_thread import Listener
 from shoal.training.preflight import crew
@@ -35,13 +35,13 @@ _LOOK = 0.1  # seconds between two looks: nobody tells us who came
 Say = Callable[[str], None]
 
 
-class HostCluster(ProcessCluster):
+class RemoteCluster(ProcessCluster):
     """A coordinator, and whoever comes."""
 
     def __init__(
         self,
         servers: int,
-        journal: Journal,
+        journal: JournalFile,
         safety: Safety,
         listen: str,
         advertise: str = "",
@@ -54,11 +54,11 @@ class HostCluster(ProcessCluster):
         self._wanted, self._say, self._within = servers, say, within
         super().__init__(0, "tcp", modules, journal, copies, False, safety, listen, advertise)
 
-    def _begin(self, journal: Journal) -> None:
+    def _begin(self, journal: JournalFile) -> None:
         if not stands(journal):
             super()._begin(journal)
 
-    def train(self, run: Facts, listener: Listener) -> None:
+    def train(self, run: RunFacts, listener: Listener) -> None:
         super().train(msgspec.structs.replace(run, elsewhere=True), listener)
 
     def workers_here(self, workers: int) -> int:
@@ -100,9 +100,9 @@ class HostCluster(ProcessCluster):
             return []
 
 
-def stands(journal: Journal) -> bool:
+def stands(journal: JournalFile) -> bool:
     """There was a coordinator before, with servers that hold tables, and they may be there still."""
-    kept: Kept | None = members_and_tables(journal.records)
+    kept: MembershipRecord | None = members_and_tables(journal.records)
     return kept is not None and bool(kept.tables) and any(one.role == "server" for one, _ in kept.people)
 
 
@@ -111,23 +111,23 @@ def stands_in(folder: Path) -> bool:
     path = folder / "coordinator.journal"
     if not path.is_file():
         return False
-    journal = Journal(path)
+    journal = JournalFile(path)
     try:
         return stands(journal)
     finally:
         journal.close()
 
 
-class Hosting:
+class RemoteHosts:
     """Where the nodes of a run are, for ``execute``: elsewhere. Knows the cluster when there is one."""
 
     def __init__(self, say: Say, within: float) -> None:
         self._say, self._within = say, within
-        self.cluster: HostCluster | None = None
+        self.cluster: RemoteCluster | None = None
 
-    def __call__(self, job: Job, journal: Journal) -> HostCluster:
+    def __call__(self, job: Job, journal: JournalFile) -> RemoteCluster:
         said, safety = job.launch, safety_of(job)
-        self.cluster = HostCluster(
+        self.cluster = RemoteCluster(
             job.servers, journal, safety, said.listen, said.advertise, job.copies, tuple(said.modules), self._say, self._within
         )  # fmt: skip
         return self.cluster

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, ShoalError, Unanswered
 from shoal.inspect.status import (
-    Looking,
+    StatusClient,
     address_of,
     look_at,
     safety_for,
@@ -34,10 +34,10 @@ from shoal.job import Job
 from shoal.launch.addresses import advertised, beside, new_name
 from shoal.launch.process_main import prepare
 from shoal.launch.processes import short_folder
-from shoal.launch.server_process import Serving
+from shoal.launch.server_process import ServerProcess
 from shoal.launch.silence import Silence
 from shoal.launch.user_modules import allowed
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.loop import Loop
 from shoal.wire import messages as m
 from shoal.wire.zmq import ZmqTransport
@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JoinTerms:
     """How a node of this host takes part."""
 
     where: str  # the coordinator's address, or the folder of a run on this machine
@@ -69,10 +69,10 @@ class Terms:
     share: int = 1  # so many workers of this host share its memory
 
 
-class Visitor:
+class RemoteNode:
     """One that takes part, and how it is asked to stop."""
 
-    def __init__(self, terms: Terms, role: Role, say: Say = lambda text: None) -> None:
+    def __init__(self, terms: JoinTerms, role: Role, say: Say = lambda text: None) -> None:
         self.terms, self.role, self.say = terms, role, say
         self.address = address_of(terms.where)
         self.safety = safety_for(terms.where, terms.keys, terms.insecure)
@@ -103,7 +103,7 @@ class Visitor:
                 return self._serve(address)
             return self._work(address, looking, about)
 
-    def _check_name(self, looking: Looking) -> None:
+    def _check_name(self, looking: StatusClient) -> None:
         """Before anything is said by that name: the coordinator would refuse it, but answers to its owner would come here meanwhile."""
         with contextlib.suppress(Unanswered):
             for one in looking.look().members if self.terms.name else ():
@@ -112,13 +112,13 @@ class Visitor:
                         f"the name {self.name!r} is taken by a {one.role} that is alive: choose another (--name)"
                     )
 
-    def _about(self, looking: Looking, address: str) -> m.Described:
+    def _about(self, looking: StatusClient, address: str) -> m.Described:
         about = self._ask(looking, address)
         if about.ended:
             raise ClusterError(f"the run at {address} is over: nobody is needed any more")
         return about
 
-    def _ask(self, looking: Looking, address: str) -> m.Described:
+    def _ask(self, looking: StatusClient, address: str) -> m.Described:
         """Hosts are started in any order, and a coordinator that packs its data first takes its time."""
         why = "it may still be packing its data; or look at the address, and whether it lets this host in (keys)"
         deadline, pause = time.monotonic() + self.terms.within, ANSWER
@@ -155,7 +155,7 @@ class Visitor:
         with _sockets(address) as folder:
             bind = beside(address, self.terms.listen, self.name, folder)
             transport = self._transport(bind, advertised(bind, self.terms.advertise, address))
-            serving = Serving(self.name, secrets.token_hex(8), transport, self._patience, self.say, address)
+            serving = ServerProcess(self.name, secrets.token_hex(8), transport, self._patience, self.say, address)
             serving.keep_apart()
             self._leave = serving.leave
             self.say(f"{self.name} asks {address} to join; it listens at {transport.address}")
@@ -164,8 +164,8 @@ class Visitor:
 
     # ------------------------------------------------------------ a worker
 
-    def _work(self, address: str, looking: Looking, about: m.Described) -> str:
-        from shoal.launch.worker_process import Work, cache_bytes, trainer_of
+    def _work(self, address: str, looking: StatusClient, about: m.Described) -> str:
+        from shoal.launch.worker_process import WorkerSpec, cache_bytes, trainer_of
 
         if not about.job:
             raise Invalid(
@@ -179,13 +179,13 @@ class Visitor:
             raise
         transport = self._transport()
         try:
-            orders = Work(job.toml(), str(dataset.train.folder), cache_bytes(job, self.terms.share))
+            orders = WorkerSpec(job.toml(), str(dataset.train.folder), cache_bytes(job, self.terms.share))
             trainer = trainer_of(self.name, secrets.token_hex(8), transport, orders)
             trainer.learner.settle(alone=True)
         except BaseException:
             transport.close()
             raise
-        guest = Guest(trainer.worker, trainer.worker.member, self._patience)
+        guest = DrainableServer(trainer.worker, trainer.worker.member, self._patience)
         self._leave = lambda number: trainer.leave()
         self.say(f"{self.name} works for {address}: {job.model.told}, {dataset.name}")
         _train(trainer, guest, Loop(guest, transport), Silence(guest, address, self.say))
@@ -222,11 +222,11 @@ def serve(
     It has so many seconds to come up (``within``). Returns why it ended: the cluster is over, or this server was let go. What `shoal launch server` does, in this process.
     """
     own = "" if keys is None else os.fspath(keys)
-    terms = Terms(address, name, listen, advertise, modules, keys=own, insecure=insecure, within=within)
-    return Visitor(terms, "server", say).run()
+    terms = JoinTerms(address, name, listen, advertise, modules, keys=own, insecure=insecure, within=within)
+    return RemoteNode(terms, "server", say).run()
 
 
-def _train(trainer: Trainer, guest: Guest, loop: Loop, silence: Silence) -> None:
+def _train(trainer: Trainer, guest: DrainableServer, loop: Loop, silence: Silence) -> None:
     try:
         done = trainer.start()
         while not done.done and not guest.end:
@@ -240,7 +240,7 @@ def _train(trainer: Trainer, guest: Guest, loop: Loop, silence: Silence) -> None
         loop.close()
 
 
-def _ended(guest: Guest, otherwise: str) -> str:
+def _ended(guest: DrainableServer, otherwise: str) -> str:
     if guest.end == "deserted":
         raise ClusterError(f"{guest.name} ends: {guest.why}: see to it, and start this again")
     if guest.end == "refused":

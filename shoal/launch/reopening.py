@@ -20,8 +20,8 @@ import msgspec
 
 from shoal.errors import Invalid
 from shoal.files import Disk, Lock
-from shoal.nodes.membership_journal import Kept, members_and_tables
-from shoal.nodes.rollback import Bare
+from shoal.nodes.membership_journal import MembershipRecord, members_and_tables
+from shoal.nodes.rollback import BareTable
 from shoal.store.checkpoint import manifest as checkpoint
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
     for one in refused:
         print(f"shoal: passed over: {one}", file=sys.stderr)
     path, manifest = found
-    state = msgspec.json.decode(manifest.state, type=Bare)
-    kept = members_and_tables(cluster._journal.records) or Kept(0, 0, 0, 0, 0)
+    state = msgspec.json.decode(manifest.state, type=BareTable)
+    kept = members_and_tables(cluster._journal.records) or MembershipRecord(0, 0, 0, 0, 0)
     if kept.incarnations < state.incarnations:  # another journal than the one it was saved under
         cluster.begin_with(msgspec.msgpack.encode(msgspec.structs.replace(kept, incarnations=state.incarnations)))
     return SavedStore(path, manifest)

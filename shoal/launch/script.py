@@ -37,7 +37,7 @@ _THREADS = "OMP_NUM_THREADS"  # one each, or the workers take each other's cores
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class WorkerExit:
     """How the process of a worker ended."""
 
     rank: int
@@ -49,7 +49,7 @@ class End:
         return f"worker-{self.rank} ({how}{self.like})"
 
 
-class Launching:
+class ScriptLauncher:
     """A cluster and the workers beside it. Use as a context: all of it ends with the block."""
 
     def __init__(self, workers: int, servers: int, copies: int, show: Callable[[str, bool], None]) -> None:
@@ -60,9 +60,9 @@ class Launching:
         self._said: dict[str, int] = {}  # a line of shoal's own, and who said it first
         self._last: dict[int, str] = {}  # line of each worker's errors
         self._readers: list[threading.Thread] = []
-        self._news: queue.SimpleQueue[End | str] = queue.SimpleQueue()  # whose end, or a line to show
+        self._news: queue.SimpleQueue[WorkerExit | str] = queue.SimpleQueue()  # whose end, or a line to show
 
-    def __enter__(self) -> Launching:
+    def __enter__(self) -> ScriptLauncher:
         cluster = local(self._servers, copies=self._copies, processes=True)
         assert isinstance(cluster, ProcessCluster)
         self._cluster = cluster
@@ -104,10 +104,10 @@ class Launching:
                 self._readers.append(_thread(self._read, rank, stream, is_error))
             _thread(self._watch, rank, process)
 
-    def wait(self) -> list[End]:
+    def wait(self) -> list[WorkerExit]:
         """Until all have ended; how each did, by rank."""
-        ends: list[End] = []
-        failed: list[End] = []  # not told yet: perhaps all fail alike
+        ends: list[WorkerExit] = []
+        failed: list[WorkerExit] = []  # not told yet: perhaps all fail alike
         while len(ends) < len(self._processes):
             news = self._next(_ALIKE if failed else None)
             if isinstance(news, str):
@@ -115,11 +115,11 @@ class Launching:
             elif news is not None:
                 ends.append(news)
                 self._tell(news)
-            if failed and (news is None or (isinstance(news, End) and not news.code)):
+            if failed and (news is None or (isinstance(news, WorkerExit) and not news.code)):
                 have = "has" if len(failed) == 1 else "have"
                 self._show(f"{SAYS}{', '.join(map(str, failed))} {have} ended; the others go on\n", True)
                 failed = []
-            if isinstance(news, End) and news.code:
+            if isinstance(news, WorkerExit) and news.code:
                 failed.append(news)
         for reader in self._readers:
             reader.join(_GRACE)
@@ -131,12 +131,12 @@ class Launching:
             )
         return sorted((self._likened(end) for end in ends), key=lambda end: end.rank)
 
-    def _likened(self, end: End) -> End:
+    def _likened(self, end: WorkerExit) -> WorkerExit:
         """Its last words may have been another one's before."""
         first = self._said.get(self._last.get(end.rank, ""), end.rank)
         return end if first == end.rank else replace(end, like=f", as worker-{first}")
 
-    def _next(self, seconds: float | None) -> End | str | None:
+    def _next(self, seconds: float | None) -> WorkerExit | str | None:
         try:
             return self._news.get(timeout=seconds)
         except queue.Empty:
@@ -168,7 +168,7 @@ class Launching:
         except ShoalError:  # the servers are gone: others have said so
             return True
 
-    def _tell(self, end: End) -> None:
+    def _tell(self, end: WorkerExit) -> None:
         """Whoever waits for this worker need not."""
         name = f"worker-{end.rank}"
         with contextlib.suppress(ShoalError):
@@ -189,7 +189,7 @@ class Launching:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        self._news.put(End(rank, process.wait()))
+        self._news.put(WorkerExit(rank, process.wait()))
 
     def _read(self, rank: int, stream: IO[bytes], is_error: bool) -> None:
         name = f"worker-{rank}".ljust(len(f"worker-{self.workers - 1}"))

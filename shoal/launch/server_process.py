@@ -19,10 +19,10 @@ from shoal import limits
 from shoal.errors import ClusterError, Refused
 from shoal.events import counted
 from shoal.filters.user_filter import run_apart
-from shoal.launch.process_main import Orders, Process, Retired, transport_of
-from shoal.launch.query_process import Apart
+from shoal.launch.process_main import Process, ProcessOrders, ProcessRetired, transport_of
+from shoal.launch.query_process import QueryProcess
 from shoal.launch.silence import Silence
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.loop import Loop
 from shoal.nodes.server import Server
 from shoal.signals import handled
@@ -31,7 +31,7 @@ from shoal.wire import Transport
 Say = Callable[[str], None]
 
 
-class Serving:
+class ServerProcess:
     """One server, its loop, and how it ends."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Serving:
 
         server = self._server = Server(name, token, transport.address)
         server.also = moved_by(transport)
-        self.guest = Guest(server, server.member, patience)
+        self.guest = DrainableServer(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
         self._say, self._signal, self._joined = say, 0, False
         self._silence = Silence(self.guest, coordinator, say)
@@ -56,7 +56,7 @@ class Serving:
 
     def keep_apart(self) -> None:
         """This process is the server's alone: users' questions and filters run in others, and cost their own requests only."""
-        self._server.calls.apart = Apart(self.loop.poke_soon)
+        self._server.calls.apart = QueryProcess(self.loop.poke_soon)
         run_apart()
 
     def leave(self, number: int = signal.SIGTERM) -> None:
@@ -115,13 +115,13 @@ def heard(signals: Iterable[int], call: Callable[[int], None]) -> contextlib.Abs
     return handled(signals, lambda which, frame: call(which))
 
 
-def main(orders: Orders, process: Process) -> None:
+def main(orders: ProcessOrders, process: Process) -> None:
     """A server in a process of its own."""
     transport = transport_of(orders, orders.bind)
-    serving = Serving(orders.name, orders.token, transport)
+    serving = ServerProcess(orders.name, orders.token, transport)
     serving.keep_apart()
     with heard([signal.SIGTERM], serving.leave):
         process.ready(transport.address)
         serving.run()
     if not serving.guest.asks:  # somebody let it go: nobody is to start it again
-        process.say(Retired(orders.name))
+        process.say(ProcessRetired(orders.name))

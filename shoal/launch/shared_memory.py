@@ -26,7 +26,7 @@ from shoal.limits import MB
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]  # by name: shape and type
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SharedLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where another process finds it, and what is where in it: plain data."""
 
     pid: int
@@ -35,10 +35,10 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrays: dict[str, tuple[int, list[int], str]]  # by name: its first byte, shape and type
 
 
-class Segment:
+class SharedMemory:
     """One piece of shared memory. Whoever holds one of its arrays holds all of it, also after ``close``."""
 
-    def __init__(self, descriptor: int, place: Place) -> None:
+    def __init__(self, descriptor: int, place: SharedLayout) -> None:
         self._descriptor, self.place = descriptor, place
         memory = mmap.mmap(descriptor, place.size)
         self.arrays = {
@@ -46,7 +46,7 @@ class Segment:
         }
 
     @classmethod
-    def make(cls, shapes: Shapes) -> Segment:
+    def make(cls, shapes: Shapes) -> SharedMemory:
         """All zeros."""
         arrays, size = {}, 0
         for name, (shape, kind) in shapes.items():
@@ -57,7 +57,7 @@ class Segment:
         descriptor = os.memfd_create("shoal", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, size)
-            return cls(descriptor, Place(os.getpid(), descriptor, size, arrays))
+            return cls(descriptor, SharedLayout(os.getpid(), descriptor, size, arrays))
         except OSError as error:
             os.close(descriptor)
             raise _short(size, error.strerror or "no memory") from None
@@ -66,7 +66,7 @@ class Segment:
             raise
 
     @classmethod
-    def open(cls, place: Place) -> Segment:
+    def open(cls, place: SharedLayout) -> SharedMemory:
         """That of another process, or of this one once more."""
         return cls(open_of(place.pid, place.descriptor, os.O_RDWR), place)
 

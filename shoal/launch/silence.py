@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal import limits
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 
 FIRST = 3 * limits.SECOND  # of silence at least, until it is told: beats come twice a second, as a rule
 AGAIN = 10 * limits.SECOND
@@ -17,7 +17,7 @@ AGAIN = 10 * limits.SECOND
 class Silence:
     """Look at it whenever the loop has turned."""
 
-    def __init__(self, guest: Guest, address: str, say: Callable[[str], None]) -> None:
+    def __init__(self, guest: DrainableServer, address: str, say: Callable[[str], None]) -> None:
         self._guest, self._say, self._address = guest, say, address
         self._told = 0  # nanoseconds of silence when it was last told
 

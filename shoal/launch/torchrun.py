@@ -33,12 +33,12 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.launch.exit_status import refuse
-from shoal.launch.process_main import Line
+from shoal.launch.process_main import ProcessMessage
 from shoal.launch.process_pool import start_nursery
 
 if TYPE_CHECKING:
     from shoal.job import Job
-    from shoal.launch.torchrun_cluster import Head
+    from shoal.launch.torchrun_cluster import HeadRank
 
 MEET_WITHIN = 60.0  # seconds until all ranks have found each other
 LINE = 4_096  # bytes of one message
@@ -47,30 +47,30 @@ _DIGITS = 9  # of a number among torchrun's variables
 _SET_BY = "torchrun sets these: start it with torchrun, or, to run without, unset TORCHELASTIC_RUN_ID"
 
 
-class Here(Line, frozen=True, tag="here"):
+class RankHello(ProcessMessage, frozen=True, tag="here"):
     """Rank to head: "this is who I am"."""
 
     rank: int
 
 
-class Nurse(Line, frozen=True, tag="nurse"):
+class RankForkserver(ProcessMessage, frozen=True, tag="nurse"):
     """Head to rank: "start a nursery": its orders and reports, two descriptors, come with it."""
 
 
-class Closed(Line, frozen=True, tag="closed"):
+class RankClosed(ProcessMessage, frozen=True, tag="closed"):
     """Rank to head: "the nursery is no more"."""
 
     code: int  # of its exit; of the signal that killed it, with a minus
 
 
-class Over(Line, frozen=True, tag="over"):
+class RankRelease(ProcessMessage, frozen=True, tag="over"):
     """Head to rank: "it is over; end with this code when I have ended"."""
 
     code: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class TorchrunRank:
     """One of torchrun's processes on this host."""
 
     number: int
@@ -80,7 +80,7 @@ class Rank:
     door: bytes  # where they meet
 
 
-def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
+def rank(variables: Mapping[str, str] | None = None) -> TorchrunRank | None:
     """Who this process is; None if torchrun did not start it."""
     known = os.environ if variables is None else variables
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
@@ -96,7 +96,7 @@ def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
         raise Invalid(
             f"LOCAL_WORLD_SIZE={world}: a cluster has at most {limits.MEMBERS:,} nodes: take fewer ranks (--nproc-per-node)"
         )
-    return Rank(number, world, hosts, restarts, f"\0shoal-{door}".encode())
+    return TorchrunRank(number, world, hosts, restarts, f"\0shoal-{door}".encode())
 
 
 def is_rank() -> bool:
@@ -110,7 +110,7 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
-def take_part(call: Callable[[Head | None], object]) -> object:
+def take_part(call: Callable[[HeadRank | None], object]) -> object:
     """Have the command run by whom it is for: here without torchrun, otherwise by the head, which gets all other ranks."""
     try:
         me = rank()
@@ -120,13 +120,13 @@ def take_part(call: Callable[[Head | None], object]) -> object:
         return call(None)
     if me.number:
         sys.exit(follow(me))
-    from shoal.launch.torchrun_cluster import Head
+    from shoal.launch.torchrun_cluster import HeadRank
 
-    with Head(me) as head:
+    with HeadRank(me) as head:
         return call(head)
 
 
-def staffed(job: Job, me: Rank) -> tuple[Job, str]:
+def staffed(job: Job, me: TorchrunRank) -> tuple[Job, str]:
     """The job with as many workers as there are ranks for, and who is who, in words."""
     if me.hosts > 1:
         raise Invalid(
@@ -177,7 +177,7 @@ def is_ours(connection: socket.socket) -> int:
 # ---------------------------------------------------------------- the shield
 
 
-def follow(me: Rank) -> int:
+def follow(me: TorchrunRank) -> int:
     """All that a rank does but the first. Returns its exit code when the head has gone."""
     head = _knock(me)
     if head is None:
@@ -192,14 +192,14 @@ def follow(me: Rank) -> int:
         return _shield(me, head)
 
 
-def _knock(me: Rank) -> socket.socket | None:
+def _knock(me: TorchrunRank) -> socket.socket | None:
     deadline = time.monotonic() + MEET_WITHIN
     while time.monotonic() < deadline:
         head = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             head.connect(me.door)
             if is_ours(head):
-                head.send(msgspec.json.encode(Here(me.number)))
+                head.send(msgspec.json.encode(RankHello(me.number)))
                 return head
         except OSError:  # it is not there yet
             pass
@@ -208,18 +208,18 @@ def _knock(me: Rank) -> socket.socket | None:
     return None
 
 
-def _shield(me: Rank, head: socket.socket) -> int:
+def _shield(me: TorchrunRank, head: socket.socket) -> int:
     code, nursery = 1, None  # a head that says nothing was killed
     with contextlib.suppress(ConnectionError):
         while True:
             line, descriptors, _, _ = socket.recv_fds(head, LINE, 2)
             if not line:
                 break
-            match msgspec.json.decode(line, type=Nurse | Over):
-                case Nurse():
+            match msgspec.json.decode(line, type=RankForkserver | RankRelease):
+                case RankForkserver():
                     nursery = start_nursery(*descriptors)
                     threading.Thread(target=_tell_end, args=(nursery, head), daemon=True).start()
-                case Over(code):
+                case RankRelease(code):
                     pass
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -234,4 +234,4 @@ def _shield(me: Rank, head: socket.socket) -> int:
 def _tell_end(nursery: subprocess.Popen[bytes], head: socket.socket) -> None:
     code = nursery.wait()
     with contextlib.suppress(OSError):
-        head.send(msgspec.json.encode(Closed(code)))
+        head.send(msgspec.json.encode(RankClosed(code)))

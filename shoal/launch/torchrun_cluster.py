@@ -1,6 +1,6 @@
 """The head under torchrun, and the cluster whose nodes are other ranks'.
 
-The head opens the door, and every other rank comes and stays: a ``Seat``. A seat is given nurseries, one after another if need
+The head opens the door, and every other rank comes and stays: a ``RankSeat``. A seat is given nurseries, one after another if need
 be; each forks one node, and is ordered and heard by pipes as the head's own. What ends is started again where it was: the
 coordinator and servers as ever, and workers too, since their rank has nothing else to do; a worker that ends again and again
 is left alone after a while, and others take its slots.
@@ -24,13 +24,24 @@ import msgspec
 from shoal.errors import StartFailed
 from shoal.events import RunEvent, Warned
 from shoal.job import Job
-from shoal.launch.forkserver import WORKERS_NEED, Setup
-from shoal.launch.process_main import Orders
-from shoal.launch.process_pool import DONE, Children
+from shoal.launch.forkserver import WORKERS_NEED, ForkserverSetup
+from shoal.launch.process_main import ProcessOrders
+from shoal.launch.process_pool import DONE, ProcessPool
 from shoal.launch.processes import ProcessCluster
 from shoal.launch.restarts import Supervisor
-from shoal.launch.torchrun import LINE, MEET_WITHIN, Closed, Here, Nurse, Over, Rank, is_ours, roles, staffed
-from shoal.nodes.journal import Journal
+from shoal.launch.torchrun import (
+    LINE,
+    MEET_WITHIN,
+    RankClosed,
+    RankForkserver,
+    RankHello,
+    RankRelease,
+    TorchrunRank,
+    is_ours,
+    roles,
+    staffed,
+)
+from shoal.nodes.journal import JournalFile
 
 _WORKER_AGAIN = 3  # times within a minute
 _HEARD_WITHIN = 2.0  # seconds
@@ -40,17 +51,17 @@ _SAY_WITHIN = 5.0  # seconds for who came in to say who it is; and at the end fo
 _BY_SIGNAL = 128  # and above: exit codes of who was told to end, as all others were
 
 
-class Away:
+class RemoteForkserver:
     """A nursery of another rank, used as a Popen is."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: RankSeat) -> None:
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
         self.stdin: IO[bytes] | None = os.fdopen(ours, "wb", 0)
         self.stdout: IO[bytes] | None = os.fdopen(reports, "rb", 0)
         self._seat, self._ended, self._code = seat, threading.Event(), 0
         try:
-            seat.send(Nurse(), [orders, theirs])
+            seat.send(RankForkserver(), [orders, theirs])
         except OSError:
             self.ended(-signal.SIGKILL)
         finally:
@@ -74,23 +85,23 @@ class Away:
         self._seat.hang_up()
 
 
-class Seat:
+class RankSeat:
     """One other rank, as long as it is there."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self.connection = connection
-        self._nursery: Away | None = None
+        self._nursery: RemoteForkserver | None = None
         self._gone = False
         threading.Thread(target=self._hear, name="shoal-rank", daemon=True).start()
 
-    def nursery(self) -> Away:
-        self._nursery = away = Away(self)
+    def nursery(self) -> RemoteForkserver:
+        self._nursery = away = RemoteForkserver(self)
         if self._gone:  # perhaps just now
             away.ended(-signal.SIGKILL)
         return away
 
-    def send(self, line: Nurse | Over, descriptors: list[int] | None = None) -> None:
+    def send(self, line: RankForkserver | RankRelease, descriptors: list[int] | None = None) -> None:
         socket.send_fds(self.connection, [msgspec.json.encode(line)], descriptors or [])
 
     def hang_up(self) -> None:
@@ -100,7 +111,7 @@ class Seat:
     def _hear(self) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             while line := self.connection.recv(LINE):
-                code = msgspec.json.decode(line, type=Closed).code
+                code = msgspec.json.decode(line, type=RankClosed).code
                 if self._nursery is not None:
                     self._nursery.ended(code)
         self._gone = True
@@ -108,18 +119,18 @@ class Seat:
             self._nursery.ended(-signal.SIGKILL)
 
 
-class Head:
+class HeadRank:
     """The first rank. Use as a context around the whole command: the others are told how it ended, and go after it."""
 
-    def __init__(self, me: Rank) -> None:
+    def __init__(self, me: TorchrunRank) -> None:
         self.rank = me
         self.words = ""  # who is who
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, RankSeat] = {}
         self._came = threading.Condition()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._closed = threading.Event()
 
-    def __enter__(self) -> Head:
+    def __enter__(self) -> HeadRank:
         try:
             self._door.bind(self.rank.door)
         except OSError as error:
@@ -141,7 +152,7 @@ class Head:
                 self._came.wait_for(self._are_all_here, _SAY_WITHIN)
             for seat in self._seats.values():
                 with contextlib.suppress(OSError):
-                    seat.send(Over(code))
+                    seat.send(RankRelease(code))
         # Connections are closed with this process, not before: torchrun blames who ends first.
 
     def close(self) -> None:
@@ -158,11 +169,11 @@ class Head:
             self.words += "; torchrun has started it again, and it begins anew: with --out it would go on"
         return job
 
-    def cluster(self, job: Job, journal: Journal) -> RankCluster:
+    def cluster(self, job: Job, journal: JournalFile) -> RankCluster:
         """Where the nodes of a run are."""
         return RankCluster(self, job, journal)
 
-    def seats(self) -> dict[int, Seat]:
+    def seats(self) -> dict[int, RankSeat]:
         """All other ranks, by number, once they are here."""
         with self._came:
             if not self._came.wait_for(self._are_all_here, MEET_WITHIN):
@@ -183,7 +194,7 @@ class Head:
                 connection.settimeout(_SAY_WITHIN)
                 try:
                     pid, line = is_ours(connection), connection.recv(LINE)
-                    number = msgspec.json.decode(line, type=Here).rank
+                    number = msgspec.json.decode(line, type=RankHello).rank
                 except (OSError, msgspec.MsgspecError):
                     pid = number = 0
                 connection.settimeout(None)
@@ -191,7 +202,7 @@ class Head:
                     if not pid or not 1 <= number < self.rank.world or number in self._seats:
                         connection.close()
                         continue
-                    self._seats[number] = Seat(pid, connection)
+                    self._seats[number] = RankSeat(pid, connection)
                     self._came.notify_all()
 
     def _watch(self) -> None:
@@ -206,14 +217,14 @@ class Head:
 class RankCluster(ProcessCluster):
     """The coordinator and server-0 are forked here, every other node below the rank that has its role."""
 
-    def __init__(self, head: Head, job: Job, journal: Journal) -> None:
+    def __init__(self, head: HeadRank, job: Job, journal: JournalFile) -> None:
         super().__init__(
             job.servers, job.launch.transport, tuple(job.launch.modules), journal, job.copies, restart=True
         )
         self._head = head
         self._roles = roles(job.servers, head.rank.world)
-        self._seats: dict[int, Seat] = {}
-        self._away: dict[str, Children] = {}  # by the name of the node
+        self._seats: dict[int, RankSeat] = {}
+        self._away: dict[str, ProcessPool] = {}  # by the name of the node
         self._work: dict[str, dict[str, Any]] = {}  # of the workers
         self._seconds = 0.0  # of the run, when it was last heard of
         self._workers = Supervisor(self._again, self._leave_alone, _WORKER_AGAIN)
@@ -236,15 +247,15 @@ class RankCluster(ProcessCluster):
     def _start_away(self, name: str) -> None:
         seat = self._seats[self._roles[name]]
         needed = list(WORKERS_NEED) if name.startswith("worker") else []
-        self._away[name] = children = Children(self._lost, self._child_ended)
+        self._away[name] = children = ProcessPool(self._lost, self._child_ended)
         children.start(
-            Setup(seat.pid, "", [*self._modules, *needed], sys.path), f"{self._id}-{name}", start=seat.nursery
+            ForkserverSetup(seat.pid, "", [*self._modules, *needed], sys.path), f"{self._id}-{name}", start=seat.nursery
         )
 
-    def _of(self, name: str) -> Children:
+    def _of(self, name: str) -> ProcessPool:
         return self._away.get(name, self._children)
 
-    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> Orders:
+    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> ProcessOrders:
         orders = super()._orders(name, kind, work)
         # The folder is the head's: it must not go with another rank.
         return msgspec.structs.replace(orders, folder="") if name in self._away else orders

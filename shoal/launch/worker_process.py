@@ -26,13 +26,13 @@ from shoal.wire import Transport
 from shoal.wire.messages.groups import member_name
 
 if TYPE_CHECKING:
-    from shoal.launch.process_main import Orders, Process
+    from shoal.launch.process_main import Process, ProcessOrders
 
 
 _CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
 
 
-class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker needs to know, as plain data."""
 
     job: str  # as TOML, which knows infinity: JSON does not
@@ -41,9 +41,9 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: str = ""  # its name begins with that
 
 
-def orders_of(job: Job, rows: Path, group: str = "") -> Work:
+def orders_of(job: Job, rows: Path, group: str = "") -> WorkerSpec:
     """For one of the workers of this job, on rows that lie there."""
-    return Work(job.toml(), str(rows), cache_bytes(job), group)
+    return WorkerSpec(job.toml(), str(rows), cache_bytes(job), group)
 
 
 def cache_bytes(job: Job, workers: int | None = None) -> int:
@@ -62,7 +62,7 @@ def warm() -> None:
         importlib.import_module(module)
 
 
-def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Trainer:
+def trainer_of(name: str, token: str, transport: Transport, work: WorkerSpec) -> Trainer:
     warm()
     job = Job.of(tomllib.loads(work.job))
     if job.filters:
@@ -94,7 +94,7 @@ def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None 
         loop.close()
 
 
-def main(orders: Orders, process: Process) -> None:
+def main(orders: ProcessOrders, process: Process) -> None:
     """A worker in a process of its own. SIGTERM asks it to finish what it has begun, give back the rest, and go."""
     from shoal.launch.process_main import transport_of
 
@@ -108,7 +108,7 @@ def main(orders: Orders, process: Process) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     process.ready()
-    task = msgspec.convert(orders.work, Work)
+    task = msgspec.convert(orders.work, WorkerSpec)
     name = member_name(orders.name, task.group)
     transport = transport_of(orders, name=name)
     trainer = trainer_of(name, orders.token, transport, task)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import Invalid
-from shoal.models.columns import Columns
+from shoal.models.columns import CscColumns
 from shoal.models.linear import Floats
 
 Numbers = npt.NDArray[np.int64]
@@ -35,10 +35,10 @@ AGAIN = np.float32(0.125)  # the share of a key that was left out and is looked 
 LEAST = 0.05  # a change of margins that is always allowed for
 
 
-class Standing:
+class BlockMargins:
     """Margins of one part, and the weights they were made with: all 0 at first."""
 
-    def __init__(self, columns: Columns, delay: int = 0) -> None:
+    def __init__(self, columns: CscColumns, delay: int = 0) -> None:
         from shoal.models import column_kernels as kernels
 
         self._kernels, self.columns, self.delay = kernels, columns, delay

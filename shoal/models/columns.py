@@ -1,7 +1,7 @@
 """Rows, held column by column: for solvers that go over the features block by block.
 
 A block is a range of keys, the same for everybody: cut so that each has as many nonzeros of the training set (``count``) or as
-many keys (``range``). A part is a stretch of rows; ``Columns`` has its nonzeros sorted by key, so the keys of a block are one
+many keys (``range``). A part is a stretch of rows; ``CscColumns`` has its nonzeros sorted by key, so the keys of a block are one
 piece of it. The bias is a key like any other, the last, whose value is 1 in every row.
 
 What is here never changes once it is made, so several ``Standing`` can share it.
@@ -27,13 +27,13 @@ SOLVED = ("logistic", "squared")  # losses whose curvature is bounded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class ColumnBlocks:
     """Block b has the keys from ``starts[b]`` up to, not including, ``starts[b + 1]``."""
 
     starts: Keys
 
     @classmethod
-    def cut(cls, by: By, number: int, counts: npt.NDArray[np.uint32], bias: bool, rows: int) -> Blocks:
+    def cut(cls, by: By, number: int, counts: npt.NDArray[np.uint32], bias: bool, rows: int) -> ColumnBlocks:
         """``counts``: for each feature how many rows have it; with the bias, all ``rows`` have one key more."""
         keys = len(counts) + bias
         if not 1 <= number <= keys:
@@ -52,10 +52,10 @@ class Blocks:
         return len(self.starts) - 1
 
 
-class Columns:
+class CscColumns:
     """The rows of one part, by column."""
 
-    def __init__(self, rows: Batch, blocks: Blocks, bias: bool, features: int, loss: Loss = "logistic") -> None:
+    def __init__(self, rows: Batch, blocks: ColumnBlocks, bias: bool, features: int, loss: Loss = "logistic") -> None:
         if loss not in SOLVED:
             raise Invalid(f"loss={loss!r} has no curvature to step by: take {' or '.join(SOLVED)}")
         from shoal.models import column_kernels as kernels

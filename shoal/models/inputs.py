@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Batch
-from shoal.data.csr_file import Packed
-from shoal.data.dense_file import Arrays
+from shoal.data.csr_file import CsrFile
+from shoal.data.dense_file import DenseFile
 from shoal.data.hashing import Hashing
 from shoal.data.labels import are_classes
 from shoal.data.user_rows import spread
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 WIDEST = 1 << 17  # features of a sparse set that are spread out
 
 
-class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a module sees of a set."""
 
     shape: tuple[int, ...]  # of one example
@@ -38,8 +38,8 @@ class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hashing: Hashing | None = None  # of sparse rows: how ids became features
 
     @classmethod
-    def of(cls, rows: Packed | Arrays) -> Inputs:
-        if isinstance(rows, Arrays):
+    def of(cls, rows: CsrFile | DenseFile) -> ModelInputs:
+        if isinstance(rows, DenseFile):
             image = len(rows.shape) == 2 and rows.meta.kind == "uint8"
             shape = (1, *rows.shape) if image else rows.shape
             return cls(shape, rows.meta.factor, rows.meta.shift, rows.meta.kind == "uint8", rows.meta.classes)
@@ -61,11 +61,11 @@ class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class RowsPiece:
     """Some rows, and the weights that they need."""
 
     data: Any
-    inputs: Inputs
+    inputs: ModelInputs
     start: int
     stop: int
     seed: int

@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shoal.data.csr_file import Packed
-from shoal.data.dense_file import Arrays
+from shoal.data.csr_file import CsrFile
+from shoal.data.dense_file import DenseFile
 from shoal.errors import Invalid
 from shoal.models.linear import Floats, Linear
 from shoal.models.torch_module import Module
 from shoal.models.trained import Trained
 
 Metrics = dict[str, float | None]
-Data = Packed | Arrays
+Data = CsrFile | DenseFile
 Model = Linear | Module
 
 
-class Keeps(Protocol):
+class ReportsMetrics(Protocol):
     """A model that was trained: ``Trained`` or ``TrainedModule``."""
 
     def predict(self, rows: Any) -> Any: ...
@@ -57,7 +57,7 @@ class Learner(Protocol):
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
         """The mean loss on held-out rows, and metrics."""
 
-    def keep(self, weights: Floats) -> Keeps:
+    def keep(self, weights: Floats) -> ReportsMetrics:
         """The model with these weights, to predict with and to save."""
 
     def read(self, path: Path) -> Floats:
@@ -69,7 +69,7 @@ class LinearLearner:
 
     width = 1
 
-    def __init__(self, model: Linear, train: Packed) -> None:
+    def __init__(self, model: Linear, train: CsrFile) -> None:
         self.model, self.train = model, train
 
     @property
@@ -112,7 +112,7 @@ class LinearLearner:
 def learner_of(model: Model, train: Data, seed: int, number: int = 0) -> Learner:
     """``seed`` decides how a module begins; ``number`` is the worker's, where there are several GPUs."""
     if isinstance(model, Linear):
-        if not isinstance(train, Packed):
+        if not isinstance(train, CsrFile):
             raise Invalid(
                 f"the examples are arrays of shape {train.shape}, and model {model.loss!r} takes sparse rows: "
                 f"take a module (--model linear, cnn, sheet or your own)"

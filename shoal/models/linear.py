@@ -36,7 +36,7 @@ SLICE_ROWS = 16_384  # of a test set, how many rows are looked at in one go
 NONE = np.empty(0, np.float32)
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """A set of rows that can be read piece by piece, wherever it lies."""
 
     @property
@@ -130,7 +130,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
             kernels.to_probabilities(margins)
         return margins
 
-    def judge(self, test: Rows, weights: Floats) -> tuple[float, dict[str, float | None]]:
+    def judge(self, test: RowSource, weights: Floats) -> tuple[float, dict[str, float | None]]:
         """The mean loss over all rows, and metrics.
 
         accuracy    rows on the side of their class; a margin of 0 counts as -1

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.csr_file import Packed
+from shoal.data.csr_file import CsrFile
 from shoal.models.learner import LinearLearner, Metrics
 from shoal.models.linear import Floats, Linear
 
@@ -22,7 +22,7 @@ from shoal.models.linear import Floats, Linear
 class ObjectiveLearner(LinearLearner):
     """Who judges it reads the training rows, too."""
 
-    def __init__(self, model: Linear, train: Packed, l1: float, l2: float) -> None:
+    def __init__(self, model: Linear, train: CsrFile, l1: float, l2: float) -> None:
         super().__init__(model, train)
         self.l1, self.l2 = l1, l2
         self._occur = int(np.count_nonzero(train.counts)) + model.bias

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.models.linear import NONE, SLICE_ROWS, Floats, Linear, Rows
+from shoal.models.linear import NONE, SLICE_ROWS, Floats, Linear, RowSource
 
 
-def judge(train: Rows, model: Linear, weights: Floats, l1: float, l2: float = 0.0) -> dict[str, float]:
+def judge(train: RowSource, model: Linear, weights: Floats, l1: float, l2: float = 0.0) -> dict[str, float]:
     """``weights`` are those of all keys; -0.0 is 0."""
     from shoal.models import kernels
 

@@ -18,13 +18,13 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.errors import Invalid
-from shoal.models.inputs import Inputs
+from shoal.models.inputs import ModelInputs
 from shoal.models.torch_module import ZOO, Module
 
 computing = threading.RLock()  # PyTorch's generator belongs to the whole process
 
 
-def made(model: Module, inputs: Inputs, seed: int) -> nn.Module:
+def made(model: Module, inputs: ModelInputs, seed: int) -> nn.Module:
     """The module as it is at first: the same for the same seed, whoever makes it."""
     with computing, torch.random.fork_rng(devices=[], enabled=True):
         torch.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from shoal.data.csr_file import Packed
-from shoal.data.dense_file import Arrays
+from shoal.data.csr_file import CsrFile
+from shoal.data.dense_file import DenseFile
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyRange
-from shoal.models.inputs import Inputs, Piece
+from shoal.models.inputs import ModelInputs, RowsPiece
 from shoal.models.linear import Floats
 from shoal.models.torch_factory import (
     computing,
@@ -53,9 +53,9 @@ _LOOK = 64  # gradients between two looks whether the module is still the same
 class ModuleLearner:
     """One module, on one device."""
 
-    def __init__(self, model: Module, train: Packed | Arrays, seed: int, number: int = 0) -> None:
+    def __init__(self, model: Module, train: CsrFile | DenseFile, seed: int, number: int = 0) -> None:
         self.model, self._train = model, train
-        self._inputs = Inputs.of(train)
+        self._inputs = ModelInputs.of(train)
         self.device = device_of(model.device, number)
         self.module = moved(made(model, self._inputs, seed), self.device, model.net)
         self._loss = loss_of(model.loss)
@@ -137,7 +137,7 @@ class ModuleLearner:
         flat = [kept.tensors[name].reshape(-1) for name, _ in self._params]
         return self._rows(np.concatenate([*flat, self._rest.cpu().numpy()]))
 
-    def check(self, test: Packed | Arrays) -> None:
+    def check(self, test: CsrFile | DenseFile) -> None:
         """Whatever would only be found out in the middle of the run, or at its end, on a few rows."""
         for rows in (self._train, test):
             some = self._inputs.read(rows, 0, min(2, rows.rows))
@@ -162,9 +162,9 @@ class ModuleLearner:
                 if not isinstance(found, torch.Tensor) or found.numel() != 1:
                     raise Invalid(f"loss {self.model.loss!r} must return one number, the mean over the batch")
         self.keep(self._start)
-        self._try(Piece(self._train, self._inputs, 0, min(2, self._train.rows), 0, KeyRange(0, self.keys)))
+        self._try(RowsPiece(self._train, self._inputs, 0, min(2, self._train.rows), 0, KeyRange(0, self.keys)))
 
-    def _try(self, some: Piece) -> None:
+    def _try(self, some: RowsPiece) -> None:
         """One gradient: batch normalisation wants two rows for it, and may refuse one."""
         try:
             if len(some) > 1:
@@ -176,7 +176,7 @@ class ModuleLearner:
                 f"model {self.model.net!r} cannot be trained: {type(error).__name__}: {error}: change the module"
             ) from None
 
-    def _check_outputs(self, outputs: Any, rows: Packed | Arrays) -> None:
+    def _check_outputs(self, outputs: Any, rows: CsrFile | DenseFile) -> None:
         if not isinstance(outputs, torch.Tensor):
             raise Invalid(f"model {self.model.net!r} returns {type(outputs).__name__}: a tensor is needed")
         if self.model.loss == "cross_entropy":

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shoal.data.user_rows import dense_of, finite
 from shoal.errors import Invalid
 from shoal.files import replace_file
-from shoal.models.inputs import Inputs
+from shoal.models.inputs import ModelInputs
 from shoal.models.torch_module import Module
 
 FORMAT = "shoal torch 1"
@@ -31,7 +31,7 @@ class TrainedModule:
     """Arrays by the names of the module's state, and what they belong to."""
 
     model: Module
-    inputs: Inputs
+    inputs: ModelInputs
     tensors: dict[str, npt.NDArray[Any]]
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class TrainedModule:
             with safe_open(str(path), "numpy") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
             model = msgspec.json.decode(facts["model"], type=Module)
-            inputs = msgspec.json.decode(facts["inputs"], type=Inputs)
+            inputs = msgspec.json.decode(facts["inputs"], type=ModelInputs)
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, ValueError) as error:
             raise Invalid(f"{path} cannot be read as a model: {error}") from None
         if str(_crc(tensors)) != facts.get("crc32"):

@@ -12,7 +12,7 @@ from itertools import islice
 
 from shoal import limits
 from shoal.data.batch import Ids, Local
-from shoal.data.csr_file import Packed
+from shoal.data.csr_file import CsrFile
 from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.nodes.worker import Worker
@@ -24,10 +24,10 @@ _LARGE = 100_000  # nonzeros of a slot from which that pays: for less, two threa
 _ORDERS = 3  # passes whose order is remembered
 
 
-class Rows:
+class BatchCache:
     """What one worker has read."""
 
-    def __init__(self, worker: Worker, data: Packed, slots: Slots, bias: bool, room: int) -> None:
+    def __init__(self, worker: Worker, data: CsrFile, slots: Slots, bias: bool, room: int) -> None:
         self._worker, self._data, self._slots, self._bias, self._room = worker, data, slots, bias, room
         self._here, self._there = (
             Localiser(data.features),

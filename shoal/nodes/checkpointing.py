@@ -33,7 +33,7 @@ _REMEMBERED = 16  # steps whose checkpoint or loss is remembered until the other
 Owners = dict[tuple[int, int], tuple[str, int]]  # table and segment -> the primary and its incarnation
 
 
-class Run(Protocol):
+class CheckpointedRun(Protocol):
     """What is being saved, beside the tables: the dealing."""
 
     @property
@@ -56,7 +56,7 @@ class Run(Protocol):
 
 
 @dataclass(slots=True)
-class _Try:
+class _CheckpointAttempt:
     """One checkpoint under way."""
 
     began: int
@@ -77,7 +77,7 @@ class _Try:
     stalled: bool = False
 
 
-class Checkpointing:
+class CheckpointProtocol:
     """A run's checkpoints, one at a time."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Checkpointing:
         self.saved = 0  # the number of the last one that is on disk, of this life
         self.failures = 0  # in a row
         self.trouble = ""  # why the last one was not saved; empty: it was
-        self._try: _Try | None = None
+        self._try: _CheckpointAttempt | None = None
         self._wanted = False  # one that begins from now on
         self._due: int | None = None
         self._not_before = 0
@@ -116,11 +116,11 @@ class Checkpointing:
         """One is being written, or was given up through nobody's fault, and is tried again."""
         return self._try is not None or self._quiet > 0
 
-    def answer(self, request: int) -> m.Done | m.No:
+    def answer(self, request: int) -> m.Done | m.Refusal:
         """To whoever asked for one, once nothing is under way any more: it is on disk, or why it is not."""
         if not self.trouble:
             return m.Done(request)
-        return m.No(request, "disk", f"no checkpoint was saved: {self.trouble}; mend that, and save again")
+        return m.Refusal(request, "disk", f"no checkpoint was saved: {self.trouble}; mend that, and save again")
 
     def soon(self) -> None:
         """Begin one as soon as may be, whatever the time: at an evaluation, at the end."""
@@ -135,7 +135,7 @@ class Checkpointing:
 
     # ------------------------------------------------------------ what happens
 
-    def tick(self, now: int, number: int, view: Callable[[], m.View], run: Run) -> list[Effect]:
+    def tick(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
         """To be called whenever anything has happened; ``number`` is that of the newest view, which is made on demand."""
         self._seconds = run.seconds
         if self._due is None and self.every is not None:
@@ -195,7 +195,7 @@ class Checkpointing:
 
     # ------------------------------------------------------------ its steps
 
-    def _begin(self, now: int, view: m.View, run: Run) -> list[Effect]:
+    def _begin(self, now: int, view: m.View, run: CheckpointedRun) -> list[Effect]:
         cut = run.cut
         if (why := _not_now(view, cut)) != "":
             return self._again(now, None, why)
@@ -204,11 +204,11 @@ class Checkpointing:
             return []
         above = self._number
         store = self._store(lambda: checkpoint.prepare(self.disk, self.root, above, self.group))
-        self._try = _Try(now, store.token, self._wanted)
+        self._try = _CheckpointAttempt(now, store.token, self._wanted)
         self._wanted = False
         return [store]
 
-    def _ask_all(self, now: int, one: _Try, view: m.View, run: Run) -> list[Effect]:
+    def _ask_all(self, now: int, one: _CheckpointAttempt, view: m.View, run: CheckpointedRun) -> list[Effect]:
         """There is a folder: say which step, and what is known of the run then."""
         cut = run.cut
         why = _not_now(view, cut)
@@ -220,7 +220,7 @@ class Checkpointing:
         one.heard = now
         return self._ask(now, one)
 
-    def _ask(self, now: int, one: _Try) -> list[Effect]:
+    def _ask(self, now: int, one: _CheckpointAttempt) -> list[Effect]:
         """Each server for each table of which it has not told all; what was lost on the way is sent again."""
         assert one.view is not None
         one.asked = now
@@ -229,7 +229,7 @@ class Checkpointing:
         who = dict.fromkeys((one.owners[key][0], key[0]) for key in one.owners if key not in one.written)
         return [Send(to, m.Snap(one.number, table, one.view.number, folder, clocks[table])) for to, table in who]
 
-    def _finish(self, one: _Try, run: Run) -> list[Effect]:
+    def _finish(self, one: _CheckpointAttempt, run: CheckpointedRun) -> list[Effect]:
         assert one.view is not None
         manifest = checkpoint.Manifest(
             group=self.group,
@@ -238,7 +238,7 @@ class Checkpointing:
             job=self.job,
             steps=one.steps,
             loss=self._losses.get(one.steps),
-            tables=[checkpoint.Tabled(t.number, t.name, t.spec, t.starts) for t in one.view.tables],
+            tables=[checkpoint.SavedTable(t.number, t.name, t.spec, t.starts) for t in one.view.tables],
             segments=[one.written[key] for key in one.owners],
             state=msgspec.Raw(msgspec.json.encode(run.completed(one.state))),
         )
@@ -258,7 +258,7 @@ class Checkpointing:
             return f"old checkpoints cannot be removed: {error.strerror}"
         return ""
 
-    def _done(self, now: int, one: _Try, trouble: str) -> list[Effect]:
+    def _done(self, now: int, one: _CheckpointAttempt, trouble: str) -> list[Effect]:
         assert one.view is not None
         self._try = None
         self.saved, self.failures, self._quiet, self.trouble = one.number, 0, 0, ""
@@ -274,7 +274,7 @@ class Checkpointing:
 
     # ------------------------------------------------------------ what goes wrong
 
-    def _stalls(self, now: int, one: _Try) -> list[Effect]:
+    def _stalls(self, now: int, one: _CheckpointAttempt) -> list[Effect]:
         """The disk is at it: there is nothing to do but wait, and to say so."""
         if one.stalled or now - one.began <= self.timing.snap_within:
             return []
@@ -282,7 +282,7 @@ class Checkpointing:
         what = f"the disk of {self.root} has been writing for more than {self.timing.snap_within / limits.SECOND:g} s"
         return [Tell(Warned(seconds=self._seconds, what=f"{what}: no checkpoint is saved until it is done"))]
 
-    def _again(self, now: int, one: _Try | None, why: str) -> list[Effect]:
+    def _again(self, now: int, one: _CheckpointAttempt | None, why: str) -> list[Effect]:
         """Nobody's fault: try again soon, and say so only if that goes on."""
         wanted = self._wanted or (one is not None and one.wanted)
         self._quiet += wanted or one is not None
@@ -295,7 +295,7 @@ class Checkpointing:
         self._not_before, self._wanted = now + wait, wanted
         return self._give_up(one)
 
-    def _fail(self, now: int, one: _Try | None, why: str) -> list[Effect]:
+    def _fail(self, now: int, one: _CheckpointAttempt | None, why: str) -> list[Effect]:
         self.failures, self.trouble = self.failures + 1, why
         wait = min(self.timing.save_retry << min(self.failures - 1, 30), self.timing.save_retry_most)
         self._due = self._not_before = now + wait
@@ -305,7 +305,7 @@ class Checkpointing:
         )
         return [Tell(Warned(seconds=self._seconds, what=what)), *self._give_up(one)]
 
-    def _give_up(self, one: _Try | None) -> list[Effect]:
+    def _give_up(self, one: _CheckpointAttempt | None) -> list[Effect]:
         self._try = None
         if one is None or not one.number:
             return []
@@ -316,13 +316,13 @@ class Checkpointing:
         return Store(self._token, function)
 
 
-def nowhere(request: int) -> m.No:
+def nowhere(request: int) -> m.Refusal:
     """To whoever wants a checkpoint of what keeps none."""
     why = (
         "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
         "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
     )
-    return m.No(request, "setting", why)
+    return m.Refusal(request, "setting", why)
 
 
 def _not_now(view: m.View, cut: int | None) -> str:

@@ -16,25 +16,25 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.move_settings import Moves
+from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.events import LEFT
 from shoal.nodes import membership_journal
 from shoal.nodes.admission import why_not
-from shoal.nodes.public_info import Doorway
-from shoal.nodes.rebalancer import Elastic
-from shoal.nodes.rollback import Saving
-from shoal.nodes.scheduling import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.public_info import PublicInfo
+from shoal.nodes.rebalancer import Rebalancer
+from shoal.nodes.rollback import RollbackDriver
+from shoal.nodes.scheduling import JOURNAL_TOKEN, Line, Scheduler
 from shoal.nodes.status import standing
-from shoal.nodes.table_admin import Changing
+from shoal.nodes.table_admin import TableAdmin
 from shoal.security.address import check_address
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
-from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
+from shoal.wire.effects import Dismiss, Durable, Effect, Event, Persist, ProcessEnd, Received, Send, Stored, Wake
 from shoal.wire.messages.groups import (
     Allow,
     Dissolve,
-    Lost,
+    GroupProcessEnded,
     dealer,
 )
 
@@ -50,20 +50,20 @@ class Coordinator:
         name: str = "coordinator",
         copies: int = 1,
         journal: list[bytes] | None = None,
-        dealing: Dealing | None = None,
-        saving: Saving | None = None,
-        moves: Moves | None = None,
-        timing: Intervals | None = None,
+        dealing: Scheduler | None = None,
+        saving: RollbackDriver | None = None,
+        moves: MoveSettings | None = None,
+        timing: TimingSettings | None = None,
     ) -> None:
         """``timing`` is what all members go by; None: as the journal has it."""
-        self.name, self.dealing, self.saving = name, dealing, saving or Saving()
-        self.roster, self.doorway = Roster(copies=copies, timing=timing or DEFAULT), Doorway()
+        self.name, self.dealing, self.saving = name, dealing, saving or RollbackDriver()
+        self.roster, self.doorway = Roster(copies=copies, timing=timing or DEFAULT), PublicInfo()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
         self.check_address: Callable[[str], None] = check_address  # may a member be there? With keys, anywhere
         self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
-        self.changing = Changing()
-        self.elastic = Elastic(moves)
+        self.changing = TableAdmin()
+        self.elastic = Rebalancer(moves)
         self._again = False  # we are the next life of a coordinator whose run goes on
         self._replay(journal or [], timing)
         self._writing = 0  # token of the record that is on its way to the disk
@@ -73,11 +73,11 @@ class Coordinator:
         self._token = 0
 
     @property
-    def timing(self) -> Intervals:
+    def timing(self) -> TimingSettings:
         """What all members go by."""
         return self.roster.timing
 
-    def _replay(self, journal: list[bytes], timing: Intervals | None) -> None:
+    def _replay(self, journal: list[bytes], timing: TimingSettings | None) -> None:
         last, others = membership_journal.split(journal)
         if last is not None:
             kept = membership_journal.replay(self.roster, last)
@@ -114,7 +114,7 @@ class Coordinator:
                 effects += self.saving.stored(now, event, self)
                 for name in [name for name in self._welcomes if name not in self.roster.people]:
                     del self._welcomes[name]  # everybody had to go, back to a checkpoint: it says hello again
-            case Ended(name, reason, token):
+            case ProcessEnd(name, reason, token):
                 effects += self._ended(now, name, reason, token)
             case Dismiss(why):
                 effects += [Send(member.name, m.Dismissed(why)) for member in self.view.members]
@@ -179,7 +179,7 @@ class Coordinator:
             self.roster.remove(name, why)
             self.roster.retired[name].remove(hello.token)  # it has not lived yet
             self.roster.note_lost(name, why)
-            effects.append(Send(name, m.No(0, "full", why)))
+            effects.append(Send(name, m.Refusal(0, "full", why)))
         self._welcomes.clear()
         return [*effects, *self.changing.cannot_write(why, self)]
 
@@ -209,17 +209,19 @@ class Coordinator:
                 return self.elastic.opened(now, sender, message, self)
             case m.Refresh(request):
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
-            case m.Look(request):
+            case m.StatusRequest(request):
                 return [Send(sender, standing(self, now, request, sender))]
             case m.Describe() | m.Feed() | m.Unfit():
                 return self.doorway.take(sender, message, self.dealing)
             case m.Create() | m.Drop() | m.Delay() | Allow() | Dissolve():
                 return self.changing.change(sender, message, self)
-            case Lost() if groups.ended(self.roster, sender, message):
+            case GroupProcessEnded() if groups.ended(self.roster, sender, message):
                 return self._remove(now, message.name, message.why, died=True)
-            case m.No(0, "key", why) if sender in self.roster.people:  # our own door says so: it is not heard any more
+            case m.Refusal(0, "key", why) if (
+                sender in self.roster.people
+            ):  # our own door says so: it is not heard any more
                 return self._remove(now, sender, why[:_WHY], died=True)
-            case m.Want() | m.Ready():
+            case m.Want() | m.EvaluationReady():
                 return self._train(now, sender, message)
             case m.Shrink() | m.Full():
                 return self._copies(now, sender, message)
@@ -228,13 +230,13 @@ class Coordinator:
             case m.Save(request) if sender in self.roster.people:
                 if group := self.roster.people[sender].member.group:
                     why = f"{sender} is of group {group!r}: its own checkpoints are asked for of {dealer(group)}"
-                    return [Send(sender, m.No(request, "setting", why))]
+                    return [Send(sender, m.Refusal(request, "setting", why))]
                 return self.saving.save(sender, request)
             case _:
                 self.counts["unexpected"] += 1
         return []
 
-    def _train(self, now: int, sender: str, ask: m.Want | m.Ready) -> list[Effect]:
+    def _train(self, now: int, sender: str, ask: m.Want | m.EvaluationReady) -> list[Effect]:
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
         person = self.roster.people[sender]
@@ -242,12 +244,13 @@ class Coordinator:
         if person.member.leaving and isinstance(ask, m.Want):
             ask = msgspec.structs.replace(ask, more=0)  # it finishes what it has, or gives it back, and goes
         if self.dealing is None or person.member.group:
-            return [Send(sender, m.No(ask.request, "setting", "there is no run here to take part in"))]
+            return [Send(sender, m.Refusal(ask.request, "setting", "there is no run here to take part in"))]
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if person.member.role != role:
             return [
                 Send(
-                    sender, m.No(ask.request, "setting", f"only a {role} may ask this, you are a {person.member.role}")
+                    sender,
+                    m.Refusal(ask.request, "setting", f"only a {role} may ask this, you are a {person.member.role}"),
                 )
             ]
         if isinstance(ask, m.Want):
@@ -270,11 +273,11 @@ class Coordinator:
 
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
-            return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name[:64]!r}"))]
+            return [Send(sender, m.Refusal(0, "setting", f"your name is {sender!r}, not {hello.name[:64]!r}"))]
         if self.roster.is_undecided(hello.name, hello.token):
             return []  # it asks again
         if (reason := why_not(self.roster, hello, self.check_address)) != "":
-            return [Send(sender, m.No(0, "setting", reason))]
+            return [Send(sender, m.Refusal(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
             self.roster.hear(now, known)
             if hello.name in self._welcomes:
@@ -283,7 +286,7 @@ class Coordinator:
         if self.roster.is_over(hello.name, hello.token):
             # A repeat from a former life, or one that was removed before it ever heard that it had joined.
             self.counts["late hello"] += 1
-            return [Send(sender, m.Over(hello.token))] if self.told else []
+            return [Send(sender, m.IncarnationOver(hello.token))] if self.told else []
         effects: list[Effect] = []
         if hello.name in self.roster.people:
             self.roster.displace(hello.name, hello.token)
@@ -322,7 +325,7 @@ class Coordinator:
             return self._remove(now, sender, LEFT, died=False)
         self.roster.hear(now, self.roster.people[sender])
         why, effects = self.elastic.leave(now, sender, "it asked to go", self)
-        return [*effects, Send(sender, m.No(0, "setting", why))] if why else effects
+        return [*effects, Send(sender, m.Refusal(0, "setting", why))] if why else effects
 
     def let_go(self, now: int, name: str) -> list[Effect]:
         """Nobody needs it any more."""

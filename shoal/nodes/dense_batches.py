@@ -13,19 +13,19 @@ import numpy as np
 
 from shoal.data.slots import Slots
 from shoal.keys import KeyRange
-from shoal.models.inputs import Inputs, Piece
+from shoal.models.inputs import ModelInputs, RowsPiece
 
 
-class Slices:
+class DenseBatches:
     """What one worker reads."""
 
     def __init__(self, data: Any, slots: Slots, keys: int) -> None:
         self._data, self._slots, self._whole = data, slots, KeyRange(0, keys)
-        self._inputs = Inputs.of(data)
+        self._inputs = ModelInputs.of(data)
 
-    def local(self, slot: tuple[int, int]) -> Piece:
+    def local(self, slot: tuple[int, int]) -> RowsPiece:
         start, stop = self._slots.span(self._slots.content(*slot))
-        return Piece(self._data, self._inputs, start, stop, seed_of(self._slots.seed, slot), self._whole)
+        return RowsPiece(self._data, self._inputs, start, stop, seed_of(self._slots.seed, slot), self._whole)
 
     def make_ready(self, queue: Iterable[int]) -> None:
         """The map is ready as it is."""

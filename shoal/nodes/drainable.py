@@ -17,17 +17,19 @@ from collections.abc import Callable
 from typing import Literal
 
 from shoal import limits
-from shoal.cluster.membership_client import Membership
+from shoal.cluster.membership_client import MembershipClient
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Node, Received, Send
 
 End = Literal["", "released", "dismissed", "refused", "deserted"]
 
 
-class Guest:
+class DrainableServer:
     """One node and its end."""
 
-    def __init__(self, node: Node, member: Membership, patience: int | Literal["timing"] | None = "timing") -> None:
+    def __init__(
+        self, node: Node, member: MembershipClient, patience: int | Literal["timing"] | None = "timing"
+    ) -> None:
         """``patience``: nanoseconds without a word from the coordinator; by default as that one says; None: for ever, since somebody else
         sees to that."""
         self.node, self.member, self.name = node, member, node.name
@@ -95,9 +97,11 @@ class Guest:
                 self._ends("released", "it was let go")
             case m.Dismissed(why):
                 self._ends("dismissed", why)
-            case m.No(0, _, why) if self.member.joined and self.asks:
+            case m.Refusal(0, _, why) if self.member.joined and self.asks:
                 self.stays = why
-            case m.No(0, kind, why) if not self.member.joined and kind != "full":  # a disk that is full may not stay so
+            case m.Refusal(0, kind, why) if (
+                not self.member.joined and kind != "full"
+            ):  # a disk that is full may not stay so
                 self._ends("refused", why)
 
     def _ends(self, end: End, why: str) -> None:

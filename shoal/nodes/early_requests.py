@@ -11,18 +11,18 @@ What waits here has not been looked at: it may as well be on its way still. So n
 from __future__ import annotations
 
 from shoal import limits
-from shoal.timing import Intervals
+from shoal.timing import TimingSettings
 from shoal.wire.effects import Received
 
 _Key = tuple[str, int]
 
 
-def longest(timing: Intervals) -> int:
+def longest(timing: TimingSettings) -> int:
     """How long a request waits here: it is answered before it comes again."""
     return timing.resend_first * 3 // 5
 
 
-class TooSoon:
+class EarlyRequests:
     """One server's."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TooSoon:
         """All of them, if things are not as they were."""
         return self._taken(list(self._kept)) if how != self._then else []
 
-    def late(self, now: int, timing: Intervals) -> list[Received]:
+    def late(self, now: int, timing: TimingSettings) -> list[Received]:
         """Those that have waited as long as they may."""
         return self._taken([key for key, (since, _) in self._kept.items() if now - since >= longest(timing)])
 

@@ -30,7 +30,7 @@ from shoal.nodes.time_accounting import (
     COMMUNICATE,
     EVALUATE,
     IDLE,
-    Spent,
+    TimeAccounting,
 )
 from shoal.nodes.worker import Worker
 from shoal.store.client.task import Task
@@ -40,7 +40,7 @@ _ASK = 20 * limits.MILLISECOND
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+class Judgement:
     """A model and what was found about it."""
 
     number: int
@@ -49,7 +49,7 @@ class Judged:
     metrics: dict[str, float | None]
 
 
-class Asked(NamedTuple):
+class EvaluationOrder(NamedTuple):
     """What was to be judged."""
 
     generation: int
@@ -65,36 +65,38 @@ class Evaluator:
         worker: Worker,
         learner: Learner,
         test: Any,
-        best: Judged | None = None,
-        keep: Callable[[Judged], None] | None = None,
+        best: Judgement | None = None,
+        keep: Callable[[Judgement], None] | None = None,
     ) -> None:
         """``best``: of a former life of the run; ``keep``: is called with every better one, off the loop."""
         self.worker, self.learner, self.test = worker, learner, test
         worker.client.patient = True  # as a trainer is
-        self.last: Judged | None = None
+        self.last: Judgement | None = None
         self.best = best
         self._keep_it = keep
-        self._read: tuple[Asked, tuple[Values, int]] | None = None  # the weights that were read last, and what for
-        self._found: tuple[Asked, Judged] | None = None
+        self._read: tuple[EvaluationOrder, tuple[Values, int]] | None = (
+            None  # the weights that were read last, and what for
+        )
+        self._found: tuple[EvaluationOrder, Judgement] | None = None
         self._rows = learner.keys
-        self._spent = Spent(worker.clock, limits.SPANS)
+        self._spent = TimeAccounting(worker.clock, limits.SPANS)
         self._closed = False  # what is judged from now on comes too late
 
     def start(self) -> Task:
         """The task is done when the run is over."""
         return self.worker.start(self._judge())
 
-    def judge_now(self, pulled: Values | KeyValues) -> Judged:
+    def judge_now(self, pulled: Values | KeyValues) -> Judgement:
         """Judge these weights here and now, as the last ones: the run was interrupted, and its loop is left alone."""
         self._closed = True
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
-        judged = Judged(number, weights, *_judge(self.learner, self.test, weights))
+        judged = Judgement(number, weights, *_judge(self.learner, self.test, weights))
         if self._take(judged) and self._keep_it is not None:
             self._keep_it(judged)
         return judged
 
-    def _take(self, judged: Judged) -> bool:
+    def _take(self, judged: Judgement) -> bool:
         """Whether it is the best."""
         self.last = judged
         if self.best is None or judged.loss < self.best.loss:
@@ -124,7 +126,7 @@ class Evaluator:
             if ask.number < 0:
                 await self.worker.sleep(_ASK)
                 continue
-            asked = Asked(client.view.generation, ask.number, ask.clock)
+            asked = EvaluationOrder(client.view.generation, ask.number, ask.clock)
             try:
                 judged = await self._answer(asked)
             except Unanswered:
@@ -141,7 +143,7 @@ class Evaluator:
                 found, step = judged.number, m.NO_CLOCK if self._read is None else self._read[1][1]
                 await self._ready(holds=found, found=found, loss=judged.loss, metrics=judged.metrics, clock=step)
 
-    async def _answer(self, asked: Asked) -> Judged:
+    async def _answer(self, asked: EvaluationOrder) -> Judgement:
         """Read, say so, judge; or what was found when this was asked before."""
         if self._found is not None and self._found[0] == asked:
             return self._found[1]
@@ -154,7 +156,7 @@ class Evaluator:
         self._spent.did(COMMUNICATE)
         loss, metrics = await self._off_the_loop(lambda: _judge(self.learner, self.test, weights))
         self._spent.did(EVALUATE)
-        judged = Judged(asked.number, weights, loss, metrics)
+        judged = Judgement(asked.number, weights, loss, metrics)
         self._found = (asked, judged)
         if not self._closed and self._take(judged) and self._keep_it is not None:
             await self._off_the_loop(partial(self._keep_it, judged))
@@ -168,16 +170,18 @@ class Evaluator:
         metrics: dict[str, float | None] | None = None,
         error: str = "",
         clock: int = m.NO_CLOCK,
-    ) -> m.Judge:
+    ) -> m.EvaluateNow:
         client = self.worker.client
         spans = [one for one in self._spent.told()[1] if one[0] != IDLE]
 
         def ready(request: int) -> m.Message:
-            return m.Ready(request, client.incarnation, holds, found, loss, metrics or {}, error, spans, clock)
+            return m.EvaluationReady(
+                request, client.incarnation, holds, found, loss, metrics or {}, error, spans, clock
+            )
 
         while True:
             with contextlib.suppress(Unanswered):  # a coordinator that is away comes back
-                answer: m.Judge = await client.ask("ask what to judge", ready, m.Judge)
+                answer: m.EvaluateNow = await client.ask("ask what to judge", ready, m.EvaluateNow)
                 return answer
 
     async def _weights(self, clock: int) -> tuple[Values, int]:

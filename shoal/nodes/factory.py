@@ -17,21 +17,21 @@ from shoal.data.slots import Slots
 from shoal.events import Started
 from shoal.filters import described
 from shoal.models.learner import Learner, LinearLearner, learner_of
-from shoal.nodes.batch_cache import Rows
-from shoal.nodes.dense_batches import Slices
-from shoal.nodes.rollback import Saving
-from shoal.nodes.scheduler_state import State, counted_everywhere, to_begin_with
+from shoal.nodes.batch_cache import BatchCache
+from shoal.nodes.dense_batches import DenseBatches
+from shoal.nodes.rollback import RollbackDriver
+from shoal.nodes.scheduler_state import ScheduleState, counted_everywhere, to_begin_with
 from shoal.nodes.strategy import servers_strategy
 
 if TYPE_CHECKING:
-    from shoal.data.csr_file import Packed
+    from shoal.data.csr_file import CsrFile
     from shoal.data.datasets import Dataset
-    from shoal.data.dense_file import Arrays
+    from shoal.data.dense_file import DenseFile
     from shoal.data.slots import SlotOrder
     from shoal.files import Disk
     from shoal.job import Job
-    from shoal.nodes.scheduling import Dealing
-    from shoal.nodes.trainer import Shelf, Trainer
+    from shoal.nodes.scheduling import Scheduler
+    from shoal.nodes.trainer import BatchSource, Trainer
     from shoal.nodes.worker import Worker
     from shoal.store.checkpoint.manifest import Manifest
     from shoal.tables import Table
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 def make_dealing(
     job: Job, data: str, rows: int, test_rows: int, features: int, cores: int = 0, elsewhere: bool = False
-) -> Dealing:
+) -> Scheduler:
     """What the coordinator, or a group's scheduler, deals; ``elsewhere``: workers come and go by themselves."""
-    from shoal.nodes.scheduling import Dealing
+    from shoal.nodes.scheduling import Scheduler
     from shoal.schedule.auto_delay import AutoDelay
-    from shoal.schedule.slot_queue import Workload
-    from shoal.schedule.speculative import SecondCopies
-    from shoal.schedule.stop_rules import ENDLESS, Stopping
+    from shoal.schedule.slot_queue import SlotQueue
+    from shoal.schedule.speculative import SpeculativeCopies
+    from shoal.schedule.stop_rules import ENDLESS, StopDecision
     from shoal.tables import Step
 
     slots = job.slots(rows)
     apply, _ = servers_strategy(job).consistency(slots.per_pass)
-    workload = Workload(slots, ENDLESS, apply if isinstance(apply, Step) else None)
-    stopping = Stopping(job.stop)
+    workload = SlotQueue(slots, ENDLESS, apply if isinstance(apply, Step) else None)
+    stopping = StopDecision(job.stop)
     limit, reason = stopping.limit(
         slots.per_pass, None if job.stop.steps is None else workload.slots_until(job.stop.steps)
     )
@@ -76,30 +76,30 @@ def make_dealing(
         emulated=job.emulate.words(),
     )
     auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
-    second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
-    found = Dealing(workload, stopping, started, every, reason, auto, second)
+    second = SpeculativeCopies() if getattr(job.strategy, "second_copies", False) else None
+    found = Scheduler(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = elsewhere
     if job.emulate.arrive:
         found.await_only(1)
     return found
 
 
-def dealing_for(job: Job, dataset: Dataset) -> Dealing:
+def dealing_for(job: Job, dataset: Dataset) -> Scheduler:
     """What the coordinator of such a run on this data deals."""
     return make_dealing(job, dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
 
 
-def make_saving(job: Job, folder: Path | None, disk: Disk | None = None) -> Saving:
+def make_saving(job: Job, folder: Path | None, disk: Disk | None = None) -> RollbackDriver:
     """What of a run is kept in this folder; without one, nothing is."""
     if folder is None:
-        return Saving()
-    return Saving(folder, job.identity, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep, disk)
+        return RollbackDriver()
+    return RollbackDriver(folder, job.identity, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep, disk)
 
 
 def make_trainer(
     job: Job,
     worker: Worker,
-    data: Packed | Arrays,
+    data: CsrFile | DenseFile,
     cache_bytes: int,
     traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
     number: int = 0,
@@ -115,19 +115,19 @@ def make_trainer(
 
 
 def make_shelf(
-    job: Job, worker: Worker, learner: Learner, data: Packed | Arrays, slots: SlotOrder, cache_bytes: int
-) -> Shelf:
+    job: Job, worker: Worker, learner: Learner, data: CsrFile | DenseFile, slots: SlotOrder, cache_bytes: int
+) -> BatchSource:
     """Where a worker finds the rows of its slots."""
-    own: Shelf | None = servers_strategy(job).shelf(job, learner, slots)
+    own: BatchSource | None = servers_strategy(job).shelf(job, learner, slots)
     if own is not None:
         return own
     assert isinstance(slots, Slots)
     if isinstance(learner, LinearLearner):
-        return Rows(worker, learner.train, slots, learner.model.bias, cache_bytes)
-    return Slices(data, slots, learner.keys)
+        return BatchCache(worker, learner.train, slots, learner.model.bias, cache_bytes)
+    return DenseBatches(data, slots, learner.keys)
 
 
-def make_judge(job: Job, train: Packed | Arrays) -> Learner:
+def make_judge(job: Job, train: CsrFile | DenseFile) -> Learner:
     """The model as the evaluator needs it: where an objective is solved, it says how far that is."""
     return job.strategy.evaluates(job, learner_of(job.model, train, job.seed))
 
@@ -138,12 +138,12 @@ def make_table(job: Job, learner: Learner, slots_per_pass: int) -> Table:
     return msgspec.structs.replace(table, filters=described(job.filters))
 
 
-def state_to_resume(manifest: Manifest, was: Job, job: Job, rows: int, seconds: float = 0.0) -> State:
+def state_to_resume(manifest: Manifest, was: Job, job: Job, rows: int, seconds: float = 0.0) -> ScheduleState:
     """What a new coordinator begins with, that takes up a run from this checkpoint.
 
     ``was`` is the job as it was then. At least so many ``seconds`` have passed: time is never taken back.
     """
-    state: State = msgspec.json.decode(manifest.state, type=State)
+    state: ScheduleState = msgspec.json.decode(manifest.state, type=ScheduleState)
     everywhere: Any = None
     if not servers_strategy(job).in_steps:  # every segment was cut at a moment of its own
         everywhere = counted_everywhere((one.books for one in manifest.segments), job.slots(rows).per_pass)

@@ -18,7 +18,7 @@ from shoal.wire.effects import Effect, Send, Tell
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
 
-class HeldBack:
+class HeldEvents:
     """Effects in their order, behind the lines that they wait for."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _MAGIC = b"shoal journal 3\n"
 _HEAD = 8  # length and checksum, four bytes each
 
 
-class Journal:
+class JournalFile:
     """One file, or none."""
 
     def __init__(self, path: Path | None = None) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.events import RunEvent
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.wire import Transport
 from shoal.wire.effects import (
     Compute,
@@ -47,13 +47,13 @@ _LONGEST_WAIT = limits.SECOND
 class Loop:
     """One node, joined to the world."""
 
-    def __init__(self, node: Node, transport: Transport, journal: Journal | None = None) -> None:
+    def __init__(self, node: Node, transport: Transport, journal: JournalFile | None = None) -> None:
         self.node, self.transport = node, transport
         self.stopped = threading.Event()
         self.waiting = False  # for something to happen, so that nothing is half done
         self._turning = threading.Lock()  # whoever has it may touch the node
         self._broken: BaseException | None = None
-        self._journal = journal if journal is not None else Journal()
+        self._journal = journal if journal is not None else JournalFile()
         self._wake_at = self._now = 0
         self._events: deque[Event] = deque()  # from the compute thread, the journal, other threads
         self._compute: ThreadPoolExecutor | None = None

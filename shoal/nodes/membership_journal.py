@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from shoal.cluster.roster import Person, Roster
-from shoal.nodes.scheduler_state import Line, Whole, folded
-from shoal.timing import DEFAULT, Intervals
+from shoal.cluster.roster import Joiner, Roster
+from shoal.nodes.scheduler_state import JournalSnapshot, Line, folded
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
-from shoal.wire.messages.groups import Group
+from shoal.wire.messages.groups import GroupLimits
 
 _TAG = "roster"
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
+class MembershipRecord(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     """Members and tables, as they are announced once this is on disk; and the counters that must never go back."""
 
     term: int
@@ -28,19 +28,19 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     incarnations: int
     tables_made: int
     people: list[tuple[m.Member, str]] = []  # and their tokens
-    tables: list[m.Placed] = []
+    tables: list[m.TablePlaces] = []
     retired: dict[str, list[str]] = {}
     lost: dict[str, str] = {}
     changes: list[
         tuple[str, int, int]
     ] = []  # of tables, by whom and by which request, and of which table: the last ones
     released: dict[str, int] = {}
-    groups: list[Group] = []
-    timing: Intervals = DEFAULT
+    groups: list[GroupLimits] = []
+    timing: TimingSettings = DEFAULT
 
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
-    kept = Kept(
+    kept = MembershipRecord(
         roster.term,
         roster.number,
         roster.generation,
@@ -58,12 +58,12 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
     return msgspec.msgpack.encode(kept)
 
 
-def replay(roster: Roster, record: bytes) -> Kept:
+def replay(roster: Roster, record: bytes) -> MembershipRecord:
     """Make the roster what it was when this was written."""
-    kept = msgspec.msgpack.decode(record, type=Kept)
+    kept = msgspec.msgpack.decode(record, type=MembershipRecord)
     roster.term, roster.number, roster.generation = kept.term, kept.number, kept.generation
     roster.incarnations, roster.tables_made = kept.incarnations, kept.tables_made
-    roster.people = {member.name: Person(member, token, 0) for member, token in kept.people}
+    roster.people = {member.name: Joiner(member, token, 0) for member, token in kept.people}
     roster.tables = {placed.name: placed for placed in kept.tables}
     roster.retired, roster.lost, roster.released = kept.retired, kept.lost, kept.released
     roster.groups = {group.name: group for group in kept.groups}
@@ -88,7 +88,7 @@ def needed(records: Sequence[bytes]) -> list[bytes]:
     last, others = split(records)
     if len(others) > 1:
         lines = [msgspec.msgpack.decode(record, type=Line) for record in others]
-        others = [msgspec.msgpack.encode(Whole(folded(lines)))]
+        others = [msgspec.msgpack.encode(JournalSnapshot(folded(lines)))]
     return others if last is None else [last, *others]
 
 
@@ -97,15 +97,15 @@ def afresh(records: Sequence[bytes]) -> list[bytes]:
     last, _ = split(records)
     if last is None:
         return []
-    old = msgspec.msgpack.decode(last, type=Kept)
-    kept = Kept(old.term, old.number, old.generation, old.incarnations, old.tables_made, timing=old.timing)
+    old = msgspec.msgpack.decode(last, type=MembershipRecord)
+    kept = MembershipRecord(old.term, old.number, old.generation, old.incarnations, old.tables_made, timing=old.timing)
     return [msgspec.msgpack.encode(kept)]
 
 
-def members_and_tables(records: Sequence[bytes]) -> Kept | None:
+def members_and_tables(records: Sequence[bytes]) -> MembershipRecord | None:
     """As they were last; None if there were none."""
     last, _ = split(records)
-    return None if last is None else msgspec.msgpack.decode(last, type=Kept)
+    return None if last is None else msgspec.msgpack.decode(last, type=MembershipRecord)
 
 
 def _is_roster(record: bytes) -> bool:

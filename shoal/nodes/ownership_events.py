@@ -14,16 +14,16 @@ from shoal.wire.effects import Effect, Tell
 from shoal.wire.messages.groups import namespace
 
 if TYPE_CHECKING:
-    from shoal.nodes.scheduling import Dealing
+    from shoal.nodes.scheduling import Scheduler
 
 
-class Holders:
+class OwnershipEvents:
     """What was told last."""
 
     def __init__(self) -> None:
         self._last: tuple[dict[str, int], dict[str, int]] = {}, {}
 
-    def told(self, view: m.View, dealing: Dealing | None) -> list[Effect]:
+    def told(self, view: m.View, dealing: Scheduler | None) -> list[Effect]:
         """This view is on disk, and everybody is told."""
         if dealing is None or dealing.ended or not view.tables:
             return []

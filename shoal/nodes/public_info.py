@@ -18,12 +18,12 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
 if TYPE_CHECKING:
-    from shoal.nodes.scheduling import Dealing
+    from shoal.nodes.scheduling import Scheduler
 
 Asked = m.Describe | m.Feed | m.Unfit
 
 
-class Doorway:
+class PublicInfo:
     """One coordinator's."""
 
     def __init__(self, about: m.Described | None = None) -> None:
@@ -32,7 +32,7 @@ class Doorway:
         self._number = 0  # of the last event
         self._unfit = 0
 
-    def take(self, sender: str, asked: Asked, dealing: Dealing | None) -> list[Effect]:
+    def take(self, sender: str, asked: Asked, dealing: Scheduler | None) -> list[Effect]:
         match asked:
             case m.Describe(request):
                 ended = dealing is not None and dealing.ended
@@ -53,7 +53,7 @@ class Doorway:
         new = max(0, self._number - after) if after <= self._number else self._number  # else it asks a former life
         return list(self._events)[-new:] if new else []
 
-    def _cannot(self, name: str, why: str, dealing: Dealing | None) -> list[Effect]:
+    def _cannot(self, name: str, why: str, dealing: Scheduler | None) -> list[Effect]:
         self._unfit += 1
         if dealing is None or self._unfit > limits.UNFIT:
             return []

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.cluster import load_balance, rebalance
-from shoal.cluster.assignment import Taken
-from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.assignment import NewReplica
+from shoal.cluster.balance_plan import WantedMove
 from shoal.cluster.groups import may_send_away
-from shoal.cluster.move_settings import Moves
+from shoal.cluster.move_settings import MoveSettings
 from shoal.events import LEFT, Handed, Leaving, Split
-from shoal.nodes.ownership_events import Holders
+from shoal.nodes.ownership_events import OwnershipEvents
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
@@ -36,7 +36,7 @@ _Key = tuple[int, int]  # table's number, segment
 
 
 @dataclass(slots=True)
-class Opening:
+class OpeningMove:
     """Segments that were handed over, and are not known to be served yet."""
 
     table: str
@@ -52,19 +52,19 @@ class Opening:
     told: int = 0  # when that view was
 
 
-class Elastic:
+class Rebalancer:
     """One cluster's comings and goings."""
 
-    def __init__(self, moves: Moves | None = None) -> None:
-        self.moves = moves or Moves()
+    def __init__(self, moves: MoveSettings | None = None) -> None:
+        self.moves = moves or MoveSettings()
         self._begun: dict[_Key, tuple[int, str, str]] = {}  # moves that were named: when, why, and what is better then
-        self._openings: list[Opening] = []
+        self._openings: list[OpeningMove] = []
         self._planned: tuple[int, ...] = ()  # what the last plan followed from
         self._waits = False  # some of it could not be begun yet
         self._again = 0  # when to look again, whatever happened
         self._asked: dict[tuple[str, int], int] = {}  # who wants a node to go, by which request: the view that says so
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
-        self._holders = Holders()
+        self._holders = OwnershipEvents()
 
     @property
     def move_rate(self) -> int:
@@ -102,10 +102,10 @@ class Elastic:
     def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:
         """Somebody wants a node to go: told so when that is on disk, or why it cannot be."""
         if why := may_send_away(of.roster, sender, drain.name):
-            return [Send(sender, m.No(drain.request, "setting", why))]
+            return [Send(sender, m.Refusal(drain.request, "setting", why))]
         why, effects = self.leave(now, drain.name, f"{sender} asked for it", of)
         if why:
-            return [*effects, Send(sender, m.No(drain.request, "setting", why))]
+            return [*effects, Send(sender, m.Refusal(drain.request, "setting", why))]
         if len(self._asked) < limits.MEMBERS:  # otherwise it is asked again
             self._asked.setdefault((sender, drain.request), of.roster.number)
         return [*effects, *self._answer(of.view.number)]
@@ -118,10 +118,10 @@ class Elastic:
 
     # ------------------------------------------------------------ what is heard
 
-    def full(self, now: int, taken: Sequence[Taken], of: Coordinator) -> list[Effect]:
+    def full(self, now: int, taken: Sequence[NewReplica], of: Coordinator) -> list[Effect]:
         """Segments have a new member by the next view."""
         effects: list[Effect] = []
-        groups: dict[tuple[str, str, bool], list[Taken]] = {}
+        groups: dict[tuple[str, str, bool], list[NewReplica]] = {}
         for one in taken:
             groups.setdefault((one.source, one.target, one.opens), []).append(one)
         for (source, target, opens), those in groups.items():
@@ -131,7 +131,7 @@ class Elastic:
             otherwise = "leaving" if self._is_leaving(source, of) else "count"  # begun by a former life of ours
             why, gain = next(((why, gain) for _, why, gain in begun if why), (otherwise, ""))
             of.counts["segments handed"] += len(those)
-            opening = Opening(
+            opening = OpeningMove(
                 those[0].table.name,
                 those[0].table.number,
                 [one.segment for one in those],
@@ -173,7 +173,7 @@ class Elastic:
                 effects += self._tell(now, one, of)
         return effects
 
-    def _tell(self, now: int, one: Opening, of: Coordinator) -> list[Effect]:
+    def _tell(self, now: int, one: OpeningMove, of: Coordinator) -> list[Effect]:
         stall = (now - one.told) / limits.SECOND if one.told else 0.0
         of.counts["hand-overs"] += 1
         if of.dealing is None:
@@ -236,10 +236,10 @@ class Elastic:
         shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
         return of.roster.number, len(self._openings), *shown
 
-    def _note(self, now: int, begun: Sequence[Wanted], of: Coordinator) -> None:
+    def _note(self, now: int, begun: Sequence[WantedMove], of: Coordinator) -> None:
         """Moves that were begun; those of a set whose members change places are handed over with the next view."""
         of.counts["moves begun"] += len(begun)
-        at_once: dict[tuple[str, str, str], Opening] = {}  # told as one: whoever opens them opens them together
+        at_once: dict[tuple[str, str, str], OpeningMove] = {}  # told as one: whoever opens them opens them together
         for one in begun:
             table = of.roster.tables[one.table]
             place = table.places[one.segment]
@@ -250,7 +250,7 @@ class Elastic:
                 life = of.roster.people[target].member.incarnation
                 key = one.table, one.source, target
                 if key not in at_once:
-                    at_once[key] = Opening(
+                    at_once[key] = OpeningMove(
                         one.table, table.number, [], one.source, target, life, one.why, one.gain, now, view
                     )
                 at_once[key].segments.append(one.segment)

@@ -16,21 +16,21 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.events import Evaluated
 from shoal.files import Disk
-from shoal.nodes.checkpointing import Checkpointing, nowhere
-from shoal.nodes.scheduler_state import State, counted_everywhere
+from shoal.nodes.checkpointing import CheckpointProtocol, nowhere
+from shoal.nodes.scheduler_state import ScheduleState, counted_everywhere
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Store, Stored, Tell
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
-    from shoal.nodes.scheduling import Dealing
+    from shoal.nodes.scheduling import Scheduler
 
 _LOOK = -2  # token of the look for the newest checkpoint
 _RETURN = 3 * limits.SECOND  # a server that was lost may be started again meanwhile
 
 
-class Bare(msgspec.Struct, frozen=True):
+class BareTable(msgspec.Struct, frozen=True):
     """What a checkpoint of a store without a run says beside its tables."""
 
     incarnations: int  # handed out by then: their pushes are in the ledgers, so that nobody else may get these numbers
@@ -44,14 +44,14 @@ class BareStore:
     def __init__(self, incarnations: int) -> None:
         self._incarnations = incarnations
 
-    def state(self, cut: int) -> Bare:
-        return Bare(self._incarnations)
+    def state(self, cut: int) -> BareTable:
+        return BareTable(self._incarnations)
 
-    def completed(self, state: Bare) -> Bare:
+    def completed(self, state: BareTable) -> BareTable:
         return state
 
 
-class Saving:
+class RollbackDriver:
     """The checkpoints of one run or store, on a disk, or none at all."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Saving:
         disk: Disk | None = None,
     ) -> None:
         self.disk, self.root, self._job = disk or Disk(), root, job
-        self.points = None if root is None else Checkpointing(self.disk, root, job, every, keep)
+        self.points = None if root is None else CheckpointProtocol(self.disk, root, job, every, keep)
         self._lost: tuple[int, str] | None = None  # since when, and why
         self._servers = 0  # the most there were
         self._looking = False
@@ -91,7 +91,7 @@ class Saving:
         if self.points is None:
             return [Send(asker, nowhere(request))]
         if (asker, request) in self._askers:
-            return [Send(asker, m.Held(request, "the checkpoint that is being written"))]
+            return [Send(asker, m.PushHeld(request, "the checkpoint that is being written"))]
         self._askers.append((asker, request))
         self.points.soon()
         return []
@@ -115,7 +115,9 @@ class Saving:
             effects += self._write(now, self.points, of, dealing)
         return effects
 
-    def _write(self, now: int, points: Checkpointing, of: Coordinator, what: BareStore | Dealing) -> list[Effect]:
+    def _write(
+        self, now: int, points: CheckpointProtocol, of: Coordinator, what: BareStore | Scheduler
+    ) -> list[Effect]:
         """Go on with a checkpoint if there is one to make, and tell those who wait for it."""
         effects = points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), what)
         if self._askers and not points.busy:
@@ -164,7 +166,7 @@ class Saving:
         if found is not None:
             folder, manifest = found
             number = manifest.number
-            state = msgspec.json.decode(manifest.state, type=State)
+            state = msgspec.json.decode(manifest.state, type=ScheduleState)
             counted = state.counted
             if dealing.workload.step is None:  # every segment was cut at a moment of its own
                 books = (one.books for one in manifest.segments)

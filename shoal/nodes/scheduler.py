@@ -17,33 +17,33 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.membership_client import Membership
+from shoal.cluster.membership_client import MembershipClient
 from shoal.events import LEFT, Evaluated
-from shoal.nodes.checkpointing import Checkpointing, nowhere
+from shoal.nodes.checkpointing import CheckpointProtocol, nowhere
 from shoal.nodes.membership_journal import split
-from shoal.nodes.scheduling import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.scheduling import JOURNAL_TOKEN, Line, Scheduler
 from shoal.nodes.status import course
 from shoal.nodes.strategy import TABLE
 from shoal.store.checkpoint.manifest import folder_of
 from shoal.wire import messages as m
-from shoal.wire.effects import Durable, Effect, Ended, Event, Received, Send, Stored, Tell, Wake
+from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Tell, Wake
 from shoal.wire.messages.groups import (
     SCHEDULER,
-    Lost,
+    GroupProcessEnded,
     dealer,
     whole,
 )
 
 
 @dataclass(slots=True)
-class _Asked:
+class _ServerQuestion:
     """Something that the coordinator is to do, said again until the view shows it."""
 
     message: m.Message
     since: int = 0
 
 
-class Scheduler:
+class SchedulerNode:
     """One group's, without its loop."""
 
     def __init__(
@@ -51,15 +51,15 @@ class Scheduler:
         group: str,
         token: str,
         address: str,
-        dealing: Dealing,
-        points: Checkpointing | None = None,
+        dealing: Scheduler,
+        points: CheckpointProtocol | None = None,
         journal: list[bytes] | None = None,
     ) -> None:
         self.group, self.name = group, dealer(group)
         self.dealing, self.points = dealing, points
         if points is not None:
             points.group = group
-        self.member = Membership(self.name, SCHEDULER, token, address)
+        self.member = MembershipClient(self.name, SCHEDULER, token, address)
         self.member.group, self.member.reaches = group, {"server"}
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
@@ -67,7 +67,7 @@ class Scheduler:
         self._here: dict[int, m.Member] = {}  # of our group, and the servers
         self._came: set[str] = set()  # names of those that were ever here
         self._going: set[int] = set()  # workers that said that they go, or were told that it is over
-        self._lost: dict[str, _Asked] = {}  # processes that have ended and are members still
+        self._lost: dict[str, _ServerQuestion] = {}  # processes that have ended and are members still
         self._generation: int | None = None
         self._askers: list[tuple[str, int]] = []  # who wants to know when the next checkpoint is saved
         self._requests = 0
@@ -89,7 +89,7 @@ class Scheduler:
                 effects += self._greeting(now, message)
             case Received(sender, message):
                 effects += self._asked(now, sender, message)
-            case Ended(name, reason, token):
+            case ProcessEnd(name, reason, token):
                 effects += self._ended(now, name, reason, token)
             case Stored() if self.points is not None:
                 effects += self.points.stored(now, event)
@@ -159,7 +159,7 @@ class Scheduler:
         for number in [number for number in self._here if number not in here]:
             member = self._here[number]
             asked = self._lost.pop(member.name, None)
-            lost = asked.message.why if asked is not None and isinstance(asked.message, Lost) else ""
+            lost = asked.message.why if asked is not None and isinstance(asked.message, GroupProcessEnded) else ""
             died = bool(lost) or not (number in self._going or (member.role == "server" and member.leaving))
             effects += self.dealing.gone(now, member, lost or ("it is no member any more" if died else LEFT), died)
             self._going.discard(number)
@@ -185,19 +185,19 @@ class Scheduler:
         if name not in self._came:
             return self.dealing.never_came(now, name, reason) if "/worker" in name else []
         if any(one.name == name for one in self._here.values()):
-            self._lost[name] = _Asked(Lost(self.member.incarnation, name, token, reason))
+            self._lost[name] = _ServerQuestion(GroupProcessEnded(self.member.incarnation, name, token, reason))
         return []
 
     # ------------------------------------------------------------ what is asked
 
     def _asked(self, now: int, sender: str, message: m.Message) -> list[Effect]:
         match message:
-            case m.Want() | m.Ready():
+            case m.Want() | m.EvaluationReady():
                 return self._train(now, sender, message)
             case m.Hello():
                 why = f"this is the scheduler of group {self.group!r}, not the coordinator: join at {self.manager or 'its address'}"
-                return [Send(sender, m.No(0, "setting", why))]
-            case m.Look(request):
+                return [Send(sender, m.Refusal(0, "setting", why))]
+            case m.StatusRequest(request):
                 return [Send(sender, self._standing(now, request))]
             case m.Refresh(request):  # whoever looks at this run sees what its members see
                 return [Send(sender, self._of_ours), Send(sender, m.Done(request))]
@@ -212,7 +212,7 @@ class Scheduler:
         self.counts["unexpected"] += 1
         return []
 
-    def _train(self, now: int, sender: str, ask: m.Want | m.Ready) -> list[Effect]:
+    def _train(self, now: int, sender: str, ask: m.Want | m.EvaluationReady) -> list[Effect]:
         member = self._here.get(ask.incarnation)
         if member is None or member.name != sender:
             self.counts["not here"] += 1
@@ -220,8 +220,8 @@ class Scheduler:
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if member.role != role:
             why = f"only a {role} may ask this, you are a {member.role}"
-            return [Send(sender, m.No(ask.request, "setting", why))]
-        if isinstance(ask, m.Ready):
+            return [Send(sender, m.Refusal(ask.request, "setting", why))]
+        if isinstance(ask, m.EvaluationReady):
             return self.dealing.ready(now, sender, ask)
         effects = self.dealing.want(now, sender, ask)
         if ask.leaving or self.dealing.is_done:  # that it is over is in the answer, which may be held back
@@ -238,21 +238,21 @@ class Scheduler:
         if self.points is None:
             return [Send(sender, nowhere(request))]
         if (sender, request) in self._askers:
-            return [Send(sender, m.Held(request, "the checkpoint that is being written"))]
+            return [Send(sender, m.PushHeld(request, "the checkpoint that is being written"))]
         self._askers.append((sender, request))
         self.points.soon()
         return []
 
-    def _standing(self, now: int, request: int) -> m.Standing:
+    def _standing(self, now: int, request: int) -> m.StatusReply:
         view = self.member.view
         silence = max(0, now - self.member.heard)  # by the coordinator's last word they are here
         copies = max((len(place.servers) for one in self._of_ours.tables for place in one.places), default=1)
         members = [
-            m.Seen(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
+            m.MemberStatus(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
             for one in self._here.values()
         ]
         counts = {**self.counts, **self.also()}
-        return m.Standing(
+        return m.StatusReply(
             request,
             view.term,
             view.number,

@@ -21,17 +21,17 @@ import msgspec
 
 from shoal import limits
 from shoal.events import RolledBack, Started, Warned
-from shoal.nodes.held_events import HeldBack
+from shoal.nodes.held_events import HeldEvents
 from shoal.nodes.scheduler_state import (
-    Account,
+    JournalMark,
+    JournalSnapshot,
     Judgements,
     Line,
-    Marked,
+    LossTally,
+    RunSummary,
     Said,
-    State,
-    Tally,
-    Traffic,
-    Whole,
+    ScheduleState,
+    TrafficTotals,
     finite,
     folded,
     to_begin_with,
@@ -40,10 +40,10 @@ from shoal.nodes.scheduler_state import (
 from shoal.schedule.auto_delay import AutoDelay
 from shoal.schedule.evaluations import Evaluations
 from shoal.schedule.runs import Runs, runs, spread
-from shoal.schedule.slot_queue import Workload
-from shoal.schedule.speculative import SecondCopies
-from shoal.schedule.stop_rules import Stopping
-from shoal.timing import DEFAULT, Intervals
+from shoal.schedule.slot_queue import SlotQueue
+from shoal.schedule.speculative import SpeculativeCopies
+from shoal.schedule.stop_rules import StopDecision
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Tell
 
@@ -51,20 +51,20 @@ JOURNAL_TOKEN = -1  # of a Persist of ours: there is one at a time
 NEWER = "slots with newer weights"  # as they are counted
 
 
-class Kept:
+class JournalledSchedule:
     """One run, as far as it is kept."""
 
-    timing: Intervals = DEFAULT  # until whoever holds it knows better
+    timing: TimingSettings = DEFAULT  # until whoever holds it knows better
 
     def __init__(
         self,
-        workload: Workload,
-        stopping: Stopping,
+        workload: SlotQueue,
+        stopping: StopDecision,
         started: Started,
         every: int,
         limit_reason: str,
         auto: AutoDelay | None = None,
-        seconds: SecondCopies | None = None,
+        seconds: SpeculativeCopies | None = None,
     ) -> None:
         self.workload, self.stopping = workload, stopping
         self.auto, self.second = auto, seconds
@@ -73,7 +73,7 @@ class Kept:
         self.over = ""  # nothing more is dealt, and why
         self.failed = ""  # the run cannot end well, and why
         self.examples = 0
-        self.traffic = Traffic()
+        self.traffic = TrafficTotals()
         self.counts: Counter[str] = Counter()
         self._started, self._limit_reason = started, limit_reason
         self._limit = workload.limit  # if no rule ends it before
@@ -92,7 +92,7 @@ class Kept:
         self._stops_later = False  # a rule has ended it; where, is known when all of these were heard
         self._new: set[str] = set()  # those that joined in this life, and hold nothing of the kind
         self._last_loss: float | None = None
-        self._progress, self._between = Tally(), Tally()
+        self._progress, self._between = LossTally(), LossTally()
         self._told = 0
         self._spent: list[int] = []  # microseconds of the workers, by kind, not yet told
         self._each: dict[str, dict[str, float]] = {}  # of every worker, since the last evaluation
@@ -109,7 +109,7 @@ class Kept:
         self._promised = 0  # step mode: the journal has that no slot past this was dealt
         self._promising = 0  # the line that is on its way has
         self._lately, self._last_next = 0, 0  # step mode: slots dealt in the last quarter of a second; up to then
-        self._held = HeldBack()
+        self._held = HeldEvents()
         self._untold: list[Said] = []  # what a former life was to tell, and perhaps did not
         self._set_barrier()
 
@@ -141,13 +141,13 @@ class Kept:
             return None
         return m.NO_CLOCK if self.workload.step is None else self.evaluations.cut(self.workload)
 
-    def state(self, cut: int = m.NO_CLOCK) -> State:
+    def state(self, cut: int = m.NO_CLOCK) -> ScheduleState:
         """All that is known now; of a model that is cut after so many steps, as it will be then."""
         work, (refusals, deaths) = self.workload, self.workload.blame()
         counted = work.counted() if cut < 0 else [(0, work.slots_until(cut))] if cut else []
-        return State(counted, dict(work.voids), refusals, deaths, self._account())
+        return ScheduleState(counted, dict(work.voids), refusals, deaths, self._account())
 
-    def completed(self, state: State) -> State:
+    def completed(self, state: ScheduleState) -> ScheduleState:
         """What ``state`` said, when the model is cut: slots before a step that is cut later may have become void meanwhile.
 
         Or they read newer weights, which is in the model then: so what was counted of the run is as it is now.
@@ -176,12 +176,12 @@ class Kept:
         self._set_barrier()
         self._noted = self._milestone
 
-    def restore(self, now: int, state: State, counted: Runs | None = None) -> None:
+    def restore(self, now: int, state: ScheduleState, counted: Runs | None = None) -> None:
         """Begin where a checkpoint ends, as ``resume`` does with a journal that has but this line."""
-        self.resume([Whole(to_begin_with(state, counted))])
+        self.resume([JournalSnapshot(to_begin_with(state, counted))])
 
     def rollback(
-        self, now: int, state: State | None, counted: Runs, why: str, checkpoint: int | None = None
+        self, now: int, state: ScheduleState | None, counted: Runs, why: str, checkpoint: int | None = None
     ) -> list[Effect]:
         """Everything after this checkpoint (or after the beginning, if there is none) is done again.
 
@@ -192,7 +192,7 @@ class Kept:
         if self.ended:
             return []
         work, seconds, counts, traffic = self.workload, self.seconds, Counter(self.counts), self.traffic
-        state = state or State(account=Account(begun=self._begun))
+        state = state or ScheduleState(account=RunSummary(begun=self._begun))
         voids = {**work.voids, **state.voids}
         self._take(msgspec.structs.replace(state, voids=voids), counted)
         self.examples = self.workload.rows_counted
@@ -218,10 +218,10 @@ class Kept:
         self._held.wait([Tell(told)])
         return self._write(now)
 
-    def _take(self, state: State, counted: Runs, dealt: int | None = None) -> None:
+    def _take(self, state: ScheduleState, counted: Runs, dealt: int | None = None) -> None:
         """Everything is as it was then; nobody is here."""
         account, old = state.account, self.workload
-        work = self.workload = Workload(old.order, self._limit if account.limit is None else account.limit, old.step)
+        work = self.workload = SlotQueue(old.order, self._limit if account.limit is None else account.limit, old.step)
         work.voids.update(state.voids)
         work.resume(spread(counted, 1 << 40), dealt, state.refusals, state.deaths)
         self._promised, self._lately, self._last_next = 0, 0, work.next
@@ -231,18 +231,18 @@ class Kept:
         self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
         self._alone_since, self._judge_gone = 0, (0, "")
         if self.second is not None:
-            self.second = SecondCopies()
+            self.second = SpeculativeCopies()
         self.generation = max(self.generation, account.generation)
         self.over, self._finished, self._computed = account.over, False, account.computing
         self._stops_later = bool(account.over) and account.limit is None
         self.examples, self._before, self._since = account.examples, account.seconds, 0
-        self.traffic = Traffic(dict(account.traffic), dict(account.filtered), dict(account.left))
+        self.traffic = TrafficTotals(dict(account.traffic), dict(account.filtered), dict(account.left))
         self.counts = Counter(account.counts)
         judgements = account.judgements
         self.evaluations.found, self.evaluations.at = judgements.found, dict(judgements.at)
         self.evaluations.forget_open()
-        self._last_loss, self._progress = judgements.last_loss, Tally()
-        self._between = Tally(judgements.since[0], math.nan if judgements.since[1] is None else judgements.since[1])
+        self._last_loss, self._progress = judgements.last_loss, LossTally()
+        self._between = LossTally(judgements.since[0], math.nan if judgements.since[1] is None else judgements.since[1])
         self.stopping.restore(account.patience)
 
     def _it_is(self, now: int) -> None:
@@ -252,9 +252,9 @@ class Kept:
         if self._begun and not self._since:
             self._since = now
 
-    def _account(self, said: list[Said] | None = None) -> Account:
+    def _account(self, said: list[Said] | None = None) -> RunSummary:
         asked, between = self.evaluations, self._between
-        return Account(
+        return RunSummary(
             generation=self.generation,
             begun=self._begun,
             seconds=self.seconds,
@@ -359,9 +359,9 @@ class Kept:
     def _line(self) -> list[Effect]:
         whole, said = self._held.begin()
         self._promising = self._promise()
-        line: Line = Marked(runs(sorted(self._counted)), self._voided, self._account(said))
+        line: Line = JournalMark(runs(sorted(self._counted)), self._voided, self._account(said))
         if whole:
-            line = Whole(msgspec.structs.replace(self.state(), account=self._account(said)))
+            line = JournalSnapshot(msgspec.structs.replace(self.state(), account=self._account(said)))
         self._counted, self._voided, self._noted = [], {}, self._milestone
         return [Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(line))]
 

@@ -27,7 +27,7 @@ from shoal.wire import messages as m
 
 
 @dataclass(slots=True)
-class Tally:
+class LossTally:
     """Examples and losses since somebody last looked."""
 
     examples: int = 0
@@ -42,7 +42,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Traffic:
+class TrafficTotals:
     """Bytes of all workers there ever were."""
 
     by: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnations; 0: all of them that are over
@@ -74,10 +74,10 @@ class Traffic:
         """The sizes of what filters left for later, and of what was lost, added up."""
         return sum(left for left, _ in self.left.values()), sum(lost for _, lost in self.left.values())
 
-    def over(self) -> Traffic:
+    def over(self) -> TrafficTotals:
         """All of those whose counts these are are no more."""
         left, lost = self.remainder()
-        return Traffic({0: self.totals()}, {0: self.through()}, {0: (0.0, left + lost)})
+        return TrafficTotals({0: self.totals()}, {0: self.through()}, {0: (0.0, left + lost)})
 
     def totals(self) -> tuple[int, int]:
         return sum(sent for sent, _ in self.by.values()), sum(received for _, received in self.by.values())
@@ -97,7 +97,7 @@ class Judgements(msgspec.Struct, frozen=True):
     since: tuple[int, float | None] = (0, 0.0)  # examples and their loss, since then
 
 
-class Account(msgspec.Struct, frozen=True):
+class RunSummary(msgspec.Struct, frozen=True):
     """How a run stands, but for what is counted."""
 
     generation: int = 0
@@ -118,47 +118,47 @@ class Account(msgspec.Struct, frozen=True):
     said: list[Said] = []  # once this is on disk: perhaps it was not, for the process ended then
 
 
-class State(msgspec.Struct, frozen=True):
+class ScheduleState(msgspec.Struct, frozen=True):
     """All that the coordinator knows of a run."""
 
     counted: Runs = []
     voids: dict[int, str] = {}
     refusals: dict[int, int] = {}
     deaths: dict[int, int] = {}
-    account: Account = Account()
+    account: RunSummary = RunSummary()
 
 
-class Marked(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
+class JournalMark(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
     """One line of the journal: what was counted since the last, and how it stands now."""
 
     counted: Runs
     voids: dict[int, str] = {}
-    account: Account | None = None
+    account: RunSummary | None = None
 
 
-class Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
+class JournalSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
     """One line of the journal: from here on this is what holds, whatever was said before."""
 
-    state: State
+    state: ScheduleState
 
 
-Line = Marked | Whole
+Line = JournalMark | JournalSnapshot
 
 
-def folded(lines: Iterable[Line]) -> State:
+def folded(lines: Iterable[Line]) -> ScheduleState:
     """What a journal says in the end."""
-    state, account = State(), Account()
+    state, account = ScheduleState(), RunSummary()
     counted: Runs = []
     voids: dict[int, str] = {}
     for line in lines:
-        if isinstance(line, Whole):
+        if isinstance(line, JournalSnapshot):
             state = line.state
             counted, voids, account = list(state.counted), dict(state.voids), state.account
             continue
         counted += line.counted
         voids |= line.voids
         account = line.account or account
-    return State(joined(counted), voids, state.refusals, state.deaths, account)
+    return ScheduleState(joined(counted), voids, state.refusals, state.deaths, account)
 
 
 def about_dealing(records: Iterable[bytes]) -> list[Line]:
@@ -200,7 +200,7 @@ def without(found: Sequence[tuple[int, int]], taken: Sequence[tuple[int, int]]) 
     return out
 
 
-def counted_everywhere(books: Iterable[m.Books], per_pass: int) -> Runs:
+def counted_everywhere(books: Iterable[m.SegmentBooks], per_pass: int) -> Runs:
     """The slots that every one of these segments has counted, over all passes."""
     every = list(books)
     passes = sorted({stream for one in every for stream in one.ledger if stream >= 0})
@@ -219,7 +219,7 @@ def counted_everywhere(books: Iterable[m.Books], per_pass: int) -> Runs:
     return joined(out)
 
 
-def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.0) -> State:
+def to_begin_with(state: ScheduleState, counted: Runs | None = None, seconds: float = 0.0) -> ScheduleState:
     """What a new run has that goes on from a checkpoint: nobody is here, and what was not judged was never asked for.
 
     ``counted``, if the model says better than the state what it contains. Time is never taken back: at least so many
@@ -230,7 +230,7 @@ def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.
     judgements = msgspec.structs.replace(
         account.judgements, asked=found, held=found, at={n: at for n, at in account.judgements.at.items() if n == found}
     )
-    traffic = Traffic(dict(account.traffic), dict(account.filtered), dict(account.left)).over()
+    traffic = TrafficTotals(dict(account.traffic), dict(account.filtered), dict(account.left)).over()
     account = msgspec.structs.replace(
         account,
         begun=False,
@@ -251,4 +251,4 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-look_up(State)
+look_up(ScheduleState)

@@ -1,7 +1,7 @@
 """The coordinator's part in training: it deals slots, asks for evaluations, applies the stop rules, tells what happened.
 
 It is on no push or pull. A worker asks for slots (``Want``) well before it runs out, and says with the same message what
-is counted; an evaluator asks what to judge (``Ready``). Both are answered at once, with nothing if there is nothing, and
+is counted; an evaluator asks what to judge (``EvaluationReady``). Both are answered at once, with nothing if there is nothing, and
 ask again a little later. No slot is dealt before the evaluator has read the first weights; in step mode none past any
 evaluation, so that it judges exactly that step.
 
@@ -19,12 +19,12 @@ from shoal import limits
 from shoal.cluster.roster import Roster
 from shoal.events import Delayed, Evaluated, Gone, Joined, Progress, Spans, Stopped, Voided, Warned
 from shoal.nodes.scheduler_journal import JOURNAL_TOKEN as JOURNAL_TOKEN
-from shoal.nodes.scheduler_journal import NEWER, Kept
+from shoal.nodes.scheduler_journal import NEWER, JournalledSchedule
+from shoal.nodes.scheduler_state import JournalMark as JournalMark
+from shoal.nodes.scheduler_state import JournalSnapshot as JournalSnapshot
 from shoal.nodes.scheduler_state import Line as Line
-from shoal.nodes.scheduler_state import Marked as Marked
-from shoal.nodes.scheduler_state import State as State
-from shoal.nodes.scheduler_state import Tally
-from shoal.nodes.scheduler_state import Whole as Whole
+from shoal.nodes.scheduler_state import LossTally
+from shoal.nodes.scheduler_state import ScheduleState as ScheduleState
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.time_accounting import (
     COMPUTE,
@@ -43,7 +43,7 @@ _STILL = 30 * limits.SECOND  # without any slot counted: worth a word
 _NOBODY = 10 * limits.SECOND
 
 
-class Dealing(Kept):
+class Scheduler(JournalledSchedule):
     """One run, as the coordinator sees it."""
 
     silent: Sequence[str] = ()  # servers of which nothing was heard for a while
@@ -308,7 +308,7 @@ class Dealing(Kept):
 
     # ------------------------------------------------------------ evaluations
 
-    def ready(self, now: int, sender: str, ready: m.Ready) -> list[Effect]:
+    def ready(self, now: int, sender: str, ready: m.EvaluationReady) -> list[Effect]:
         self._it_is(now)
         self._judge_gone, self._judge_unheard = (0, ""), None
         if not self.is_told and ready.request == self._judge_asked:
@@ -335,9 +335,9 @@ class Dealing(Kept):
         clock = m.NO_CLOCK
         if number >= 0 and self.workload.step is not None:
             clock = self.workload.steps_until(asked.at[number][0])
-        return self._journalled(now, [*effects, Send(sender, m.Judge(ready.request, number, clock, self.ended))])
+        return self._journalled(now, [*effects, Send(sender, m.EvaluateNow(ready.request, number, clock, self.ended))])
 
-    def _moved(self, ready: m.Ready) -> list[Effect]:
+    def _moved(self, ready: m.EvaluationReady) -> list[Effect]:
         """Whoever had read the weights of this evaluation died with them: what is judged is a later step, and is said to be."""
         number, slots = max(ready.holds, ready.found), self.workload.slots_until(ready.clock)
         if not self.evaluations.moved(number, slots, max(self.examples, self.workload.rows_counted)):
@@ -349,11 +349,11 @@ class Dealing(Kept):
             "an evaluator was lost with the weights that it had read: another one judged those of a later step"
         )
 
-    def _judged(self, ready: m.Ready, slots: int, examples: int, workers: int) -> list[Effect]:
+    def _judged(self, ready: m.EvaluationReady, slots: int, examples: int, workers: int) -> list[Effect]:
         best, why = self.stopping.judged(ready.loss, ready.metrics)
         if ready.found > 0:
             self._last_loss = self._between.mean() if self._between.examples else self._last_loss
-            self._between = Tally()
+            self._between = LossTally()
         effects: list[Effect] = [
             Tell(
                 Evaluated(
@@ -408,7 +408,7 @@ class Dealing(Kept):
             workers=len(self._seen),
             spent={kind: spent / 1e6 for kind, spent in zip(KINDS, self._spent, strict=False) if spent},
         )
-        self._progress, self._spent = Tally(), []
+        self._progress, self._spent = LossTally(), []
         return [Tell(progress)]
 
     def _tell_spans(self, name: str, told: list[tuple[int, int, int]]) -> list[Effect]:

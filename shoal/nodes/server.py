@@ -12,25 +12,25 @@ from collections.abc import Callable, Mapping
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.membership_client import Membership
+from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.nodes.backlog import Backlog
-from shoal.nodes.early_requests import TooSoon
-from shoal.nodes.server_checkpoint import Keeping
-from shoal.store.client.remote_call import Calls
-from shoal.store.server.held_since import Ours, ours
-from shoal.store.server.key_lists import Handles
+from shoal.nodes.early_requests import EarlyRequests
+from shoal.nodes.server_checkpoint import ServerCheckpoints
+from shoal.store.client.remote_call import PendingCalls
+from shoal.store.server.held_since import HeldSince, ours
+from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.load import told as told_loads
-from shoal.store.server.outcome import Outcome, Work
-from shoal.store.server.rate_limit import Pace
-from shoal.store.server.table_server import FromServer, Holding
+from shoal.store.server.outcome import HandlerResult, LongComputation
+from shoal.store.server.rate_limit import RateLimit
+from shoal.store.server.table_server import FromServer, TableServer
 from shoal.user_code import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
-from shoal.wire.messages.groups import Group, namespace
+from shoal.wire.messages.groups import GroupLimits, namespace
 
-Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
+Request = m.Push | m.Pull | m.Call | m.Park | m.TableStatusRequest
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
 
 
@@ -46,21 +46,21 @@ class Server:
         disk: Disk | None = None,
     ) -> None:
         self.name = name
-        self.member = Membership(name, "server", token, address)
+        self.member = MembershipClient(name, "server", token, address)
         self.member.reaches = {"server"}
-        self.tables: dict[int, Holding] = {}
-        self._keeping = Keeping(disk or Disk(), self.member)
-        self.calls = Calls()
-        self.handles = Handles()
+        self.tables: dict[int, TableServer] = {}
+        self._keeping = ServerCheckpoints(disk or Disk(), self.member)
+        self.calls = PendingCalls()
+        self.handles = KeyLists()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
-        self._pace = Pace()  # of what changes hands, in all tables
+        self._pace = RateLimit()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, GroupLimits] = {}
         self._backlog = Backlog()
-        self._too_soon = TooSoon()
-        self._works: deque[Work] = deque()  # the first one is being computed
+        self._too_soon = EarlyRequests()
+        self._works: deque[LongComputation] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
@@ -68,7 +68,7 @@ class Server:
         self._next_clear = 0
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
-        self._ours: dict[int, Ours] = {}  # by table
+        self._ours: dict[int, HeldSince] = {}  # by table
 
     @property
     def computing(self) -> bool:
@@ -77,7 +77,7 @@ class Server:
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
-            case Received(_, m.Push() | m.Pull() | m.Call() | m.Park() | m.Ask()):
+            case Received(_, m.Push() | m.Pull() | m.Call() | m.Park() | m.TableStatusRequest()):
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
@@ -100,7 +100,7 @@ class Server:
             effects += self._request(now, self._backlog.next())
             self._let_in()
         if self._keeping.later and not self._works:
-            effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
+            effects += self._carry_on(HandlerResult(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
         if now >= self._next_notice:
             timing = self.member.timing
@@ -140,7 +140,7 @@ class Server:
             self._too_soon.clear()
             self._early.clear()
             self._keeping.forget()
-            self.handles = Handles()
+            self.handles = KeyLists()
             self._ours.clear()
             self.calls.clear()
             self._works.clear()
@@ -161,12 +161,14 @@ class Server:
             del self.tables[number]
         self.member.failed = {n: why for n, why in self.member.failed.items() if n in wanted}
         new = [t for n, t in wanted.items() if n not in self.tables and n not in self.member.failed]
-        made: dict[int, Holding] = {}
-        work = Work(lambda: self._set_up(view, new, made), lambda now: self._in_effect(now, view, made), None)
-        return self._carry_on(Outcome(works=[work]) if new else self._in_effect(now, view, made))
+        made: dict[int, TableServer] = {}
+        work = LongComputation(
+            lambda: self._set_up(view, new, made), lambda now: self._in_effect(now, view, made), None
+        )
+        return self._carry_on(HandlerResult(works=[work]) if new else self._in_effect(now, view, made))
 
-    def _in_effect(self, now: int, view: m.View, made: dict[int, Holding]) -> Outcome:
-        outcome = Outcome()
+    def _in_effect(self, now: int, view: m.View, made: dict[int, TableServer]) -> HandlerResult:
+        outcome = HandlerResult()
         self.tables.update(made)
         self._members = {member.incarnation: member for member in view.members}
         self._groups = groups.by_name(view)
@@ -188,12 +190,12 @@ class Server:
         self._backlog.put_back(early)
         return outcome
 
-    def _set_up(self, view: m.View, new: list[m.Placed], made: dict[int, Holding]) -> None:
+    def _set_up(self, view: m.View, new: list[m.TablePlaces], made: dict[int, TableServer]) -> None:
         """Make room for the segments that are ours; what cannot be is kept with its reason."""
         servers = _servers(view)
         for table in new:
             try:
-                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace, view.timing)
+                holding = TableServer(self.name, self.member.incarnation, table, self._inline, self._pace, view.timing)
                 holding.set_up(servers, self._keeping.loader(table))
                 made[table.number] = holding
             except MemoryError:
@@ -238,7 +240,7 @@ class Server:
         if isinstance(request, m.Park):
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
-        if isinstance(request, m.Ask):
+        if isinstance(request, m.TableStatusRequest):
             told = holding.told(request)
             told.facts.update(self.also(), **self.handles.facts())
             return [Send(event.sender, told)]
@@ -271,16 +273,16 @@ class Server:
                 effects.append(Send(event.sender, stopped))
         return effects
 
-    def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
+    def _park(self, now: int, sender: str, park: m.Park) -> HandlerResult:
         """Nobody waits for this worker any more; it is told so when all copies know it."""
         parts = [holding.own for holding in self.tables.values() if holding.own is not None]
         left = [len(parts)]
 
-        def parked(now: int) -> Outcome:
+        def parked(now: int) -> HandlerResult:
             left[0] -= 1
-            return Outcome() if left[0] else Outcome([Send(sender, m.Done(park.request))])
+            return HandlerResult() if left[0] else HandlerResult([Send(sender, m.Done(park.request))])
 
-        outcome = Outcome() if parts else Outcome([Send(sender, m.Done(park.request))])
+        outcome = HandlerResult() if parts else HandlerResult([Send(sender, m.Done(park.request))])
         for part in parts:
             outcome += part.park(now, park.incarnation, park.spell, parked)
         return outcome
@@ -291,7 +293,7 @@ class Server:
         if not self.member.joined or request.view > self.member.shown:
             self.counts["view behind"] += 1
             return m.Busy(request.request, limits.BUSY_RETRY)
-        if not isinstance(request, m.Ask | m.Call):  # who only looks need not be a member
+        if not isinstance(request, m.TableStatusRequest | m.Call):  # who only looks need not be a member
             known = self._members.get(request.incarnation)
             if known is None or known.name != sender:
                 self.counts["fenced"] += 1
@@ -300,30 +302,30 @@ class Server:
             if request.generation != view.generation:
                 return m.Rollback(request.request, view.generation)
             if isinstance(request, m.Pull) and request.enter and known is not None and known.role != "worker":
-                return m.No(request.request, "setting", f"{sender} is a {known.role}: only a worker has a clock")
+                return m.Refusal(request.request, "setting", f"{sender} is a {known.role}: only a worker has a clock")
         if isinstance(request, m.Park):
             opening = next((one for one in self.tables.values() if one.opening), None)
             return None if opening is None else m.Busy(request.request, _OPENING, opening.waits_for())
         holding = self.tables.get(request.table)
         if holding is None:
             self.counts["moved"] += 1
-            return m.Moved(request.request, view.number)
-        if isinstance(request, m.Ask):
+            return m.SegmentsMoved(request.request, view.number)
+        if isinstance(request, m.TableStatusRequest):
             return None
         # A visitor is no member: all that is known of it is its name, which a key that is confined to a group vouches for.
         group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
         if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
             self.counts["another group's"] += 1
-            return m.No(request.request, "setting", why)
+            return m.Refusal(request.request, "setting", why)
         if request.view < self._ours[request.table].since or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
-            return m.Moved(request.request, self.member.shown)
+            return m.SegmentsMoved(request.request, self.member.shown)
         if holding.opening:
             self.counts["opening"] += 1
             return m.Busy(request.request, _OPENING, holding.waits_for())
         return None
 
-    def _carry_on(self, outcome: Outcome) -> list[Effect]:
+    def _carry_on(self, outcome: HandlerResult) -> list[Effect]:
         idle = not self._works
         self._works.extend(outcome.works)
         return outcome.effects + (self._compute() if idle else [])
@@ -334,7 +336,7 @@ class Server:
         self._token += 1
         return [Compute(self._token, self._works[0].function)]
 
-    def _computed(self, now: int, work: Work, error: BaseException | None) -> list[Effect]:
+    def _computed(self, now: int, work: LongComputation, error: BaseException | None) -> list[Effect]:
         """One computation is back: go on with what it was for, then with what waited for it."""
         if error is None:
             outcome = work.then(now)

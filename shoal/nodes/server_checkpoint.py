@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 
 from shoal.cluster.groups import PLACE
-from shoal.cluster.membership_client import Membership
+from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
 from shoal.store.checkpoint import manifest
-from shoal.store.checkpoint.writer import Snappings
-from shoal.store.image import Image
-from shoal.store.server.outcome import Outcome, Work
+from shoal.store.checkpoint.writer import SnapshotWriters
+from shoal.store.image import SegmentImage
+from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.primary import Segments
-from shoal.store.server.table_server import Holding, Loader
+from shoal.store.server.table_server import Loader, TableServer
 from shoal.store.table import initial_file
 from shoal.tables import Given
 from shoal.wire import messages as m
@@ -35,13 +35,13 @@ from shoal.wire.messages.groups import (
 )
 
 
-class Keeping:
+class ServerCheckpoints:
     """What one server writes and reads."""
 
-    def __init__(self, disk: Disk, member: Membership) -> None:
-        self.later: deque[Work] = deque()  # when nothing else waits
+    def __init__(self, disk: Disk, member: MembershipClient) -> None:
+        self.later: deque[LongComputation] = deque()  # when nothing else waits
         self._disk, self._member = disk, member
-        self._snapping = Snappings(disk)
+        self._snapping = SnapshotWriters(disk)
         self._stores = 0
         self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
 
@@ -49,7 +49,7 @@ class Keeping:
         """What is held here is worth nothing any more."""
         self.later.clear()
         self._copying.clear()
-        self._snapping = Snappings(self._disk)
+        self._snapping = SnapshotWriters(self._disk)
 
     def live(self, view: m.View) -> None:
         """Who is gone asks for nothing any more, and a table that is gone is written nowhere."""
@@ -57,7 +57,7 @@ class Keeping:
         tables = {one.number for one in view.tables}
         self._copying = {key for key in self._copying if key[1] in tables}
 
-    def may_ask(self, sender: str, snap: m.Snap, holding: Holding | None) -> bool:
+    def may_ask(self, sender: str, snap: m.Snap, holding: TableServer | None) -> bool:
         """The coordinator may; and a scheduler that is here, for what is its group's, into a folder that can only be a checkpoint."""
         if sender == self._member.coordinator:
             return True
@@ -68,7 +68,7 @@ class Keeping:
     def stored(self, event: Stored) -> list[Effect]:
         return self._snapping.stored(self._member.incarnation, event)
 
-    def loader(self, table: m.Placed) -> Loader | None:
+    def loader(self, table: m.TablePlaces) -> Loader | None:
         initial = table.spec.initial
         if table.origin:
             return _without_reasons(self._loaded, table.origin) if namespace(table.name) else self._loaded
@@ -77,7 +77,7 @@ class Keeping:
         load = partial(initial_file.images, self._disk)
         return _without_reasons(load, initial.path) if namespace(table.name) else load
 
-    def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
+    def _loaded(self, table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
         """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""
         found = list(manifest.images(self._disk, Path(table.origin), table, segments))
         for image in found:
@@ -85,58 +85,58 @@ class Keeping:
             image.books = msgspec.structs.replace(image.books, ledger=slots, clocks={}, events=[])
         return found
 
-    def snap(self, now: int, sender: str, snap: m.Snap, holding: Holding | None) -> Outcome:
+    def snap(self, now: int, sender: str, snap: m.Snap, holding: TableServer | None) -> HandlerResult:
         """Write the segments that are ours, as they are at the step named, while everything goes on."""
         if holding is None or holding.own is None or holding.opening or snap.view > self._member.shown:
-            return Outcome()  # it is asked again
+            return HandlerResult()  # it is asked again
         own, incarnation, snapping = holding.own, self._member.incarnation, self._snapping.of(sender, snap)
         cut, effects = snapping.ask(sender, incarnation, snap, own.segments)
         self._copying = {key for key in self._copying if key[0] == snap.number or key[1] != snap.table}
         cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
-        outcome = Outcome(effects)
+        outcome = HandlerResult(effects)
         if not cut:
             return outcome
         found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
         if found is None:
-            return Outcome([snapping.late(sender, incarnation, snap, int(own.version.max()))])
+            return HandlerResult([snapping.late(sender, incarnation, snap, int(own.version.max()))])
         return outcome + found
 
-    def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
+    def _write(self, sender: str, snap: m.Snap, holding: TableServer, own: Segments, cut: list[int]) -> HandlerResult:
         """Copy them, one after another, and hand each to the disk."""
         snapping = self._snapping.of(sender, snap)
 
-        def copy(segment: int) -> Work:
-            images: list[Image] = []
+        def copy(segment: int) -> LongComputation:
+            images: list[SegmentImage] = []
 
             def take() -> None:
                 if holding.own is own:  # else its rows may be nowhere here; no view is taken while this goes on
                     images.append(own.image(segment))
 
-            def hand_over(now: int) -> Outcome:
+            def hand_over(now: int) -> HandlerResult:
                 if not images or holding.own is not own:
-                    return Outcome()  # it has changed hands: this one is given up
+                    return HandlerResult()  # it has changed hands: this one is given up
                 self._stores += 1
                 name = seen(holding.placed.name, namespace(sender))
-                return Outcome([snapping.write(self._stores, sender, snap, name, images)])
+                return HandlerResult([snapping.write(self._stores, sender, snap, name, images)])
 
-            return Work(take, hand_over, None)
+            return LongComputation(take, hand_over, None)
 
         if holding.own is not own:
-            return Outcome()  # they have changed hands: this one is given up
+            return HandlerResult()  # they have changed hands: this one is given up
         if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
-            return Outcome([snapping.late(sender, self._member.incarnation, snap, int(own.version.max()))])
+            return HandlerResult([snapping.late(sender, self._member.incarnation, snap, int(own.version.max()))])
         works = [copy(segment) for segment in cut]
         self._copying.update((snap.number, snap.table, segment) for segment in cut)
         if snap.clock >= 0:  # all of them at this very step
-            return Outcome(works=works)
+            return HandlerResult(works=works)
         self.later.extend(works)  # each at a moment of its own: between two of them others are served
-        return Outcome()
+        return HandlerResult()
 
 
 def _without_reasons(load: Loader, place: str) -> Loader:
     """For a group: whatever is wrong with what it named is told in the same words, or it could find out what is on this host's disks."""
 
-    def loaded(table: m.Placed, segments: Sequence[int]) -> list[Image]:
+    def loaded(table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
         try:
             return list(load(table, segments))
         except (ShoalError, OSError):

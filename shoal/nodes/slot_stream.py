@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.nodes.strategy import Rows, Slot
+from shoal.nodes.strategy import Slot, SlotRows
 from shoal.nodes.time_accounting import COMMUNICATE, IDLE
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.nodes.trainer import Trainer
 
 
-class Lane:
+class SlotStream:
     """One queue of slots, and one run of the strategy over it. One that is given slots ends with them."""
 
     def __init__(self, trainer: Trainer, slots: Sequence[int] = ()) -> None:
@@ -80,20 +80,20 @@ class Lane:
     def is_void(self, slot: Slot) -> bool:
         return self._trainer.number(slot) in self._trainer.void
 
-    def local(self, slot: Slot) -> Rows:
+    def local(self, slot: Slot) -> SlotRows:
         return self._trainer.local(slot)
 
-    def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
+    def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
         return self._trainer.gradient(local, weights, mean)
 
     def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
         return self._trainer.compute(function, cost, rows)
 
-    def early(self, local: Rows, weights: Any, mean: bool) -> Task | None:
+    def early(self, local: SlotRows, weights: Any, mean: bool) -> Task | None:
         beside = self.closed is None and self._trainer.computes_beside(local)
         return self._trainer.gradient(local, weights, mean) if beside else None
 
-    def push(self, slot: Slot, local: Rows | None, loss: float, task: Task) -> None:
+    def push(self, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
         rows = 0 if local is None else len(local)
         pushed = partial(self._pushed, self._trainer.number(slot), rows, loss)
         tally = self._trainer.tally(self, slot)

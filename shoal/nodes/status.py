@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.scheduling import Scheduler
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import namespace
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _VOIDS = 100  # that are told: one answer has an end
 
 
-def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Standing:
+def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.StatusReply:
     """``to`` a group's member: where the cluster's own checkpoints lie is not for it."""
     roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
     known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
     loads = roster.loads.by_server(roster.tables)
     members = [
-        m.Seen(
+        m.MemberStatus(
             name,
             one.member.role,
             one.member.incarnation,
@@ -37,7 +37,7 @@ def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Sta
         if one.member.incarnation in known
     ]
     counts = {**coordinator.counts, **coordinator.also()}
-    return m.Standing(
+    return m.StatusReply(
         request,
         view.term,
         view.number,
@@ -53,9 +53,9 @@ def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Sta
     )
 
 
-def course(dealing: Dealing) -> m.Course:
+def course(dealing: Scheduler) -> m.RunProgress:
     work = dealing.workload
-    return m.Course(
+    return m.RunProgress(
         work.done,
         work.limit,
         work.per_pass,

@@ -1,6 +1,6 @@
 """What a worker offers to a strategy that runs on servers, and the tables that such a run has.
 
-The algorithm of a strategy is a coroutine on one ``Lane`` of slots. It reads like the paper, and runs on threads, on
+The algorithm of a strategy is a coroutine on one ``StrategyContext`` of slots. It reads like the paper, and runs on threads, on
 processes and in the simulator alike.
 """
 
@@ -27,7 +27,7 @@ TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key
 Slot = tuple[int, int]  # pass, number
 
 
-class Rows(Protocol):
+class SlotRows(Protocol):
     """The rows of a slot, and the keys whose weights they need."""
 
     @property
@@ -41,7 +41,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
 
-class Lane(Protocol):
+class StrategyContext(Protocol):
     """What a worker offers to a strategy: slots one after another, and the means to see to them."""
 
     @property
@@ -66,19 +66,19 @@ class Lane(Protocol):
     def is_void(self, slot: Slot) -> bool:
         """Nobody can compute it: push it empty."""
 
-    def local(self, slot: Slot) -> Rows:
+    def local(self, slot: Slot) -> SlotRows:
         """Its rows, in places of their own key list."""
 
-    def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
+    def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
         """The summed loss and the gradient."""
 
     def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
         """Anything else that takes its time: ``cost`` elements, for so many rows."""
 
-    def early(self, local: Rows, weights: Any, mean: bool) -> Task | None:
+    def early(self, local: SlotRows, weights: Any, mean: bool) -> Task | None:
         """The same, while another is computed; None where that would hold up whatever else is to be done."""
 
-    def push(self, slot: Slot, local: Rows | None, loss: float, task: Task) -> None:
+    def push(self, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
         """This push is under way: report the slot when it is counted."""
 
     def leaves(self, slot: Slot) -> bool:
@@ -91,7 +91,7 @@ class Lane(Protocol):
         """Its gradient cannot be pushed."""
 
 
-class OnServers(Strategy, frozen=True, kw_only=True):
+class ServerStrategy(Strategy, frozen=True, kw_only=True):
     """A strategy whose model lies on servers, and whose slots a scheduler deals."""
 
     runs: ClassVar[str] = "shoal.strategies.parameter_server.run"
@@ -110,7 +110,7 @@ class OnServers(Strategy, frozen=True, kw_only=True):
         """When a push counts, and how far workers may be apart."""
 
     @abstractmethod
-    async def run(self, lane: Lane) -> None:
+    async def run(self, lane: StrategyContext) -> None:
         """Slot after slot, until it is over."""
 
     def shelf(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
@@ -118,7 +118,7 @@ class OnServers(Strategy, frozen=True, kw_only=True):
         return None
 
 
-def servers_strategy(job: Job) -> OnServers:
+def servers_strategy(job: Job) -> ServerStrategy:
     """The strategy of a run that has servers and a scheduler."""
     assert job.strategy.on_servers
-    return cast("OnServers", job.strategy)
+    return cast("ServerStrategy", job.strategy)

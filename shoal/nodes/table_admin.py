@@ -16,7 +16,7 @@ from shoal.errors import Invalid
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
-from shoal.wire.messages.groups import Allow, Dissolve, Group
+from shoal.wire.messages.groups import Allow, Dissolve, GroupLimits
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
@@ -25,7 +25,7 @@ Change = m.Create | m.Drop | m.Delay | Allow | Dissolve
 
 
 @dataclass(slots=True)
-class Settling:
+class TableChange:
     """A change of tables that is not yet known to every server."""
 
     asker: str
@@ -35,11 +35,11 @@ class Settling:
     number: int = 0
 
 
-class Changing:
+class TableAdmin:
     """The changes of tables that one coordinator was asked for."""
 
     def __init__(self) -> None:
-        self._settling: list[Settling] = []
+        self._settling: list[TableChange] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # a resent one is not done twice
         self._changes: dict[tuple[str, int], int] = {}  # those that are done, and the table's number
 
@@ -62,30 +62,32 @@ class Changing:
             del self._changes[one.asker, one.request]
             if one.table in of.roster.tables:
                 of.roster.drop(one.table)
-            effects.append(Send(one.asker, m.No(one.request, "full", why)))
+            effects.append(Send(one.asker, m.Refusal(one.request, "full", why)))
         return effects
 
     def change(self, sender: str, change: Change, of: Coordinator) -> list[Effect]:
         asked = (sender, change.request)
         if sender not in of.roster.people:
-            return [Send(sender, m.No(change.request, "setting", "only a member may change tables: say hello first"))]
+            return [
+                Send(sender, m.Refusal(change.request, "setting", "only a member may change tables: say hello first"))
+            ]
         if asked in self._answered:
             return [Send(sender, self._answered[asked])]
         if any((one.asker, one.request) == asked for one in self._settling):
-            return [Send(sender, m.Held(change.request, self._waits_for(of)))]
+            return [Send(sender, m.PushHeld(change.request, self._waits_for(of)))]
         if (number := self._changes.get(asked)) is not None:  # a former life of ours did it
             table = next((one.name for one in of.roster.tables.values() if one.number == number), "")
-            self._settling.append(Settling(sender, change.request, of.roster.number, table, number))
+            self._settling.append(TableChange(sender, change.request, of.roster.number, table, number))
             return []
         try:
             groups.check_change(of.roster, sender, change)
             table, number = self._carry_out(sender, change, of)
         except Invalid as error:
-            return self._answer(sender, change.request, m.No(change.request, "table", str(error)))
+            return self._answer(sender, change.request, m.Refusal(change.request, "table", str(error)))
         self._changes[asked] = number
         while len(self._changes) > limits.TABLES:
             del self._changes[next(iter(self._changes))]
-        self._settling.append(Settling(sender, change.request, of.roster.number, table, number))
+        self._settling.append(TableChange(sender, change.request, of.roster.number, table, number))
         return []
 
     def _carry_out(self, sender: str, change: Change, of: Coordinator) -> tuple[str, int]:
@@ -104,7 +106,7 @@ class Changing:
                     of.see_off(one, "its group was dissolved")
         return "", 0
 
-    def _allow(self, group: Group, of: Coordinator) -> None:
+    def _allow(self, group: GroupLimits, of: Coordinator) -> None:
         before = of.roster.groups.get(group.name)
         groups.allow(of.roster, group)
         if not _fits(of):
@@ -142,8 +144,8 @@ class Changing:
             self._settling.remove(one)
             if one.table in of.roster.tables and of.roster.tables[one.table].number == number:
                 of.roster.drop(one.table)
-            self._answered[one.asker, one.request] = m.No(one.request, "table", reason)
-            self._settling.append(Settling(one.asker, one.request, of.roster.number, ""))
+            self._answered[one.asker, one.request] = m.Refusal(one.request, "table", reason)
+            self._settling.append(TableChange(one.asker, one.request, of.roster.number, ""))
         return []
 
     def _answer(self, to: str, request: int, answer: m.Message) -> list[Effect]:

@@ -28,7 +28,7 @@ _DENSE = 60 * limits.SECOND  # so long every second is looked at
 _SPARSE = 600 * limits.SECOND  # so long every tenth
 
 
-class Spent:
+class TimeAccounting:
     """The time of one node."""
 
     def __init__(self, clock: Callable[[], int], most: int) -> None:

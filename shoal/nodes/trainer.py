@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from shoal import limits
 from shoal.data.slots import SlotOrder
-from shoal.emulation import Pace
+from shoal.emulation import Slowdown
 from shoal.errors import Fenced, Invalid, ShoalError
 from shoal.models.learner import Learner
 from shoal.nodes.rollback_wait import goes_back
-from shoal.nodes.slot_stream import Lane
-from shoal.nodes.strategy import TABLE, TALLY, OnServers, Rows, Slot
-from shoal.nodes.time_accounting import Spent
+from shoal.nodes.slot_stream import SlotStream
+from shoal.nodes.strategy import TABLE, TALLY, ServerStrategy, Slot, SlotRows
+from shoal.nodes.time_accounting import TimeAccounting
 from shoal.nodes.worker import Worker
 from shoal.schedule.runs import runs, spread
 from shoal.schedule.slot_queue import MOST
@@ -39,10 +39,10 @@ _NOTHING = Task("nothing to count")
 _NOTHING.finish()
 
 
-class Shelf(Protocol):
+class BatchSource(Protocol):
     """Where a slot's rows are."""
 
-    def local(self, slot: Slot) -> Rows: ...
+    def local(self, slot: Slot) -> SlotRows: ...
 
     def make_ready(self, queue: Iterable[int]) -> None:
         """These slots come next."""
@@ -54,12 +54,12 @@ class Trainer:
     def __init__(
         self,
         worker: Worker,
-        strategy: OnServers,
+        strategy: ServerStrategy,
         learner: Learner,
-        shelf: Shelf,
+        shelf: BatchSource,
         slots: SlotOrder,
         traffic: Callable[[], tuple[int, int]],
-        pace: Pace | None = None,
+        pace: Slowdown | None = None,
         spans: int = 0,
         most: int = 0,
     ) -> None:
@@ -75,10 +75,10 @@ class Trainer:
         worker.client.patient = True  # who is silent may be back: if not, the view says so
         self._traffic, self._pace = traffic, pace
         self._closed = threading.Event()
-        self.spent = Spent(worker.clock, spans)
+        self.spent = TimeAccounting(worker.clock, spans)
         self._shelf = shelf
-        self._lane = Lane(self)
-        self._lanes: dict[Lane, Task] = {}  # at work: the first, and those of slots that came again
+        self._lane = SlotStream(self)
+        self._lanes: dict[SlotStream, Task] = {}  # at work: the first, and those of slots that came again
         self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
         self._highest = 0  # of those on the first lane
         self._counted: list[int] = []
@@ -116,10 +116,10 @@ class Trainer:
 
     # ------------------------------------------------------------ computing
 
-    def local(self, slot: Slot) -> Rows:
+    def local(self, slot: Slot) -> SlotRows:
         return self._shelf.local(slot)
 
-    def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
+    def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
         return self.compute(partial(self.learner.gradient, local, weights, mean), local.nonzeros // 2, len(local))
 
     def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
@@ -131,11 +131,11 @@ class Trainer:
         task.then(lambda _: self.spent.computed())
         return task
 
-    def computes_beside(self, local: Rows) -> bool:
+    def computes_beside(self, local: SlotRows) -> bool:
         """On a thread of its own, and as fast as it can."""
         return self._pace is None and local.nonzeros // 2 > limits.INLINE_ELEMENTS
 
-    def _held_up(self, pace: Pace, function: Callable[[], Any], rows: int) -> Any:
+    def _held_up(self, pace: Slowdown, function: Callable[[], Any], rows: int) -> Any:
         """Off the loop, which stays awake; whoever ends the worker does not wait for it."""
         began = self.worker.clock()
         result = function()
@@ -146,7 +146,7 @@ class Trainer:
         """Nothing is waited for any more."""
         self._closed.set()
 
-    def tally(self, lane: Lane, slot: Slot) -> Task:
+    def tally(self, lane: SlotStream, slot: Slot) -> Task:
         """Add 1 to the slot's own key, where an account is kept; done when that is counted."""
         if TALLY not in lane.client.layouts:
             return _NOTHING
@@ -155,7 +155,7 @@ class Trainer:
         task.then(partial(self._tallied, lane))
         return task
 
-    def _tallied(self, lane: Lane, task: Task) -> None:
+    def _tallied(self, lane: SlotStream, task: Task) -> None:
         self._tallies.pop(task, None)
         if task.error is not None:
             lane.close(task.error)  # as with any push that fails for good: this life ends
@@ -257,7 +257,7 @@ class Trainer:
                 f"see that every node makes it by the same code, from the same files, without chance"
             )
 
-    def _run(self, lane: Lane) -> None:
+    def _run(self, lane: SlotStream) -> None:
         self._lanes[lane] = self.worker.start(self.strategy.run(lane))
 
     async def _report(self, idle: bool = False) -> None:
@@ -309,7 +309,7 @@ class Trainer:
             new = [slot for slot in new if slot >= self._highest]
             self._highest = max(self._highest, *new, 0)
         if again and self.strategy.in_steps:
-            self._run(Lane(self, sorted(again)))
+            self._run(SlotStream(self, sorted(again)))
         else:
             self._lane.queue.extendleft(reversed(again))
         self._lane.queue.extend(new)
@@ -354,6 +354,6 @@ class Trainer:
     def _forget(self) -> None:
         """What this life had is dealt to others; rows that were read stay."""
         self.over = False
-        self._lane, self._lanes, self._tallies = Lane(self), {}, {}
+        self._lane, self._lanes, self._tallies = SlotStream(self), {}, {}
         self._mine, self._highest, self._back, self._newer = set(), 0, [], []
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shoal import limits
-from shoal.cluster.membership_client import Membership
+from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Closed, Refused, Unanswered
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
@@ -37,7 +37,7 @@ class Worker:
         self.name = name
         self.client = Client(name, role, seed=seed)
         self.client.group = group
-        self.member = Membership(name, role, token)
+        self.member = MembershipClient(name, role, token)
         self.member.group, self.member.reaches = group, {"server", SCHEDULER} if group else {"server"}
         self.now = 0
         self.clock: Callable[[], int] = lambda: self.now  # a finer one, where time goes on by itself

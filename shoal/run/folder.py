@@ -34,16 +34,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal import limits
-from shoal.background import Aside, mutter
+from shoal.background import BackgroundQueue, mutter
 from shoal.errors import Invalid, RunFailed
 from shoal.events import RunEvent, counted, read_legible
 from shoal.files import Lock, replace_file
 from shoal.job import Job
 from shoal.views import graph
-from shoal.views.lines import Lines
+from shoal.views.lines import EventLines
 
 if TYPE_CHECKING:
-    from shoal.models.learner import Keeps
+    from shoal.models.learner import ReportsMetrics
     from shoal.run.run import Run
 
 EventCall = Callable[[RunEvent], None]
@@ -64,12 +64,12 @@ LOGGED = 2  # verbosity of log.txt, whatever is shown
 _WITHIN = limits.HEAR_WITHIN / limits.SECOND
 
 
-class Log:
+class EventLog:
     """Keeps the events, has them written down, and passes them on. Called from any thread, which waits for nobody."""
 
     def __init__(
         self,
-        folder: Folder | None,
+        folder: RunFolder | None,
         also: EventCall | Sequence[EventCall] | None,
         before: Iterable[RunEvent] = (),
         verbosity: int = 1,
@@ -78,11 +78,13 @@ class Log:
         self._former = len(self.events)
         self.error = ""  # why events could not be written
         self._folder = folder
-        self._files: Aside[tuple[str, bytes]] = Aside(lambda one: self._append(*one), "log", failed=self._unwritten)
+        self._files: BackgroundQueue[tuple[str, bytes]] = BackgroundQueue(
+            lambda one: self._append(*one), "log", failed=self._unwritten
+        )
         calls = () if also is None else (also,) if callable(also) else also
-        self._hearers = [Hearer(call) for call in calls]
+        self._hearers = [EventListener(call) for call in calls]
         self._lock = threading.Lock()
-        self._lines = Lines(max(LOGGED, verbosity))
+        self._lines = EventLines(max(LOGGED, verbosity))
         for event in self.events:
             self._lines.take(event)
 
@@ -123,13 +125,13 @@ class Log:
         return False
 
 
-class Hearer:
+class EventListener:
     """A callback of the user's. If it raises it is called no more; if it is slow, what it does not hear in time is counted."""
 
     def __init__(self, call: Callable[[Any], None], name: str = "on_event") -> None:
         self._ends_main = threading.current_thread() is threading.main_thread()
         self._name, self._told = name, 0
-        self._aside = Aside(call, name, limits.EVENTS_WAITING, self._failed)
+        self._aside = BackgroundQueue(call, name, limits.EVENTS_WAITING, self._failed)
 
     def __call__(self, what: Any) -> None:
         self._told += 1
@@ -152,7 +154,7 @@ class Hearer:
         return False
 
 
-class Folder:
+class RunFolder:
     """A run folder: nobody else's, and every file in it whole or not there."""
 
     def __init__(self, path: Path, job: Job, new: bool = False) -> None:
@@ -182,7 +184,7 @@ class Folder:
             raise Invalid(f"{path} has {theirs[0]} in it already: choose another folder, or remove it")
 
     @classmethod
-    def again(cls, path: Path) -> Folder:
+    def again(cls, path: Path) -> RunFolder:
         """The folder of a run that is there already, to take it up again."""
         self = cls.__new__(cls)
         self.path, self._made, self.is_new, self.rescued = path.absolute(), [], False, ""
@@ -195,7 +197,7 @@ class Folder:
         return self
 
     @classmethod
-    def numbered(cls, path: Path, job: Job) -> Folder:
+    def numbered(cls, path: Path, job: Job) -> RunFolder:
         """path-1, or the next number that nobody has, also if others ask at the same moment."""
         for number in itertools.count(1):
             one = path.with_name(f"{path.name}-{number}")
@@ -304,7 +306,7 @@ class Folder:
         mutter(f"shoal: {self.rescued}: the run is in {other}")
         return other
 
-    def keep(self, model: Keeps) -> None:
+    def keep(self, model: ReportsMetrics) -> None:
         """Only the model, for a run of which nothing else can be told."""
         with contextlib.suppress(OSError):
             model.save(self.path / "model.safetensors")

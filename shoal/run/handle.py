@@ -6,13 +6,13 @@ import importlib
 from collections.abc import Callable
 
 from shoal.strategies.averaging.mpi_ranks import check_alone, check_mpi
-from shoal.training.underway import Start, Underway
+from shoal.training.underway import RunHandle, RunStart
 
 
-def underway(start: Start, begin: Callable[[], None] = lambda: None) -> Underway:
+def underway(start: RunStart, begin: Callable[[], None] = lambda: None) -> RunHandle:
     """The run, not yet begun. ``begin`` is called when nothing refuses it any more, and before anything is written."""
     check_alone()
     if start.job.launch.how == "mpi":
         check_mpi(start.job)
-    run: Underway = importlib.import_module(start.job.strategy.runs).open_run(start, begin)
+    run: RunHandle = importlib.import_module(start.job.strategy.runs).open_run(start, begin)
     return run

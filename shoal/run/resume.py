@@ -18,7 +18,7 @@ import msgspec
 from shoal.errors import Invalid, OtherRun
 from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Warned, counted, read_legible
 from shoal.job import MAY_CHANGE, Job
-from shoal.run.folder import Folder
+from shoal.run.folder import RunFolder
 from shoal.settings import changed
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from shoal.errors import BadCheckpoint
     from shoal.run.run import Run
     from shoal.store.checkpoint.manifest import Manifest
-    from shoal.training.local_checkpoint import Kept
+    from shoal.training.local_checkpoint import LocalCheckpoint
 
 CHECKPOINTS = "checkpoints"
 
 
 @dataclass(slots=True)
-class Taken:
+class ResumedRun:
     """A run that is taken up again."""
 
-    folder: Folder
+    folder: RunFolder
     before: list[RunEvent] = field(repr=False)  # what happened in its former lives
-    checkpoint: tuple[Path, Manifest] | Kept | None = None  # None: from the beginning
+    checkpoint: tuple[Path, Manifest] | LocalCheckpoint | None = None  # None: from the beginning
     news: list[RunEvent] = field(default_factory=list)  # to be told first
     stands: bool = False  # its servers may be there still: nothing is gone back to
 
@@ -46,11 +46,11 @@ class Taken:
         return self.checkpoint is None and not self.stands
 
 
-def open_folder(out: Path, job: Job) -> Folder:
+def open_folder(out: Path, job: Job) -> RunFolder:
     """A new folder; or that of a run of the same job that did not end, to go on with it: the same command again."""
     if not os.path.isfile(out / "job.toml") or is_finished(out):  # unlike Path's it takes any name
-        return Folder(out, job)
-    folder = Folder.again(out)
+        return RunFolder(out, job)
+    folder = RunFolder.again(out)
     try:
         if is_finished(out):
             raise Invalid(f"{out} has a run in it already: choose another folder, or remove it")
@@ -70,11 +70,11 @@ def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
     return Run.load(path.absolute())
 
 
-def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, Folder]:
+def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, RunFolder]:
     """A run that is to go on, with some settings changed."""
     job = job_of(path, changes)  # says what is wrong, before the folder is taken
     check_further(path, Job.load(path / "job.toml"), job)
-    folder = Folder.again(path)
+    folder = RunFolder.again(path)
     return job_of(path, changes), folder
 
 
@@ -146,7 +146,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
+def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedRun:
     """What there is to go on from. Nothing in the folder is changed yet."""
     before, damaged = folder.events()
     _check_data(folder.path, before, dataset)
@@ -170,7 +170,7 @@ def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
                 f"{folder.path} is finished, and has no checkpoint to go on from (one is made every "
                 f"{was.checkpoint.every:g} s): begin another run, with more passes or --set checkpoint.every=10"
             )
-        return Taken(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
+        return ResumedRun(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
     if not isinstance(found, tuple):
         found = found.later(seconds)
         stood = found.facts.standing
@@ -179,13 +179,13 @@ def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
             checkpoint=found.facts.number,
             steps=stood.done if stood.steps is None else stood.steps,
         )
-        return Taken(folder, before, found, [*warned, resumed])
+        return ResumedRun(folder, before, found, [*warned, resumed])
     path, manifest = found
     state, news = _state(folder.path, manifest, was, job, dataset, seconds)
-    return Taken(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, *news])
+    return ResumedRun(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, *news])
 
 
-def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | Kept | None, Sequence[BadCheckpoint]]:
+def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | LocalCheckpoint | None, Sequence[BadCheckpoint]]:
     """What the run kept last, and what is wrong with whatever is newer."""
     from shoal.files import Disk
     from shoal.store.checkpoint.manifest import newest
@@ -201,11 +201,11 @@ def _state(
 ) -> tuple[msgspec.Raw, list[RunEvent]]:
     """What the coordinator begins with, and what is to be told of it."""
     from shoal.nodes.factory import state_to_resume
-    from shoal.nodes.journal import Journal
+    from shoal.nodes.journal import JournalFile
     from shoal.nodes.scheduler_state import about_dealing, folded, without
 
     state = state_to_resume(manifest, was, job, dataset.train.rows, seconds)
-    journal = Journal(path / "coordinator.journal")
+    journal = JournalFile(path / "coordinator.journal")
     known = folded(about_dealing(journal.records)).counted
     journal.close()
     again = without(known, state.counted)
@@ -217,11 +217,11 @@ def _state(
     return msgspec.Raw(msgspec.json.encode(state)), news
 
 
-def go_on(folder: Folder, dataset: Dataset) -> Taken:
+def go_on(folder: RunFolder, dataset: Dataset) -> ResumedRun:
     """A run whose nodes are elsewhere, and may be there still: its journal has all that it takes."""
     before, _ = folder.events()
     _check_data(folder.path, before, dataset)
-    return Taken(folder, before, stands=True)
+    return ResumedRun(folder, before, stands=True)
 
 
 def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:

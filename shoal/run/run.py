@@ -24,13 +24,13 @@ from shoal.job import Job
 from shoal.limits import MB
 from shoal.run.folder import (
     EventCall,
-    Folder,
-    Hearer,
-    Log,
+    EventListener,
+    EventLog,
+    RunFolder,
     keep_aside,
 )
 from shoal.run.resume import (
-    Taken,
+    ResumedRun,
     finished,
     go_on,
     open_folder,
@@ -44,10 +44,10 @@ from shoal.timing import Timing, timing_from
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.launch.local import Cluster
-    from shoal.models.learner import Keeps, Learner
+    from shoal.models.learner import Learner, ReportsMetrics
     from shoal.strategies.parameter_server.run import Launcher
-    from shoal.training.result import Outcome
-    from shoal.training.underway import Underway
+    from shoal.training.result import RunResult
+    from shoal.training.underway import RunHandle
 
 WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
 
@@ -57,7 +57,7 @@ class Run:
     """A run that is over: its model, its figures, what happened, and where it lies."""
 
     job: Job
-    model: Keeps | None
+    model: ReportsMetrics | None
     summary: dict[str, Any]
     events: list[RunEvent] = field(repr=False)
     folder: Path | None = None
@@ -149,7 +149,7 @@ def train(
         set_by_name = msgspec.structs.asdict(timing_from(timing))
         changes |= {f"timing.{name}": value for name, value in set_by_name.items() if value is not None}
     changes |= settings or {}
-    folder: Path | Folder | None = None if out is None else Path(out)
+    folder: Path | RunFolder | None = None if out is None else Path(out)
     if resume is not None:
         if data is not None or out is not None:
             raise Invalid("resume goes on with a run as its folder has it: leave data and out away")
@@ -171,7 +171,7 @@ def train(
         from shoal.strategies.parameter_server.group_cluster import guest
 
         job, launcher = guest(job, cluster, group)
-    said = None if progress is None else Hearer(progress, "progress")
+    said = None if progress is None else EventListener(progress, "progress")
     try:
         if not view:
             return execute(job, folder, on_event, said, launcher=launcher)
@@ -204,7 +204,7 @@ def _interrupted(error: KeyboardInterrupt) -> None:
 
 def execute(
     job: Job,
-    out: Path | Folder | None = None,
+    out: Path | RunFolder | None = None,
     on_event: EventCall | Sequence[EventCall] | None = None,
     progress: Callable[[str], None] | None = None,
     started: Callable[[Any], None] | None = None,
@@ -226,11 +226,11 @@ def execute(
         import_own,
         starting,
     )
-    from shoal.training.underway import Start
+    from shoal.training.underway import RunStart
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
-    taken: Taken | None = None
-    log: Log | None = None
+    taken: ResumedRun | None = None
+    log: EventLog | None = None
     try:
         check_listening(job)  # before anything that takes long
         import_own(job)
@@ -244,12 +244,12 @@ def execute(
             taken = go_on(folder, dataset) if stands else take_up(folder, was, job, dataset)
             if taken.checkpoint is not None:
                 check_same(learner, taken.checkpoint)
-        log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
+        log = EventLog(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
         begin = (
             partial(folder.begin_again, job, taken.anew) if folder is not None and taken is not None else lambda: None
         )
-        start = Start(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
+        start = RunStart(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
         training = underway(start, begin)
         for event in () if taken is None else taken.news:
             log(event)
@@ -273,15 +273,15 @@ def execute(
 def _run(
     job: Job,
     dataset: Dataset,
-    training: Underway,
-    log: Log,
-    folder: Folder | None,
+    training: RunHandle,
+    log: EventLog,
+    folder: RunFolder | None,
     progress: Callable[[str], None] | None,
     started: Callable[[Any], None] | None,
 ) -> Run:
     from shoal.strategies.averaging import mpi_ranks
 
-    outcome: Outcome | None = None
+    outcome: RunResult | None = None
     later: BaseException | None = None  # raised once what was learned is saved
     began = _cpu()
     try:
@@ -326,7 +326,7 @@ def _run(
     return run
 
 
-def _sober(outcome: Outcome, log: Log) -> Outcome:
+def _sober(outcome: RunResult, log: EventLog) -> RunResult:
     """A run of which every slot had to be given up has learned nothing, however well it ended."""
     voids = [event for event in log.events if isinstance(event, Voided)]
     if outcome.examples or outcome.failed or not voids:
@@ -336,7 +336,13 @@ def _sober(outcome: Outcome, log: Log) -> Outcome:
 
 
 def _finished(
-    job: Job, dataset: Dataset, training: Underway, outcome: Outcome, log: Log, folder: Folder | None, cpu: float | None
+    job: Job,
+    dataset: Dataset,
+    training: RunHandle,
+    outcome: RunResult,
+    log: EventLog,
+    folder: RunFolder | None,
+    cpu: float | None,
 ) -> Run:
     model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
     try:
@@ -368,7 +374,7 @@ def _check_room(learner: Learner, dataset: Dataset) -> None:
         )
 
 
-def _began(log: Log) -> bool:
+def _began(log: EventLog) -> bool:
     return any(isinstance(event, Started) for event in log.events)
 
 
@@ -379,7 +385,7 @@ def _cpu() -> float:
 
 
 def summarise(
-    job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[RunEvent], cpu: float | None = None
+    job: Job, dataset: Dataset, outcome: RunResult, events: Sequence[RunEvent], cpu: float | None = None
 ) -> dict[str, Any]:
     """The figures of a run: the same for every strategy."""
     from shoal.views import figures

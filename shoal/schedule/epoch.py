@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Order(Protocol):
+class EpochOrder(Protocol):
     """Which rows a slot has: the same group of rows comes once in every pass, at another place."""
 
     per_pass: int
@@ -23,7 +23,7 @@ class Order(Protocol):
 
 
 @dataclass(slots=True)
-class Pass:
+class EpochSlots:
     """One pass that is open: what of it is dealt and what is counted."""
 
     first: int  # slot

@@ -7,7 +7,7 @@ stop rule is never more than one evaluation late. One is asked for at a time. Pu
 
 from __future__ import annotations
 
-from shoal.schedule.slot_queue import Workload
+from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import ENDLESS
 
 
@@ -20,7 +20,7 @@ class Evaluations:
         self.held, self.found = -1, -1  # the last ones whose weights were read, whose loss is known
         self.at: dict[int, tuple[int, int, int]] = {}  # slots, examples, workers; of the last found, and of later ones
 
-    def ask(self, work: Workload, examples: int, workers: int) -> None:
+    def ask(self, work: SlotQueue, examples: int, workers: int) -> None:
         self.asked += 1
         self.at[self.asked] = (_reached(work), examples, workers)
 
@@ -52,7 +52,7 @@ class Evaluations:
         """The one that is not judged yet; -1 if there is none."""
         return self.asked if self.asked > self.found else -1
 
-    def is_due(self, work: Workload, over: bool) -> bool:
+    def is_due(self, work: SlotQueue, over: bool) -> bool:
         """Time for another one? Only when the last one is in."""
         if self.asked < 0 or self.open >= 0:
             return False
@@ -65,7 +65,7 @@ class Evaluations:
             return work.barrier is not None and _reached(work) >= work.barrier
         return _reached(work) // self.every > last // self.every
 
-    def barrier(self, work: Workload, over: bool) -> int | None:
+    def barrier(self, work: SlotQueue, over: bool) -> int | None:
         """Deal no further than this slot."""
         if self.held < 0:
             return 0  # the first weights are judged before anything changes them
@@ -74,7 +74,7 @@ class Evaluations:
         next_at = (self.at[self.held][0] // self.every + (1 if work.step is not None else 2)) * self.every
         return work.slots_until(work.steps_until(next_at))
 
-    def cut(self, work: Workload) -> int | None:
+    def cut(self, work: SlotQueue) -> int | None:
         """The step at which a checkpoint may be cut now: no evaluation before it is without its loss, no step past it taken.
 
         None: not now. An evaluation at that very step is no trouble: whoever takes the run up from there asks for it again.
@@ -90,6 +90,6 @@ class Evaluations:
         self.at = {number: where for number, where in self.at.items() if number == self.found}
 
 
-def _reached(work: Workload) -> int:
+def _reached(work: SlotQueue) -> int:
     """Slots that are counted; in step mode, of whole steps."""
     return work.done if work.step is None else work.slots_until(work.steps)

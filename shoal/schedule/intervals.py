@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from shoal.schedule.runs import Runs
 
 
-class Spans:
+class Intervals:
     """Slots."""
 
     __slots__ = ("_firsts", "_stops", "size")
@@ -87,9 +87,9 @@ class Spans:
         self.remove(taken)
         return taken
 
-    def missing(self, end: int) -> Spans:
+    def missing(self, end: int) -> Intervals:
         """Those below ``end`` that are not in."""
-        found = Spans([(0, end)])
+        found = Intervals([(0, end)])
         found.remove(self)
         return found
 

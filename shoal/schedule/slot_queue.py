@@ -20,7 +20,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from shoal.schedule.epoch import Order, Pass
+from shoal.schedule.epoch import EpochOrder, EpochSlots
 from shoal.schedule.runs import Runs, runs, spread
 from shoal.tables import Step
 
@@ -32,10 +32,10 @@ CLAIMED = 1 << 16  # slots that one report may name of which nobody knows who ha
 IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
 
 
-class Workload:
+class SlotQueue:
     """All the slots of a run."""
 
-    def __init__(self, order: Order, limit: int, step: Step | None = None) -> None:
+    def __init__(self, order: EpochOrder, limit: int, step: Step | None = None) -> None:
         self.order, self.limit, self.step = order, limit, step
         self.per_pass = order.per_pass
         self.barrier: int | None = None
@@ -43,7 +43,7 @@ class Workload:
         self.voids: dict[int, str] = {}
         self.next = 0  # how many were ever dealt: in step mode in order, in each mode pass after pass
         self.lowest = 0  # the first slot that is not counted
-        self._passes: dict[int, Pass] = {}  # those that are open
+        self._passes: dict[int, EpochSlots] = {}  # those that are open
         self._whole = 0  # passes counted whole
         self._out: dict[int, dict[int, None]] = {}  # by worker: what it has and is not counted, in order
         self._pending: dict[int, deque[int]] = {}  # step mode: dealt, not yet asked for
@@ -313,11 +313,11 @@ class Workload:
         )
         self.next = max(self.next, self.limit)
 
-    def _open(self, number: int) -> Pass:
+    def _open(self, number: int) -> EpochSlots:
         one = self._passes.get(number)
         if one is None:
             group = self.order.contents(number)
-            one = self._passes[number] = Pass(
+            one = self._passes[number] = EpochSlots(
                 number * self.per_pass, group, np.zeros(self.per_pass, np.bool_), self.per_pass, undealt=self.per_pass
             )
             if self.step is None:

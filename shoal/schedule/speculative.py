@@ -12,7 +12,7 @@ from __future__ import annotations
 from statistics import median
 
 from shoal import limits
-from shoal.schedule.slot_queue import Workload
+from shoal.schedule.slot_queue import SlotQueue
 
 SLOW = 2.0  # times what a slot takes the others
 KNOWN = 3  # slots after which one can be judged
@@ -22,7 +22,7 @@ STUCK_STEPS = 4.0  # ... which is so many times what one takes
 MOST = 64  # slots lent at once
 
 
-class SecondCopies:
+class SpeculativeCopies:
     """Who gets whose slots besides its own."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SecondCopies:
         """How many of these slots, counted by this worker, were copies: whose they were was slower."""
         return sum(self._copied.get(slot) == worker for slot in slots)
 
-    def choose(self, now: int, worker: int, work: Workload) -> list[int]:
+    def choose(self, now: int, worker: int, work: SlotQueue) -> list[int]:
         """Slots of others that this worker is to compute, too; it has them from now on."""
         slow = self.slow()
         if worker in slow:
@@ -80,7 +80,7 @@ class SecondCopies:
         work.lend(worker, found)
         return found
 
-    def _is_stuck(self, now: int, work: Workload) -> bool:
+    def _is_stuck(self, now: int, work: SlotQueue) -> bool:
         """No step was taken for far longer than one takes."""
         if work.steps != self._step or not self._since:
             if self._since:

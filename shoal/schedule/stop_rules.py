@@ -23,7 +23,7 @@ from shoal.events import counted
 ENDLESS = 1 << 60
 
 
-class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The stop rules of a job; whichever comes first ends it, but for the last two, which must both hold.
 
     Without any, five passes; with a loss to reach, a hundred; with an objective to be solved, a thousand.
@@ -77,10 +77,10 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Stopping:
+class StopDecision:
     """The rules, asked along the way."""
 
-    rules: Stop
+    rules: StopRules
     best: float = math.inf
     _mark: float = math.inf  # what an evaluation must beat to count as an improvement
     _without: int = 0

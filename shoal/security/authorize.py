@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from shoal.security.address import parsed
 from shoal.security.curve import LISTEN
-from shoal.security.keyring import Key
+from shoal.security.keyring import PublicKey
 from shoal.wire import messages as m
 from shoal.wire.messages import gossip, peers
 from shoal.wire.messages.base import tag_of
 from shoal.wire.messages.groups import (
     Allow,
     Dissolve,
-    Lost,
+    GroupProcessEnded,
     dealer,
     namespace,
 )
@@ -35,23 +35,23 @@ _SERVERS = frozenset(("server",))
 _NOBODY = frozenset[str]()  # but the coordinator's key
 
 MAY: dict[type[m.Message], frozenset[str]] = {
-    **dict.fromkeys((m.Hello, m.Heartbeat, m.Leave, m.Refresh, m.Look), _ANYBODY),
+    **dict.fromkeys((m.Hello, m.Heartbeat, m.Leave, m.Refresh, m.StatusRequest), _ANYBODY),
     **dict.fromkeys((m.Describe, m.Feed, m.Unfit), _ANYBODY),
-    **dict.fromkeys((m.Push, m.Pull, m.Call, m.Park, m.Ask, m.Want, m.Ready), _USERS),
-    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap, Dissolve, Lost), _CLIENTS),
+    **dict.fromkeys((m.Push, m.Pull, m.Call, m.Park, m.TableStatusRequest, m.Want, m.EvaluationReady), _USERS),
+    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap, Dissolve, GroupProcessEnded), _CLIENTS),
     **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
     **dict.fromkeys((m.Shrink, m.Full, m.Snapped, m.Opened), _SERVERS),
-    **dict.fromkeys((m.Fence, m.Moved, m.Rollback, m.Busy, m.No, m.Held, m.Done), _SERVERS),  # of each other's calls
-    **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.Told), _NOBODY),
-    **dict.fromkeys((m.View, m.Welcome, m.Over, m.Alive, m.Standing, m.Release, m.Allowed), _NOBODY),
-    **dict.fromkeys((m.Deal, m.Judge, m.Described, m.Fed, m.Dismissed, Allow), _NOBODY),
+    **dict.fromkeys((m.Fence, m.SegmentsMoved, m.Rollback, m.Busy, m.Refusal, m.PushHeld, m.Done), _SERVERS),  # of each other's calls
+    **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.TableStatusReply), _NOBODY),
+    **dict.fromkeys((m.View, m.Welcome, m.IncarnationOver, m.Alive, m.StatusReply, m.Release, m.Allowed), _NOBODY),
+    **dict.fromkeys((m.Deal, m.EvaluateNow, m.Described, m.Fed, m.Dismissed, Allow), _NOBODY),
     **dict.fromkeys((gossip.Leg, gossip.Without, gossip.Offer, gossip.Reached, gossip.Meet), _USERS),
-    **dict.fromkeys((gossip.Met, gossip.Along, gossip.Rest, gossip.Show, gossip.Heard), _USERS),
-    **dict.fromkeys((peers.Said, peers.Beat, peers.Greet, peers.Here, peers.Fetch, peers.Piece), _USERS),
-    **dict.fromkeys((peers.Account, peers.Watch, peers.Weigh, peers.Stop, peers.Share), _USERS),
+    **dict.fromkeys((gossip.MeetReply, gossip.GossipProgressReport, gossip.LegDone, gossip.Show, gossip.LegReceived), _USERS),
+    **dict.fromkeys((peers.Relay, peers.Beat, peers.Greet, peers.PeerGreeting, peers.Fetch, peers.ModelPiece), _USERS),
+    **dict.fromkeys((peers.PeerStatus, peers.Watch, peers.Weigh, peers.StopPeers, peers.OwnedShare), _USERS),
 }  # fmt: skip
 
-LOOKS = (m.Look, m.Describe, m.Feed, m.Refresh, m.Ask)  # changes nothing, and tells no weights
+LOOKS = (m.StatusRequest, m.Describe, m.Feed, m.Refresh, m.TableStatusRequest)  # changes nothing, and tells no weights
 
 # What a node with such a key may be.
 BE = {
@@ -61,7 +61,7 @@ BE = {
 }
 
 
-def objection(key: Key, message: m.Message, sender: str) -> str:
+def objection(key: PublicKey, message: m.Message, sender: str) -> str:
     """Why whoever has this key, and calls itself so, may not say this; empty if it may."""
     why = of_kind(key, type(message))
     if why or key.role == "coordinator":
@@ -71,12 +71,12 @@ def objection(key: Key, message: m.Message, sender: str) -> str:
             f"the key of {key.name} is confined to group {key.group!r}, and {sender} is none of its members: use it with shoal train "
             f"--servers-at ADDRESS --group {key.group}, or shoal.connect(ADDRESS, group={key.group!r})"
         )
-    if isinstance(message, m.Snap | Lost) and sender != dealer(namespace(sender)):
+    if isinstance(message, m.Snap | GroupProcessEnded) and sender != dealer(namespace(sender)):
         return f"only the scheduler of a group says this ({tag_of(type(message))}), and {sender} is none"
     return _hello(key, message) if isinstance(message, m.Hello) else ""
 
 
-def of_kind(key: Key, kind: type[m.Message]) -> str:
+def of_kind(key: PublicKey, kind: type[m.Message]) -> str:
     """The same, of any message of that kind."""
     if key.role != "coordinator" and key.role not in MAY.get(kind, _NOBODY):
         who = sorted(MAY.get(kind, _NOBODY))
@@ -85,7 +85,7 @@ def of_kind(key: Key, kind: type[m.Message]) -> str:
     return ""
 
 
-def _hello(key: Key, hello: m.Hello) -> str:
+def _hello(key: PublicKey, hello: m.Hello) -> str:
     if hello.role not in BE.get(key.role, ()):
         needs = next((role for role, may in BE.items() if hello.role in may), hello.role)
         return f"the key of {key.name} is a {key.role}'s, not a {hello.role}'s: it needs one of its own (shoal key new NAME --role {needs}, on its host)"

@@ -31,7 +31,7 @@ _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # of Linux; Python has no names for the
 _NOTHING = (ctypes.c_ubyte * 8)(0x06)  # the shortest filter there is: "return 0", that is, keep no byte of what came
 
 
-class Listening:
+class ConnectionLimit:
     """The connections of one listening socket."""
 
     def __init__(

@@ -25,7 +25,7 @@ from shoal.security.keyring import (
     KEY_BYTES,
     REVOKED,
     ROLES,
-    Key,
+    PublicKey,
     text_of,
 )
 from shoal.wire.messages.security import Allowed
@@ -42,14 +42,14 @@ _HOLD = (
 )  # seconds that a stranger waits: the coordinator's word may be on its way
 
 
-class Caller(NamedTuple):
+class CurveCaller(NamedTuple):
     """Who has spoken under a name."""
 
     public: str
     route: bytes  # of the connection it spoke from last
 
 
-class Refusal(NamedTuple):
+class CallerRefused(NamedTuple):
     """Why a key that was let in once is not heard any more."""
 
     counter: str
@@ -57,20 +57,20 @@ class Refusal(NamedTuple):
     end: str  # and of what is told about its node
 
 
-class Guests:
+class CallerList:
     """The keys that may call."""
 
-    def __init__(self, folder: Path | None, own: Key, clock: Callable[[], int] = expiry.now) -> None:
+    def __init__(self, folder: Path | None, own: PublicKey, clock: Callable[[], int] = expiry.now) -> None:
         self.version = 0
         self.wrong: list[str] = []
         self._folder = folder
         self._always = [own]
-        self._told: list[Key] = []
-        self._file: list[Key] = []
+        self._told: list[PublicKey] = []
+        self._file: list[PublicKey] = []
         self._seen: tuple[int, ...] = ()
-        self._by_key: dict[str, Key] = {}
+        self._by_key: dict[str, PublicKey] = {}
         self._clock = clock
-        self._bounded: list[Key] = []  # those that are good until some time
+        self._bounded: list[PublicKey] = []  # those that are good until some time
         self._past: list[str] = []  # of them, whose time has come
         self.look()
 
@@ -103,7 +103,7 @@ class Guests:
         self._merge()
         return True
 
-    def tell(self, keys: Sequence[Key]) -> None:
+    def tell(self, keys: Sequence[PublicKey]) -> None:
         """The coordinator's list."""
         self._told = list(keys)
         self._merge()
@@ -111,7 +111,7 @@ class Guests:
     def trust(self, coordinator: str) -> None:
         """Whoever has the key that the coordinator must have may be anyone."""
         if all(key.public != coordinator for key in self._always):
-            self._always.append(Key("coordinator", "coordinator", coordinator))
+            self._always.append(PublicKey("coordinator", "coordinator", coordinator))
             self._merge()
 
     @property
@@ -119,27 +119,27 @@ class Guests:
         """A coordinator elsewhere has a say in who may come: it may not have said so yet."""
         return len(self._always) > 1
 
-    def find(self, public: str) -> Key | None:
+    def find(self, public: str) -> PublicKey | None:
         return self._by_key.get(public)
 
-    def is_past(self, key: Key) -> bool:
+    def is_past(self, key: PublicKey) -> bool:
         return 0 < key.until <= self._clock()
 
-    def refusal(self, public: str, name: str = "") -> Refusal | None:
+    def refusal(self, public: str, name: str = "") -> CallerRefused | None:
         """Why whoever has been let in by this key is not heard (any more), if so; or not by this name."""
         key = self.find(public)
         if key is None or key.role == REVOKED:
             why = f"the key {public} was revoked: shoal key new makes another, which the coordinator's host must add (shoal key add)"
-            return Refusal("revoked key", why, "its key was revoked")
+            return CallerRefused("revoked key", why, "its key was revoked")
         if self.is_past(key):
-            return Refusal("expired key", f"the key {public} {expired(key)}", "its key has expired")
+            return CallerRefused("expired key", f"the key {public} {expired(key)}", "its key has expired")
         if name and not key.is_of(name):
             bound = f", and confined to group {key.group!r}" if key.group else ""
             why = f"the key is {key.name}'s{bound}: a node that has it is called {key.called}"
-            return Refusal("impostor", why, f"its key is for {key.called} now")
+            return CallerRefused("impostor", why, f"its key is for {key.called} now")
         return None
 
-    def all(self) -> list[Key]:
+    def all(self) -> list[PublicKey]:
         """The revoked ones among them."""
         return [key for key in self._by_key.values() if key not in self._always]
 
@@ -152,7 +152,7 @@ class Guests:
         self.version += 1
 
 
-class Log:
+class RefusalLog:
     """Lines on standard error. Whoever is refused tries again and again: the same line comes again ever more seldom, and says how often it
     was left out. Whatever they are about, there are so many a second at most.
     """
@@ -187,13 +187,15 @@ class Log:
         )  # in one piece: others write, too
 
 
-class Door:
+class CurveAuthenticator:
     """Answers handshakes, and knows whose messages are taken, and to whom answers may go."""
 
-    def __init__(self, context: zmq.Context[Any], name: str, guests: Guests, counts: Counter[str], log: Log) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], name: str, guests: CallerList, counts: Counter[str], log: RefusalLog
+    ) -> None:
         self.guests, self.log = guests, log
         self.is_authority = name == limits.COORDINATOR  # its list is everybody's
-        self.names: dict[str, Caller] = {}  # who has called
+        self.names: dict[str, CurveCaller] = {}  # who has called
         self._ways: Counter[str] = Counter()  # how many of them by each key
         self._counts = counts
         self._looked = time.monotonic()
@@ -234,11 +236,11 @@ class Door:
 
     def take_list(self, message: Allowed) -> None:
         """The coordinator's word."""
-        self.guests.tell([Key(*one) for one in message.keys if one[0] in _KNOWN])
+        self.guests.tell([PublicKey(*one) for one in message.keys if one[0] in _KNOWN])
         self._told.clear()
         self._decide()
 
-    def lacks_list(self, name: str, key: Key) -> bool:
+    def lacks_list(self, name: str, key: PublicKey) -> bool:
         """Is it one that listens, too, and has not heard who may call? It is taken for told from now on."""
         if not self.is_authority or key.role not in LISTEN or self._has_list.get(name) == self.guests.version:
             return False
@@ -276,7 +278,7 @@ class Door:
             self._has_list.pop(name, None)  # what was sent to it while it was away is lost
         self.socket.send_multipart([*envelope, b"200", b"", key.encode(), b""])
 
-    def _refuse(self, envelope: Envelope, key: str, address: str, guest: Key | None) -> None:
+    def _refuse(self, envelope: Envelope, key: str, address: str, guest: PublicKey | None) -> None:
         code, count = b"400", "strange key"
         if guest is None:
             why = "is not on the list: shoal key list shows who may call, shoal key add adds"
@@ -293,7 +295,7 @@ class Door:
 
     # ------------------------------------------------------------ who is heard
 
-    def sender(self, name: str, route: bytes, frame: zmq.Frame) -> tuple[Key | None, str]:
+    def sender(self, name: str, route: bytes, frame: zmq.Frame) -> tuple[PublicKey | None, str]:
         """The key that this message came by; or none, and why it is not taken: said once for each name and key, else empty."""
         public = str(frame.get("User-Id"))
         if (refusal := self.guests.refusal(public, name)) is not None:
@@ -301,7 +303,7 @@ class Door:
             return None, self._once(name, public, refusal.why)
         key = self.guests.find(public)
         assert key is not None
-        if self.names.get(name) != (caller := Caller(public, route)):
+        if self.names.get(name) != (caller := CurveCaller(public, route)):
             self.forget(name)
             self.names[name] = caller
             self._ways[public] += 1
@@ -336,5 +338,5 @@ class Door:
         return why
 
 
-def expired(key: Key) -> str:
+def expired(key: PublicKey) -> str:
     return f"was good until {expiry.written(key.until)}: the coordinator's host lets it in again (shoal key add LINE --until LATER)"

@@ -42,7 +42,7 @@ _LIST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class PublicKey:
     """The public half: who it is, and what it may be."""
 
     role: str
@@ -80,7 +80,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Own(Key):
+class OwnKey(PublicKey):
     """A key of this host. Whether it is bound is known where the list is, not here."""
 
     secret: bytes = field(default=b"", repr=False)
@@ -107,7 +107,7 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shoal" / "keys"
 
 
-def parse(line: str) -> Key:
+def parse(line: str) -> PublicKey:
     """ROLE:NAME:KEY, and perhaps what binds it."""
     first, *words = line.split() or [""]
     parts = first.split(":")
@@ -118,7 +118,7 @@ def parse(line: str) -> Key:
     bytes_of(public)
     if name == limits.COORDINATOR and role not in ("coordinator", REVOKED):
         raise Invalid(f"{line.strip()[:120]!r}: that name is the coordinator's own")
-    return Key(role, name, public.lower(), *_bounds(role, words))
+    return PublicKey(role, name, public.lower(), *_bounds(role, words))
 
 
 def _bounds(role: str, words: list[str]) -> tuple[str, int]:
@@ -153,7 +153,7 @@ def check_name(name: str) -> None:
         raise Invalid(f"name {name[:80]!r}: a key's name has 1 to 64 letters, digits and dashes, and no dots")
 
 
-def make(folder: Path, name: str, role: str) -> Own:
+def make(folder: Path, name: str, role: str) -> OwnKey:
     """A new pair."""
     check_name(name)
     if role not in ROLES:
@@ -165,7 +165,7 @@ def make(folder: Path, name: str, role: str) -> Own:
     if os.path.lexists(secret_file):
         raise Invalid(f"{secret_file} is there already: take another name, or remove it first if it is lost anyway")
     public, secret = (z85.decode(half) for half in zmq.curve_keypair())
-    own = Own(role, name, text_of(public), secret=secret)
+    own = OwnKey(role, name, text_of(public), secret=secret)
     handle = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:
         os.fchmod(file.fileno(), 0o600)  # whatever the umask is
@@ -176,7 +176,7 @@ def make(folder: Path, name: str, role: str) -> Own:
     return own
 
 
-def own_keys(folder: Path) -> list[Own]:
+def own_keys(folder: Path) -> list[OwnKey]:
     """All of this host, by name."""
     try:
         files = sorted(folder.glob("*.secret"))
@@ -205,7 +205,7 @@ def plain_file(path: str, flags: int) -> int:
     return handle
 
 
-def _read_own(file: Path) -> Own:
+def _read_own(file: Path) -> OwnKey:
     try:
         with open(file, encoding="ascii", opener=plain_file) as opened:
             if (mode := stat.S_IMODE(os.fstat(opened.fileno()).st_mode)) & 0o077:
@@ -223,10 +223,10 @@ def _read_own(file: Path) -> Own:
         secret = bytes_of(text)
     except Invalid:
         raise Invalid(f"{file} is damaged: shoal key new makes another") from None  # and not a letter of what is in it
-    return Own(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret=secret)
+    return OwnKey(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret=secret)
 
 
-def read_list(folder: Path) -> tuple[list[Key], list[str]]:
+def read_list(folder: Path) -> tuple[list[PublicKey], list[str]]:
     """Who may call, the revoked ones among them, and what is wrong with lines that are not understood."""
     path = folder / ALLOWED
     try:
@@ -238,7 +238,7 @@ def read_list(folder: Path) -> tuple[list[Key], list[str]]:
         return [], []
     except OSError as error:
         return [], [f"cannot read {path}: {error.strerror}: nobody is let in"]
-    keys, wrong = list[Key](), list[str]()
+    keys, wrong = list[PublicKey](), list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if _is_remark(line):
             continue
@@ -253,7 +253,7 @@ def _is_remark(line: str) -> bool:
     return not line.strip() or line.lstrip().startswith("#")
 
 
-def allow(folder: Path, key: Key, group: str | None = None, until: int | None = None) -> Key | None:
+def allow(folder: Path, key: PublicKey, group: str | None = None, until: int | None = None) -> PublicKey | None:
     """Put it on the list; returns the key that the name had before, which may call no more.
 
     ``group`` and ``until`` bind it; "" and 0 unbind it. What is not said stays as it was: nobody is set free by being added again.
@@ -266,7 +266,7 @@ def allow(folder: Path, key: Key, group: str | None = None, until: int | None = 
         return _allow(folder, key, group, until)
 
 
-def _allow(folder: Path, key: Key, group: str | None, until: int | None) -> Key | None:
+def _allow(folder: Path, key: PublicKey, group: str | None, until: int | None) -> PublicKey | None:
     keys = _readable(folder)
     if any(one.public == key.public and one.role == REVOKED for one in keys):
         raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
@@ -284,7 +284,7 @@ def _allow(folder: Path, key: Key, group: str | None, until: int | None) -> Key 
     return others[0] if others else None
 
 
-def _bound(key: Key, before: Key | None, group: str | None, until: int | None) -> Key:
+def _bound(key: PublicKey, before: PublicKey | None, group: str | None, until: int | None) -> PublicKey:
     """With what was said of it now, else what its line says, else what was said of the name before; a new key has a new time."""
     if before is not None:
         _check_same(key, before, group, until)
@@ -292,10 +292,10 @@ def _bound(key: Key, before: Key | None, group: str | None, until: int | None) -
         group = key.group or (before.group if before is not None and key.role in CONFINED else "")
     if until is None:
         until = key.until or (before.until if before is not None and before.public == key.public else 0)
-    return Key(key.role, key.name, key.public, group, until)
+    return PublicKey(key.role, key.name, key.public, group, until)
 
 
-def _check_same(key: Key, before: Key, group: str | None, until: int | None) -> None:
+def _check_same(key: PublicKey, before: PublicKey, group: str | None, until: int | None) -> None:
     """The line comes from the host whose key it is: that does not say how a name is bound that is bound here."""
     wrong = [f"group={key.group}"] * (group is None and key.group not in ("", before.group))
     if until is None and before.public == key.public and key.until not in (0, before.until):
@@ -307,13 +307,13 @@ def _check_same(key: Key, before: Key, group: str | None, until: int | None) -> 
         )
 
 
-def revoke(folder: Path, name: str) -> list[Key]:
+def revoke(folder: Path, name: str) -> list[PublicKey]:
     """The keys of that name may call no more."""
     with alone(folder):
         return _revoke(folder, name)
 
 
-def _revoke(folder: Path, name: str) -> list[Key]:
+def _revoke(folder: Path, name: str) -> list[PublicKey]:
     keys = _readable(folder)
     gone = [one for one in keys if one.name == name and one.role != REVOKED]
     if not gone:
@@ -323,11 +323,11 @@ def _revoke(folder: Path, name: str) -> list[Key]:
     return gone
 
 
-def _revoked(key: Key) -> Key:
-    return Key(REVOKED, key.name, key.public)
+def _revoked(key: PublicKey) -> PublicKey:
+    return PublicKey(REVOKED, key.name, key.public)
 
 
-def _readable(folder: Path) -> list[Key]:
+def _readable(folder: Path) -> list[PublicKey]:
     """Before it is written anew: nothing that is not understood is thrown away."""
     keys, wrong = read_list(folder)
     if wrong:
@@ -335,7 +335,7 @@ def _readable(folder: Path) -> list[Key]:
     return keys
 
 
-def _write(folder: Path, keys: list[Key]) -> None:
+def _write(folder: Path, keys: list[PublicKey]) -> None:
     """Each where it was, and the new ones at the end; what was written beside them for people stays."""
     path, left, lines = folder / ALLOWED, {key.public: key for key in keys}, list[str]()
     try:

@@ -49,7 +49,7 @@ def monitor(context: zmq.Context[Any], socket: zmq.Socket[bytes], events: int) -
 
 
 @dataclass(slots=True)
-class Line:
+class Reconnect:
     """One call: to whom, and how it goes."""
 
     name: str

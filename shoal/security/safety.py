@@ -25,7 +25,7 @@ from shoal.security.address import (
     is_local,
     parsed,
 )
-from shoal.security.keyring import Key, Own
+from shoal.security.keyring import OwnKey, PublicKey
 from shoal.wire.messages.groups import member_name
 
 _UNCHECKED = "unchecked:"
@@ -37,7 +37,7 @@ class Safety:
     def __init__(self, folder: Path | None = None, insecure: bool = False) -> None:
         self.folder, self.is_insecure = folder, insecure
         self.checksums = True  # of arrays that travel in the clear
-        self._own: list[Own] = keyring.own_keys(folder) if folder is not None else []
+        self._own: list[OwnKey] = keyring.own_keys(folder) if folder is not None else []
         if folder is not None and not self._own:
             raise Invalid(
                 f"there is no key in {folder}: shoal key new NAME makes one (--keys FOLDER, in Python keys=FOLDER, or "
@@ -104,7 +104,7 @@ class Safety:
         """Raises Invalid if nobody may be called or heard there."""
         check_address(address, self)
 
-    def own(self, node: str) -> Own:
+    def own(self, node: str) -> OwnKey:
         """The key that a node of this name has."""
         for key in sorted(self._own, key=lambda key: key.role == "coordinator"):  # its own before one for everybody
             if key.is_of(node):
@@ -152,6 +152,6 @@ class Safety:
         """Keys that a coordinator has: of this host, or known to it."""
         return {key.public for key in (*self._own, *self.list()) if key.role == "coordinator"}
 
-    def list(self) -> list[Key]:
+    def list(self) -> list[PublicKey]:
         """Who may call, the revoked ones among them."""
         return [] if self.folder is None else keyring.read_list(self.folder)[0]

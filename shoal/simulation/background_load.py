@@ -20,7 +20,7 @@ from shoal.keys import Keys
 from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.checker import Violation
-from shoal.simulation.faults import Plan
+from shoal.simulation.faults import FaultPlan
 from shoal.tables import Dense, Sparse, Table
 
 ASIDE = "aside"
@@ -33,10 +33,10 @@ def little_load() -> AbstractContextManager[object]:
     return mock.patch.multiple(limits, LOAD_LEAST=200.0, LOAD_ABOVE=1.0)
 
 
-class Bystander:
+class BackgroundLoad:
     """Adds to its table until it is told to stop."""
 
-    def __init__(self, plan: Plan, segments: int) -> None:
+    def __init__(self, plan: FaultPlan, segments: int) -> None:
         self.plan, self._random = plan, Random(f"{plan.seed}/bystander")
         self.sent = self.acked = self.failed = 0
         self.violations: list[Violation] = []

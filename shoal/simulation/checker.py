@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal.events import Begin, End, Event, Note
-from shoal.simulation.faults import Plan
+from shoal.simulation.faults import FaultPlan
 
 NEVER = 1 << 62
 
@@ -30,7 +30,7 @@ class Violation:
 
 
 @dataclass(slots=True)
-class Pull:
+class CheckedPull:
     """A pull that came back, with what it saw."""
 
     begin: Begin
@@ -41,7 +41,7 @@ class Pull:
 
 
 @dataclass(slots=True)
-class Worker:
+class CheckedWorker:
     """One incarnation: when it could be waited for, and its steps."""
 
     name: str
@@ -50,11 +50,11 @@ class Worker:
     gone: int = NEVER
 
 
-def check(plan: Plan, history: list[Event], void: set[int]) -> list[Violation]:
+def check(plan: FaultPlan, history: list[Event], void: set[int]) -> list[Violation]:
     """What pulls saw that they should not have, or should have and did not."""
     begins = {record.call: record for record in history if isinstance(record, Begin)}
     ends = {record.call: record for record in history if isinstance(record, End)}
-    pulls = [Pull(begins[c], end) for c, end in ends.items() if begins[c].kind == "pull" and end.outcome == "ok"]
+    pulls = [CheckedPull(begins[c], end) for c, end in ends.items() if begins[c].kind == "pull" and end.outcome == "ok"]
     found = list(_monotone(pulls))
     found += _account(plan, begins, ends, pulls, void)
     if plan.kind == "each":
@@ -65,7 +65,7 @@ def check(plan: Plan, history: list[Event], void: set[int]) -> list[Violation]:
 
 
 def check_end(
-    plan: Plan, history: list[Event], void: set[int], seen: list[list[int]], sums: list[float], expected: float
+    plan: FaultPlan, history: list[Event], void: set[int], seen: list[list[int]], sums: list[float], expected: float
 ) -> list[Violation]:
     """What is there when everything has come to rest: each push once, steps added in slot order, nothing infinite."""
     found: list[Violation] = []
@@ -92,9 +92,9 @@ def client_name(column: int) -> str:
     return f"worker-{column}"
 
 
-def _monotone(pulls: list[Pull]) -> Iterator[Violation]:
+def _monotone(pulls: list[CheckedPull]) -> Iterator[Violation]:
     """I4: what one incarnation has read, its later pulls contain."""
-    last: dict[tuple[str, int], Pull] = {}
+    last: dict[tuple[str, int], CheckedPull] = {}
     for pull in sorted(pulls, key=lambda pull: pull.begin.time):
         before = last.get((pull.begin.client, pull.begin.incarnation))
         if before is not None and before.end.time <= pull.begin.time:
@@ -106,7 +106,7 @@ def _monotone(pulls: list[Pull]) -> Iterator[Violation]:
 
 
 def _account(
-    plan: Plan, begins: dict[int, Begin], ends: dict[int, End], pulls: list[Pull], void: set[int]
+    plan: FaultPlan, begins: dict[int, Begin], ends: dict[int, End], pulls: list[CheckedPull], void: set[int]
 ) -> Iterator[Violation]:
     """I2: nothing is seen before it was sent. I3: what was acknowledged before a pull began is in it."""
     slots = plan.kind != "clients"
@@ -141,7 +141,7 @@ def _account(
 
 
 def _staleness(
-    plan: Plan, history: list[Event], begins: dict[int, Begin], pulls: list[Pull], void: set[int]
+    plan: FaultPlan, history: list[Event], begins: dict[int, Begin], pulls: list[CheckedPull], void: set[int]
 ) -> Iterator[Violation]:
     """I5: a pull at clock c contains all steps up to c - s of every worker that was at work all the while."""
     workers = _workers(history, begins)
@@ -165,12 +165,12 @@ def _staleness(
                         return
 
 
-def _workers(history: list[Event], begins: dict[int, Begin]) -> dict[int, Worker]:
+def _workers(history: list[Event], begins: dict[int, Begin]) -> dict[int, CheckedWorker]:
     """Each incarnation's spells of work (from when to when it must be waited for) and its steps."""
-    workers: dict[int, Worker] = {}
+    workers: dict[int, CheckedWorker] = {}
     for record in history:
         if isinstance(record, Note) and record.incarnation:
-            worker = workers.setdefault(record.incarnation, Worker(record.client))
+            worker = workers.setdefault(record.incarnation, CheckedWorker(record.client))
             if record.what in ("crashed", "removed"):
                 worker.gone = min(worker.gone, record.time)
             if record.what == "entered":  # the answer may come after its life was over
@@ -183,7 +183,7 @@ def _workers(history: list[Event], begins: dict[int, Begin]) -> dict[int, Worker
     return workers
 
 
-def _delay_during(plan: Plan, history: list[Event], pull: Pull) -> int | None:
+def _delay_during(plan: FaultPlan, history: list[Event], pull: CheckedPull) -> int | None:
     """The loosest bound that was in force at some time while the pull was under way; None: there was none."""
     # From the moment a change is asked for until it is known to be set, either may be in force.
     bounds: list[int | None] = []
@@ -201,7 +201,7 @@ def _delay_during(plan: Plan, history: list[Event], pull: Pull) -> int | None:
     return None if None in bounds else max(bound for bound in bounds if bound is not None)
 
 
-def _whole_steps(plan: Plan, pulls: list[Pull], void: set[int]) -> Iterator[Violation]:
+def _whole_steps(plan: FaultPlan, pulls: list[CheckedPull], void: set[int]) -> Iterator[Violation]:
     """I6: a pull for step t sees whole steps only, and all that it may demand."""
     steps = steps_of(plan)
     for pull in pulls:
@@ -219,7 +219,7 @@ def _whole_steps(plan: Plan, pulls: list[Pull], void: set[int]) -> Iterator[Viol
                 return
 
 
-def steps_of(plan: Plan) -> list[list[int]]:
+def steps_of(plan: FaultPlan) -> list[list[int]]:
     """The slots of each step, in order, over all passes."""
     per_pass = plan.slots_per_pass or plan.slots
     passes = [list(range(start, min(start + per_pass, plan.slots))) for start in range(0, plan.slots, per_pass)]

@@ -1,6 +1,6 @@
 """The coordinator and the servers of one simulated cluster: their lives, and what may befall them.
 
-A server runs inside ``Guest``, as everywhere. One that comes back is empty, under its old name; one that the coordinator refuses
+A server runs inside ``DrainableServer``, as everywhere. One that comes back is empty, under its old name; one that the coordinator refuses
 is started again by its supervisor. The coordinator comes back with what its disk kept of its journal.
 ``may_lose`` is the promise's other side: copies protect from the loss of all but one member of a segment's current set, so no
 crash takes the last one, unless a plan goes beyond that.
@@ -13,29 +13,29 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal import limits
-from shoal.cluster.move_settings import Moves
+from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.events import RunEvent
 from shoal.limits import MILLISECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import Guest
-from shoal.nodes.rollback import Saving
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.rollback import RollbackDriver
+from shoal.nodes.scheduling import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation.disk import SimulatedDisk
-from shoal.simulation.faults import Plan
+from shoal.simulation.faults import FaultPlan
 from shoal.simulation.world import World
 from shoal.store.checkpoint import manifest
-from shoal.store.server.segment_state import Part
-from shoal.wire.effects import Ended
-from shoal.wire.messages import Place, Placed, Shrink
+from shoal.store.server.segment_state import SegmentState
+from shoal.wire.effects import ProcessEnd
+from shoal.wire.messages import Replicas, Shrink, TablePlaces
 
 COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
 SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
 START_AGAIN = 300 * MILLISECOND  # after a server has ended by itself
-Process = Coordinator | Guest | Worker
+Process = Coordinator | DrainableServer | Worker
 
 
 class DealingSource(Protocol):
@@ -44,16 +44,16 @@ class DealingSource(Protocol):
     damaged: set[int]  # checkpoints that were damaged
     generation: Callable[[], int]
 
-    def as_dealing(self) -> Dealing | None:
+    def as_dealing(self) -> Scheduler | None:
         """For the next life of the coordinator."""
 
     def told(self, event: RunEvent) -> None: ...
 
 
-class Cluster:
+class SimulatedCluster:
     """All that is no worker."""
 
-    def __init__(self, world: World, plan: Plan, deals: DealingSource) -> None:
+    def __init__(self, world: World, plan: FaultPlan, deals: DealingSource) -> None:
         self.world, self.plan, self.deals = world, plan, deals
         self.job = ""  # whose checkpoints are made
         self.disk = world.disk = SimulatedDisk(plan.seed)
@@ -65,7 +65,7 @@ class Cluster:
         world.track(Shrink)
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
-        self.guests: dict[str, Guest] = {}  # what each of them runs in
+        self.guests: dict[str, DrainableServer] = {}  # what each of them runs in
         self.former: list[Server] = []
 
     @property
@@ -125,19 +125,19 @@ class Cluster:
         self.world.crash(name)
         if seen:  # the launcher tells, a moment later
             later = self.world.now + 10 * MILLISECOND
-            self.world.at(later, lambda: self.world.tell(COORDINATOR, Ended(name, "it was killed")))
+            self.world.at(later, lambda: self.world.tell(COORDINATOR, ProcessEnd(name, "it was killed")))
         return True
 
-    def server(self, name: str) -> Guest:
+    def server(self, name: str) -> DrainableServer:
         """As a launcher's own child, or as one on another host, which does not wait for its coordinator for ever."""
         self._lives += 1
         server = Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline, self.disk)
-        return Guest(server, server.member, "timing" if self.plan.seed % 2 else None)
+        return DrainableServer(server, server.member, "timing" if self.plan.seed % 2 else None)
 
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
         every = self.plan.checkpoint * MILLISECOND
-        saving = Saving(ROOT, self.job, every, disk=self.disk) if every else Saving()
-        moves = Moves(
+        saving = RollbackDriver(ROOT, self.job, every, disk=self.disk) if every else RollbackDriver()
+        moves = MoveSettings(
             self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
         )
         dealing = self.deals.as_dealing()
@@ -179,7 +179,7 @@ class Cluster:
 
     # ------------------------------------------------------------ what it holds
 
-    def tables(self) -> list[Placed]:
+    def tables(self) -> list[TablePlaces]:
         return list(self.coordinator.roster.tables.values())
 
     def delays(self, table: str) -> set[int | None]:
@@ -208,7 +208,7 @@ class Cluster:
                         return False
         return True
 
-    def _let_go(self, name: str, roster: Roster, place: Place) -> Iterator[str]:
+    def _let_go(self, name: str, roster: Roster, place: Replicas) -> Iterator[str]:
         """Members of a set that are leaving, and may be let go on this server's word, which may be under way.
 
         Where nobody is left to take their place, the set gets smaller as soon as one that stays was heard since it knew that they
@@ -236,7 +236,7 @@ class Cluster:
             if lives.get(sender) == shrink.incarnation and lives.get(shrink.server) == shrink.theirs
         }
 
-    def _is_given(self, name: str, table: Placed, segment: int) -> bool:
+    def _is_given(self, name: str, table: TablePlaces, segment: int) -> bool:
         """Whether it is about to hold that instead of another one: it has all of it, and word of that may be under way."""
         place = table.places[segment]
         server = self.servers.get(name) if place.instead and place.filling == name else None
@@ -298,7 +298,7 @@ class Cluster:
             self._whole = all(len(place.servers) >= most and not place.filling for place in places)
         return self._whole
 
-    def part(self, server: str, table: int, segment: int) -> Part | None:
+    def part(self, server: str, table: int, segment: int) -> SegmentState | None:
         """What this server has of a segment."""
         holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None:
@@ -306,7 +306,7 @@ class Cluster:
         follows = [follow.part for follow in holding.follows.values()]
         return next((part for part in (holding.own, *follows) if part is not None and segment in part.segments), None)
 
-    def part_from(self, server: str, table: int, start: int) -> tuple[Part, int] | None:
+    def part_from(self, server: str, table: int, start: int) -> tuple[SegmentState, int] | None:
         """The same, of the segment that begins with this key; and its number there."""
         holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None or start not in holding.placed.starts:

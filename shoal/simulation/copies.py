@@ -1,6 +1,6 @@
 """What copies promise: one owner of a segment at a time (I7); all copies alike when everything has come to rest (I8), and none too many (I12).
 
-``Owners`` reads off every acknowledgement by which epoch it was given. A server that was deposed may still tell of a push that all
+``OwnershipChecker`` reads off every acknowledgement by which epoch it was given. A server that was deposed may still tell of a push that all
 copies had recorded before; what it may never do is acknowledge one that the owner after it does not have.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from shoal import limits
 from shoal.simulation.checker import Violation
-from shoal.simulation.cluster import Cluster
-from shoal.store.server.segment_state import Part
+from shoal.simulation.cluster import SimulatedCluster
+from shoal.store.server.segment_state import SegmentState
 from shoal.tables import Step
 from shoal.wire import messages as m
 from shoal.wire.messages.base import tag_of
@@ -22,10 +22,10 @@ EMPTY = m.Counts(0)
 _ROOM = 8_000  # bytes beyond the bound: of the last push, and of what is neither a push nor says who came or went
 
 
-class Owners:
+class OwnershipChecker:
     """The log of who acknowledged what, by which epoch; and the rare things that happen on the way."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster, self._world = cluster, cluster.world
         self.violations: list[Violation] = []
         self._pushes: dict[int, m.Push] = {}  # by request
@@ -118,7 +118,7 @@ class Owners:
                 self.violations.append(Violation("I7 one owner", what))
 
 
-def _has(part: Part, segment: int, push: m.Push) -> bool:
+def _has(part: SegmentState, segment: int, push: m.Push) -> bool:
     books, apply = part.books(segment), part.spec.apply
     if isinstance(apply, Step) and push.stream >= 0:
         return books.version > apply.step_of((push.stream, push.number))
@@ -126,12 +126,12 @@ def _has(part: Part, segment: int, push: m.Push) -> bool:
     return counted is not None and (push.number < counted.mark or push.number in counted.ahead)
 
 
-def differences(cluster: Cluster) -> Iterator[Violation]:
+def differences(cluster: SimulatedCluster) -> Iterator[Violation]:
     """I8: every member of a set has the same rows, versions, ledgers and clocks."""
     live = set(cluster.incarnations())
     for table in cluster.tables():
         for segment, place in enumerate(table.places):
-            parts: dict[str, Part] = {}
+            parts: dict[str, SegmentState] = {}
             for name in place.servers:
                 part = cluster.part(name, table.number, segment)
                 if part is None:
@@ -144,7 +144,7 @@ def differences(cluster: Cluster) -> Iterator[Violation]:
                 yield Violation("I8 copies agree", f"segment {segment}: {told}")
 
 
-def settled(cluster: Cluster) -> bool:
+def settled(cluster: SimulatedCluster) -> bool:
     """Every server has the newest view, and no change is on its way to a copy, or being made: if all goes well, that is soon so."""
     for server in cluster.servers.values():
         logs = [holding.log for holding in server.tables.values()]
@@ -153,7 +153,7 @@ def settled(cluster: Cluster) -> bool:
     return cluster.all_know()
 
 
-def left_behind(cluster: Cluster) -> Iterator[Violation]:
+def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
     """I12: nobody keeps a segment that is not its own to hold, or changes for somebody who has no part in it."""
     placed = {table.number: table.places for table in cluster.tables()}
     for name, server in cluster.servers.items():
@@ -175,7 +175,7 @@ def left_behind(cluster: Cluster) -> Iterator[Violation]:
                     yield Violation("I12 bounded", f"{name} still sends to {link}, which holds nothing of its own")
 
 
-def _told(parts: dict[str, Part], segment: int, live: set[int]) -> str:
+def _told(parts: dict[str, SegmentState], segment: int, live: set[int]) -> str:
     """What differs between copies, in words. Who is gone may be forgotten here and not yet there."""
     images = {name: part.image(segment) for name, part in parts.items()}
     aspects: dict[str, Any] = {

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shoal.simulation.run import Run
+    from shoal.simulation.run import StoreRun
 
 
-def counts_of(run: Run) -> Counter[str]:
+def counts_of(run: StoreRun) -> Counter[str]:
     counts: Counter[str] = Counter()
     for part in _parts(run):
         counts.update(part)
@@ -18,7 +18,7 @@ def counts_of(run: Run) -> Counter[str]:
     return counts
 
 
-def _parts(run: Run) -> Iterator[dict[str, int]]:
+def _parts(run: StoreRun) -> Iterator[dict[str, int]]:
     yield run.stragglers.counts
     for coordinator in run.cluster.coordinators:
         yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal.data.slots import Slots
-from shoal.schedule.stop_rules import Stop
+from shoal.schedule.stop_rules import StopRules
 from shoal.simulation.peers_plan import PeersPlan
-from shoal.strategies.peers.leader import Facts
+from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
 from shoal.strategies.peers.replica import Change, Floats, Keys
@@ -66,14 +66,14 @@ def judge(weights: Floats) -> tuple[float, Mapping[str, float | None]]:
     return 1.0 / (1.0 + float(weights.sum())), {}
 
 
-class Learner:
+class CountingLearner:
     """A peer that learns, as the simulation sees it."""
 
     def __init__(self, mesh: Mesh, plan: PeersPlan) -> None:
         self._limit = plan.slots
-        facts = Facts(
+        facts = PeerFacts(
             Slots(max(1, plan.slots // 3), 1, plan.seed),
-            Stop(steps=plan.slots),
+            StopRules(steps=plan.slots),
             evaluate=max(1, plan.slots // 5),
             every=plan.told_every,
             owned=plan.send == "owned",

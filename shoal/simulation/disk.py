@@ -26,7 +26,7 @@ import msgspec
 
 from shoal.files import Disk
 from shoal.store.checkpoint import segment_file
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 
 BLOCK = 512
 
@@ -36,13 +36,13 @@ class Crashed(BaseException):
 
 
 @dataclass(slots=True, eq=False)
-class _File:
+class _SimulatedFile:
     cached: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
-class _Folder:
+class _SimulatedFolder:
     cached: dict[str, _Node] = field(default_factory=dict)
     durable: dict[str, _Node] = field(default_factory=dict)
     changes: list[dict[str, _Node | None]] = field(
@@ -54,7 +54,7 @@ class _Folder:
         _apply(self.cached, names)
 
 
-_Node = _File | _Folder
+_Node = _SimulatedFile | _SimulatedFolder
 
 
 def _apply(names: dict[str, _Node], change: dict[str, _Node | None]) -> None:
@@ -77,7 +77,7 @@ class SimulatedDisk(Disk):
         self.spent = 0  # nanoseconds that all of them took: for whoever plays the time
         self.trace: list[str] = []
         self._random = Random(f"{seed}/slow")
-        self._root = _Folder()
+        self._root = _SimulatedFolder()
 
     # ------------------------------------------------------------ what a checkpoint asks for
 
@@ -86,7 +86,7 @@ class SimulatedDisk(Disk):
         for name in _parts(folder):
             if name not in at.cached:
                 self._operation("make", folder)
-                at.change({name: _Folder()})
+                at.change({name: _SimulatedFolder()})
             at = _folder(at.cached[name])
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
@@ -94,7 +94,7 @@ class SimulatedDisk(Disk):
         if path.name in folder.cached:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._operation("create", path)
-        file = _File()
+        file = _SimulatedFile()
         folder.change({path.name: file})
         try:
             for chunk in chunks:
@@ -108,7 +108,7 @@ class SimulatedDisk(Disk):
             self.remove(path)
             raise
 
-    def _sync(self, path: Path, file: _File) -> None:
+    def _sync(self, path: Path, file: _SimulatedFile) -> None:
         self._operation("sync", path)
         file.durable = bytes(file.cached)
 
@@ -129,7 +129,7 @@ class SimulatedDisk(Disk):
         file = self._folder(path.parent).cached.get(path.name)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if not isinstance(file, _File):
+        if not isinstance(file, _SimulatedFile):
             raise OSError(errno.EINVAL, "it is no plain file")
         found = bytearray(file.cached)
         if path in self.flips and found:
@@ -149,7 +149,7 @@ class SimulatedDisk(Disk):
         except FileNotFoundError:
             return
         node = folder.cached.get(path.name)
-        for name in self.names(path) if isinstance(node, _Folder) else []:
+        for name in self.names(path) if isinstance(node, _SimulatedFolder) else []:
             self.remove(path / name)
         if node is not None:
             self._operation("remove", path)
@@ -164,7 +164,7 @@ class SimulatedDisk(Disk):
     def damage(self, path: Path, contents: bytes | None) -> None:
         """Somebody writes over a file, or removes it (None), and it stays that way."""
         folder = self._folder(path.parent)
-        file = None if contents is None else _File(bytearray(contents), contents)
+        file = None if contents is None else _SimulatedFile(bytearray(contents), contents)
         for names in (folder.cached, folder.durable):
             _apply(names, {path.name: file})
 
@@ -184,7 +184,7 @@ class SimulatedDisk(Disk):
         if (reason := self.failing.get(number)) is not None:
             raise OSError(reason, os.strerror(reason))
 
-    def _folder(self, path: Path) -> _Folder:
+    def _folder(self, path: Path) -> _SimulatedFolder:
         at = self._root
         for name in _parts(path):
             if name not in at.cached:
@@ -197,32 +197,32 @@ def _parts(path: Path) -> tuple[str, ...]:
     return path.relative_to(path.anchor).parts
 
 
-def _folder(node: _Node) -> _Folder:
-    if not isinstance(node, _Folder):
+def _folder(node: _Node) -> _SimulatedFolder:
+    if not isinstance(node, _SimulatedFolder):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     return node
 
 
-def _files(folder: _Folder) -> Iterable[_File]:
+def _files(folder: _SimulatedFolder) -> Iterable[_SimulatedFile]:
     for node in folder.cached.values():
-        yield from _files(node) if isinstance(node, _Folder) else [node]
+        yield from _files(node) if isinstance(node, _SimulatedFolder) else [node]
 
 
-def _survivor(folder: _Folder, random: Random, names: float, blocks: float) -> _Folder:
+def _survivor(folder: _SimulatedFolder, random: Random, names: float, blocks: float) -> _SimulatedFolder:
     found = dict(folder.durable)
     for change in folder.changes:
         if random.random() < names:
             _apply(found, change)
     for name, node in found.items():
-        if isinstance(node, _Folder):
+        if isinstance(node, _SimulatedFolder):
             found[name] = _survivor(node, random, names, blocks)
         else:
             contents = _torn(node, random, blocks)
-            found[name] = _File(bytearray(contents), contents)
-    return _Folder(found, dict(found))
+            found[name] = _SimulatedFile(bytearray(contents), contents)
+    return _SimulatedFolder(found, dict(found))
 
 
-def _torn(file: _File, random: Random, keep: float) -> bytes:
+def _torn(file: _SimulatedFile, random: Random, keep: float) -> bytes:
     """Of what was not synced, any blocks; where one is missing, what was there before, or zeros."""
     cached, durable = bytes(file.cached), file.durable
     if cached == durable:
@@ -252,7 +252,7 @@ def manifest_before_data() -> Any:
     """The manifest says that segments are there whose blocks are still on their way."""
     real = SimulatedDisk._sync
 
-    def sync(self: SimulatedDisk, path: Path, file: _File) -> None:
+    def sync(self: SimulatedDisk, path: Path, file: _SimulatedFile) -> None:
         if path.suffix != ".safetensors":
             real(self, path, file)
 
@@ -270,7 +270,7 @@ def ledger_not_in_checkpoint() -> Any:
     """Rows and versions are kept, but not what they contain."""
     real = segment_file.write_segment
 
-    def write_segment(disk: Disk, folder: Path, name: str, number: int, image: Image) -> Any:
+    def write_segment(disk: Disk, folder: Path, name: str, number: int, image: SegmentImage) -> Any:
         written = real(disk, folder, name, number, image)
         return msgspec.structs.replace(written, books=msgspec.structs.replace(written.books, ledger={}))
 

@@ -1,6 +1,6 @@
 """Servers come and go in a simulated cluster, and are struck while a segment is on its way (see ``moves_plan``).
 
-``Elastic`` carries these faults out: it starts newcomers, asks servers to go until they are gone, rolls a restart through all of them, and
+``ElasticDriver`` carries these faults out: it starts newcomers, asks servers to go until they are gone, rolls a restart through all of them, and
 lies in ambush. It sees moves as the coordinator does, in its roster, and in the messages that take them further:
 
     named     the roster says who is filled, and instead of whom
@@ -22,10 +22,10 @@ from typing import Protocol
 from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.simulation.checker import Violation
-from shoal.simulation.cluster import COORDINATOR, Cluster
-from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
+from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_plan import PLANNED
 from shoal.wire import messages as m
 
@@ -36,7 +36,7 @@ Key = tuple[int, int]  # table and segment
 
 
 @dataclass(slots=True)
-class Leaving:
+class LeavingServer:
     """A server that was asked to go."""
 
     name: str
@@ -48,7 +48,7 @@ class Leaving:
 
 
 @dataclass(slots=True, frozen=True)
-class Moving:
+class MovingSegment:
     """A segment on its way, by the coordinator's roster."""
 
     source: str  # the primary: it sends
@@ -64,27 +64,27 @@ class Striker(Protocol):
     def strike(self, fault: Fault) -> None: ...
 
 
-class Elastic:
+class ElasticDriver:
     """The comings and goings of one run."""
 
-    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+    def __init__(self, cluster: SimulatedCluster, plan: FaultPlan) -> None:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
         self.nemesis: Striker | None = None
         self.violations: list[Violation] = []
         self.stalls: list[float] = []  # seconds
-        self._leaving: dict[str, Leaving] = {}
+        self._leaving: dict[str, LeavingServer] = {}
         self._rolling: list[str] = []
         self._roll: Fault | None = None
         self._away = 0  # gone, and on their way back
         self._armed: list[Fault] = []
-        self._moves: dict[Key, Moving] = {}
-        self._copied: set[tuple[Key, Moving]] = set()
+        self._moves: dict[Key, MovingSegment] = {}
+        self._copied: set[tuple[Key, MovingSegment]] = set()
         self._seen = (0, -1)
         self._requests = FIRST_REQUEST
         self._over = False
         self.world.watch(m.Fill, self._filled)
         self.world.watch(m.Full, self._full)
-        self.world.watch(m.No, self._refused)
+        self.world.watch(m.Refusal, self._refused)
 
     # ------------------------------------------------------------ what is to be done
 
@@ -123,11 +123,11 @@ class Elastic:
             other in self.world.hosts and other not in self._leaving for other in self.cluster.servers if other != name
         ):
             return False  # the last one cannot go
-        leaving = self._leaving[name] = Leaving(name, host.life, how, back, rolls)
+        leaving = self._leaving[name] = LeavingServer(name, host.life, how, back, rolls)
         self._urge(leaving)
         return True
 
-    def _urge(self, leaving: Leaving) -> None:
+    def _urge(self, leaving: LeavingServer) -> None:
         """Ask, until it goes; not for ever, since one who stays is found by ``settled``."""
         host = self.world.hosts.get(leaving.name)
         if self._leaving.get(leaving.name) is not leaving:
@@ -143,7 +143,7 @@ class Elastic:
             self.world.send("operator", COORDINATOR, m.Drain(leaving.request, leaving.name))
         self.world.at(self.world.now + ASK_AGAIN, lambda: self._urge(leaving))
 
-    def _refused(self, sender: str, to: str, no: m.No) -> None:
+    def _refused(self, sender: str, to: str, no: m.Refusal) -> None:
         """It cannot go now: it is the last one that stays."""
         for one in list(self._leaving.values()):
             theirs = (to, no.request) == (one.name, 0) if one.how == "leave" else no.request == one.request
@@ -157,7 +157,7 @@ class Elastic:
         elif (guest := self.cluster.guests.get(name)) is not None and guest.end and name in self.world.hosts:
             self._ended(guest)
 
-    def _ended(self, guest: Guest) -> None:
+    def _ended(self, guest: DrainableServer) -> None:
         """Its process ends: it was let go, or the coordinator will not have it."""
         if guest.end == "released":
             self._released(guest.name)
@@ -178,7 +178,7 @@ class Elastic:
         if (leaving := self._leaving.get(name)) is not None:
             self._gone(leaving, "gone")
 
-    def _gone(self, leaving: Leaving, why: str) -> None:
+    def _gone(self, leaving: LeavingServer, why: str) -> None:
         del self._leaving[leaving.name]
         if why != "gone":
             self.world.counts[f"moves: servers {why}"] += 1
@@ -189,7 +189,7 @@ class Elastic:
         if leaving.rolls:
             self._next()
 
-    def _back(self, leaving: Leaving) -> None:
+    def _back(self, leaving: LeavingServer) -> None:
         self._away -= 1
         if leaving.name not in self.cluster.servers:
             self.cluster.restart(leaving.name)
@@ -231,13 +231,13 @@ class Elastic:
             else:
                 self.world.counts["moves: given up"] += 1
 
-    def _under_way(self) -> Iterator[tuple[Key, Moving]]:
+    def _under_way(self) -> Iterator[tuple[Key, MovingSegment]]:
         for table in self.cluster.tables():
             for segment, place in enumerate(table.places):
                 if place.filling and place.instead and place.servers:
                     others = tuple(one for one in place.servers[1:] if one != place.instead)
                     source, target = place.servers[0], place.filling
-                    yield (table.number, segment), Moving(source, target, place.instead, others, place.epoch)
+                    yield (table.number, segment), MovingSegment(source, target, place.instead, others, place.epoch)
 
     def _filled(self, sender: str, to: str, fill: m.Fill) -> None:
         key = fill.table, fill.segment
@@ -253,7 +253,7 @@ class Elastic:
                 self._reached("full", move)
                 return
 
-    def _reached(self, stage: str, move: Moving) -> None:
+    def _reached(self, stage: str, move: MovingSegment) -> None:
         self.world.counts[f"moves: {stage}"] += 1
         for fault in [fault for fault in self._armed if fault.how == stage]:
             victim = self._victim(fault, move)
@@ -262,7 +262,7 @@ class Elastic:
                 later = self.world.now + int(fault.rate * MILLISECOND)
                 self.world.at(later, lambda fault=fault, victim=victim: self._pounce(fault, victim, move))  # type: ignore[misc]
 
-    def _victim(self, fault: Fault, move: Moving) -> str:
+    def _victim(self, fault: Fault, move: MovingSegment) -> str:
         match fault.who:
             case "source":
                 return move.source
@@ -274,7 +274,7 @@ class Elastic:
                 return next(iter(move.others), "")
         return COORDINATOR
 
-    def _pounce(self, fault: Fault, victim: str, move: Moving) -> None:
+    def _pounce(self, fault: Fault, victim: str, move: MovingSegment) -> None:
         assert self.nemesis is not None
         if self._over:
             return

@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.limits import INLINE_ELEMENTS
 from shoal.simulation.scales import draw_scale
-from shoal.timing import Intervals, Timing
+from shoal.timing import Timing, TimingSettings
 
 Kind = Literal["clients", "each", "step"]
 WEATHER = ("loss", "repeat", "late", "slow", "corrupt")
@@ -59,7 +59,7 @@ class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         )
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What one seed stands for."""
 
     seed: int
@@ -84,7 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     habits: tuple[str, ...] = ()
 
     @classmethod
-    def draw(cls, seed: int) -> Plan:
+    def draw(cls, seed: int) -> FaultPlan:
         random = Random(f"{seed}/plan")
         kind: Kind = random.choice(["clients", "each", "each", "step"])
         slots_per_step = random.choice([1, 2, 3, 4, 5])
@@ -117,11 +117,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
         return with_stragglers(msgspec.structs.replace(plan, faults=draw_faults(plan)))
 
     @classmethod
-    def read(cls, text: str) -> Plan:
+    def read(cls, text: str) -> FaultPlan:
         """A plan as it prints itself. ValueError says why it is none."""
         try:
             plan = _literal(ast.parse(text.strip(), mode="eval").body)
-            if not isinstance(plan, Plan):
+            if not isinstance(plan, FaultPlan):
                 raise ValueError("that is no Plan(...)")
             delay: object = plan.max_delay
             # Annotated as a store has it; a training run may also have 'auto'.
@@ -136,7 +136,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
         return plan
 
     @property
-    def timing(self) -> Intervals:
+    def timing(self) -> TimingSettings:
         """What all go by. Runs are short: loads are told more often than usual, and looking at copies is not scaled."""
         # Disks of a plan are full for seconds, whatever the scale: what is promised is what holds before a run goes on without.
         return Timing(scale=self.scale, load_every=0.5, level_again=0.05, journal=30.0).intervals()
@@ -171,7 +171,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
 def _literal(node: ast.expr) -> Any:
     """Fault(...) and Plan(...), or a plan of another scenario, of literals; nothing is evaluated."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        plans: list[type[msgspec.Struct]] = [Fault, Plan, *Plan.__subclasses__()]
+        plans: list[type[msgspec.Struct]] = [Fault, FaultPlan, *FaultPlan.__subclasses__()]
         kinds = {one.__name__: one for one in plans}
         if node.func.id in kinds:
             facts = {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
@@ -187,7 +187,7 @@ def _literal(node: ast.expr) -> Any:
 # ---------------------------------------------------------------- what goes wrong
 
 
-def draw_faults(plan: Plan) -> tuple[Fault, ...]:
+def draw_faults(plan: FaultPlan) -> tuple[Fault, ...]:
     random = Random(f"{plan.seed}/faults")
     faults: list[Fault] = []
     for family in random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])):
@@ -200,12 +200,12 @@ def draw_faults(plan: Plan) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def family(name: str, plan: Plan, random: Random) -> list[Fault]:
+def family(name: str, plan: FaultPlan, random: Random) -> list[Fault]:
     """Some faults of one family."""
     return _DRAW[name](plan, random)
 
 
-def with_stragglers(plan: Plan) -> Plan:
+def with_stragglers(plan: FaultPlan) -> FaultPlan:
     """In three plans of ten some workers are slow (drawn apart: S3-07)."""
     random = Random(f"{plan.seed}/stragglers")
     if random.random() >= 0.3:
@@ -218,7 +218,7 @@ def with_stragglers(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, faults=tuple(faults))
 
 
-def straggler(plan: Plan, random: Random, name: str) -> Fault:
+def straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
     match random.choice(["slower", "slower", "halting", "stall"]):
         case "slower":  # so many times
             return Fault("slower", random.randrange(plan.lasts // 2), plan.lasts, name, rate=random.choice([3, 5, 10]))
@@ -227,35 +227,35 @@ def straggler(plan: Plan, random: Random, name: str) -> Fault:
     return Fault("stall", random.randrange(plan.lasts // 2), random.choice([500, 2_000, 6_000]), name)
 
 
-def _some(plan: Plan, random: Random) -> list[int]:
+def _some(plan: FaultPlan, random: Random) -> list[int]:
     """One to three moments."""
     return [random.randrange(plan.lasts) for _ in range(random.choice([1, 2, 3]))]
 
 
-def _loss(plan: Plan, random: Random) -> list[Fault]:
+def _loss(plan: FaultPlan, random: Random) -> list[Fault]:
     return [Fault("loss", lasts=plan.lasts, rate=random.choice([0.02, 0.1, 0.3]))]
 
 
-def _repeat(plan: Plan, random: Random) -> list[Fault]:
+def _repeat(plan: FaultPlan, random: Random) -> list[Fault]:
     repeat = Fault("repeat", lasts=plan.lasts, rate=random.choice([0.1, 0.3]))
     late = random.choice([0.0, 0.2, 0.5])
     return [repeat, *([Fault("late", lasts=plan.lasts, rate=late)] if late else [])]
 
 
-def _slow(plan: Plan, random: Random) -> list[Fault]:
+def _slow(plan: FaultPlan, random: Random) -> list[Fault]:
     return [Fault("slow", lasts=plan.lasts, rate=random.choice([0.05, 0.2]))]
 
 
-def _corrupt(plan: Plan, random: Random) -> list[Fault]:
+def _corrupt(plan: FaultPlan, random: Random) -> list[Fault]:
     return [Fault("corrupt", lasts=plan.lasts, rate=random.choice([0.02, 0.1]))]
 
 
-def _partition(plan: Plan, random: Random) -> list[Fault]:
+def _partition(plan: FaultPlan, random: Random) -> list[Fault]:
     """One node is cut off from some others, both ways or one way."""
     return [_cut(plan, random, at, plan.names, plan.names) for at in _some(plan, random)]
 
 
-def _server_partition(plan: Plan, random: Random) -> list[Fault]:
+def _server_partition(plan: FaultPlan, random: Random) -> list[Fault]:
     """A server is cut off from other servers, or from the coordinator and them (F17, F18)."""
     if random.random() < 0.5:
         others = plan.server_names + random.choice([[], ["coordinator"]])
@@ -268,14 +268,14 @@ def _server_partition(plan: Plan, random: Random) -> list[Fault]:
     ]
 
 
-def _cut(plan: Plan, random: Random, at: int, names: list[str], others: list[str]) -> Fault:
+def _cut(plan: FaultPlan, random: Random, at: int, names: list[str], others: list[str]) -> Fault:
     who = random.choice(names)
     cut = tuple(name for name in others if name != who and random.random() < 0.6)
     how = random.choice(["", "", "out", "in"])
     return Fault("cut", at, random.choice([300, 1_500, 7_000]), who, cut, how=how)
 
 
-def _swizzle(plan: Plan, random: Random) -> list[Fault]:
+def _swizzle(plan: FaultPlan, random: Random) -> list[Fault]:
     """Nodes are clogged one after the other, and come free in another order (F20): nothing is lost, all is late."""
     names = random.sample(plan.names, random.randrange(1, len(plan.names) + 1))
     each = plan.lasts // (2 * len(names))
@@ -284,14 +284,14 @@ def _swizzle(plan: Plan, random: Random) -> list[Fault]:
     return [Fault("clog", i * each, free[i] - i * each, name) for i, name in enumerate(names)]
 
 
-def _pause(plan: Plan, random: Random) -> list[Fault]:
+def _pause(plan: FaultPlan, random: Random) -> list[Fault]:
     return [
         Fault("pause", at, random.choice([100, 1_000, 3_000, 8_000]), random.choice(plan.names))
         for at in _some(plan, random)
     ]
 
 
-def _server_pause(plan: Plan, random: Random) -> list[Fault]:
+def _server_pause(plan: FaultPlan, random: Random) -> list[Fault]:
     """Long enough to be removed, or just not (F9)."""
     return [
         Fault("pause", at, random.choice([1_500, 3_000, 6_000, 9_000]), random.choice(plan.server_names))
@@ -299,14 +299,14 @@ def _server_pause(plan: Plan, random: Random) -> list[Fault]:
     ]
 
 
-def _crash(plan: Plan, random: Random) -> list[Fault]:
+def _crash(plan: FaultPlan, random: Random) -> list[Fault]:
     return [
         Fault("crash", at, random.choice([0, 500, 3_000, 7_000]), random.choice(plan.worker_names))
         for at in _some(plan, random)
     ]
 
 
-def _server_crash(plan: Plan, random: Random) -> list[Fault]:
+def _server_crash(plan: FaultPlan, random: Random) -> list[Fault]:
     """A server is gone with all it held, and comes back with nothing; the launcher may have seen it (F5, F7).
 
     Often something else happens while the others take over: the coordinator dies, too (F15), another server dies or stands still.
@@ -335,16 +335,16 @@ def _server_crash(plan: Plan, random: Random) -> list[Fault]:
     return faults
 
 
-def _coordinator(plan: Plan, random: Random) -> list[Fault]:
+def _coordinator(plan: FaultPlan, random: Random) -> list[Fault]:
     """It is gone for a while, and comes back with its journal (F14)."""
     return [Fault("crash", at, random.choice([0, 300, 2_000, 6_000]), "coordinator") for at in _some(plan, random)]
 
 
-def _full_disk(plan: Plan, random: Random) -> list[Fault]:
+def _full_disk(plan: FaultPlan, random: Random) -> list[Fault]:
     return [Fault("full", at, random.choice([200, 1_500, 4_000]), "coordinator") for at in _some(plan, random)]
 
 
-def beyond(plan: Plan, random: Random) -> list[Fault]:
+def beyond(plan: FaultPlan, random: Random) -> list[Fault]:
     """All copies of something are lost: servers one after the other, or all processes at once with what was not synced."""
     faults = []
     for at in _some(plan, random)[:2]:
@@ -359,7 +359,7 @@ def beyond(plan: Plan, random: Random) -> list[Fault]:
     return faults
 
 
-def _drift(plan: Plan, random: Random) -> list[Fault]:
+def _drift(plan: FaultPlan, random: Random) -> list[Fault]:
     """Every clock has its own pace and its own beginning (F28)."""
     return [
         Fault("drift", lasts=random.randrange(1_000), who=name, rate=round(random.uniform(-0.1, 0.1), 4))
@@ -367,7 +367,7 @@ def _drift(plan: Plan, random: Random) -> list[Fault]:
     ]
 
 
-def _rogue(plan: Plan, random: Random) -> list[Fault]:
+def _rogue(plan: FaultPlan, random: Random) -> list[Fault]:
     """Somebody sends what no client of ours would."""
     return [
         Fault(
@@ -381,7 +381,7 @@ def _rogue(plan: Plan, random: Random) -> list[Fault]:
     ]
 
 
-def _twin(plan: Plan, random: Random) -> list[Fault]:
+def _twin(plan: FaultPlan, random: Random) -> list[Fault]:
     """A second process under a name that is in use (F37)."""
     names = plan.worker_names + (plan.server_names if plan.copies > 1 else [])
     return [

@@ -16,11 +16,11 @@ import numpy as np
 
 from shoal.simulation.checker import Violation
 from shoal.simulation.gossip_driver import GossipDriver
-from shoal.simulation.gossip_model import Doubles, SimStepper, name_of, node_of
+from shoal.simulation.gossip_model import Doubles, SimulatedGossipModel, name_of, node_of
 from shoal.strategies.gossip.model import Floats
-from shoal.strategies.gossip.pairwise import Meetings
-from shoal.strategies.gossip.synchronous import Rounds
-from shoal.strategies.gossip.worker import Gossiper
+from shoal.strategies.gossip.pairwise import Pairwise
+from shoal.strategies.gossip.synchronous import Synchronous
+from shoal.strategies.gossip.worker import GossipWorker
 
 CLOSE = 1e-4  # of numbers of size 1, after hundreds of roundings
 
@@ -35,8 +35,8 @@ class RoundChecker:
     """Of gossip in rounds."""
 
     driver: GossipDriver
-    nodes: dict[str, Gossiper]
-    models: dict[str, SimStepper]
+    nodes: dict[str, GossipWorker]
+    models: dict[str, SimulatedGossipModel]
     violations: list[Violation] = field(default_factory=list)
     said: dict[tuple[int, int, str], Floats] = field(default_factory=dict)  # leg, round, who: what it began with
     weights: dict[tuple[int, int, str], float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class RoundChecker:
     def see(self, name: str) -> None:
         """After an event at this worker."""
         part, model = self.nodes[name].part, self.models[name]
-        assert isinstance(part, Rounds)
+        assert isinstance(part, Synchronous)
         found = {(part.leg, number): (said.model, said.weight) for number, said in part._said.items()}
         if part.leg and part.is_over and not part._settling:
             found[part.leg, part.round] = model.weights, part.weight
@@ -156,7 +156,7 @@ class RoundChecker:
     def _product(self) -> None:
         """Nobody was lost: all is as the matrix has it, from the first round to the last; and push-sum's weights add up."""
         if self.directed:
-            total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Rounds))
+            total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Synchronous))
             if abs(total - len(self.nodes)) > 1e-9:
                 self.violations.append(Violation("I10 conservation", f"the weights add up to {total:.12g}"))
         if self.driver.plan.learns or self.directed:
@@ -176,7 +176,7 @@ class RoundChecker:
 
 
 @dataclass
-class Half:
+class PushSumHalf:
     """One side of a meeting has moved, and the other has not (yet)."""
 
     who: str
@@ -189,10 +189,10 @@ class MeetingChecker:
     """Of gossip two at a time."""
 
     driver: GossipDriver
-    nodes: dict[str, Gossiper]
-    models: dict[str, SimStepper]
+    nodes: dict[str, GossipWorker]
+    models: dict[str, SimulatedGossipModel]
     violations: list[Violation] = field(default_factory=list)
-    halves: list[Half] = field(default_factory=list)
+    halves: list[PushSumHalf] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
     base: Doubles = field(init=False)
 
@@ -215,7 +215,7 @@ class MeetingChecker:
                 self._moved(who, moved, times)
             model.adds.clear()
         part = self.nodes[name].part
-        assert isinstance(part, Meetings)
+        assert isinstance(part, Pairwise)
         for half in self.halves:
             if half.who == name and not half.asker:
                 half.asker = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
@@ -229,7 +229,7 @@ class MeetingChecker:
         if not moved.any():  # of two that agree: a half like any other, and no loss
             return
         if times > 0:
-            self.halves.append(Half(who, moved))
+            self.halves.append(PushSumHalf(who, moved))
             return
         for i, half in reversed(list(enumerate(self.halves))):  # the last one: of some dead one may be the same
             if half.asker in ("", who) and np.array_equal(half.moved, moved):

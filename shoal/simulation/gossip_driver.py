@@ -15,7 +15,7 @@ from shoal.limits import MILLISECOND
 from shoal.simulation.gossip_model import name_of
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.world import World
-from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.controller import HOME
 from shoal.strategies.gossip.legs import GossipController
 from shoal.strategies.gossip.model import Floats
@@ -44,7 +44,7 @@ class GossipDriver:
         self.every = plan.rounds * plan.nodes  # slots from one judgement to the next
         self.total = plan.legs * self.every
         self._per_pass = max(1, self.every - plan.seed % 3)  # passes end within a leg, too
-        parts = Parts(Slots(self._per_pass, 1, plan.seed), plan.nodes)
+        parts = Shards(Slots(self._per_pass, 1, plan.seed), plan.nodes)
         self.controller = GossipController(
             names,
             {name: f"memory:{name}" for name in names},

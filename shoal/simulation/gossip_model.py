@@ -28,7 +28,7 @@ def pull_of(slot: int, size: int) -> Floats:
     return drawn
 
 
-class SimStepper:
+class SimulatedGossipModel:
     """A model of a few numbers, with a record."""
 
     def __init__(self, start: Floats, step: float = STEP) -> None:

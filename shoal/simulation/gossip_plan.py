@@ -19,7 +19,7 @@ BOTH_WAYS: tuple[Topology, ...] = ("ring", "ring", "star", "complete", "exponent
 TROUBLE = ("loss", "repeat", "slow", "pause", "cut", "crash", "crash", "last words")
 
 
-class Crash(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+class PlannedCrash(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A worker is gone: at a time, or in the middle of what it says; home hears of it a little later."""
 
     who: int
@@ -49,7 +49,7 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     slow: float = 0.0
     pauses: tuple[tuple[int, int, int], ...] = ()  # who, when, for how long
     cuts: tuple[tuple[int, int, int, int], ...] = ()  # from whom, to whom, when, for how long
-    crashes: tuple[Crash, ...] = ()
+    crashes: tuple[PlannedCrash, ...] = ()
     scale: float = 1.0  # of the timing that all go by
     left: float | None = None  # seconds that every leg may take, at most
     home_pauses: tuple[tuple[int, int], ...] = ()  # when, for how long
@@ -131,9 +131,9 @@ def _with(plan: GossipPlan, trouble: str, random: Random) -> GossipPlan:
             return replace(plan, cuts=((who, random.randrange(plan.nodes), at, random.choice([300, 3_000])),))
         case "crash":
             early = random.choice([30, 300, plan.lasts])  # many runs are over soon
-            crash = Crash(who, at=1 + random.randrange(early), told=random.choice([0, 50, 1_000]))
+            crash = PlannedCrash(who, at=1 + random.randrange(early), told=random.choice([0, 50, 1_000]))
         case _:
-            crash = Crash(who, words=random.randrange(1, 12), told=random.choice([0, 50, 1_000]))
+            crash = PlannedCrash(who, words=random.randrange(1, 12), told=random.choice([0, 50, 1_000]))
     if len({one.who for one in plan.crashes} | {who}) == plan.nodes:
         return plan  # somebody stays
     return replace(plan, crashes=(*plan.crashes, crash))

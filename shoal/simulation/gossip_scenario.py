@@ -1,4 +1,4 @@
-"""Workers that gossip in one thread, with faults, from seeds: ``Gossiper`` and ``GossipController``, the nodes that ship, on virtual time.
+"""Workers that gossip in one thread, with faults, from seeds: ``GossipWorker`` and ``GossipController``, the nodes that ship, on virtual time.
 
 Checked after every event: nothing of the models' sum comes or goes but as it should (I10). At the end: all legs are over in time (I13),
 every slot was learned by whom it was dealt to and is counted once (I1), and where nobody was lost all is as the mixing matrix has it.
@@ -18,22 +18,22 @@ from shoal import limits
 from shoal.simulation.checker import Violation
 from shoal.simulation.gossip_checker import MeetingChecker, RoundChecker
 from shoal.simulation.gossip_driver import GossipDriver
-from shoal.simulation.gossip_model import STEP, SimStepper, name_of
+from shoal.simulation.gossip_model import STEP, SimulatedGossipModel, name_of
 from shoal.simulation.gossip_mutants import MUTANTS
-from shoal.simulation.gossip_plan import Crash, GossipPlan
+from shoal.simulation.gossip_plan import GossipPlan, PlannedCrash
 from shoal.simulation.run import Verdict
 from shoal.simulation.world import World
 from shoal.strategies.gossip import compute_queue
-from shoal.strategies.gossip.controller import HOME, Home
+from shoal.strategies.gossip.controller import HOME, Controller
 from shoal.strategies.gossip.legs import GossipController
-from shoal.strategies.gossip.pairwise import Meetings
+from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.topology import Graph
-from shoal.strategies.gossip.worker import Gossiper
+from shoal.strategies.gossip.worker import GossipWorker
 from shoal.timing import Timing
 from shoal.wire.messages import Message
 from shoal.wire.messages.gossip import (
     Meet,
-    Met,
+    MeetReply,
     Offer,
     Reached,
 )
@@ -44,7 +44,7 @@ MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all model
 RUNAWAY = 100.0  # all that models are drawn to is of size 1
 _FOREVER = 1 << 60
 
-NODES = (GossipController, Gossiper, Home)
+NODES = (GossipController, GossipWorker, Controller)
 SOMETIMES = (
     "a graph fell apart",
     "asked for an offer again",
@@ -70,10 +70,10 @@ SOMETIMES = (
 
 
 def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
-    return GossipRun(GossipPlan.draw(seed), trace).verdict()
+    return GossipScenario(GossipPlan.draw(seed), trace).verdict()
 
 
-class GossipRun:
+class GossipScenario:
     """One plan, from its workers to the verdict."""
 
     def __init__(
@@ -85,9 +85,11 @@ class GossipRun:
         self.counts: Counter[str] = Counter()
         self.driver = GossipDriver(self.world, plan, graph or plan.graph())
         drawn = np.random.default_rng(plan.seed).normal(0.0, 1.0, (plan.nodes, plan.size)).astype(np.float32)
-        self.models = {name_of(i): SimStepper(drawn[i], STEP if plan.learns else 0.0) for i in range(plan.nodes)}
+        self.models = {
+            name_of(i): SimulatedGossipModel(drawn[i], STEP if plan.learns else 0.0) for i in range(plan.nodes)
+        }
         self.nodes = {
-            name: Gossiper(
+            name: GossipWorker(
                 name,
                 model,
                 plan.mode,
@@ -101,7 +103,7 @@ class GossipRun:
         self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.driver, self.nodes, self.models)
         self._words: Counter[str] = Counter()
         self._asked: set[tuple[str, int]] = set()
-        for kind in (Offer, Reached, Meet, Met):
+        for kind in (Offer, Reached, Meet, MeetReply):
             self.world.on_send[kind] = self._says
 
     def verdict(self) -> Verdict:
@@ -216,7 +218,7 @@ class GossipRun:
         self.counts["fault: cut from home" if HOME in (sender, to) else "fault: cut"] += sender != to
         self.world.weather.cuts[sender, to] = self.world.now + lasts * limits.MILLISECOND
 
-    def _crash(self, crash: Crash) -> None:
+    def _crash(self, crash: PlannedCrash) -> None:
         name = name_of(crash.who)
         if name not in self.world.hosts or self.driver.over:
             return
@@ -256,11 +258,11 @@ class GossipRun:
                 self.counts["asked to meet again"] += (sender, number) in self._asked
                 self._asked.add((sender, number))
                 part = self.nodes[to].part
-                if isinstance(part, Meetings) and part.asked is not None and part.asked.name == sender:
+                if isinstance(part, Pairwise) and part.asked is not None and part.asked.name == sender:
                     self.counts["both asked each other at once"] += 1
-            case Met():
+            case MeetReply():
                 part = self.nodes[sender].part
-                if isinstance(part, Meetings) and part.answered[to][1] is None:
+                if isinstance(part, Pairwise) and part.answered[to][1] is None:
                     self.counts["not now"] += 1
             case Offer(leg):
                 self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg

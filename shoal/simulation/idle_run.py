@@ -11,7 +11,7 @@ from collections.abc import Callable
 from shoal.events import RolledBack, RunEvent
 from shoal.job import Job
 from shoal.nodes.factory import make_dealing
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.scheduling import Scheduler
 from shoal.simulation.checker import Violation
 
 _JOB = Job.of({"data": {"source": "none", "batch": 1}, "strategy": "async", "stop": {"epochs": 1}})
@@ -25,7 +25,7 @@ class IdleRun:
         self.generation: Callable[[], int] = lambda: 0
         self.violations: list[Violation] = []
 
-    def as_dealing(self) -> Dealing:
+    def as_dealing(self) -> Scheduler:
         return make_dealing(_JOB, "none", rows=1, test_rows=1, features=1, elsewhere=True)
 
     def told(self, event: RunEvent) -> None:

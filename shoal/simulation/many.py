@@ -16,7 +16,7 @@ _CHUNK = 25
 
 
 @dataclass(slots=True)
-class Tally:
+class SeedTotals:
     """What many seeds came to."""
 
     of: str = "store"
@@ -27,7 +27,7 @@ class Tally:
     broken: list[tuple[str, str]] = field(default_factory=list)  # (plan, what)
     first_broken: int | None = None
 
-    def add(self, more: Tally) -> None:
+    def add(self, more: SeedTotals) -> None:
         self.seeds += more.seeds
         self.events += more.events
         self.virtual_seconds += more.virtual_seconds
@@ -55,10 +55,10 @@ def simulate_many(
     seeds: range,
     jobs: int | None = None,
     mutant: str = "",
-    progress: Callable[[Tally], None] = lambda _: None,
+    progress: Callable[[SeedTotals], None] = lambda _: None,
     of: str = "store",
-) -> Tally:
-    tally = Tally(of)
+) -> SeedTotals:
+    tally = SeedTotals(of)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     for part in _parts(chunks, min(jobs or os.cpu_count() or 1, len(chunks)), mutant, of):
         tally.add(part)
@@ -66,7 +66,7 @@ def simulate_many(
     return tally
 
 
-def _parts(chunks: list[range], jobs: int, mutant: str, of: str) -> Iterator[Tally]:
+def _parts(chunks: list[range], jobs: int, mutant: str, of: str) -> Iterator[SeedTotals]:
     if jobs == 1:
         for chunk in chunks:
             yield run_chunk(chunk, mutant, of)
@@ -75,8 +75,8 @@ def _parts(chunks: list[range], jobs: int, mutant: str, of: str) -> Iterator[Tal
         yield from pool.map(run_chunk, chunks, [mutant] * len(chunks), [of] * len(chunks))
 
 
-def run_chunk(seeds: range, mutant: str = "", of: str = "store") -> Tally:
-    tally, simulate = Tally(of), kind(of).simulate
+def run_chunk(seeds: range, mutant: str = "", of: str = "store") -> SeedTotals:
+    tally, simulate = SeedTotals(of), kind(of).simulate
     with mutated(of, mutant):
         for seed in seeds:
             verdict = simulate(seed)

@@ -21,7 +21,7 @@ from shoal.wire.messages import peers as p
 SLOTS = 2_048  # weights
 
 
-class Sayer:
+class MeshPeer:
     """One peer. ``draw`` gives it the next slot, or None while nothing is to be learned."""
 
     def __init__(self, mesh: Mesh, draw: Callable[[str], int | None], every: int) -> None:
@@ -33,7 +33,7 @@ class Sayer:
         self._draw, self._every, self._next = draw, every * MILLISECOND, 0
 
     @property
-    def node(self) -> Sayer:
+    def node(self) -> MeshPeer:
         return self
 
     @property
@@ -107,7 +107,7 @@ class Sayer:
         may_leave = len(self.mesh.living) > 1 and self.mesh.may_leave(now)
         if self.leaving and not self._said_goodbye and may_leave:
             self._said_goodbye = True
-            effects += self.mesh.say(now, p.Leaving(""))
+            effects += self.mesh.say(now, p.PeerLeaving(""))
         return effects
 
     def _hear(self, now: int) -> list[Effect]:
@@ -117,6 +117,6 @@ class Sayer:
                 case p.Learned():
                     keys, values = one.arrays
                     self.base[keys.astype(np.int64)] += values
-                case p.Leaving() if one.origin != self.name:
+                case p.PeerLeaving() if one.origin != self.name:
                     effects += self.mesh.tell_ended(now, one.origin, "")
         return effects

@@ -14,22 +14,22 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from shoal.cluster.assignment import Handing
+from shoal.cluster.assignment import Assignment
 from shoal.cluster.roster import Roster
 from shoal.keys import KeyRange
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.server import Server
 from shoal.store.client import dispatch, resend
-from shoal.store.client.inflight import Flight
+from shoal.store.client.inflight import Inflight
 from shoal.store.client.operation import Operation
 from shoal.store.client.split import Layout
-from shoal.store.server.backfill import Filling
-from shoal.store.server.backup import Follow
-from shoal.store.server.held_since import Ours, ours
-from shoal.store.server.outcome import Outcome
-from shoal.store.server.replicate import Link, Log, Parcel
-from shoal.store.server.table_server import Holding
+from shoal.store.server.backfill import Backfill
+from shoal.store.server.backup import Backup
+from shoal.store.server.held_since import HeldSince, ours
+from shoal.store.server.outcome import HandlerResult
+from shoal.store.server.replicate import BackupLink, LogBatch, ReplicationLog
+from shoal.store.server.table_server import TableServer
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Persist, Send
 
@@ -51,14 +51,14 @@ def _all(*patches: Any) -> Iterator[None]:
 
 def _filled_without(**facts: Any) -> Any:
     """What comes with an image lacks some of its books."""
-    real = Follow.fill
+    real = Backup.fill
 
-    def fill(self: Follow, sender: str, message: m.Fill, arrays: m.Arrays) -> Outcome:
+    def fill(self: Backup, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
         if message.books is not None:
             message = replace(message, books=replace(message.books, **facts))
         return real(self, sender, message, arrays)
 
-    return mock.patch.object(Follow, "fill", fill)
+    return mock.patch.object(Backup, "fill", fill)
 
 
 @mutant
@@ -82,72 +82,72 @@ def version_not_moved() -> Any:
 @mutant
 def changes_during_the_copy_not_sent() -> Any:
     """Who is being filled gets the image, and nothing of what is done meanwhile."""
-    real = Link.take
+    real = BackupLink.take
 
-    def take(self: Link, now: int, parcel: Parcel) -> None:
+    def take(self: BackupLink, now: int, parcel: LogBatch) -> None:
         if self.required:
             real(self, now, parcel)
         else:
             self.base = self.acked = self.sent = parcel.change.seq
 
-    return mock.patch.object(Link, "take", take)
+    return mock.patch.object(BackupLink, "take", take)
 
 
 @mutant
 def changes_during_the_copy_not_made() -> Any:
     """What was done to a segment while its image was on the way is forgotten when the image is whole."""
-    real = Follow.merge
+    real = Backup.merge
 
-    def merge(self: Follow) -> Outcome:
+    def merge(self: Backup) -> HandlerResult:
         self._waiting = []
         return real(self)
 
-    return mock.patch.object(Follow, "merge", merge)
+    return mock.patch.object(Backup, "merge", merge)
 
 
 @mutant
 def full_before_it_is_required() -> Any:
     """The coordinator hears that it is full, and the old owner goes on counting without it."""
-    real = Filling._tell
+    real = Backfill._tell
 
-    def tell(self: Filling, now: int, coordinator: str) -> list[Effect]:
+    def tell(self: Backfill, now: int, coordinator: str) -> list[Effect]:
         effects = real(self, now, coordinator)
         self.promised = {}
         self.link.required = False
         return effects
 
-    return mock.patch.object(Filling, "_tell", tell)
+    return mock.patch.object(Backfill, "_tell", tell)
 
 
 @mutant
 def view_takes_the_waiting_back() -> Any:
     """A view between "full" and "told" makes the old owner count alone again, until it hears that it is deposed."""
-    real_filled, real_tell = Filling.filled, Filling._tell
+    real_filled, real_tell = Backfill.filled, Backfill._tell
 
-    def filled(self: Filling, now: int, message: m.Filled) -> None:
+    def filled(self: Backfill, now: int, message: m.Filled) -> None:
         real_filled(self, now, message)
         self.link.required = self.link.required or self.is_full
 
-    def require(self: Filling) -> None:
+    def require(self: Backfill) -> None:
         self.link.required = self.link.required or bool(self.promised)
 
-    def tell(self: Filling, now: int, coordinator: str) -> list[Effect]:
+    def tell(self: Backfill, now: int, coordinator: str) -> list[Effect]:
         before = self.link.required
         effects = real_tell(self, now, coordinator)
         self.link.required = before
         return effects
 
     return _all(
-        mock.patch.object(Filling, "filled", filled),
-        mock.patch.object(Filling, "require", require),
-        mock.patch.object(Filling, "_tell", tell),
+        mock.patch.object(Backfill, "filled", filled),
+        mock.patch.object(Backfill, "require", require),
+        mock.patch.object(Backfill, "_tell", tell),
     )
 
 
 @mutant
 def demoted_with_less_than_it_has() -> Any:
     """A deposed owner says of a segment that came back to it that it has no more than what its log has carried out."""
-    return mock.patch.object(Log, "reached", lambda self, segment: self.applied)
+    return mock.patch.object(ReplicationLog, "reached", lambda self, segment: self.applied)
 
 
 @mutant
@@ -157,10 +157,10 @@ def cut_off_and_blames_the_others() -> Any:
     def hear(self: Roster, now: int) -> None:
         self.heard = now
 
-    def is_needed(self: Handing, name: str) -> bool:
+    def is_needed(self: Assignment, name: str) -> bool:
         return any(place.servers == [name] for table in self.tables.values() for place in table.places)
 
-    return _all(mock.patch.object(Roster, "_hear", hear), mock.patch.object(Handing, "_is_needed", is_needed))
+    return _all(mock.patch.object(Roster, "_hear", hear), mock.patch.object(Assignment, "_is_needed", is_needed))
 
 
 @mutant
@@ -183,13 +183,13 @@ def old_owner_goes_on() -> Any:
     return mock.patch.object(Server, "_take_view", take_view)
 
 
-def _as_before(server: Server, table: m.Placed) -> list[m.Place]:
+def _as_before(server: Server, table: m.TablePlaces) -> list[m.Replicas]:
     holding = server.tables.get(table.number)
     if holding is None:
         return table.places
     before = holding.placed.places
     return [
-        m.Place(old.epoch, [server.name], since=old.since)
+        m.Replicas(old.epoch, [server.name], since=old.since)
         if old.servers[:1] == [server.name] and new.servers and server.name not in new.servers
         else new
         for old, new in zip(before, table.places, strict=True)
@@ -215,7 +215,9 @@ def view_told_before_it_is_on_disk() -> Any:
 def queued_changes_dropped() -> Any:
     """What waits in a queue for segments of which some were handed over is not sent for the others either."""
 
-    def narrow(self: Log, now: int, link: Link, left: Iterable[int], ranges: Callable[[int], KeyRange]) -> None:
+    def narrow(
+        self: ReplicationLog, now: int, link: BackupLink, left: Iterable[int], ranges: Callable[[int], KeyRange]
+    ) -> None:
         covers = set(left)
         link.covers = tuple(segment for segment in link.covers if segment in covers)
         for parcel in link.queue:
@@ -224,49 +226,51 @@ def queued_changes_dropped() -> Any:
         link.sent, link.again = link.acked, now
         link.flying.clear()
 
-    return mock.patch.object(Log, "narrow", narrow)
+    return mock.patch.object(ReplicationLog, "narrow", narrow)
 
 
 @mutant
 def queued_changes_sent_as_they_were() -> Any:
     """What waits in a queue names segments that were handed over: it is refused, with all that is behind it."""
 
-    def narrow(self: Log, now: int, link: Link, left: Iterable[int], ranges: Callable[[int], KeyRange]) -> None:
+    def narrow(
+        self: ReplicationLog, now: int, link: BackupLink, left: Iterable[int], ranges: Callable[[int], KeyRange]
+    ) -> None:
         covers = set(left)
         link.covers = tuple(segment for segment in link.covers if segment in covers)
 
-    return mock.patch.object(Log, "narrow", narrow)
+    return mock.patch.object(ReplicationLog, "narrow", narrow)
 
 
 @mutant
 def released_too_early() -> Any:
     """A server that is to go may go at once."""
-    return mock.patch.object(Handing, "holds", lambda self, name: 0)
+    return mock.patch.object(Assignment, "holds", lambda self, name: 0)
 
 
 @mutant
 def copies_not_dropped() -> Any:
     """Who gave a segment away keeps its copy of it."""
-    return mock.patch.object(Follow, "drop", lambda self, segments: None)
+    return mock.patch.object(Backup, "drop", lambda self, segments: None)
 
 
 @mutant
 def segments_not_dropped() -> Any:
     """An owner that gave a segment away keeps its rows."""
-    real = Holding._rebuild
+    real = TableServer._rebuild
 
-    def rebuild(self: Holding, now: int, kept: Any, images: Any) -> Outcome:
+    def rebuild(self: TableServer, now: int, kept: Any, images: Any) -> HandlerResult:
         return real(self, now, kept if self.own is None else self.own.segments, images)
 
-    return mock.patch.object(Holding, "_rebuild", rebuild)
+    return mock.patch.object(TableServer, "_rebuild", rebuild)
 
 
 @mutant
 def move_does_not_change_the_epoch() -> Any:
     """What was said of a segment's set before it changed hands passes for news."""
-    real = Handing.full
+    real = Assignment.full
 
-    def full(self: Handing, primary: str, told: m.Full) -> Any:
+    def full(self: Assignment, primary: str, told: m.Full) -> Any:
         before = {table.name: table.places for table in self.tables.values()}
         taken = real(self, primary, told)
         for name, table in list(self.tables.items()):
@@ -275,14 +279,14 @@ def move_does_not_change_the_epoch() -> Any:
             self.tables[name] = replace(table, places=places)
         return taken
 
-    return mock.patch.object(Handing, "full", full)
+    return mock.patch.object(Assignment, "full", full)
 
 
 @mutant
 def former_share_answered() -> Any:
     """A server takes what is for all that its sender saw it hold for what is for all that it holds now."""
 
-    def always(me: str, placed: m.Placed, before: Ours | None) -> Ours:
+    def always(me: str, placed: m.TablePlaces, before: HeldSince | None) -> HeldSince:
         return replace_fields(ours(me, placed, before), since=0)
 
     return mock.patch("shoal.nodes.server.ours", always)
@@ -293,7 +297,7 @@ def heirs_not_asked() -> Any:
     """Who is refused asks the same server again for what it still has, and nobody for the rest."""
     real = resend.asked_anew
 
-    def asked(op: Operation, layout: Layout, flight: Flight) -> list[str] | None:
+    def asked(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:
         refused = list(op.refused)
         found = real(op, layout, flight)
         return found if found is None else [server for server in found if server in refused]
@@ -304,37 +308,37 @@ def heirs_not_asked() -> Any:
 @mutant
 def leave_said_only_once() -> Any:
     """A server that wants to go says so once: if that is lost, it stays for ever."""
-    real = Guest.handle
+    real = DrainableServer.handle
 
-    def handle(self: Guest, now: int, event: Event) -> list[Effect]:
+    def handle(self: DrainableServer, now: int, event: Event) -> list[Effect]:
         if self._said:
             self._said = now
         return real(self, now, event)
 
-    return mock.patch.object(Guest, "handle", handle)
+    return mock.patch.object(DrainableServer, "handle", handle)
 
 
 @mutant
 def gone_before_it_is_let_go() -> Any:
     """A server that wants to go ends as soon as the coordinator has heard of it."""
-    real = Guest._listen
+    real = DrainableServer._listen
 
-    def listen(self: Guest, message: m.Message) -> None:
+    def listen(self: DrainableServer, message: m.Message) -> None:
         real(self, message)
         if self.leaving and not self.end and isinstance(message, m.View):
             self._ends("released", "it was heard")
 
-    return mock.patch.object(Guest, "_listen", listen)
+    return mock.patch.object(DrainableServer, "_listen", listen)
 
 
 @mutant
 def let_go_by_a_word_to_its_former_life() -> Any:
     """A server believes a release that was meant for the process that had its name before."""
-    real = Guest._listen
+    real = DrainableServer._listen
 
-    def listen(self: Guest, message: m.Message) -> None:
+    def listen(self: DrainableServer, message: m.Message) -> None:
         if isinstance(message, m.Release):
             message = m.Release(self.member.incarnation)
         real(self, message)
 
-    return mock.patch.object(Guest, "_listen", listen)
+    return mock.patch.object(DrainableServer, "_listen", listen)

@@ -20,7 +20,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.faults import Fault, FaultPlan
 
 STAGES = ("named", "copied", "full", "handed")
 VICTIMS = ("source", "target", "left", "other", "coordinator")
@@ -30,11 +30,11 @@ RUSHED = 0.2  # of all plans
 LONGEST_WAIT = 30  # milliseconds from a stage to what it brings about: another stage may be reached by then
 
 
-def draw(seed: int) -> Plan:
-    return with_moves(Plan.draw(seed))
+def draw(seed: int) -> FaultPlan:
+    return with_moves(FaultPlan.draw(seed))
 
 
-def with_moves(plan: Plan) -> Plan:
+def with_moves(plan: FaultPlan) -> FaultPlan:
     random = Random(f"{plan.seed}/moves")
     alone = random.random() < 0.4
     plan = replace(
@@ -54,13 +54,13 @@ def with_moves(plan: Plan) -> Plan:
     return _perhaps_rushed(replace(plan, faults=tuple(ordered), habits=(*plan.habits, *habits)))
 
 
-def _perhaps_rushed(plan: Plan) -> Plan:
+def _perhaps_rushed(plan: FaultPlan) -> FaultPlan:
     """Drawn apart, so that all other plans are what they would be without it."""
     random = Random(f"{plan.seed}/rush")
     return rushed(plan, random) if random.random() < RUSHED else plan
 
 
-def rushed(plan: Plan, random: Random) -> Plan:
+def rushed(plan: FaultPlan, random: Random) -> FaultPlan:
     """The same cluster in a rush. Nothing else goes wrong: what shows then is seldom seen among other faults."""
     servers = random.choice([1, 2, 2, 3])
     plan = replace(
@@ -90,7 +90,7 @@ def rushed(plan: Plan, random: Random) -> Plan:
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
-def _far(plan: Plan, random: Random, joins: list[str]) -> list[Fault]:
+def _far(plan: FaultPlan, random: Random, joins: list[str]) -> list[Fault]:
     """Newcomers that are slow to acknowledge, nodes that hear of views late, and any two others."""
 
     def far(who: str, others: list[str]) -> Fault:
@@ -106,7 +106,7 @@ def _far(plan: Plan, random: Random, joins: list[str]) -> list[Fault]:
     return found
 
 
-def _comings(plan: Plan, random: Random) -> list[Fault]:
+def _comings(plan: FaultPlan, random: Random) -> list[Fault]:
     """Who comes, and who goes."""
     if random.random() < 0.2:
         lasts = random.choice([0, 100, 1_000])
@@ -120,7 +120,7 @@ def _comings(plan: Plan, random: Random) -> list[Fault]:
     return faults
 
 
-def _ambushes(plan: Plan, random: Random) -> list[Fault]:
+def _ambushes(plan: FaultPlan, random: Random) -> list[Fault]:
     return [
         Fault(
             "ambush",
@@ -135,21 +135,21 @@ def _ambushes(plan: Plan, random: Random) -> list[Fault]:
     ]
 
 
-def _freezes(plan: Plan, random: Random) -> list[Fault]:
+def _freezes(plan: FaultPlan, random: Random) -> list[Fault]:
     return [
         Fault("freeze", random.randrange(plan.lasts), random.choice([300, 1_500, 6_000]), random.choice(plan.names))
         for _ in range(random.choice([1, 2, 3]))
     ]
 
 
-def _sluggish(plan: Plan, random: Random) -> list[Fault]:
+def _sluggish(plan: FaultPlan, random: Random) -> list[Fault]:
     return [
         Fault("sluggish", random.randrange(plan.lasts), random.choice([200, 1_000, 4_000]), "coordinator")
         for _ in range(random.choice([1, 2, 3]))
     ]
 
 
-def _worker_cuts(plan: Plan, random: Random) -> list[Fault]:
+def _worker_cuts(plan: FaultPlan, random: Random) -> list[Fault]:
     """A worker does not reach a server, nor that one it (F16)."""
     return [
         Fault(
@@ -163,7 +163,7 @@ def _worker_cuts(plan: Plan, random: Random) -> list[Fault]:
     ]
 
 
-def _one_way(plan: Plan, random: Random) -> list[Fault]:
+def _one_way(plan: FaultPlan, random: Random) -> list[Fault]:
     """One hears the other, and is not heard by it (F19)."""
     who, other = random.choice(plan.server_names), random.choice(plan.names)
     if who == other:

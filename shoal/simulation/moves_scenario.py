@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shoal.simulation.move_mutants import MUTANTS
 from shoal.simulation.moves_plan import draw
-from shoal.simulation.run import Run, Verdict
+from shoal.simulation.run import StoreRun, Verdict
 from shoal.simulation.store_scenario import NODES
 
 SOMETIMES = (
@@ -34,7 +34,7 @@ SOMETIMES = (
 
 def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
     """Run one seed and check everything that can be checked."""
-    return Run(draw(seed), trace).verdict()
+    return StoreRun(draw(seed), trace).verdict()
 
 
 __all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]

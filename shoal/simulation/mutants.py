@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from shoal import limits
 from shoal.cluster.roster import Roster
 from shoal.keys import KeyRange, Keys, KeyValues
-from shoal.store.server.aggregate import OpenStep, Piece
-from shoal.store.server.backup import Follow
+from shoal.store.server.aggregate import OpenStep, SlotPiece
+from shoal.store.server.backup import Backup
 from shoal.store.server.clock import Clocks
-from shoal.store.server.key_lists import Handles
-from shoal.store.server.ledger import Mask, Stream
-from shoal.store.server.outcome import Asker, Outcome
+from shoal.store.server.key_lists import KeyLists
+from shoal.store.server.ledger import Mask, PushStream
+from shoal.store.server.outcome import HandlerResult, Requester
 from shoal.store.server.primary import Segments
-from shoal.store.server.replicate import Entry, Log
-from shoal.store.server.segment_state import Part
-from shoal.store.server.table_server import FromServer, Holding
+from shoal.store.server.replicate import LogEntry, ReplicationLog
+from shoal.store.server.segment_state import SegmentState
+from shoal.store.server.table_server import FromServer, TableServer
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
@@ -50,14 +50,16 @@ def mutated(name: str) -> Iterator[None]:
 @mutant
 def no_ledger() -> Any:
     """Nobody remembers what was counted."""
-    return mock.patch.object(Stream, "fresh", lambda self, number, among: among)
+    return mock.patch.object(PushStream, "fresh", lambda self, number, among: among)
 
 
 @mutant
 def pending_not_checked() -> Any:
     """A slot that is held already is held once more when it is sent again."""
 
-    def push_slot(self: Segments, now: int, asker: Asker, slot: tuple[int, int], given: KeyValues | None) -> Outcome:
+    def push_slot(
+        self: Segments, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None
+    ) -> HandlerResult:
         opened = self._open.get(slot[0])
         if opened is not None and opened.have[:, slot[1]].any():
             opened.have[:, slot[1]] = False
@@ -72,7 +74,7 @@ def ledger_expired_by_time() -> Any:
     """What was counted a while ago is forgotten."""
     real = Segments.push
 
-    def push(self: Segments, now: int, sender: str, push: Any, arrays: Any) -> Outcome:
+    def push(self: Segments, now: int, sender: str, push: Any, arrays: Any) -> HandlerResult:
         last = getattr(self.ledger, "last", {}) if hasattr(self.ledger, "last") else {}
         self.ledger.last = last  # type: ignore[attr-defined]
         if now - last.get(push.stream, now) > limits.SECOND // 2:
@@ -105,7 +107,7 @@ def array_checksum_not_checked() -> Any:
 @mutant
 def log_without_a_bound() -> Any:
     """Pushes are taken however much waits for a copy already."""
-    return mock.patch.object(Log, "is_full", False)
+    return mock.patch.object(ReplicationLog, "is_full", False)
 
 
 @mutant
@@ -134,7 +136,7 @@ def duplicate_does_not_tick() -> Any:
     """A slot that another worker's push had counted leaves this worker's clock behind."""
     real = Segments._counted_before
 
-    def counted_before(self: Segments, now: int, asker: Asker) -> Outcome:
+    def counted_before(self: Segments, now: int, asker: Requester) -> HandlerResult:
         with mock.patch.object(Clocks, "tick", lambda *_: None):
             return real(self, now, asker)
 
@@ -153,7 +155,7 @@ def slots_added_in_arrival_order() -> Any:
     real_add, real_total = OpenStep.add, OpenStep.total
     arrivals: dict[int, list[int]] = {}
 
-    def add(self: OpenStep, slot: int, piece: Piece) -> None:
+    def add(self: OpenStep, slot: int, piece: SlotPiece) -> None:
         arrivals.setdefault(id(self), []).append(slot)
         real_add(self, slot, piece)
 
@@ -177,22 +179,24 @@ def parked_worker_waited_for() -> Any:
 @mutant
 def ledger_not_replicated() -> Any:
     """A copy has the rows and the clocks, but does not know what was counted."""
-    real = Part.note
+    real = SegmentState.note
 
-    def note(self: Part, change: m.Change, segments: Mask, everywhere: bool = False, *more: Any) -> None:
-        if change.kind == "push" and type(self) is Part:
+    def note(
+        self: SegmentState, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any
+    ) -> None:
+        if change.kind == "push" and type(self) is SegmentState:
             self._tick(change, segments, everywhere)
             self._raise(segments, everywhere)
         else:
             real(self, change, segments, everywhere, *more)
 
-    return mock.patch.object(Part, "note", note)
+    return mock.patch.object(SegmentState, "note", note)
 
 
 @mutant
 def ack_before_replicate() -> Any:
     """Nobody waits for the copies."""
-    return mock.patch.object(Log, "committed", property(lambda self: self.seq))
+    return mock.patch.object(ReplicationLog, "committed", property(lambda self: self.seq))
 
 
 @mutant
@@ -204,24 +208,24 @@ def apply_before_replicate() -> Any:
     def make(
         self: Segments,
         now: int,
-        change: m.Change,
+        change: m.ReplicatedChange,
         given: KeyValues | None,
-        asker: Asker | None,
+        asker: Requester | None,
         segments: Mask,
         *more: Any,
-    ) -> Outcome:
+    ) -> HandlerResult:
         if self.log.links or self.log.entries:
             self.write(change, given, segments)
             real_note(self, change, segments, segments is self.extent.whole)
             made.add((id(self.log), self.log.seq + 1))
         return real_make(self, now, change, given, asker, segments, *more)
 
-    def write(self: Segments, now: int, entry: Entry, seq: int) -> Outcome:
+    def write(self: Segments, now: int, entry: LogEntry, seq: int) -> HandlerResult:
         if (id(self.log), seq) in made:
             entry.given = None
         return real_write(self, now, entry, seq)
 
-    def note(self: Segments, change: m.Change, segments: Mask, everywhere: bool = False, *more: Any) -> None:
+    def note(self: Segments, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any) -> None:
         if (id(self.log), change.seq) in made:
             made.discard((id(self.log), change.seq))
         else:
@@ -233,23 +237,23 @@ def apply_before_replicate() -> Any:
 @mutant
 def no_epoch_check_on_backup() -> Any:
     """Whoever says that it is the primary gets its acknowledgement."""
-    real = Holding.heard
+    real = TableServer.heard
 
-    def heard(self: Holding, now: int, sender: str, message: FromServer, arrays: Any) -> Outcome:
+    def heard(self: TableServer, now: int, sender: str, message: FromServer, arrays: Any) -> HandlerResult:
         if isinstance(message, m.Append) and message.changes:
             mine = self._members.get(sender, 0) == message.incarnation
             if not mine or not self._is_primary(sender, message.covers, message.view):
                 seq = message.changes[-1].seq
-                return Outcome([Send(sender, m.Appended(self.placed.number, message.incarnation, seq))])
+                return HandlerResult([Send(sender, m.Appended(self.placed.number, message.incarnation, seq))])
         return real(self, now, sender, message, arrays)
 
-    return mock.patch.object(Holding, "heard", heard)
+    return mock.patch.object(TableServer, "heard", heard)
 
 
 @mutant
 def promote_any_member() -> Any:
     """A new primary opens with what it has, and the others keep what they have."""
-    return mock.patch.object(Follow, "catch_up", lambda self, changes, arrays: Outcome())
+    return mock.patch.object(Backup, "catch_up", lambda self, changes, arrays: HandlerResult())
 
 
 @mutant
@@ -279,7 +283,9 @@ def second_copy_added_too() -> Any:
     """A slot that two workers computed is added for each of them."""
     real = Segments._push_slot
 
-    def push_slot(self: Segments, now: int, asker: Asker, slot: tuple[int, int], given: KeyValues | None) -> Outcome:
+    def push_slot(
+        self: Segments, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None
+    ) -> HandlerResult:
         firsts = self.__dict__.setdefault("firsts", {})
         opened, who = self._open.get(slot[0]), asker.ask.incarnation
         if firsts.setdefault(slot, who) != who and opened is not None and opened.have[:, slot[1]].any():
@@ -294,7 +300,7 @@ def delay_never_shrinks() -> Any:
     """A server takes a longer delay and keeps it when a shorter one is set."""
     real = Segments.set_delay
 
-    def set_delay(self: Segments, spec: Any) -> Outcome:
+    def set_delay(self: Segments, spec: Any) -> HandlerResult:
         before = self.clocks.max_delay
         outcome = real(self, spec)
         if before is None or (self.clocks.max_delay is not None and self.clocks.max_delay < before):
@@ -310,10 +316,10 @@ def delay_never_shrinks() -> Any:
 @mutant
 def list_found_by_its_number_alone() -> Any:
     """Whoever says a number is taken to mean the last list that came under it, anybody's."""
-    real = Handles._list
+    real = KeyLists._list
 
-    def found(self: Handles, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]) -> Any:
+    def found(self: KeyLists, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]) -> Any:
         listed = self._lists.get((0, number))
         return real(self, 0, number, known, count, crc if listed is None else listed.crc, sent)
 
-    return mock.patch.multiple(Handles, _list=found, live=lambda self, incarnations: None)
+    return mock.patch.multiple(KeyLists, _list=found, live=lambda self, incarnations: None)

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.cluster import COORDINATOR
-from shoal.simulation.faults import STRAGGLING, WEATHER, Fault, Plan
-from shoal.simulation.world import Journal, World
+from shoal.simulation.faults import STRAGGLING, WEATHER, Fault, FaultPlan
+from shoal.simulation.world import SimulatedJournal, World
 
 SETTLE = 6 * SECOND  # a pause may outlast the healing by so much
 
 
-class Stage(Protocol):
+class FaultTarget(Protocol):
     """Who knows the processes."""
 
     def crash(self, fault: Fault) -> bool:
@@ -47,7 +47,7 @@ class Stage(Protocol):
 class Nemesis:
     """What befalls one cluster."""
 
-    def __init__(self, world: World, plan: Plan, stage: Stage) -> None:
+    def __init__(self, world: World, plan: FaultPlan, stage: FaultTarget) -> None:
         self._world, self._plan, self._stage = world, plan, stage
         self._away = 0  # who is down, and comes back
         self._healed = False
@@ -99,7 +99,7 @@ class Nemesis:
             case "sluggish":
                 world.stall_disk(fault.who, fault.lasts * MILLISECOND)
             case "full":
-                world.journals.setdefault(fault.who, Journal()).full_until = until
+                world.journals.setdefault(fault.who, SimulatedJournal()).full_until = until
             case "crash":
                 if fault.who not in world.hosts:
                     return

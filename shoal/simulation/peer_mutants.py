@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
-from shoal.strategies.peers.broadcast import Delivery, Kept, Streams
-from shoal.strategies.peers.join import Donor, Newcomer, Other
+from shoal.strategies.peers.broadcast import Broadcast, Delivery, SentMessage
+from shoal.strategies.peers.join import Donor, DonorState, Newcomer
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.partition_merge import Halves
+from shoal.strategies.peers.partition_merge import PartitionMerge
 from shoal.wire.effects import Effect
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
@@ -25,26 +25,26 @@ def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
 @mutant
 def words_heard_again() -> Any:
     """A word that comes again is heard again."""
-    real = Streams.take
+    real = Broadcast.take
 
-    def take(self: Streams, now: int, delivery: Delivery, wait: bool = False) -> None:
+    def take(self: Broadcast, now: int, delivery: Delivery, wait: bool = False) -> None:
         if not wait and delivery.number <= self.heard.get(delivery.origin, 0):
             self._now.append(delivery)
         real(self, now, delivery, wait)
 
-    return mock.patch.object(Streams, "take", take)
+    return mock.patch.object(Broadcast, "take", take)
 
 
 @mutant
 def nothing_handed_on() -> Any:
     """Each says its own words, and nobody those of one that is gone."""
-    real = Streams.lacking
+    real = Broadcast.lacking
 
-    def lacking(self: Streams, theirs: Mapping[str, int]) -> Iterator[Kept]:
+    def lacking(self: Broadcast, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
         first = next(iter(self.heard), "")  # a founder's own life; one that came copied this from others
         return (one for one in real(self, theirs) if one.delivery.origin == first)
 
-    return mock.patch.object(Streams, "lacking", lacking)
+    return mock.patch.object(Broadcast, "lacking", lacking)
 
 
 @mutant
@@ -52,7 +52,7 @@ def copied_before_entered() -> Any:
     """A newcomer copies a model before all keep for it what they hear."""
     real = Newcomer._choose
 
-    def choose(self: Newcomer, now: int, me: str, members: Mapping[str, Other]) -> bool:
+    def choose(self: Newcomer, now: int, me: str, members: Mapping[str, DonorState]) -> bool:
         return real(self, now, me, {life: one for life, one in members.items() if one.lists_me})
 
     return mock.patch.object(Newcomer, "_choose", choose)
@@ -85,7 +85,7 @@ def taken_from_the_dead() -> Any:
     """What comes from one that is gone is heard like anything else."""
     real = Mesh._heard
 
-    def heard(self: Mesh, now: int, sender: str, said: p.Said, arrays: Arrays) -> list[Effect]:
+    def heard(self: Mesh, now: int, sender: str, said: p.Relay, arrays: Arrays) -> list[Effect]:
         if sender in self.gone and self._filled:
             self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays))
         return real(self, now, sender, said, arrays)
@@ -102,7 +102,7 @@ def closed_at_once() -> Any:
 @mutant
 def early_words_of_the_dead() -> Any:
     """What came out of order from one that is gone is heard when the gap is filled, though nobody was told of it."""
-    return mock.patch.object(Streams, "drop_early", lambda self, origin: None)
+    return mock.patch.object(Broadcast, "drop_early", lambda self, origin: None)
 
 
 @mutant
@@ -110,7 +110,7 @@ def adopted_at_once() -> Any:
     """A newcomer takes its copy over though others have not heard all that is in it."""
     real = Newcomer.ready
 
-    def ready(self: Newcomer, members: Mapping[str, Other]) -> p.Heard | None:
+    def ready(self: Newcomer, members: Mapping[str, DonorState]) -> p.Heard | None:
         return real(self, {})
 
     return mock.patch.object(Newcomer, "ready", ready)
@@ -119,7 +119,7 @@ def adopted_at_once() -> Any:
 @mutant
 def halves_that_never_call() -> Any:
     """Nobody calls those who fell silent."""
-    return mock.patch.object(Halves, "call", lambda self, now, pause, beat: [])
+    return mock.patch.object(PartitionMerge, "call", lambda self, now, pause, beat: [])
 
 
 @mutant

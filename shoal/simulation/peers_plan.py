@@ -11,12 +11,12 @@ from random import Random
 import msgspec
 
 from shoal.simulation.scales import draw_scale
-from shoal.timing import Intervals, Timing
+from shoal.timing import Timing, TimingSettings
 
 WEATHER = ("loss", "repeat", "slow")
 
 
-class Fault(msgspec.Struct, frozen=True):
+class PeersFault(msgspec.Struct, frozen=True):
     """One thing that goes wrong, or somebody who comes or goes."""
 
     kind: str
@@ -37,7 +37,7 @@ class PeersPlan(msgspec.Struct, frozen=True):
     delay: int  # milliseconds that a message takes, on average
     told: bool  # the launcher tells of deaths at once
     every: int  # milliseconds between two words of a peer
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PeersFault, ...] = ()
     send: str = "all"  # or owned; or "": they only talk
     slots: int = 0  # to be learned
     told_every: int = 1  # slots
@@ -67,7 +67,7 @@ class PeersPlan(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
     @property
-    def timing(self) -> Intervals:
+    def timing(self) -> TimingSettings:
         return Timing(scale=self.scale).intervals()
 
     def __str__(self) -> str:
@@ -80,92 +80,96 @@ def _times(plan: PeersPlan, random: Random, most: int = 4) -> list[int]:
     return [random.randrange(plan.lasts) for _ in range(random.randint(1, most))]
 
 
-def _joins(plan: PeersPlan, random: Random) -> list[Fault]:
-    return [Fault("join", at, pick=random.random()) for at in _times(plan, random)]
+def _joins(plan: PeersPlan, random: Random) -> list[PeersFault]:
+    return [PeersFault("join", at, pick=random.random()) for at in _times(plan, random)]
 
 
-def _crowd(plan: PeersPlan, random: Random) -> list[Fault]:
+def _crowd(plan: PeersPlan, random: Random) -> list[PeersFault]:
     """Several come at once, through different peers."""
     at = random.randrange(plan.lasts)
-    return [Fault("join", at + random.randrange(50), pick=random.random()) for _ in range(random.randint(2, 4))]
+    return [PeersFault("join", at + random.randrange(50), pick=random.random()) for _ in range(random.randint(2, 4))]
 
 
-def _leaves(plan: PeersPlan, random: Random) -> list[Fault]:
-    return [Fault("leave", at, pick=random.random()) for at in _times(plan, random, 2)]
+def _leaves(plan: PeersPlan, random: Random) -> list[PeersFault]:
+    return [PeersFault("leave", at, pick=random.random()) for at in _times(plan, random, 2)]
 
 
-def _crashes(plan: PeersPlan, random: Random) -> list[Fault]:
+def _crashes(plan: PeersPlan, random: Random) -> list[PeersFault]:
     return [
-        Fault("crash", at, random.choice([0, 0, 500, 3_000]), random.random(), how=random.choice(["", "", "lead"]))
+        PeersFault("crash", at, random.choice([0, 0, 500, 3_000]), random.random(), how=random.choice(["", "", "lead"]))
         for at in _times(plan, random, 3)
     ]
 
 
-def _row(plan: PeersPlan, random: Random) -> list[Fault]:
+def _row(plan: PeersPlan, random: Random) -> list[PeersFault]:
     """One after the other, up to all but one."""
     at = random.randrange(plan.lasts)
     gap = random.choice([0, 20, 400])
     return [
-        Fault("crash", at + i * gap, random.choice([0, 1_000]), random.random()) for i in range(random.randint(2, 5))
+        PeersFault("crash", at + i * gap, random.choice([0, 1_000]), random.random())
+        for i in range(random.randint(2, 5))
     ]
 
 
-def _half_joined(plan: PeersPlan, random: Random) -> list[Fault]:
+def _half_joined(plan: PeersPlan, random: Random) -> list[PeersFault]:
     """The donor dies while it hands its model over, or the newcomer does, or somebody else."""
     return [
         fault
         for at in _times(plan, random, 2)
         for fault in (
-            Fault("join", at, pick=random.random()),
-            Fault("join", at + random.randrange(30), pick=random.random()),
-            Fault(
+            PeersFault("join", at, pick=random.random()),
+            PeersFault("join", at + random.randrange(30), pick=random.random()),
+            PeersFault(
                 "crash on piece", at, pick=random.random(), how=random.choice(["donor", "donor", "newcomer", "other"])
             ),
         )
     ]
 
 
-def _hushed(plan: PeersPlan, random: Random) -> list[Fault]:
+def _hushed(plan: PeersPlan, random: Random) -> list[PeersFault]:
     """A newcomer gets a copy with words that nobody else has heard, and the donor dies."""
     at = random.randrange(plan.lasts)
-    crash = Fault("crash on piece", at + 300, pick=random.random() / 3, how="donor")
-    return [Fault("hush", at, 3_000), Fault("join", at + 300, pick=random.random()), crash]
+    crash = PeersFault("crash on piece", at + 300, pick=random.random() / 3, how="donor")
+    return [PeersFault("hush", at, 3_000), PeersFault("join", at + 300, pick=random.random()), crash]
 
 
-def _mid_word(plan: PeersPlan, random: Random) -> list[Fault]:
+def _mid_word(plan: PeersPlan, random: Random) -> list[PeersFault]:
     """It dies when it has told some and not all."""
-    return [Fault("crash on word", at, random.choice([0, 1_000]), random.random()) for at in _times(plan, random, 3)]
+    return [
+        PeersFault("crash on word", at, random.choice([0, 1_000]), random.random()) for at in _times(plan, random, 3)
+    ]
 
 
-def _pauses(plan: PeersPlan, random: Random) -> list[Fault]:
+def _pauses(plan: PeersPlan, random: Random) -> list[PeersFault]:
     lasts = [300, 2_000, 6_500, 9_000]
-    return [Fault("pause", at, random.choice(lasts), random.random()) for at in _times(plan, random, 2)]
+    return [PeersFault("pause", at, random.choice(lasts), random.random()) for at in _times(plan, random, 2)]
 
 
-def _cuts(plan: PeersPlan, random: Random) -> list[Fault]:
+def _cuts(plan: PeersPlan, random: Random) -> list[PeersFault]:
     """Two do not hear each other, or one the other, or one nobody."""
     return [
-        Fault("cut", at, random.choice([500, 3_000, 7_000]), random.random(), random.random(), how=how)
+        PeersFault("cut", at, random.choice([500, 3_000, 7_000]), random.random(), random.random(), how=how)
         for at in _times(plan, random, 3)
         for how in (random.choice(["both", "one way", "all in", "all out", "alone"]),)
     ]
 
 
-def _partition(plan: PeersPlan, random: Random) -> list[Fault]:
+def _partition(plan: PeersPlan, random: Random) -> list[PeersFault]:
     at = random.randrange(plan.lasts)
-    return [Fault("part", at, random.choice([1_000, 6_000, 8_000]), random.random(), random.random())]
+    return [PeersFault("part", at, random.choice([1_000, 6_000, 8_000]), random.random(), random.random())]
 
 
-def _weather(kind: str, rates: list[float]) -> Callable[[PeersPlan, Random], list[Fault]]:
-    def draw(plan: PeersPlan, random: Random) -> list[Fault]:
+def _weather(kind: str, rates: list[float]) -> Callable[[PeersPlan, Random], list[PeersFault]]:
+    def draw(plan: PeersPlan, random: Random) -> list[PeersFault]:
         return [
-            Fault(kind, at, random.choice([1_000, 5_000]), rate=random.choice(rates)) for at in _times(plan, random, 2)
+            PeersFault(kind, at, random.choice([1_000, 5_000]), rate=random.choice(rates))
+            for at in _times(plan, random, 2)
         ]
 
     return draw
 
 
-_DRAW: dict[str, Callable[[PeersPlan, Random], list[Fault]]] = {
+_DRAW: dict[str, Callable[[PeersPlan, Random], list[PeersFault]]] = {
     "joins": _joins,
     "crowd": _crowd,
     "leaves": _leaves,

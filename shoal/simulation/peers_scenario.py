@@ -20,10 +20,10 @@ from traceback import format_tb
 
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.checker import Violation
-from shoal.simulation.counting_peer import Learner
-from shoal.simulation.mesh_peer import SLOTS, Sayer
+from shoal.simulation.counting_peer import CountingLearner
+from shoal.simulation.mesh_peer import SLOTS, MeshPeer
 from shoal.simulation.peer_mutants import MUTANTS
-from shoal.simulation.peers_plan import WEATHER, Fault, PeersPlan
+from shoal.simulation.peers_plan import WEATHER, PeersFault, PeersPlan
 from shoal.simulation.run import Verdict
 from shoal.simulation.world import World
 from shoal.strategies.peers.members import is_cut_short
@@ -31,7 +31,7 @@ from shoal.strategies.peers.mesh import CUT_SHORT, Mesh
 from shoal.strategies.peers.peer import PeerNode
 from shoal.wire.messages import peers as p
 
-__all__ = ["MUTANTS", "NODES", "SOMETIMES", "Peering", "simulate"]
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "PeersScenario", "simulate"]
 
 MOST_EVENTS = 40_000
 LIVE_WITHIN = 40 * SECOND
@@ -72,10 +72,10 @@ SOMETIMES = (
 
 def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
     """Run one seed and check everything that can be checked."""
-    return Peering(PeersPlan.draw(seed), trace).verdict()
+    return PeersScenario(PeersPlan.draw(seed), trace).verdict()
 
 
-class Peering:
+class PeersScenario:
     """One mesh and what befalls it."""
 
     def __init__(self, plan: PeersPlan, trace: Callable[[str], None] | None = None) -> None:
@@ -84,8 +84,8 @@ class Peering:
         self.world.weather.delay = plan.delay * MILLISECOND
         self.world.computing = (MILLISECOND, plan.took * MILLISECOND)
         self.world.after_event = self._after
-        self.world.on_send = {p.Piece: self._on_piece, p.Said: self._on_said}
-        self.peers: dict[str, Sayer | Learner] = {}
+        self.world.on_send = {p.ModelPiece: self._on_piece, p.Relay: self._on_said}
+        self.peers: dict[str, MeshPeer | CountingLearner] = {}
         self._closed: dict[
             str, dict[str, int]
         ] = {}  # by life: of whom it was sure that nothing more comes, at which number
@@ -97,8 +97,8 @@ class Peering:
         self._slots = self._lives = 0
         self._numbers = plan.founders
         self._learning, self._healed = True, False
-        self._on_pieces: list[Fault] = []
-        self._on_words: list[tuple[str, Fault]] = []
+        self._on_pieces: list[PeersFault] = []
+        self._on_words: list[tuple[str, PeersFault]] = []
 
     # ------------------------------------------------------------ a run
 
@@ -132,7 +132,9 @@ class Peering:
 
     def _add(self, mesh: Mesh) -> None:
         plan = self.plan
-        peer = self.peers[mesh.me.life] = Learner(mesh, plan) if plan.send else Sayer(mesh, self._draw, plan.every)
+        peer = self.peers[mesh.me.life] = (
+            CountingLearner(mesh, plan) if plan.send else MeshPeer(mesh, self._draw, plan.every)
+        )
         self._closed[mesh.me.life] = {}
         self._entered[mesh.me.life] = dict.fromkeys(mesh.members, mesh.filled)
         self._had[mesh.me.life] = mesh.filled
@@ -182,14 +184,14 @@ class Peering:
             for other in list(self.peers.values()):
                 self.world.at(self.world.now + MILLISECOND, lambda other=other: self._tell(other, life))  # type: ignore[misc]
 
-    def _tell(self, other: Sayer | Learner, life: str) -> None:
+    def _tell(self, other: MeshPeer | CountingLearner, life: str) -> None:
         """The launcher's word: it saw the process end."""
         if other.name in self.peers and not other.mesh.put_out:
             host = self.world.hosts[other.name]
             other.mesh.tell_ended(self.world.local_time(host), life, "its process ended")
             self.world.poke(other.name)
 
-    def _add_up(self, peer: Sayer | Learner) -> None:
+    def _add_up(self, peer: MeshPeer | CountingLearner) -> None:
         self.counts.update(peer.mesh.counts)
         self.counts["repeated words"] += peer.mesh.streams.repeated
         if (newcomer := peer.mesh._newcomer) is not None:
@@ -219,7 +221,7 @@ class Peering:
             self.counts["rejoined"] += 1
             self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.ways])
 
-    def _check_leads(self, peer: Sayer | Learner) -> None:
+    def _check_leads(self, peer: MeshPeer | CountingLearner) -> None:
         for life in peer.mesh.members:
             other = self.peers.get(life)
             if other is not None and other.leads and peer.name in other.mesh.members:
@@ -238,7 +240,7 @@ class Peering:
 
     # ------------------------------------------------------------ faults
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: PeersFault) -> None:
         world, lives = self.world, list(self.peers)
         filled = self._filled
         if self._healed or not filled:
@@ -290,7 +292,7 @@ class Peering:
         if fault.how == "lead":
             self.counts["fault: crash lead"] += 1
 
-    def _cut(self, fault: Fault, one: str, other: str, lives: list[str], until: int) -> None:
+    def _cut(self, fault: PeersFault, one: str, other: str, lives: list[str], until: int) -> None:
         cuts = self.world.weather.cuts
         others = [other] if fault.how in ("both", "one way") else lives
         for two in others:
@@ -314,7 +316,7 @@ class Peering:
         if filled := self._filled:
             self._join(name, [self._pick(filled, self._random.random())])
 
-    def _on_piece(self, sender: str, to: str, piece: p.Piece) -> None:
+    def _on_piece(self, sender: str, to: str, piece: p.ModelPiece) -> None:
         if not self._on_pieces or self._healed:
             return
         fault = self._on_pieces.pop()
@@ -323,7 +325,7 @@ class Peering:
         after = int(fault.pick * 600) * MILLISECOND  # on its way, just there, or entered by everybody
         self.world.at(self.world.now + after, lambda: self._crash_on(victim, "piece"))
 
-    def _on_said(self, sender: str, to: str, said: p.Said) -> None:
+    def _on_said(self, sender: str, to: str, said: p.Relay) -> None:
         for one in self._on_words:
             victim, fault = one
             if victim == sender == said.origin and not self._healed and fault.pick * 7 % 1 < 0.5:
@@ -409,5 +411,5 @@ class Peering:
                     self._wrong("closed", f"{peer.name}: {life} was closed at {number}: {first.mesh.heard.get(life)}")
 
 
-def _version(peer: Sayer | Learner) -> dict[str, int]:
+def _version(peer: MeshPeer | CountingLearner) -> dict[str, int]:
     return {life: number for life, number in peer.mesh.heard.items() if number}

@@ -22,7 +22,7 @@ from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.nodes.factory import dealing_for
 from shoal.simulation.reference_blocks import Hands, weights_by_iteration
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.strategies.averaging.settings import AllReduce
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.algorithm import Async, Sync
@@ -54,8 +54,8 @@ def weights_by_step(
         return
     rows = job.linear.keys(dataset.features)
     workload = dealing_for(job, dataset).workload
-    table = Table(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])
-    gradient = Gradient(job, dataset)
+    table = ServerTable(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])
+    gradient = ReferenceGradient(job, dataset)
     everything = np.arange(rows, dtype=np.uint64)
     slot = 0
     while True:
@@ -66,7 +66,7 @@ def weights_by_step(
         slot = beyond
 
 
-class Gradient:
+class ReferenceGradient:
     """Of the slots of a step, at the weights before it."""
 
     def __init__(self, job: Job, dataset: Dataset) -> None:
@@ -75,7 +75,7 @@ class Gradient:
         self._localiser = Localiser(dataset.features)
         self._total = np.zeros(job.linear.keys(dataset.features), np.float64)
 
-    def of(self, slots: list[int], table: Table) -> tuple[npt.NDArray[np.uint64], Floats]:
+    def of(self, slots: list[int], table: ServerTable) -> tuple[npt.NDArray[np.uint64], Floats]:
         model, mean = self._job.linear, self._job.strategy.combine == "mean"
         touched = np.zeros(len(self._total), np.bool_)
         for slot in slots:

@@ -16,22 +16,22 @@ from shoal import limits
 from shoal.errors import ShoalError
 from shoal.events import Event, RunEvent
 from shoal.nodes.worker import Worker
-from shoal.simulation.background_load import NAME, Bystander, little_load
+from shoal.simulation.background_load import NAME, BackgroundLoad, little_load
 from shoal.simulation.checker import Violation, check, check_end
-from shoal.simulation.cluster import COORDINATOR, Cluster
-from shoal.simulation.copies import Owners, differences, left_behind, settled
+from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
+from shoal.simulation.copies import OwnershipChecker, differences, left_behind, settled
 from shoal.simulation.counters import counts_of
-from shoal.simulation.elastic import Elastic
-from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.elastic import ElasticDriver
+from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.idle_run import IdleRun
 from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.stragglers import Stragglers
 from shoal.simulation.workload import (
     COLUMNS,
     TABLE,
-    Dealer,
-    Scribe,
-    Stop,
+    CheckpointWriter,
+    IncarnationEnded,
+    SimulatedDealer,
     client_life,
     in_order,
     little_log,
@@ -71,29 +71,29 @@ class Verdict:
 
 def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
     """Run one seed and check everything that can be checked."""
-    return Run(Plan.draw(seed), trace).verdict()
+    return StoreRun(FaultPlan.draw(seed), trace).verdict()
 
 
-class Run:
+class StoreRun:
     """One cluster, its workers and what befalls them."""
 
-    def __init__(self, plan: Plan, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(self, plan: FaultPlan, trace: Callable[[str], None] | None = None) -> None:
         self.plan = plan
         self.world = World(plan.seed)
         self.world.trace = trace
         self.world.after_event = self._after_event
         self.world.on_crash = self._crashed
-        self.scribe = Scribe(plan, lambda: self.world.now)
+        self.scribe = CheckpointWriter(plan, lambda: self.world.now)
         self.scribe.on_broken = self._stopped
         self.random = Random(f"{plan.seed}/run")
-        self.dealer = Dealer(plan)
+        self.dealer = SimulatedDealer(plan)
         self.stragglers = Stragglers(plan, lambda: self.world.now)
         self.scribe.takes = self.stragglers.takes
         self.idle = IdleRun()
-        self.cluster = Cluster(self.world, plan, self.idle)
-        self.owners, self.elastic = Owners(self.cluster), Elastic(self.cluster, plan)
+        self.cluster = SimulatedCluster(self.world, plan, self.idle)
+        self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan)
         self.world.on_tell = self._told
-        self.bystander = Bystander(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
+        self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
         self.counts: Counter[str] = Counter()
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
@@ -274,7 +274,7 @@ class Run:
         return worker, life
 
     def _over(self, worker: Worker, task: Task) -> None:
-        if isinstance(task.error, Stop):
+        if isinstance(task.error, IncarnationEnded):
             self._stopped(worker)
         elif task.error is not None and self._failure is None:
             assert isinstance(task.error, Exception)

@@ -17,7 +17,7 @@ from shoal.simulation.names import MODULES
 from shoal.simulation.run import Verdict
 
 
-class Kind(Protocol):
+class Scenario(Protocol):
     """The door."""
 
     MUTANTS: dict[str, Callable[[], Any]]
@@ -27,8 +27,8 @@ class Kind(Protocol):
     def simulate(self, seed: int, trace: Callable[[str], None] | None = None) -> Verdict: ...
 
 
-def kind(name: str) -> Kind:
-    return cast("Kind", import_module(f"shoal.simulation.{MODULES[name]}"))
+def kind(name: str) -> Scenario:
+    return cast("Scenario", import_module(f"shoal.simulation.{MODULES[name]}"))
 
 
 @contextmanager

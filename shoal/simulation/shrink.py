@@ -11,31 +11,33 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from shoal.simulation.checker import Violation
-from shoal.simulation.faults import Plan
-from shoal.simulation.run import Run, Verdict
+from shoal.simulation.faults import FaultPlan
+from shoal.simulation.run import StoreRun, Verdict
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_scenario import TrainingScenario
 
 MOST_TRIES = 400
 
 
-def broken_rule(plan: Plan) -> str:
+def broken_rule(plan: FaultPlan) -> str:
     """The first rule that this plan breaks."""
     return str(rule.rule) if (rule := first_violation(plan)) is not None else ""
 
 
-def first_violation(plan: Plan) -> Violation | None:
+def first_violation(plan: FaultPlan) -> Violation | None:
     return next(iter(verdict_of(plan).violations), None)
 
 
-def verdict_of(plan: Plan, trace: Callable[[str], None] | None = None) -> Verdict:
+def verdict_of(plan: FaultPlan, trace: Callable[[str], None] | None = None) -> Verdict:
     """Run a plan of any scenario that has plans."""
     if isinstance(plan, TrainingPlan):
         return TrainingScenario(plan, trace).verdict()
-    return Run(plan, trace).verdict()
+    return StoreRun(plan, trace).verdict()
 
 
-def shrink(plan: Plan, tried: Callable[[int, Plan], None] = lambda tries, plan: None, most: int = MOST_TRIES) -> Plan:
+def shrink(
+    plan: FaultPlan, tried: Callable[[int, FaultPlan], None] = lambda tries, plan: None, most: int = MOST_TRIES
+) -> FaultPlan:
     """The shortest plan found that breaks the same rule; the plan itself if it breaks none."""
     rule, tries = broken_rule(plan), 0
     if not rule:
@@ -54,7 +56,7 @@ def shrink(plan: Plan, tried: Callable[[int, Plan], None] = lambda tries, plan: 
     return plan
 
 
-def _smaller(plan: Plan) -> Iterator[Plan]:
+def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
     """Every plan that is one thing less, the most promising first."""
     for kind in dict.fromkeys(fault.kind for fault in plan.faults):
         without = tuple(fault for fault in plan.faults if fault.kind != kind)
@@ -80,13 +82,13 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, dense=False)
 
 
-def _without(name: str, plan: Plan) -> Plan:
+def _without(name: str, plan: FaultPlan) -> FaultPlan:
     """Nothing befalls who is not there."""
     left = [fault for fault in plan.faults if fault.who != name and name not in fault.others]
     return replace(plan, faults=tuple(left))
 
 
-def as_test(plan: Plan, violation: str) -> str:
+def as_test(plan: FaultPlan, violation: str) -> str:
     """A test case to paste."""
     faults = "".join(f"\n            {fault!r}," for fault in plan.faults)
     text = repr(replace(plan, faults=()))[:-1]

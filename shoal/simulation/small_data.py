@@ -15,9 +15,9 @@ import numpy.typing as npt
 from shoal.data.batch import Floats
 from shoal.data.csr_file import (
     FORMAT,
+    CsrFile,
+    CsrMeta,
     LabelCount,
-    Meta,
-    Packed,
 )
 from shoal.data.datasets import Dataset
 
@@ -44,7 +44,7 @@ def separate(slots: int, batch: int) -> Dataset:
     return Dataset("separate", train, test, [], FOLDER)
 
 
-def _mixed(rows: int, features: int, random: np.random.Generator, truth: npt.NDArray[np.float64]) -> Packed:
+def _mixed(rows: int, features: int, random: np.random.Generator, truth: npt.NDArray[np.float64]) -> CsrFile:
     columns = np.concatenate([np.sort(random.choice(features, PER_ROW, replace=False)) for _ in range(rows)])
     values = random.standard_normal(len(columns)).astype(np.float32)
     margins = (values * truth[columns]).reshape(rows, PER_ROW).sum(axis=1) + random.standard_normal(rows)
@@ -53,10 +53,10 @@ def _mixed(rows: int, features: int, random: np.random.Generator, truth: npt.NDA
     return _packed(columns.astype(np.uint32), PER_ROW, features, values, labels)
 
 
-def _packed(columns: np.ndarray, per_row: int, features: int, values: Floats | None, labels: Floats) -> Packed:
+def _packed(columns: np.ndarray, per_row: int, features: int, values: Floats | None, labels: Floats) -> CsrFile:
     rows = len(labels)
     known = [LabelCount(float(one), int((labels == one).sum()), 1) for one in np.unique(labels)]
-    meta = Meta(FORMAT, rows, features, len(columns), values is None, known, False, "memory")
+    meta = CsrMeta(FORMAT, rows, features, len(columns), values is None, known, False, "memory")
     indptr = np.arange(rows + 1, dtype=np.int64) * per_row
     counts = np.bincount(columns, minlength=features).astype(np.uint32)
-    return Packed(FOLDER, meta, indptr, columns, values, labels, counts)
+    return CsrFile(FOLDER, meta, indptr, columns, values, labels, counts)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation.mutants import MUTANTS
 from shoal.simulation.run import simulate
 
-NODES = (Coordinator, Guest, Server, Worker)
+NODES = (Coordinator, DrainableServer, Server, Worker)
 SOMETIMES = (
     "client: busy",
     "client: counted before",

@@ -13,7 +13,7 @@ from unittest import mock
 
 from shoal.limits import MILLISECOND
 from shoal.schedule import auto_delay
-from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.faults import Fault, FaultPlan
 
 LONGEST_BREAK = 1_000  # milliseconds
 
@@ -29,7 +29,7 @@ def quick() -> AbstractContextManager[object]:
 class Stragglers:
     """How long the computing of each worker takes, and where its time went."""
 
-    def __init__(self, plan: Plan, now: Callable[[], int]) -> None:
+    def __init__(self, plan: FaultPlan, now: Callable[[], int]) -> None:
         self._random, self._now = Random(f"{plan.seed}/breaks"), now
         self._faults: dict[str, list[tuple[Fault, int]]] = {}
         self.counts: Counter[str] = Counter()

@@ -15,17 +15,17 @@ import numpy as np
 from shoal.errors import ShoalError
 from shoal.keys import Values
 from shoal.limits import MILLISECOND
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.scheduling import Scheduler
 from shoal.nodes.strategy import TALLY
 from shoal.nodes.worker import Worker
 from shoal.simulation.checker import Violation
 from shoal.simulation.training_plan import TrainingPlan
 
 
-class Auditor:
+class TrainingAudit:
     """Of one life of a run, which may have been resumed from a checkpoint."""
 
-    def __init__(self, reader: Worker, dealing: Callable[[], Dealing], plan: TrainingPlan, resumed: bool) -> None:
+    def __init__(self, reader: Worker, dealing: Callable[[], Scheduler], plan: TrainingPlan, resumed: bool) -> None:
         self._reader, self._dealing, self._random = reader, dealing, Random(f"{plan.seed}/audit")
         # In step mode a checkpoint is of a step, but of the account as it was then, without what is on its way to it.
         self._restored_whole, self._resumed = plan.kind == "each", resumed

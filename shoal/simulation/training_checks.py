@@ -40,7 +40,7 @@ LEGITIMATE = (  # ends that a plan may bring about, with the words that say so
 
 
 @dataclass(slots=True)
-class Ends:
+class FinalTables:
     """The tables when it was over."""
 
     weights: Values | None
@@ -50,7 +50,7 @@ class Ends:
 class TrainingChecker:
     """Of one life of a run; ``former`` is what was told in the life before it, if it was taken up."""
 
-    def __init__(self, run: TrainingWorld, ends: Ends, resumed: bool) -> None:
+    def __init__(self, run: TrainingWorld, ends: FinalTables, resumed: bool) -> None:
         self.run, self.plan, self.ends, self.resumed = run, run.plan, ends, resumed
         self.work = run.dealing.workload
         self.held = 0  # models that were held against the serial run

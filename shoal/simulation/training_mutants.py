@@ -13,24 +13,24 @@ from msgspec.structs import replace
 
 from shoal.cluster.roster import Roster
 from shoal.nodes import factory
-from shoal.nodes.evaluator import Asked, Evaluator, Judged
-from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.scheduler_journal import Kept
-from shoal.nodes.scheduler_state import State
-from shoal.nodes.scheduling import Dealing
-from shoal.nodes.slot_stream import Lane
-from shoal.nodes.strategy import Rows, Slot
+from shoal.nodes.evaluator import EvaluationOrder, Evaluator, Judgement
+from shoal.nodes.scheduler import SchedulerNode
+from shoal.nodes.scheduler_journal import JournalledSchedule
+from shoal.nodes.scheduler_state import ScheduleState
+from shoal.nodes.scheduling import Scheduler
+from shoal.nodes.slot_stream import SlotStream
+from shoal.nodes.strategy import Slot, SlotRows
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.schedule.auto_delay import AutoDelay
 from shoal.schedule.evaluations import Evaluations
 from shoal.schedule.runs import Runs
-from shoal.schedule.slot_queue import Workload
-from shoal.schedule.stop_rules import Stopping
+from shoal.schedule.slot_queue import SlotQueue
+from shoal.schedule.stop_rules import StopDecision
 from shoal.simulation.disk import CHECKPOINT_MUTANTS
 from shoal.store.client.task import Task
 from shoal.store.server.clock import Clocks
-from shoal.strategies.parameter_server.algorithm import Begun, ParameterServer
+from shoal.strategies.parameter_server.algorithm import InflightStep, ParameterServer
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 
@@ -52,35 +52,35 @@ def patched(owner: type, name: str, value: Any) -> Any:
 def slot_reported_before_it_is_counted() -> Any:
     """A worker tells that a slot is done when its gradient is sent."""
 
-    def push(self: Lane, slot: Slot, local: Rows | None, loss: float, task: Task) -> None:
+    def push(self: SlotStream, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
         number = self._trainer.number(slot)
         self._trainer.tally(self, slot)
         self._trainer.pushed(number, 0 if local is None else len(local), loss, Task("sent"))
 
-    return patched(Lane, "push", push)
+    return patched(SlotStream, "push", push)
 
 
 @mutant
 def slots_of_the_dead_not_dealt_again() -> Any:
     """What a worker had that is gone is dealt to nobody."""
-    real = Workload.leave
+    real = SlotQueue.leave
 
-    def leave(self: Workload, worker: int, died: bool) -> int:
-        with mock.patch.object(Workload, "_return", lambda *_: None):
+    def leave(self: SlotQueue, worker: int, died: bool) -> int:
+        with mock.patch.object(SlotQueue, "_return", lambda *_: None):
             return real(self, worker, died)
 
-    return patched(Workload, "leave", leave)
+    return patched(SlotQueue, "leave", leave)
 
 
 @mutant
 def what_is_given_back_is_lost() -> Any:
     """A worker that leaves gives its queue back, and nobody else gets it."""
 
-    def give_back(self: Workload, worker: int, slots: Iterable[int]) -> None:
+    def give_back(self: SlotQueue, worker: int, slots: Iterable[int]) -> None:
         for slot in slots:
             self._out.get(worker, {}).pop(slot, 0)
 
-    return patched(Workload, "give_back", give_back)
+    return patched(SlotQueue, "give_back", give_back)
 
 
 @mutant
@@ -89,13 +89,13 @@ def void_slot_not_pushed() -> Any:
     real = ParameterServer._push
 
     async def push(
-        self: ParameterServer, lane: Any, one: Begun, weights: Any, clock: int, second: Begun | None
-    ) -> Begun | None:
+        self: ParameterServer, lane: Any, one: InflightStep, weights: Any, clock: int, second: InflightStep | None
+    ) -> InflightStep | None:
         if one.local is None:
             nothing = Task("nothing to push")
             nothing.finish()
             lane.push(one.slot, None, 0.0, nothing)
-            return Begun(one.slot, None, nothing)
+            return InflightStep(one.slot, None, nothing)
         return await real(self, lane, one, weights, clock, second)
 
     return patched(ParameterServer, "_push", push)
@@ -106,7 +106,7 @@ def evaluation_of_a_later_step() -> Any:
     """The evaluator says that it has read the step that it was asked for, and reads whatever is newest later on."""
     real = Evaluator._answer
 
-    async def answer(self: Evaluator, asked: Asked) -> Judged:
+    async def answer(self: Evaluator, asked: EvaluationOrder) -> Judgement:
         await self._ready(holds=asked.number)
         await self.worker.sleep(300_000_000)
         weights, _ = await self._weights(m.NO_CLOCK)
@@ -127,7 +127,7 @@ def resume_deals_counted_slots_again() -> Any:
     """A run that is taken up from a checkpoint begins as if nothing was counted."""
     real = factory.state_to_resume
 
-    def state(*given: Any, **more: Any) -> State:
+    def state(*given: Any, **more: Any) -> ScheduleState:
         return replace(real(*given, **more), counted=[])
 
     return mock.patch("shoal.simulation.training_run.state_to_resume", state)
@@ -138,7 +138,7 @@ def resume_skips_slots() -> Any:
     """A run that is taken up from a checkpoint takes two slots more for counted than are in the model."""
     real = factory.state_to_resume
 
-    def state(*given: Any, **more: Any) -> State:
+    def state(*given: Any, **more: Any) -> ScheduleState:
         found = real(*given, **more)
         last = found.counted[-1][1] if found.counted else 0
         return replace(found, counted=[*found.counted, (last, last + 2)])
@@ -149,58 +149,58 @@ def resume_skips_slots() -> Any:
 @mutant
 def checkpoint_says_what_is_counted_now() -> Any:
     """A checkpoint of a step says what is counted when it is begun, not what will be at that step."""
-    real = Kept.state
-    return patched(Kept, "state", lambda self, cut=m.NO_CLOCK: real(self))
+    real = JournalledSchedule.state
+    return patched(JournalledSchedule, "state", lambda self, cut=m.NO_CLOCK: real(self))
 
 
 @mutant
 def one_step_too_many() -> Any:
     """A run of so many passes or steps has one slot more."""
-    real = Stopping.limit
+    real = StopDecision.limit
 
-    def limit(self: Stopping, per_pass: int, slots_of_steps: int | None) -> tuple[int, str]:
+    def limit(self: StopDecision, per_pass: int, slots_of_steps: int | None) -> tuple[int, str]:
         found, why = real(self, per_pass, slots_of_steps)
         return found + 1, why
 
-    return patched(Stopping, "limit", limit)
+    return patched(StopDecision, "limit", limit)
 
 
 @mutant
 def patience_off_by_one() -> Any:
     """A run goes on for one evaluation longer than its patience lasts."""
-    real = Stopping.judged
+    real = StopDecision.judged
 
-    def judged(self: Stopping, loss: float, metrics: Any = None) -> tuple[bool, str]:
+    def judged(self: StopDecision, loss: float, metrics: Any = None) -> tuple[bool, str]:
         best, why = real(self, loss, metrics)
         late = why.startswith("no improvement") and self._without <= (self.rules.patience or 0)
         return best, "" if late else why
 
-    return patched(Stopping, "judged", judged)
+    return patched(StopDecision, "judged", judged)
 
 
 @mutant
 def target_loss_not_looked_at_again() -> Any:
     """A loss that is just reached does not end the run."""
-    real = Stopping.judged
+    real = StopDecision.judged
 
-    def judged(self: Stopping, loss: float, metrics: Any = None) -> tuple[bool, str]:
+    def judged(self: StopDecision, loss: float, metrics: Any = None) -> tuple[bool, str]:
         best, why = real(self, loss, metrics)
         return best, "" if why.startswith("target") and self.rules.target_loss != loss else why
 
-    return patched(Stopping, "judged", judged)
+    return patched(StopDecision, "judged", judged)
 
 
 @mutant
 def second_copy_counted_twice() -> Any:
     """A slot that two workers computed counts as two."""
-    real = Workload._mark
+    real = SlotQueue._mark
 
-    def mark(self: Workload, slot: int, name: str) -> bool:
+    def mark(self: SlotQueue, slot: int, name: str) -> bool:
         if not real(self, slot, name):
             self.done += 1
         return True
 
-    return patched(Workload, "_mark", mark)
+    return patched(SlotQueue, "_mark", mark)
 
 
 @mutant
@@ -218,14 +218,19 @@ def auto_delay_past_its_bound() -> Any:
 @mutant
 def rollback_keeps_what_was_counted() -> Any:
     """After a rollback the slots since the checkpoint stay counted."""
-    real = Kept.rollback
+    real = JournalledSchedule.rollback
 
     def rollback(
-        self: Kept, now: int, state: State | None, counted: Runs, why: str, checkpoint: int | None = None
+        self: JournalledSchedule,
+        now: int,
+        state: ScheduleState | None,
+        counted: Runs,
+        why: str,
+        checkpoint: int | None = None,
     ) -> list[Effect]:
         return real(self, now, state, self.workload.counted(), why, checkpoint)
 
-    return patched(Kept, "rollback", rollback)
+    return patched(JournalledSchedule, "rollback", rollback)
 
 
 @mutant
@@ -244,27 +249,27 @@ def fenced_trainer_keeps_its_slots() -> Any:
 @mutant
 def run_ends_with_slots_that_nobody_asked_about() -> Any:
     """A coordinator that was started again ends a run without asking what workers hold."""
-    real = Kept.resume
+    real = JournalledSchedule.resume
 
-    def resume(self: Kept, lines: Any, workers: Any = ()) -> None:
+    def resume(self: JournalledSchedule, lines: Any, workers: Any = ()) -> None:
         real(self, lines, ())
 
-    return patched(Kept, "resume", resume)
+    return patched(JournalledSchedule, "resume", resume)
 
 
 @mutant
 def time_counts_before_the_first_weights_are_read() -> Any:
     """A run is out of time although it has not begun."""
-    real = Dealing.tick
+    real = Scheduler.tick
 
-    def tick(self: Dealing, now: int) -> list[Effect]:
+    def tick(self: Scheduler, now: int) -> list[Effect]:
         held = self.evaluations.held
         early = self._begun and held < 0 and not self.over and not self.ended
         if early and (why := self.stopping.out_of_time(self.seconds)):
             self._stop(why)
         return real(self, now)
 
-    return patched(Dealing, "tick", tick)
+    return patched(Scheduler, "tick", tick)
 
 
 @mutant
@@ -285,12 +290,12 @@ def worker_ends_when_a_disk_is_full() -> Any:
 @mutant
 def scheduler_forgets_its_journal() -> Any:
     """A group's scheduler that is started again begins anew."""
-    real = Scheduler.__init__
+    real = SchedulerNode.__init__
 
-    def init(self: Scheduler, *given: Any, **more: Any) -> None:
+    def init(self: SchedulerNode, *given: Any, **more: Any) -> None:
         real(self, *given[:5], **more)
 
-    return mock.patch.object(Scheduler, "__init__", init)
+    return mock.patch.object(SchedulerNode, "__init__", init)
 
 
 @mutant

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from shoal.job import Job
 from shoal.limits import INLINE_ELEMENTS
 from shoal.simulation import faults
-from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.training_nodes import EVALUATOR
 from shoal.wire.messages.groups import SCHEDULER, member_name
 
@@ -30,7 +30,7 @@ FAMILIES = (
 )  # fmt: skip
 
 
-class TrainingPlan(Plan, frozen=True, kw_only=True, repr_omit_defaults=True):
+class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What one seed stands for. ``slots_per_pass`` and ``max_delay`` are the run's, ``slots`` all of its slots at most."""
 
     strategy: Literal["sync", "bounded", "async", "block-proximal"] = "sync"

@@ -26,28 +26,28 @@ from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes import evaluator as evaluating
 from shoal.nodes import trainer as training
 from shoal.nodes.factory import dealing_for, make_saving, state_to_resume
-from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler import SchedulerNode
 from shoal.nodes.scheduler_state import counted_everywhere
-from shoal.nodes.scheduling import Dealing, Whole
+from shoal.nodes.scheduling import JournalSnapshot, Scheduler
 from shoal.nodes.strategy import TABLE
 from shoal.schedule import auto_delay
 from shoal.schedule.runs import spread
-from shoal.simulation.cluster import COORDINATOR, ROOT, Cluster
+from shoal.simulation.cluster import COORDINATOR, ROOT, SimulatedCluster
 from shoal.simulation.disk import SimulatedDisk
-from shoal.simulation.elastic import Elastic
+from shoal.simulation.elastic import ElasticDriver
 from shoal.simulation.faults import Fault
 from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.small_data import mixed, separate
 from shoal.simulation.stragglers import Stragglers, quick
-from shoal.simulation.training_audit import Auditor
+from shoal.simulation.training_audit import TrainingAudit
 from shoal.simulation.training_nodes import EVALUATOR, LAUNCHER, TrainingNodes
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_watch import DelayWatch, PartsWatch, StalenessWatch
-from shoal.simulation.world import Journal, World
+from shoal.simulation.world import SimulatedJournal, World
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint.manifest import Manifest
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended, Node
+from shoal.wire.effects import Node, ProcessEnd
 from shoal.wire.messages.groups import dealer, whole
 
 MOST_EVENTS = 60_000
@@ -57,7 +57,7 @@ AGAIN_AFTER = 300 * MILLISECOND  # a process gave way to another of its name, wh
 Origin = tuple[Path, Manifest]
 
 
-class Schedule:
+class SimulatedSchedule:
     """What the coordinator deals, over all its lives (see ``cluster.DealingSource``)."""
 
     def __init__(self, job: Job, dataset: Dataset, elsewhere: bool, deals: bool) -> None:
@@ -65,10 +65,10 @@ class Schedule:
         self.damaged: set[int] = set()
         self.generation: Callable[[], int] = lambda: 0
 
-    def as_dealing(self) -> Dealing | None:
+    def as_dealing(self) -> Scheduler | None:
         return self.dealing() if self.deals else None
 
-    def dealing(self) -> Dealing:
+    def dealing(self) -> Scheduler:
         found = dealing_for(self.job, self.dataset)
         found.elsewhere = self.elsewhere
         return found
@@ -98,23 +98,23 @@ class TrainingWorld:
         self.world.after_event = self._after_event
         self.world.on_tell = self._told
         self.world.weather.delay = plan.delay * MILLISECOND
-        self.schedule = Schedule(self.job, self.dataset, "elsewhere" in plan.habits, deals=not plan.group)
-        self.cluster = Cluster(self.world, plan, self.schedule)
+        self.schedule = SimulatedSchedule(self.job, self.dataset, "elsewhere" in plan.habits, deals=not plan.group)
+        self.cluster = SimulatedCluster(self.world, plan, self.schedule)
         self.world.on_tell = self._told
         if disk is not None:
             self.cluster.disk = self.world.disk = disk
         self.cluster.job = self.job.identity
-        self.elastic = Elastic(self.cluster, plan)
+        self.elastic = ElasticDriver(self.cluster, plan)
         self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self._add)
         self.nodes.on_broken, self.nodes.on_left = self._broke, self._left
         bounded = plan.strategy == "bounded" and plan.settings["max_delay"] != "auto"
         self.staleness = StalenessWatch(self.world, plan.settings["max_delay"] if bounded else None, plan.group)
         self.delays, self.parts = DelayWatch(), parts or PartsWatch()
         self.parts.life = number
-        self.auditor: Auditor | None = None
+        self.auditor: TrainingAudit | None = None
         self.stragglers = Stragglers(plan, lambda: self.world.now)
         self.world.takes = self._takes
-        self.schedulers: list[Scheduler] = []  # all lives, the last one is the present
+        self.schedulers: list[SchedulerNode] = []  # all lives, the last one is the present
         self.told: list[RunEvent] = []
         self.judged: list[tuple[Evaluated, Values | None]] = []  # with the weights, if whoever judged them is there
         self.on_told: Callable[[RunEvent], None] = lambda event: None
@@ -122,7 +122,7 @@ class TrainingWorld:
         self.broken: dict[str, Exception] = {}  # processes that ended with an error
         self.left: set[str] = set()  # workers that have gone for good
         self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
-        self._unheard: list[Ended] = []  # ends of processes that nobody was there to be told of
+        self._unheard: list[ProcessEnd] = []  # ends of processes that nobody was there to be told of
         self._doubled: dict[str, int] = {}  # names that two processes had, until then
         self.dealt: set[int] = set()  # slots that anybody was ever dealt
         self.world.watch(m.Deal, self._dealt)
@@ -135,7 +135,7 @@ class TrainingWorld:
         return dealer(self.plan.group)
 
     @property
-    def dealing(self) -> Dealing:
+    def dealing(self) -> Scheduler:
         dealing = self.schedulers[-1].dealing if self.plan.group else self.cluster.coordinator.dealing
         assert dealing is not None
         return dealing
@@ -172,8 +172,8 @@ class TrainingWorld:
         if origin is not None:
             self.begun_with = _slots_in(origin[1], self.schedule.dealing())
             state = state_to_resume(origin[1], was or self.job, self.job, self.dataset.train.rows)
-            record = msgspec.msgpack.encode(Whole(state))
-            self.world.journals[self.dealer] = Journal([record])
+            record = msgspec.msgpack.encode(JournalSnapshot(state))
+            self.world.journals[self.dealer] = SimulatedJournal([record])
         self.cluster.set_up()
         launcher = self.nodes.client(LAUNCHER)
         if self.plan.group:
@@ -185,7 +185,9 @@ class TrainingWorld:
         for name in self.plan.worker_names:
             self.nodes.hire(self.local(name))
         if self.plan.seed % 3 == 0:  # not in all: it takes time
-            self.auditor = Auditor(self.nodes.client("auditor"), lambda: self.dealing, self.plan, origin is not None)
+            self.auditor = TrainingAudit(
+                self.nodes.client("auditor"), lambda: self.dealing, self.plan, origin is not None
+            )
             self.auditor.start()
         return True
 
@@ -194,7 +196,7 @@ class TrainingWorld:
         records = list(journal.durable) if journal is not None else []
         points = make_saving(self.job, ROOT, self.cluster.disk).points if self.plan.checkpoint else None
         token = f"scheduler-{len(self.schedulers)}"
-        node = Scheduler(self.plan.group, token, f"memory:{self.dealer}", self.schedule.dealing(), points, records)
+        node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self.schedule.dealing(), points, records)
         self.schedulers.append(node)
         self._add(node)
 
@@ -252,7 +254,7 @@ class TrainingWorld:
 
     def _ended(self, name: str, reason: str) -> None:
         """The launcher saw a process end, and tells who deals; if that is away, its next life."""
-        ended = Ended(name, reason)
+        ended = ProcessEnd(name, reason)
         later = self.world.now + SEEN_AFTER
 
         def tell() -> None:
@@ -368,7 +370,7 @@ class TrainingWorld:
         self.nodes.close()
 
 
-def _slots_in(manifest: Manifest, dealing: Dealing) -> int:
+def _slots_in(manifest: Manifest, dealing: Scheduler) -> int:
     """How many slots the model of a checkpoint has, by its step or by the books of its segments."""
     work = dealing.workload
     if work.step is not None:

@@ -9,17 +9,17 @@ from traceback import format_tb
 from shoal.events import RolledBack, Saved, Stopped
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.scheduler import SchedulerNode
+from shoal.nodes.scheduling import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.simulation.checker import Violation
 from shoal.simulation.run import Verdict
-from shoal.simulation.training_checks import Ends, TrainingChecker, patience_of
+from shoal.simulation.training_checks import FinalTables, TrainingChecker, patience_of
 from shoal.simulation.training_mutants import MUTANTS
 from shoal.simulation.training_plan import TrainingPlan, draw
 from shoal.simulation.training_run import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
@@ -31,7 +31,7 @@ _WORDS = ("epoch", "step", "target", "improvement", "seconds")
 AFTER = 30 * SECOND  # the last fault, and everybody is back
 NODES = (
     *(Async, BlockProximal, Bounded, Sync),
-    *(Coordinator, Dealing, Evaluator, Guest, Scheduler, Server, Trainer, Worker),
+    *(Coordinator, Scheduler, Evaluator, DrainableServer, SchedulerNode, Server, Trainer, Worker),
 )
 SOMETIMES = (
     "answers held against the staleness bound",
@@ -162,7 +162,7 @@ class TrainingScenario:
             return [Violation("I13 live", f"not over {within // SECOND} s after all was healed: {self._stuck(run)}")]
         if run.plan.group and "resume this run" in run.dealing.failed and run.plan.beyond:
             return None
-        ends_with = Ends(run.pull(TABLE), run.pull(TALLY))
+        ends_with = FinalTables(run.pull(TABLE), run.pull(TALLY))
         checker = TrainingChecker(run, ends_with, origin is not None)
         found = [*run.staleness.violations[:3], *run.delays.violations[:3], *run.elastic.violations, *checker.check()]
         if run.auditor is not None:

@@ -17,23 +17,23 @@ from itertools import product
 from unittest import mock
 
 from shoal.events import Delayed, RunEvent
-from shoal.nodes.strategy import TABLE, Lane, Slot
+from shoal.nodes.strategy import TABLE, Slot, StrategyContext
 from shoal.schedule import auto_delay
 from shoal.simulation.checker import Violation
-from shoal.simulation.reference_blocks import Began, Hands, Turn
+from shoal.simulation.reference_blocks import BlocksBegun, BlockTurn, Hands
 from shoal.simulation.world import World
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.strategies.block_proximal import algorithm
-from shoal.strategies.block_proximal.algorithm import BlockProximal, Held
-from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
+from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import whole
 
 
 @dataclass(slots=True)
-class _Pace:
+class _PaceWatch:
     """One incarnation of a worker, by what it sent."""
 
     name: str
@@ -50,7 +50,7 @@ class StalenessWatch:
         self._world, self._max_delay, self._table = world, max_delay, whole(TABLE, group)
         self.violations: list[Violation] = []
         self.checked = 0
-        self._paces: dict[int, _Pace] = {}
+        self._paces: dict[int, _PaceWatch] = {}
         self._clocks: dict[tuple[str, str, int], tuple[int, int]] = {}  # of a pull: its clock, and who asks
         self._steps: dict[tuple[str, str, int], int] = {}  # of a push: whose it is
         if max_delay is not None:
@@ -60,8 +60,8 @@ class StalenessWatch:
             world.watch(m.Values, self._answered)
             world.watch(m.Counted, self._counted)
 
-    def _pace(self, name: str, incarnation: int, spell: int) -> _Pace:
-        pace = self._paces.setdefault(incarnation, _Pace(name))
+    def _pace(self, name: str, incarnation: int, spell: int) -> _PaceWatch:
+        pace = self._paces.setdefault(incarnation, _PaceWatch(name))
         if spell > pace.spell or (pace.parked and spell == pace.spell):
             if spell > pace.spell:
                 pace.spell, pace.sent = spell, 0
@@ -142,9 +142,9 @@ class PartsWatch:
 
     def __init__(self) -> None:
         self.life = 0
-        self._began: dict[Held, Began] = {}
+        self._began: dict[HeldPart, BlocksBegun] = {}
         self._read: dict[tuple[Client, Slot], int] = {}  # the steps in the weights that a part was begun anew with
-        self._pushed: dict[Turn, tuple[tuple[int, int], set[Began]]] = {}  # in which past, and by whom
+        self._pushed: dict[BlockTurn, tuple[tuple[int, int], set[BlocksBegun]]] = {}  # in which past, and by whom
 
     def hands(self, segments: int) -> Iterator[Hands]:
         """Whose pushes may have counted. Where several pushed a slot: of any of them, and not of the same in every segment."""
@@ -163,18 +163,22 @@ class PartsWatch:
             self._read[client, slot] = min(pull.steps, default=0)
             return is_newer(client, pull, slot)
 
-        async def begun(strategy: BlockProximal, lane: Lane, slot: Slot, part: algorithm.Part) -> Held | None:
+        async def begun(
+            strategy: BlockProximal, lane: StrategyContext, slot: Slot, part: algorithm.RowPart
+        ) -> HeldPart | None:
             client = lane.client
             held = await begin(strategy, lane, slot, part)
             if held is not None:
-                self._began[held] = Began(held.next, self._read.pop((client, slot), 0))
+                self._began[held] = BlocksBegun(held.next, self._read.pop((client, slot), 0))
             return held
 
-        async def iterated(strategy: BlockProximal, lane: Lane, slot: Slot, held: dict[int, Held]) -> Task | None:
+        async def iterated(
+            strategy: BlockProximal, lane: StrategyContext, slot: Slot, held: dict[int, HeldPart]
+        ) -> Task | None:
             push = await iterate(strategy, lane, slot, held)
-            turns: Turns = lane.local(slot).turns  # type: ignore[attr-defined]
+            turns: BlockOrder = lane.local(slot).turns  # type: ignore[attr-defined]
             if push is not None and (one := held.get(turns.part(slot))) is not None:
-                turn = Turn(turns.iteration(slot), turns.part(slot))
+                turn = BlockTurn(turns.iteration(slot), turns.part(slot))
                 self._note(turn, (self.life, lane.client.view.generation), self._began[one])
             return push
 
@@ -183,9 +187,9 @@ class PartsWatch:
             stack.enter_context(mock.patch.object(algorithm, "is_newer", looked))
             yield
 
-    def _note(self, turn: Turn, past: tuple[int, int], began: Began) -> None:
+    def _note(self, turn: BlockTurn, past: tuple[int, int], began: BlocksBegun) -> None:
         """A run that went back, or was taken up, does again what its checkpoint lacks: what was pushed before is worth nothing."""
-        known, those = self._pushed.get(turn, (past, set[Began]()))
+        known, those = self._pushed.get(turn, (past, set[BlocksBegun]()))
         if past > known:
             those = set()
         if past >= known:

@@ -22,7 +22,7 @@ from shoal.keys import KeyList, Keys, Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.checker import steps_of
-from shoal.simulation.faults import Plan
+from shoal.simulation.faults import FaultPlan
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
 from shoal.tables import Step
@@ -42,14 +42,14 @@ def little_log(seed: int) -> AbstractContextManager[object]:
     return mock.patch.object(limits, "COPIES_HELD", 2_000 if seed // 16 % 2 else limits.COPIES_HELD)
 
 
-class Stop(Exception):
+class IncarnationEnded(Exception):
     """This life of a worker cannot go on: it starts again as another."""
 
 
-class Dealer:
+class SimulatedDealer:
     """Who computes which slot: dealt in order, dealt again when its worker is gone, now and then dealt twice."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: FaultPlan) -> None:
         self._random = Random(f"{plan.seed}/dealer")
         self._new = deque(range(plan.slots))
         self._again: deque[int] = deque()
@@ -99,10 +99,10 @@ class Dealer:
                     self._again.append(slot)
 
 
-class Scribe:
+class CheckpointWriter:
     """Writes the history, and knows where everybody's keys are."""
 
-    def __init__(self, plan: Plan, now: Callable[[], int]) -> None:
+    def __init__(self, plan: FaultPlan, now: Callable[[], int]) -> None:
         self.plan, self.now = plan, now
         self.history: list[Event] = []
         self._calls = 0
@@ -186,20 +186,20 @@ class Scribe:
             self.history.append(End(self.now(), call, "ok", "", [] if task.value is None else self.seen(task.value)))
 
 
-def slot_name(plan: Plan, number: int) -> tuple[int, int]:
+def slot_name(plan: FaultPlan, number: int) -> tuple[int, int]:
     """(pass, number) of the n-th slot of the whole job."""
     if plan.kind != "step" or plan.slots_per_pass is None:
         return 0, number
     return divmod(number, plan.slots_per_pass)
 
 
-def delicate(plan: Plan, slot: int) -> float:
+def delicate(plan: FaultPlan, slot: int) -> float:
     """Numbers that cancel within a step, so that another order of addition leaves another sum behind."""
     place = slot_name(plan, slot)[1] % plan.slots_per_step
     return (2.0**60, 1.5 + slot, -(2.0**60), 0.75 + slot)[place % 4]
 
 
-def in_order(plan: Plan, void: set[int]) -> float:
+def in_order(plan: FaultPlan, void: set[int]) -> float:
     """What one process would have of them: each step's slots added in order, then one update."""
     total = np.float32(0)
     for slots in steps_of(plan):
@@ -210,12 +210,12 @@ def in_order(plan: Plan, void: set[int]) -> float:
     return float(total)
 
 
-def amounts(plan: Plan, segments: int, slot: int) -> Values:
+def amounts(plan: FaultPlan, segments: int, slot: int) -> Values:
     """One for the slot's own key and a delicate number for the common one, in every segment."""
     return np.tile(np.array([1.0, delicate(plan, slot)], np.float32), segments)
 
 
-async def client_life(worker: Worker, scribe: Scribe, column: int, done: list[int], random: Random) -> None:
+async def client_life(worker: Worker, scribe: CheckpointWriter, column: int, done: list[int], random: Random) -> None:
     """A plain client: pushes with its own counter, pulls in between. ``done`` counts the pushes over all its lives."""
     plan = scribe.plan
     layout = await _table(worker)
@@ -233,7 +233,7 @@ async def client_life(worker: Worker, scribe: Scribe, column: int, done: list[in
     await _no_more_than(under_way, 0)
 
 
-async def worker_life(worker: Worker, scribe: Scribe, dealer: Dealer, random: Random) -> None:
+async def worker_life(worker: Worker, scribe: CheckpointWriter, dealer: SimulatedDealer, random: Random) -> None:
     """A worker: pull, compute, push, slot after slot, until all are counted."""
     plan = scribe.plan
     layout = await _table(worker)
@@ -271,7 +271,7 @@ async def worker_life(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
         await _park(worker, scribe)
 
 
-async def second_hand(worker: Worker, scribe: Scribe, dealer: Dealer, random: Random) -> None:
+async def second_hand(worker: Worker, scribe: CheckpointWriter, dealer: SimulatedDealer, random: Random) -> None:
     """While a worker waits for a step to close, somebody must compute the slots of that very step that came back."""
     layout = await _table(worker)
     while not dealer.finished:
@@ -282,10 +282,12 @@ async def second_hand(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
             worker.start(_once_more(worker, scribe, dealer, layout, slot))
 
 
-async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Layout, slot: int) -> None:
+async def _once_more(
+    worker: Worker, scribe: CheckpointWriter, dealer: SimulatedDealer, layout: Layout, slot: int
+) -> None:
     try:
         await scribe.pull(worker, layout, _step(layout, scribe.plan, slot))
-    except Stop:
+    except IncarnationEnded:
         scribe.on_broken(worker)
         return
     task = scribe.push(
@@ -294,11 +296,11 @@ async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Lay
     _count(task, dealer, slot)
 
 
-def _count(task: Task, dealer: Dealer, slot: int) -> None:
+def _count(task: Task, dealer: SimulatedDealer, slot: int) -> None:
     task.then(lambda task: dealer.counted(slot) if task.error is None else None)
 
 
-async def _park(worker: Worker, scribe: Scribe) -> None:
+async def _park(worker: Worker, scribe: CheckpointWriter) -> None:
     scribe.note("parking", worker.name, worker.client.incarnation)
     await _or_stop(worker.client.park())
 
@@ -308,7 +310,7 @@ async def _no_more_than(under_way: deque[Task], most: int) -> None:
         await _or_stop(under_way.popleft())
 
 
-def _step(layout: Layout, plan: Plan, slot: int) -> int:
+def _step(layout: Layout, plan: FaultPlan, slot: int) -> int:
     return layout.spec.apply.step_of(slot_name(plan, slot))  # type: ignore[union-attr]
 
 
@@ -318,7 +320,7 @@ async def _table(worker: Worker) -> Layout:
     return worker.client.layout(TABLE)
 
 
-async def _think(worker: Worker, scribe: Scribe, random: Random) -> None:
+async def _think(worker: Worker, scribe: CheckpointWriter, random: Random) -> None:
     longest = scribe.plan.think * MILLISECOND
     takes = scribe.takes(worker.name, random.randrange(longest // 10, longest))
     await worker.sleep(takes)
@@ -328,7 +330,7 @@ async def _or_stop(task: Task) -> None:
     try:
         await task
     except ShoalError as error:
-        raise Stop from error
+        raise IncarnationEnded from error
 
 
 def _push_nonsense(worker: Worker, layout: Layout) -> None:
@@ -339,7 +341,7 @@ def _push_nonsense(worker: Worker, layout: Layout) -> None:
     raise AssertionError("a push that is not finite left the client")
 
 
-def nonsense(plan: Plan, worker: Worker, how: str) -> tuple[m.Push, list[m.Array]] | None:
+def nonsense(plan: FaultPlan, worker: Worker, how: str) -> tuple[m.Push, list[m.Array]] | None:
     """What no client of ours would send: nothing may come of it. None: this worker knows no table yet."""
     client = worker.client
     layout = client.layouts.get(TABLE)

@@ -45,7 +45,7 @@ FOUND = (COORDINATOR, "home")  # whoever starts a node tells it where these are
 
 
 @dataclass(slots=True)
-class Host:
+class SimulatedHost:
     """One node on its machine."""
 
     node: Node
@@ -68,7 +68,7 @@ class Host:
 
 
 @dataclass(slots=True)
-class Journal:
+class SimulatedJournal:
     """A node's append-only file: what survives a crash, and what is on its way to the disk."""
 
     durable: list[bytes] = field(default_factory=list)
@@ -100,9 +100,9 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now = 0
-        self.hosts: dict[str, Host] = {}
-        self.twins: dict[str, Host] = {}  # a second process under a name that is in use
-        self.journals: dict[str, Journal] = {}
+        self.hosts: dict[str, SimulatedHost] = {}
+        self.twins: dict[str, SimulatedHost] = {}  # a second process under a name that is in use
+        self.journals: dict[str, SimulatedJournal] = {}
         self.weather = Weather()
         self.counts: Counter[str] = Counter()
         self.events = 0
@@ -149,16 +149,16 @@ class World:
 
     # ------------------------------------------------------------ nodes
 
-    def add(self, node: Node, drift: float = 0.0, offset: int = 0) -> Host:
+    def add(self, node: Node, drift: float = 0.0, offset: int = 0) -> SimulatedHost:
         self._lives += 1
-        host = self.hosts[node.name] = Host(node, self._lives, drift, offset)
+        host = self.hosts[node.name] = SimulatedHost(node, self._lives, drift, offset)
         self.at(self.now, lambda: self._feed(host, Tick()))
         return host
 
     def add_twin(self, node: Node, lasts: int) -> None:
         """A second process under the name of one that is there; who writes to that name reaches either."""
         self._lives += 1
-        twin = self.twins[node.name] = Host(node, self._lives)
+        twin = self.twins[node.name] = SimulatedHost(node, self._lives)
         self._log("twin", node.name, b"")
         self.at(self.now, lambda: self._feed(twin, Tick()))
 
@@ -221,7 +221,7 @@ class World:
 
     def stall_disk(self, name: str, nanoseconds: int) -> None:
         """What is to be written from here on waits (F32)."""
-        journal = self.journals.setdefault(name, Journal())
+        journal = self.journals.setdefault(name, SimulatedJournal())
         journal.busy_until = max(journal.busy_until, self.now + nanoseconds)
         if (host := self.hosts.get(name)) is not None:
             host.storing_until = max(host.storing_until, self.now + nanoseconds)
@@ -241,16 +241,16 @@ class World:
             for effect in effects:
                 self._carry_out(host, effect)
 
-    def local_time(self, host: Host) -> int:
+    def local_time(self, host: SimulatedHost) -> int:
         frozen = min(self.now, host.frozen_until) - host.frozen_at
         passed = self.now - host.behind - frozen
         return SECOND + host.offset + passed + int(passed * host.drift)
 
-    def _is_here(self, host: Host) -> bool:
+    def _is_here(self, host: SimulatedHost) -> bool:
         name = host.node.name
         return self.hosts.get(name) is host or self.twins.get(name) is host
 
-    def _feed(self, host: Host, event: Event) -> None:
+    def _feed(self, host: SimulatedHost, event: Event) -> None:
         """Hand one event in and carry out what comes of it."""
         if not self._is_here(host):
             return
@@ -272,7 +272,7 @@ class World:
         found = [one for one in (self.hosts.get(sender), self.twins.get(sender)) if one is not None]
         return to in FOUND or not found or any(to in one.called for one in found)
 
-    def _carry_out(self, host: Host, effect: Effect) -> None:
+    def _carry_out(self, host: SimulatedHost, effect: Effect) -> None:
         match effect:
             case Send(to, message, arrays):
                 if host.reaches(to):
@@ -295,7 +295,7 @@ class World:
             case Connect(name):
                 host.called.add(name)
 
-    def _wake(self, host: Host, at: int) -> None:
+    def _wake(self, host: SimulatedHost, at: int) -> None:
         if at == host.wake_at:
             return
         host.wake_at = at
@@ -308,9 +308,9 @@ class World:
 
         self.at(when, fire)
 
-    def _persist(self, host: Host, token: int, record: bytes) -> None:
+    def _persist(self, host: SimulatedHost, token: int, record: bytes) -> None:
         """One record after the other, as a file takes them; a full disk takes none."""
-        journal = self.journals.setdefault(host.node.name, Journal())
+        journal = self.journals.setdefault(host.node.name, SimulatedJournal())
         journal.busy_until = max(self.now, journal.busy_until) + self._disk.randrange(
             MILLISECOND // 10, 5 * MILLISECOND
         )
@@ -328,7 +328,7 @@ class World:
 
         self.at(journal.busy_until, written)
 
-    def _store(self, host: Host, token: int, function: Callable[[], object]) -> None:
+    def _store(self, host: SimulatedHost, token: int, function: Callable[[], object]) -> None:
         """One after the other; what a crash comes into is done in part."""
         host.storing_until = max(self.now, host.storing_until) + self._disk.randrange(MILLISECOND, 60 * MILLISECOND)
         host.stores.append(function)
@@ -345,7 +345,7 @@ class World:
 
         self.at(host.storing_until, finish)
 
-    def _tear(self, host: Host) -> None:
+    def _tear(self, host: SimulatedHost) -> None:
         """What its disk thread was at is done up to some operation, and no further."""
         if host.stores and self.disk is not None:
             self.disk.stop_at = len(self.disk.trace) + self._disk.randrange(8)
@@ -354,7 +354,7 @@ class World:
             self.disk.stop_at = None
             self.counts["disk: writes torn by a crash"] += 1
 
-    def _compute(self, host: Host, token: int, function: Callable[[], object]) -> None:
+    def _compute(self, host: SimulatedHost, token: int, function: Callable[[], object]) -> None:
         takes = self.takes(host.node.name, self._disk.randrange(*self.computing))
         host.computing = max(self.now, host.computing) + takes
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.keys import KeyRange, Keys, Values
-from shoal.wire.messages import Books
+from shoal.wire.messages import SegmentBooks
 
 
 @dataclass(slots=True, eq=False)
-class Image:
+class SegmentImage:
     """One segment of one table."""
 
     segment: int
     keys: KeyRange
-    books: Books
+    books: SegmentBooks
     rows: Values
     names: Keys | None = None  # sparse: the key of each row
 

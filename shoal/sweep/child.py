@@ -21,7 +21,7 @@ from shoal.signals import handle
 GRACE = 20.0  # seconds for a run to end in order
 
 
-class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SweepOrders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to run, where, and on which cores."""
 
     job: str  # TOML: JSON has no infinity
@@ -30,7 +30,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def main() -> int:
-    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=SweepOrders)
     os.sched_setaffinity(0, orders.cores)
     handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()

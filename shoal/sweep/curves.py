@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.events import Evaluated, Progress
 from shoal.sweep.figures import (
-    Figures,
     PointFigures,
     RunFigures,
+    StudyFigures,
     moment,
 )
 from shoal.sweep.lines import lines_of
@@ -30,7 +30,7 @@ PANELS = 4  # beside each other
 Track = tuple[list[float], list[float]]
 
 
-def draw_curves(figure: Figure, of: Figures, colours: Sequence[str]) -> str:
+def draw_curves(figure: Figure, of: StudyFigures, colours: Sequence[str]) -> str:
     """Test losses, and train losses; what is shown, in words.
 
     A few points share a panel; where there are more, each line has one of its own, darker to lighter along the axis.
@@ -62,7 +62,7 @@ def draw_curves(figure: Figure, of: Figures, colours: Sequence[str]) -> str:
     return f"Test and train loss against seconds: medians over seeds, thin lines for the seeds.{dotted}"
 
 
-def draw_distance(figure: Figure, of: Figures, colours: Sequence[str]) -> str:
+def draw_distance(figure: Figure, of: StudyFigures, colours: Sequence[str]) -> str:
     """How far models are from their mean against seconds, where everybody has one."""
     axes = figure.subplots()
     points = [one for one in of.points if one.distance is not None]
@@ -84,7 +84,11 @@ def _apart(run: RunFigures) -> Track:
 
 
 def _panel(
-    axes: Axes, of: Figures, points: list[PointFigures], track: Callable[[RunFigures], Track], colours: Sequence[str]
+    axes: Axes,
+    of: StudyFigures,
+    points: list[PointFigures],
+    track: Callable[[RunFigures], Track],
+    colours: Sequence[str],
 ) -> None:
     for one, colour in zip([*points, *_serial(of)], [*_shades(len(points), colours), "#444444"], strict=False):
         style = "--" if one.point.serial and of.points else "-"
@@ -96,7 +100,7 @@ def _panel(
             axes.axhline(goal, color="#999999", linewidth=0.9, linestyle=":")
 
 
-def _serial(of: Figures) -> list[PointFigures]:
+def _serial(of: StudyFigures) -> list[PointFigures]:
     """What all are held against, if there is something to be."""
     return [of.best_serial] if of.best_serial is not None and of.points else []
 

@@ -31,7 +31,7 @@ from shoal.job import Job
 from shoal.run.resume import is_finished
 from shoal.strategies.gossip.edge_file import LINKS
 from shoal.strategies.gossip.graphs import read
-from shoal.sweep.study import Planned, Study
+from shoal.sweep.study import PlannedRun, Study
 
 ENDS_WITHIN = 30.0  # seconds, of a run whose sweep is gone
 LOG, FAILED, STUDY, MACHINE = "output.log", "failed.txt", "study.toml", "machine.json"
@@ -39,7 +39,7 @@ LOG, FAILED, STUDY, MACHINE = "output.log", "failed.txt", "study.toml", "machine
 State = Literal["finished", "diverged", "failed", "unfinished", "to do"]
 
 
-class Machine(msgspec.Struct, frozen=True):
+class MachineInfo(msgspec.Struct, frozen=True):
     """What a run was given, and how much of it was taken by what is not the run."""
 
     cores: list[int]
@@ -47,10 +47,10 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PointResult:
     """A run of the study, as far as it is there."""
 
-    run: Planned
+    run: PlannedRun
     state: State
     folder: Path
     reason: str = ""  # of one that failed or diverged
@@ -69,7 +69,7 @@ class Sweep:
     """A study and what there is of its runs."""
 
     study: Study
-    results: list[Result] = field(repr=False)
+    results: list[PointResult] = field(repr=False)
     folder: Path
 
     @classmethod
@@ -83,7 +83,7 @@ class Sweep:
         return cls(study, [look(run, folder, cores) for run in study.runs], folder)
 
     @property
-    def left(self) -> list[Result]:
+    def left(self) -> list[PointResult]:
         return [one for one in self.results if not one.is_done]
 
 
@@ -91,25 +91,25 @@ def is_sweep(folder: Path) -> bool:
     return (folder / STUDY).is_file() and (folder / "runs").is_dir()
 
 
-def look(run: Planned, out: Path, cores: int | None) -> Result:
+def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
     """How this run stands."""
     folder = out / "runs" / run.name
     if not folder.is_dir():
-        return Result(run, "to do", folder)
+        return PointResult(run, "to do", folder)
     whole = fingerprint(folder)
     if not whole and (folder / FAILED).is_file():
-        return Result(run, "failed", folder, (folder / FAILED).read_text(errors="replace").strip())
+        return PointResult(run, "failed", folder, (folder / FAILED).read_text(errors="replace").strip())
     if whole != identity(run.job, cores if cores is not None else _cores(folder)):
         other = "it was run with other settings, and will be put aside (former/)"
-        return Result(run, "unfinished", folder, other if whole else "")
+        return PointResult(run, "unfinished", folder, other if whole else "")
     try:
         summary = msgspec.json.decode((folder / "summary.json").read_bytes())
         events, _ = read_legible(folder / "events.jsonl")
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Result(run, "unfinished", folder, f"{error}: it will be put aside (former/)")
+        return PointResult(run, "unfinished", folder, f"{error}: it will be put aside (former/)")
     if is_finished(folder):
-        return Result(run, "finished", folder, "", summary, events, _others(folder))
-    return Result(run, "diverged", folder, summary["stopped_because"], summary, events, _others(folder))
+        return PointResult(run, "finished", folder, "", summary, events, _others(folder))
+    return PointResult(run, "diverged", folder, summary["stopped_because"], summary, events, _others(folder))
 
 
 def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
@@ -151,7 +151,7 @@ def _cores(folder: Path) -> int | None:
 
 def _others(folder: Path) -> float | None:
     try:
-        return msgspec.json.decode((folder / MACHINE).read_bytes(), type=Machine).others
+        return msgspec.json.decode((folder / MACHINE).read_bytes(), type=MachineInfo).others
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -253,7 +253,7 @@ def write_study(study: Study, out: Path) -> None:
     replace_file(out / STUDY, study.toml().encode())
 
 
-def took(results: Iterable[Result]) -> list[float]:
+def took(results: Iterable[PointResult]) -> list[float]:
     """Seconds from beginning to end of those that are finished, all that goes before training included."""
     found = []
     for one in results:

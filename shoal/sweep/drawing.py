@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.sweep.figures import (
-    Figures,
     PointFigures,
     RunFigures,
     Spread,
+    StudyFigures,
 )
 from shoal.sweep.grid import Axis
 from shoal.sweep.lines import (
-    Line,
-    Scale,
+    AxisScale,
+    PlotLine,
     at,
     lines_of,
 )
@@ -39,9 +39,9 @@ OfPoint = Callable[[PointFigures], Spread | None]
 OfRun = Callable[[RunFigures], float | None]
 
 
-def draw(axes: Axes, of: Figures, axis: Axis, point: OfPoint, run: OfRun, zero: bool = False) -> None:
+def draw(axes: Axes, of: StudyFigures, axis: Axis, point: OfPoint, run: OfRun, zero: bool = False) -> None:
     """A line through the medians of the numbers, marks for all else; every seed a dot; what has no figure a cross."""
-    scale, lines = Scale.of(axis), lines_of(of)
+    scale, lines = AxisScale.of(axis), lines_of(of)
     crosses: dict[float, list[str]] = {}
     for number, line in enumerate(lines):
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
@@ -98,7 +98,9 @@ def _without(one: PointFigures) -> str:
     return f"{one.reached} of {len(one.runs)}" if one.censored else ""
 
 
-def _draw_seeds(axes: Axes, line: Line, axis: Axis, scale: Scale, shift: float, run: OfRun, colour: str) -> None:
+def _draw_seeds(
+    axes: Axes, line: PlotLine, axis: Axis, scale: AxisScale, shift: float, run: OfRun, colour: str
+) -> None:
     dots = [
         (scale.places[at(one, axis)] + shift, height)
         for one in line.points
@@ -110,7 +112,7 @@ def _draw_seeds(axes: Axes, line: Line, axis: Axis, scale: Scale, shift: float, 
     )
 
 
-def _dress(axes: Axes, axis: Axis, scale: Scale) -> None:
+def _dress(axes: Axes, axis: Axis, scale: AxisScale) -> None:
     axes.set_xticks([scale.places[choice.label] for choice in axis.choices], [choice.label for choice in axis.choices])
     if sum(len(choice.label) for choice in axis.choices) > 60:
         axes.tick_params(axis="x", labelrotation=20)
@@ -131,7 +133,7 @@ def legend(axes: Axes) -> None:
             text.set_parse_math(False)
 
 
-def framed(of: Figures, what: str, wide: bool = False) -> Figure:
+def framed(of: StudyFigures, what: str, wide: bool = False) -> Figure:
     figure = canvas(4.4, 11.0) if wide else canvas(5.4, 9.0)
     emulated = f" ({_emulated(of)})" if of.emulated else ""
     title = textwrap.wrap(
@@ -144,7 +146,7 @@ def framed(of: Figures, what: str, wide: bool = False) -> Figure:
     return figure
 
 
-def _emulated(of: Figures) -> str:
+def _emulated(of: StudyFigures) -> str:
     computing = any(one.startswith("emulated compute") for one in of.emulated)
     return "emulated compute" if computing else "emulated stragglers"
 
@@ -155,11 +157,11 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def ideal(axes: Axes, of: Figures, axis: Axis) -> None:
+def ideal(axes: Axes, of: StudyFigures, axis: Axis) -> None:
     """Where every worker would bring as much as the serial run, and how many cores there are for them."""
     if axis.name != "workers":
         return
-    scale = Scale.of(axis)
+    scale = AxisScale.of(axis)
     numbers = [choice for choice in axis.choices if choice.number is not None]
     top = axes.get_ylim()[1]
     places = [scale.places[choice.label] for choice in numbers]

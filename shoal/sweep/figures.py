@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from shoal.events import Evaluated, RunEvent
-from shoal.sweep.disk import Result, Sweep
+from shoal.sweep.disk import PointResult, Sweep
 from shoal.sweep.grid import Point
 from shoal.sweep.study import Target
 from shoal.views.run_record import NEVER_LATE
@@ -33,7 +33,7 @@ ALIKE = 0.01  # of the rows: so much may runs differ that learned from as many
 class RunFigures:
     """Of one run. None: not known, or never reached."""
 
-    result: Result = field(repr=False)
+    result: PointResult = field(repr=False)
     target: float | None
     time: float | None = None  # seconds to the target
     rows: int | None = None  # rows to the target
@@ -131,7 +131,7 @@ class PointFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StudyFigures:
     """Of a whole sweep."""
 
     sweep: Sweep = field(repr=False)
@@ -163,7 +163,7 @@ class Figures:
         return len(learned) > 1 and max(learned) <= (1 + ALIKE) * min(learned)
 
 
-def figures(sweep: Sweep) -> Figures:
+def figures(sweep: Sweep) -> StudyFigures:
     """All of them."""
     target = sweep.study.target
     serial, best_serial = _serial(sweep)
@@ -181,10 +181,12 @@ def figures(sweep: Sweep) -> Figures:
     best, best_by = best_of(points or serial, target)
     shown = [one for point in points or serial for one in point.runs]
     said = [one.result.summary.get("emulated", "") for one in shown]
-    return Figures(sweep, points, serial, best_serial, best, best_by, list(dict.fromkeys(one for one in said if one)))
+    return StudyFigures(
+        sweep, points, serial, best_serial, best, best_by, list(dict.fromkeys(one for one in said if one))
+    )
 
 
-def of_run(result: Result, target: float | None) -> RunFigures:
+def of_run(result: PointResult, target: float | None) -> RunFigures:
     """The figures of one run."""
     if not result.is_done:
         return RunFigures(result, target)
@@ -254,11 +256,11 @@ def _serial(sweep: Sweep) -> tuple[list[PointFigures], PointFigures | None]:
     return points, best_of(points, target)[0]
 
 
-def _results(sweep: Sweep, point: Point) -> list[Result]:
+def _results(sweep: Sweep, point: Point) -> list[PointResult]:
     return [one for one in sweep.results if one.run.point.name == point.name]
 
 
-def _point(point: Point, results: Sequence[Result], goals: dict[int, float | None]) -> PointFigures:
+def _point(point: Point, results: Sequence[PointResult], goals: dict[int, float | None]) -> PointFigures:
     runs = [of_run(one, goals.get(one.run.seed)) for one in results]
     all_reached = bool(runs) and all(one.reached for one in runs)
     timed = runs if all_reached else []

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from shoal.events import counted
 from shoal.sweep.figures import (
-    Figures,
     PointFigures,
     RunFigures,
     Spread,
+    StudyFigures,
 )
 from shoal.sweep.grid import Axis
 from shoal.sweep.lines import (
-    Line,
+    PlotLine,
     at,
     lines_of,
     measure,
@@ -27,7 +27,7 @@ QUIET = 0.05  # of a run's cores: so much may be taken by others unsaid
 NAMED = 6  # points in a sentence before it says how many more
 
 
-def paragraphs(of: Figures) -> list[str]:
+def paragraphs(of: StudyFigures) -> list[str]:
     """What can be said; nothing that the figures do not say."""
     said = [
         _runs(of),
@@ -63,7 +63,7 @@ def share(value: float) -> str:
     return f"{100 * value:.2g}%" if value < 0.1 else f"{100 * value:.0f}%"
 
 
-def _runs(of: Figures) -> str:
+def _runs(of: StudyFigures) -> str:
     study, results = of.sweep.study, of.sweep.results
     states = [one.state for one in results]
     points = counted(len(of.points), "point") if of.points else ""
@@ -76,7 +76,7 @@ def _runs(of: Figures) -> str:
     return f"{text}, {'all finished' if not notes else ', '.join(notes)}."
 
 
-def _best(of: Figures) -> str:
+def _best(of: StudyFigures) -> str:
     best = of.best
     if best is None:
         return ""
@@ -101,7 +101,7 @@ def _best(of: Figures) -> str:
     return f"{text}."
 
 
-def _target(of: Figures) -> str:
+def _target(of: StudyFigures) -> str:
     target = of.sweep.study.target
     if target is None:
         return ""
@@ -116,7 +116,7 @@ def _target(of: Figures) -> str:
 # ---------------------------------------------------------------- along an axis
 
 
-def _along(of: Figures) -> list[str]:
+def _along(of: StudyFigures) -> list[str]:
     axis = x_axis(of)
     if axis is None or len(axis.choices) < 2:
         return []
@@ -129,7 +129,7 @@ def _along(of: Figures) -> list[str]:
     return found
 
 
-def _shape(line: Line, axis: Axis, has_target: bool) -> str:
+def _shape(line: PlotLine, axis: Axis, has_target: bool) -> str:
     """Where the best is along the axis, and how much worse its ends are."""
     known = [(one, spread) for one in line.points if (spread := measure(one, has_target)) is not None]
     numeric = [(one, spread) for one, spread in known if one.point.choices[axis.name].number is not None]
@@ -172,7 +172,7 @@ def _of(run: RunFigures, has_target: bool) -> float | None:
     return run.time if has_target else run.last_loss
 
 
-def _waiting(line: Line, axis: Axis) -> str:
+def _waiting(line: PlotLine, axis: Axis) -> str:
     """The share of waiting, and staleness: of numbers from end to end, else of each."""
     numeric = [one for one in line.points if one.point.choices[axis.name].number is not None]
     shown = numeric if len(numeric) > 1 else line.points
@@ -197,7 +197,7 @@ def _waiting(line: Line, axis: Axis) -> str:
 # ---------------------------------------------------------------- against one core, and what is missing
 
 
-def _speedup(of: Figures) -> str:
+def _speedup(of: StudyFigures) -> str:
     serial = of.best_serial
     if serial is None or not of.points:
         return ""
@@ -230,7 +230,7 @@ def _times(spread: Spread) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def _missed(of: Figures) -> str:
+def _missed(of: StudyFigures) -> str:
     """What never got there, and what failed."""
     parts = []
     censored = [one for one in [*of.points, *of.serial] if one.censored]
@@ -251,7 +251,7 @@ def _missed(of: Figures) -> str:
     return f"{'. '.join(parts)}." if parts else ""
 
 
-def _others(of: Figures) -> str:
+def _others(of: StudyFigures) -> str:
     """Whether the machine was quiet."""
     taken = Spread.of([one.others for one in of.sweep.results])
     if taken is None or taken.high < QUIET:
@@ -269,7 +269,7 @@ def _named(all_of_them: Sequence[str]) -> str:
     return "; ".join(all_of_them[:NAMED]) + more
 
 
-def _how(of: Figures) -> str:
+def _how(of: StudyFigures) -> str:
     several = len(of.sweep.study.seeds) > 1
     over = "Figures are medians over seeds, with the lowest and the highest. " if several else ""
     if not of.has_target:

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AxisChoice:
     """One place on an axis."""
 
     label: str
@@ -49,7 +49,7 @@ class Axis:
     """A setting, or a name for several, and what it is to be in turn."""
 
     name: str
-    choices: list[Choice]
+    choices: list[AxisChoice]
     short: str = ""  # its name in tables and pictures
 
 
@@ -57,7 +57,7 @@ class Axis:
 class Point:
     """One combination."""
 
-    choices: dict[str, Choice]  # by the name of the axis
+    choices: dict[str, AxisChoice]  # by the name of the axis
     names: dict[str, str] = field(default_factory=dict)  # the axes' short names
     serial: bool = False
 
@@ -119,7 +119,7 @@ def _axes(name: str, value: Any, table: str) -> Iterator[Axis]:
     if isinstance(value, list):
         if not value:
             raise Invalid(f"{where} has no values: give some, or leave it out")
-        choices = [Choice(label(one), one, {name: one}) for one in value]
+        choices = [AxisChoice(label(one), one, {name: one}) for one in value]
     elif not isinstance(value, Mapping):
         raise Invalid(f"{where} = {label(value)}: give a list of values; what is the same in all runs belongs to [job]")
     elif not value:
@@ -132,7 +132,7 @@ def _axes(name: str, value: Any, table: str) -> Iterator[Axis]:
         return
     else:
         # One that sets nothing is the job as it is: what the others are held against.
-        choices = [Choice(one, one, flat(settings)) for one, settings in value.items()]
+        choices = [AxisChoice(one, one, flat(settings)) for one, settings in value.items()]
     labels = [choice.label for choice in choices]
     if twice := next((one for one in labels if labels.count(one) > 1), None):
         raise Invalid(f"{where} has {twice} twice: once is enough")

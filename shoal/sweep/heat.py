@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.sweep.figures import Figures, PointFigures
+from shoal.sweep.figures import PointFigures, StudyFigures
 from shoal.sweep.findings import seconds
 from shoal.sweep.grid import Axis
 from shoal.sweep.lines import at, measure
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST = 20  # cells along one side: more cannot be read
 
 
-def can_heat(of: Figures) -> bool:
+def can_heat(of: StudyFigures) -> bool:
     """Two axes, both of three or more numbers, and something to show."""
     axes = _axes(of)
     return (
@@ -26,7 +26,7 @@ def can_heat(of: Figures) -> bool:
     )
 
 
-def draw_heat(figure: Figure, of: Figures) -> str:
+def draw_heat(figure: Figure, of: StudyFigures) -> str:
     """Draw it; what it shows, in words."""
     import numpy as np
 
@@ -74,5 +74,5 @@ def _cell(one: PointFigures, has_target: bool) -> str:
     return f"{one.reached} of {len(one.runs)}" if one.censored else "-"
 
 
-def _axes(of: Figures) -> list[Axis]:
+def _axes(of: StudyFigures) -> list[Axis]:
     return of.sweep.study.axes or of.sweep.study.serial_axes

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from shoal.sweep.figures import Figures, PointFigures, Spread
-from shoal.sweep.grid import Axis, Choice
+from shoal.sweep.figures import PointFigures, Spread, StudyFigures
+from shoal.sweep.grid import Axis, AxisChoice
 
 STEEP = 6.0  # highest over lowest from which a scale is logarithmic, if the values grow by factors
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """The points that differ along the axis only."""
 
     label: str  # what they have in common; nothing if that is everything
@@ -21,18 +21,18 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """Where the choices of an axis lie on a picture.
 
     Values that grow by factors are spread evenly, with 0 one step before the least; what is no number comes last.
     """
 
-    choices: list[Choice]
+    choices: list[AxisChoice]
     places: dict[str, float] = field(default_factory=dict)  # by label
     step: float = 1.0  # from one to the next, about
 
     @classmethod
-    def of(cls, axis: Axis) -> Scale:
+    def of(cls, axis: Axis) -> AxisScale:
         numbers = {choice.label: choice.number for choice in axis.choices if choice.number is not None}
         values = sorted(set(numbers.values()))
         if _by_factors(values):
@@ -69,16 +69,16 @@ def _by_factors(values: list[float]) -> bool:
     return max(factors) / min(factors) < 4 and min(factors) >= 1.4
 
 
-def x_axis(of: Figures) -> Axis | None:
+def x_axis(of: StudyFigures) -> Axis | None:
     return _axis(of, of.sweep.study.x)
 
 
-def _axis(of: Figures, name: str | None) -> Axis | None:
+def _axis(of: StudyFigures, name: str | None) -> Axis | None:
     axes = of.sweep.study.axes or of.sweep.study.serial_axes
     return next((axis for axis in axes if axis.name == name), None)
 
 
-def lines_of(of: Figures) -> list[Line]:
+def lines_of(of: StudyFigures) -> list[PlotLine]:
     """One for each combination of all other axes, each in the order of its axis; the axis that tells lines apart comes first."""
     x, first = of.sweep.study.x, of.sweep.study.lines
     axis = x_axis(of)
@@ -93,7 +93,8 @@ def lines_of(of: Figures) -> list[Line]:
         )
         groups.setdefault(label, []).append(one)
     return [
-        Line(label, sorted(points, key=lambda one: order.get(_label(one, x), 0))) for label, points in groups.items()
+        PlotLine(label, sorted(points, key=lambda one: order.get(_label(one, x), 0)))
+        for label, points in groups.items()
     ]
 
 

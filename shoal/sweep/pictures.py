@@ -30,12 +30,12 @@ from shoal.sweep.drawing import (
     legend,
     png,
 )
-from shoal.sweep.figures import Figures, Spread
+from shoal.sweep.figures import Spread, StudyFigures
 from shoal.sweep.heat import can_heat, draw_heat
 from shoal.sweep.lines import measure, x_axis
 from shoal.views import format
 from shoal.views.drawing import INK, svg
-from shoal.views.sections import Picture
+from shoal.views.sections import PictureSection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,18 +44,18 @@ Drawn = tuple[str, "Figure", str] | None
 NEAR = 0.03  # below the highest accuracy: what is drawn larger
 
 
-def pictures(of: Figures) -> list[Picture]:
+def pictures(of: StudyFigures) -> list[PictureSection]:
     """All that there is something to draw for."""
     found = []
     for picture in _PICTURES.values():
         one = picture(of)
         if one is not None:
             name, figure, caption = one
-            found.append(Picture(name, svg(figure), caption))
+            found.append(PictureSection(name, svg(figure), caption))
     return found
 
 
-def write_pictures(of: Figures, folder: Path) -> list[Path]:
+def write_pictures(of: StudyFigures, folder: Path) -> list[Path]:
     """Each as SVG and PNG; one that there is nothing to draw for any more goes."""
     written = []
     for name, picture in _PICTURES.items():
@@ -70,7 +70,7 @@ def write_pictures(of: Figures, folder: Path) -> list[Path]:
     return written
 
 
-def _time(of: Figures) -> Drawn:
+def _time(of: StudyFigures) -> Drawn:
     axis = x_axis(of)
     if axis is None or not any(one.done for one in of.shown):
         return None
@@ -89,13 +89,13 @@ def _time(of: Figures) -> Drawn:
     return "time", figure, f"{what} over {axis.short}: medians, every seed a dot, bars from the lowest to the highest."
 
 
-def _goal(of: Figures) -> str:
+def _goal(of: StudyFigures) -> str:
     target = of.sweep.study.target
     assert target is not None
     return f"Seconds until the test loss is {format.loss(target.loss) if target.loss is not None else target.words}"
 
 
-def _speedup(of: Figures) -> Drawn:
+def _speedup(of: StudyFigures) -> Drawn:
     axis, serial = x_axis(of), of.best_serial
     if axis is None or serial is None or serial.time is None or not any(one.speedup is not None for one in of.points):
         return None
@@ -119,7 +119,7 @@ def _speedup(of: Figures) -> Drawn:
     return "speedup", figure, caption
 
 
-def _work(of: Figures) -> Drawn:
+def _work(of: StudyFigures) -> Drawn:
     """The same rows for all: what the clock says, and what it cost (S2-08, S2-13)."""
     axis = x_axis(of)
     if axis is None or not of.same_work or len({run.job.workers for run in of.sweep.study.runs}) < 2:
@@ -154,7 +154,7 @@ def _work(of: Figures) -> Drawn:
     return "work", figure, text
 
 
-def _accuracy(of: Figures) -> Drawn:
+def _accuracy(of: StudyFigures) -> Drawn:
     """All of it, and beside that the upper end."""
     axis = x_axis(of)
     known = [one.accuracy for one in of.shown if one.accuracy is not None]
@@ -179,7 +179,7 @@ def _accuracy(of: Figures) -> Drawn:
     return "accuracy", figure, f"Accuracy of the last evaluation over {axis.short}.{near}"
 
 
-def _waiting(of: Figures) -> Drawn:
+def _waiting(of: StudyFigures) -> Drawn:
     axis = x_axis(of)
     if axis is None:
         return None
@@ -209,21 +209,21 @@ def _waiting(of: Figures) -> Drawn:
     )
 
 
-def _heat(of: Figures) -> Drawn:
+def _heat(of: StudyFigures) -> Drawn:
     if not can_heat(of):
         return None
     figure = framed(of, _goal(of) if of.has_target else "last test loss")
     return "heat", figure, draw_heat(figure, of)
 
 
-def _curves(of: Figures) -> Drawn:
+def _curves(of: StudyFigures) -> Drawn:
     if not any(one.done for one in of.shown):
         return None
     figure = framed(of, "Losses over time", wide=True)
     return "curves", figure, draw_curves(figure, of, COLOURS)
 
 
-def _consensus(of: Figures) -> Drawn:
+def _consensus(of: StudyFigures) -> Drawn:
     if not any(one.distance is not None for one in of.points):
         return None
     figure = framed(of, "Distance of the models from their mean")

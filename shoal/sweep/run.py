@@ -8,14 +8,14 @@ from shoal.data.datasets import check_source
 from shoal.errors import Invalid
 from shoal.files import Lock
 from shoal.sweep.disk import (
-    Result,
+    PointResult,
     Sweep,
     arrange,
     kept,
     look,
     write_study,
 )
-from shoal.sweep.schedule import Audience, Schedule, check_out
+from shoal.sweep.schedule import SweepListener, SweepSchedule, check_out
 from shoal.sweep.study import Study
 
 
@@ -30,7 +30,7 @@ def check_here(study: Study) -> None:
             raise Invalid(f"[{'serial' if run.point.serial else 'grid'}] {run.point.title}: {error}") from None
 
 
-def stands(study: Study, out: Path) -> list[Result]:
+def stands(study: Study, out: Path) -> list[PointResult]:
     """How each run stands; nothing is changed."""
     cores = len(study.places()[0])
     there = kept(study, out, cores)
@@ -38,12 +38,12 @@ def stands(study: Study, out: Path) -> list[Result]:
     for run in study.runs:
         result = look(run, out, cores)
         if run.name in there and there[run.name] != result.folder:  # it has another name as yet
-            result = Result(run, "finished", there[run.name])
+            result = PointResult(run, "finished", there[run.name])
         found.append(result)
     return found
 
 
-def run_left(study: Study, out: Path, audience: Audience | None = None) -> Sweep:
+def run_left(study: Study, out: Path, audience: SweepListener | None = None) -> Sweep:
     """Run what is not finished. A run that fails stops no other; whatever ends this ends its runs, and the next call goes on."""
     check_here(study)
     places = study.places()
@@ -53,7 +53,7 @@ def run_left(study: Study, out: Path, audience: Audience | None = None) -> Sweep
         arrange(study, out, len(places[0]))
         write_study(study, out)
         todo = [run for run in study.runs if not look(run, out, len(places[0])).is_done]
-        Schedule(out, places, study.timeout, audience or Audience()).run(todo)
+        SweepSchedule(out, places, study.timeout, audience or SweepListener()).run(todo)
     finally:
         lock.release()
     return Sweep(study, [look(run, out, len(places[0])) for run in study.runs], out)

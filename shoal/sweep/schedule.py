@@ -21,37 +21,37 @@ from pathlib import Path
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.sweep.child import GRACE, Orders
+from shoal.sweep.child import GRACE, SweepOrders
 from shoal.sweep.disk import (
     FAILED,
     LOG,
     MACHINE,
-    Machine,
-    Result,
+    MachineInfo,
+    PointResult,
     look,
     make_way,
 )
-from shoal.sweep.study import Planned
+from shoal.sweep.study import PlannedRun
 
 LOOK = 0.5  # seconds between two looks at what runs
 REASON_CHARS = 500
 
 
-class Audience:
+class SweepListener:
     """Who is told how the sweep goes; this one does not care."""
 
-    def began(self, run: Planned) -> None: ...
+    def began(self, run: PlannedRun) -> None: ...
 
-    def ended(self, result: Result, seconds: float) -> None: ...
+    def ended(self, result: PointResult, seconds: float) -> None: ...
 
-    def goes_on(self, running: Sequence[Running], waiting: int) -> None: ...
+    def goes_on(self, running: Sequence[RunningPoint], waiting: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningPoint:
     """A run under way."""
 
-    run: Planned
+    run: PlannedRun
     place: list[int]
     folder: Path
     process: subprocess.Popen[bytes]
@@ -83,18 +83,18 @@ class Running:
         return min(1.0, max(0.0, (now - self.busy - self.computed) / (self.seconds * len(self.place))))
 
 
-class Schedule:
+class SweepSchedule:
     """The runs of a sweep that are left, and those that go on."""
 
-    def __init__(self, out: Path, places: Sequence[list[int]], timeout: float, audience: Audience) -> None:
+    def __init__(self, out: Path, places: Sequence[list[int]], timeout: float, audience: SweepListener) -> None:
         self._out, self._timeout, self._audience = out, timeout, audience
         self._free = deque(places)
         self._cores = len(places[0])
-        self._running: list[Running] = []
+        self._running: list[RunningPoint] = []
 
-    def run(self, todo: Iterable[Planned]) -> list[Result]:
+    def run(self, todo: Iterable[PlannedRun]) -> list[PointResult]:
         """All of them, in order of beginning as given; how each ended."""
-        queue, results = deque(todo), list[Result]()
+        queue, results = deque(todo), list[PointResult]()
         try:
             while queue or self._running:
                 while queue and self._free:
@@ -106,7 +106,7 @@ class Schedule:
             self._end_all()
         return results
 
-    def _begin(self, run: Planned) -> None:
+    def _begin(self, run: PlannedRun) -> None:
         folder = self._out / "runs" / run.name
         make_way(folder, self._out)
         folder.mkdir(parents=True)
@@ -119,9 +119,9 @@ class Schedule:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the sweep, which ends its runs in order
             )
-        one = Running(run, place, folder, process, os.pidfd_open(process.pid), busy(place))
+        one = RunningPoint(run, place, folder, process, os.pidfd_open(process.pid), busy(place))
         self._running.append(one)
-        orders = msgspec.json.encode(Orders(run.job.toml(), str(folder), place))
+        orders = msgspec.json.encode(SweepOrders(run.job.toml(), str(folder), place))
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its log says why
             process.stdin.write(orders + b"\n")
@@ -140,21 +140,21 @@ class Schedule:
             elif one.seconds > self._timeout + GRACE:
                 one.process.kill()
 
-    def _end(self, one: Running) -> Result:
+    def _end(self, one: RunningPoint) -> PointResult:
         others = one.others()
         with contextlib.suppress(OSError):  # a full disk: it is only not known, then
-            (one.folder / MACHINE).write_bytes(msgspec.json.encode(Machine(one.place, others)))
+            (one.folder / MACHINE).write_bytes(msgspec.json.encode(MachineInfo(one.place, others)))
         self._forget(one)
         result = look(one.run, self._out, self._cores)
         if not result.is_done:
             reason = one.given_up or _reason(one)
             with contextlib.suppress(OSError):  # a full disk: the next sweep tries again anyway
                 (one.folder / FAILED).write_text(f"{reason}\n")
-            result = Result(one.run, "failed", one.folder, reason)
+            result = PointResult(one.run, "failed", one.folder, reason)
         self._audience.ended(result, one.seconds)
         return result
 
-    def _forget(self, one: Running) -> None:
+    def _forget(self, one: RunningPoint) -> None:
         self._running.remove(one)
         self._free.append(one.place)
         os.close(one.handle)
@@ -189,7 +189,7 @@ def busy(place: Sequence[int]) -> float | None:
     return None
 
 
-def _reason(one: Running) -> str:
+def _reason(one: RunningPoint) -> str:
     """Why it failed: its last words, or how it ended."""
     code = one.process.returncode
     if code < 0:

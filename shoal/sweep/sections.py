@@ -7,14 +7,14 @@ from collections.abc import Callable
 from shoal.events import counted
 from shoal.job import Job
 from shoal.sweep.disk import Sweep, others
-from shoal.sweep.figures import Figures, figures
+from shoal.sweep.figures import StudyFigures, figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.pictures import pictures
 from shoal.sweep.table import points_table, runs_table
 from shoal.sweep.worker_counts import active_table
 from shoal.views import format
 from shoal.views.drawing import can_draw
-from shoal.views.sections import Section, Table
+from shoal.views.sections import Section, TableSection
 
 
 def sections(sweep: Sweep) -> list[Section]:
@@ -31,14 +31,14 @@ def sections(sweep: Sweep) -> list[Section]:
     ]
 
 
-def _asked(of: Figures) -> list[str]:
+def _asked(of: StudyFigures) -> list[str]:
     said = [of.sweep.study.what] if of.sweep.study.what else []
     if of.emulated:
         said.append(f"Emulated: {'; '.join(of.emulated)}. Waiting, delay and staleness are real, the computing is not.")
     return said
 
 
-def _settings(of: Figures) -> Table:
+def _settings(of: StudyFigures) -> TableSection:
     study = of.sweep.study
     rows = [[axis.name, ", ".join(choice.label for choice in axis.choices)] for axis in study.axes]
     rows += [[f"serial: {axis.name}", ", ".join(choice.label for choice in axis.choices)] for axis in study.serial_axes]
@@ -60,7 +60,7 @@ def _settings(of: Figures) -> Table:
         ("passes", lambda job: f"{job.stop.passes:g}"),
     ]
     rows += [[name, ", ".join(dict.fromkeys(map(fact, jobs)))] for name, fact in facts]
-    return Table(["", ""], rows, "what was run")
+    return TableSection(["", ""], rows, "what was run")
 
 
 def _rest(sweep: Sweep) -> list[str]:

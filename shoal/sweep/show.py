@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 
 from shoal.events import RunEvent
-from shoal.sweep.disk import Result, took
-from shoal.sweep.schedule import Audience, Running, estimate
-from shoal.sweep.study import Planned, Study
+from shoal.sweep.disk import PointResult, took
+from shoal.sweep.schedule import RunningPoint, SweepListener, estimate
+from shoal.sweep.study import PlannedRun, Study
 from shoal.views import format
 from shoal.views.terminal import LineView, LiveView, view
 
@@ -36,24 +36,24 @@ TAIL = 65_536  # bytes of a run's events that are looked at
 
 
 @contextmanager
-def audience(study: Study, results: Sequence[Result], stream: TextIO | None = None) -> Iterator[Audience]:
+def audience(study: Study, results: Sequence[PointResult], stream: TextIO | None = None) -> Iterator[SweepListener]:
     """Those who look on, by what the stream (standard error if none is given) is."""
     stream = stream or sys.stderr
     shown = view(stream)  # it knows what a terminal is
-    so_far = SoFar(study, results)
+    so_far = SweepProgress(study, results)
     if isinstance(shown, LiveView):
-        with Board(stream, shown._console, None) as board:
-            yield Onlookers(so_far, board)
+        with SweepBoard(stream, shown._console, None) as board:
+            yield SweepLive(so_far, board)
     else:
         with shown:
             assert isinstance(shown, LineView)
-            yield Reader(so_far, shown)
+            yield SweepLines(so_far, shown)
 
 
-class SoFar:
+class SweepProgress:
     """How far the sweep is."""
 
-    def __init__(self, study: Study, results: Sequence[Result]) -> None:
+    def __init__(self, study: Study, results: Sequence[PointResult]) -> None:
         self.study, self.total = study, len(results)
         self.done = sum(one.is_done for one in results)
         self.failed = 0
@@ -63,7 +63,7 @@ class SoFar:
         self.ended: deque[tuple[str, str]] = deque(maxlen=ENDED)  # a sign, and what is said
         self._beside = len(study.places())
 
-    def end(self, result: Result, seconds: float) -> str:
+    def end(self, result: PointResult, seconds: float) -> str:
         self.took.append(seconds)
         self.running = [one for one in self.running if one[0] != title(result.run)]
         self.done += result.is_done
@@ -78,42 +78,42 @@ class SoFar:
         return "" if seconds is None or seconds <= 0 else f"about {format.duration(seconds)} left"
 
 
-class Reader(Audience):
+class SweepLines(SweepListener):
     """Lines."""
 
-    def __init__(self, so_far: SoFar, out: LineView) -> None:
+    def __init__(self, so_far: SweepProgress, out: LineView) -> None:
         self._so_far, self._out = so_far, out
         if so_far.done:
             out.write([f"{so_far.done:,} of {so_far.total:,} runs are finished already"])
 
-    def ended(self, result: Result, seconds: float) -> None:
+    def ended(self, result: PointResult, seconds: float) -> None:
         said, so_far = self._so_far.end(result, seconds), self._so_far
         left = f"; {so_far.left()}" if so_far.left() else ""
         self._out.write([f"{so_far.done + so_far.failed:>4,} of {so_far.total:,}  {said}{left}"])
 
 
-class Onlookers(Audience):
+class SweepLive(SweepListener):
     """A board."""
 
-    def __init__(self, so_far: SoFar, board: Board) -> None:
+    def __init__(self, so_far: SweepProgress, board: SweepBoard) -> None:
         self._so_far, self._board = so_far, board
         board.show(so_far)
 
-    def ended(self, result: Result, seconds: float) -> None:
+    def ended(self, result: PointResult, seconds: float) -> None:
         self._so_far.end(result, seconds)
         self._board.show(self._so_far)
 
-    def goes_on(self, running: Sequence[Running], waiting: int) -> None:
+    def goes_on(self, running: Sequence[RunningPoint], waiting: int) -> None:
         self._so_far.running = [(title(one.run), one.seconds, how_far(one.folder)) for one in running]
         self._board.show(self._so_far)
 
 
-class Board(LiveView):
+class SweepBoard(LiveView):
     """The live view, with a sweep on it instead of a run."""
 
-    _so_far_of_all: SoFar | None = None
+    _so_far_of_all: SweepProgress | None = None
 
-    def show(self, so_far: SoFar) -> None:
+    def show(self, so_far: SweepProgress) -> None:
         with self._lock:
             self._so_far_of_all = so_far
             self._start()
@@ -125,7 +125,7 @@ class Board(LiveView):
         return frame(self._so_far_of_all, width, height, self._plain)
 
 
-def frame(so_far: SoFar | None, width: int, height: int, plain: bool = False) -> list[Text]:
+def frame(so_far: SweepProgress | None, width: int, height: int, plain: bool = False) -> list[Text]:
     """At most ``height - 1`` lines of less than ``width`` columns; ``plain``: ASCII only."""
     from rich.text import Text
 
@@ -157,7 +157,7 @@ def frame(so_far: SoFar | None, width: int, height: int, plain: bool = False) ->
     return lines[:budget]
 
 
-def _bar(so_far: SoFar, width: int, plain: bool) -> Text:
+def _bar(so_far: SweepProgress, width: int, plain: bool) -> Text:
     from rich.text import Text
 
     failed = f", {so_far.failed} failed" if so_far.failed else ""
@@ -169,11 +169,11 @@ def _bar(so_far: SoFar, width: int, plain: bool) -> Text:
     return Text.assemble((full * done, "green"), (empty * (cells - done), "dim"), "  ", said)
 
 
-def title(run: Planned) -> str:
+def title(run: PlannedRun) -> str:
     return f"{run.point.title}, seed {run.seed}"
 
 
-def ending(result: Result) -> str:
+def ending(result: PointResult) -> str:
     """How a run ended."""
     if result.state == "finished":
         return f"test loss {format.loss(result.summary.get('test_loss'))}"

@@ -62,7 +62,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """One run of a study."""
 
     point: Point
@@ -87,7 +87,7 @@ class Study:
     timeout: float
     axes: list[Axis]
     serial_axes: list[Axis]
-    runs: list[Planned] = field(repr=False)  # the serial ones first, then all points with the first seed, ...
+    runs: list[PlannedRun] = field(repr=False)  # the serial ones first, then all points with the first seed, ...
     x: str | None = None  # the axis along pictures; None: nothing varies
     lines: str | None = None  # the axis that tells their lines apart
     log: bool = False  # losses over time on a logarithmic axis
@@ -278,7 +278,7 @@ def _base(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return beside(changed({**job, "trace": trace}, {}), folder)
 
 
-def _planned(base: Mapping[str, Any], point: Point, seed: int, folder: Path) -> Planned:
+def _planned(base: Mapping[str, Any], point: Point, seed: int, folder: Path) -> PlannedRun:
     table = "serial" if point.serial else "grid"
     changes = point.changes
     for name in changes:
@@ -290,7 +290,7 @@ def _planned(base: Mapping[str, Any], point: Point, seed: int, folder: Path) -> 
         combine = {name: value for name, value in flat(base).items() if name == "strategy.combine"}
         changes = {"strategy": "serial", **_UNSLOWED, **combine, **changes}
     try:
-        return Planned(point, seed, Job.of(beside(changed(base, {**changes, "seed": seed}), folder)))
+        return PlannedRun(point, seed, Job.of(beside(changed(base, {**changes, "seed": seed}), folder)))
     except Invalid as error:
         try:
             Job.of(base)
@@ -300,8 +300,8 @@ def _planned(base: Mapping[str, Any], point: Point, seed: int, folder: Path) -> 
         raise Invalid(f"[{table}] {point.title}: {error}") from None
 
 
-def _check_runs(runs: list[Planned], target: Target | None) -> None:
-    seen: dict[str, Planned] = {}
+def _check_runs(runs: list[PlannedRun], target: Target | None) -> None:
+    seen: dict[str, PlannedRun] = {}
     for run in runs:
         table = "serial" if run.point.serial else "grid"
         text = run.job.toml()

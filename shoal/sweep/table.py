@@ -12,15 +12,15 @@ import msgspec
 
 from shoal.files import replace_file
 from shoal.sweep.figures import (
-    Figures,
     PointFigures,
     RunFigures,
     Spread,
+    StudyFigures,
 )
 from shoal.sweep.findings import paragraphs, seconds, share
 from shoal.sweep.worker_counts import active_table, all_at_work
 from shoal.views import format
-from shoal.views.sections import Table
+from shoal.views.sections import TableSection
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +37,7 @@ RUN_HEADS = (
 )  # fmt: skip
 
 
-def points_table(of: Figures, serial: bool = False, spread: bool = True) -> Table:
+def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) -> TableSection:
     """One row for each point; columns of which nothing is known are left out. ``spread``: with the lowest and the highest."""
     points = of.serial if serial else of.points
     axes = of.sweep.study.serial_axes if serial else of.sweep.study.axes
@@ -67,10 +67,10 @@ def points_table(of: Figures, serial: bool = False, spread: bool = True) -> Tabl
     cells = [[cell(one) for _, cell in columns] for one in points]
     known = [number for number in range(len(columns)) if any(row[number] not in ("", "-") for row in cells)]
     heads = [columns[number][0] for number in known]
-    return Table(heads, [[row[number] for number in known] for row in cells], "serial runs" if serial else "")
+    return TableSection(heads, [[row[number] for number in known] for row in cells], "serial runs" if serial else "")
 
 
-def runs_table(of: Figures) -> Table:
+def runs_table(of: StudyFigures) -> TableSection:
     """One row for each run."""
     heads = [
         "point",
@@ -103,10 +103,10 @@ def runs_table(of: Figures) -> Table:
                 "-" if one.bytes is None else f"{one.bytes / 1e6:,.1f}",
             ]
             rows.append([point.point.title, str(one.result.run.seed), one.result.state, *known])
-    return Table(heads, rows)
+    return TableSection(heads, rows)
 
 
-def printed(of: Figures, width: int) -> RenderableType:
+def printed(of: StudyFigures, width: int) -> RenderableType:
     """The closing page on a terminal so wide."""
     from rich import box
     from rich.console import Group
@@ -131,7 +131,7 @@ def printed(of: Figures, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _plain(table: Table) -> RenderableType:
+def _plain(table: TableSection) -> RenderableType:
     from rich import box
     from rich.table import Table as Rich
     from rich.text import Text
@@ -144,7 +144,7 @@ def _plain(table: Table) -> RenderableType:
     return shown
 
 
-def _fitting(of: Figures, serial: bool, width: int) -> Table:
+def _fitting(of: StudyFigures, serial: bool, width: int) -> TableSection:
     """A table that a terminal has room for: without spreads, and then without what matters least."""
     table = points_table(of, serial)
     if _width(table) > width:
@@ -153,18 +153,18 @@ def _fitting(of: Figures, serial: bool, width: int) -> Table:
         if _width(table) > width and head in table.heads:
             at = table.heads.index(head)
             heads, *rows = ([*row[:at], *row[at + 1 :]] for row in (table.heads, *table.rows))
-            table = Table(heads, rows, table.caption)
+            table = TableSection(heads, rows, table.caption)
     return table
 
 
-def _width(table: Table) -> int:
+def _width(table: TableSection) -> int:
     """Columns of a terminal."""
     columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.heads)
     heads = [max(map(len, head.split(" "))) for head in table.heads]
     return 2 + sum(3 + max([head, *map(len, cells)]) for head, cells in zip(heads, columns, strict=True))
 
 
-def write_tables(of: Figures, folder: Path) -> None:
+def write_tables(of: StudyFigures, folder: Path) -> None:
     """table.csv, a line for each run; table.json, runs and points."""
     text = io.StringIO()
     axes = list(dict.fromkeys(axis.name for axis in [*of.sweep.study.serial_axes, *of.sweep.study.axes]))
@@ -181,7 +181,7 @@ def write_tables(of: Figures, folder: Path) -> None:
     replace_file(folder / "table.json", msgspec.json.format(msgspec.json.encode(facts(of))) + b"\n")
 
 
-def facts(of: Figures) -> dict[str, Any]:
+def facts(of: StudyFigures) -> dict[str, Any]:
     """All figures as plain data. A loss that ran away is null: JSON has no infinity."""
     study = of.sweep.study
     return {
@@ -255,7 +255,7 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
     }
 
 
-def _worded(of: Figures) -> list[str]:
+def _worded(of: StudyFigures) -> list[str]:
     """Columns of words: the axes whose points have names."""
     axes = [*of.sweep.study.axes, *of.sweep.study.serial_axes]
     return [axis.short for axis in axes if all(choice.number is None for choice in axis.choices)]

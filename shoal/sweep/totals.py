@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.events import counted
-from shoal.sweep.figures import Figures, PointFigures, Spread
+from shoal.sweep.figures import PointFigures, Spread, StudyFigures
 from shoal.sweep.lines import at, lines_of, x_axis
 
 EACH = 10  # points of a line that are told one by one
 POINT = 0.01  # of accuracy
 
 
-def same_rows(of: Figures) -> str:
+def same_rows(of: StudyFigures) -> str:
     """Every line against the best serial run, where all learned from as many rows."""
     serial = of.best_serial
     if not of.same_work or serial is None or serial.seconds is None or not any(one.sooner for one in of.points):
@@ -28,7 +28,7 @@ def same_rows(of: Figures) -> str:
     return f"{text}."
 
 
-def accuracies(of: Figures) -> str:
+def accuracies(of: StudyFigures) -> str:
     """Every line, and what is more than a point below the best serial run."""
     if not any(one.accuracy is not None for one in of.points):
         return ""
@@ -45,7 +45,7 @@ def accuracies(of: Figures) -> str:
     return f"{text}. More than a point below that: {'; '.join(below[:EACH])}{more}."
 
 
-def apart(of: Figures) -> str:
+def apart(of: StudyFigures) -> str:
     """How far everybody's models are from their mean at the end, where everybody has one (gossip)."""
     if not any(one.distance is not None for one in of.points):
         return ""
@@ -55,7 +55,7 @@ def apart(of: Figures) -> str:
     return f"{text}. The losses are those of the mean, which is nobody's model."
 
 
-def _lines(of: Figures, figure: Callable[[PointFigures], Spread | None], said: Callable[[float], str]) -> str:
+def _lines(of: StudyFigures, figure: Callable[[PointFigures], Spread | None], said: Callable[[float], str]) -> str:
     """psgd 0.98 at 1, 1.91 at 2; hogwild 0.97 at 1, 1.88 at 2."""
     axis = x_axis(of)
     parts = []

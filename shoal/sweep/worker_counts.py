@@ -9,18 +9,18 @@ from collections.abc import Sequence
 
 from shoal.events import Evaluated
 from shoal.sweep.figures import (
-    Figures,
     PointFigures,
     RunFigures,
+    StudyFigures,
     first_at_or_below,
 )
-from shoal.views.sections import Table
+from shoal.views.sections import TableSection
 
 FIRST = 4  # losses that are told one by one, as in the table of S4
 NAMED = 6
 
 
-def active_table(of: Figures) -> Table | None:
+def active_table(of: StudyFigures) -> TableSection | None:
     """For each point the workers at work at its first losses, at the target and over all; None if all worked alone."""
     points = [one for one in of.points if one.done and any(_asked(run) > 1 for run in one.runs)]
     if not points:
@@ -42,10 +42,10 @@ def active_table(of: Figures) -> Table | None:
         labels = [choice.label for choice in one.point.choices.values()]
         rows.append([*labels, *cells, f"{full:,} of {total:,}"])
     caption = "Workers at work when the weights were read that were judged: before training, at the first losses, and in how many of all evaluations all of them were."
-    return Table(heads, rows, caption)
+    return TableSection(heads, rows, caption)
 
 
-def active(of: Figures) -> str:
+def active(of: StudyFigures) -> str:
     """The same in a sentence."""
     counts = {one.point.title: _full(one) for one in of.points if any(_asked(run) > 1 for run in one.runs)}
     known = {title: (full, total) for title, (full, total) in counts.items() if total}
@@ -58,7 +58,7 @@ def active(of: Figures) -> str:
     return f"Not all workers were at work at every evaluation. All were, at: {'; '.join(short[:NAMED])}{more}."
 
 
-def all_at_work(of: Figures) -> bool:
+def all_at_work(of: StudyFigures) -> bool:
     """At every evaluation of every run."""
     return all(full == total for full, total in map(_full, of.points))
 

@@ -25,20 +25,20 @@ from shoal.events import Evaluated, RunEvent
 from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.nodes.strategy import TABLE
-from shoal.run.folder import Log
+from shoal.run.folder import EventLog
 from shoal.run.handle import underway
 from shoal.run.run import summarise
 from shoal.strategies.block_proximal.algorithm import BlockProximal
-from shoal.strategies.parameter_server.run import Training
-from shoal.training.result import Outcome
-from shoal.training.underway import Start, Underway
-from shoal.wire.messages import Course
+from shoal.strategies.parameter_server.run import ServerRun
+from shoal.training.result import RunResult
+from shoal.training.underway import RunHandle, RunStart
+from shoal.wire.messages import RunProgress
 
 PATIENCE = 150.0  # seconds: a guard against hanging, not a measure; a busy machine may take long
 _LOOK = 0.002  # seconds
 
 Kind = TypeVar("Kind", bound=RunEvent)
-Meanwhile = Callable[[Underway], None]
+Meanwhile = Callable[[RunHandle], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +47,10 @@ class Watched:
 
     job: Job
     dataset: Dataset = field(repr=False)
-    outcome: Outcome = field(repr=False)
+    outcome: RunResult = field(repr=False)
     events: list[RunEvent] = field(repr=False)
     servers: dict[str, dict[str, Any]] = field(repr=False)  # what each of them counted
-    workload: Course = field(repr=False)  # how far it came
+    workload: RunProgress = field(repr=False)  # how far it came
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:
@@ -102,9 +102,9 @@ class Watched:
 
 def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIENCE) -> Watched:
     """Run a job to its end."""
-    dataset, log = load(job.data, job.seed), Log(None, None)
-    training = underway(Start(job, dataset, log))
-    beside = Beside(training, meanwhile)
+    dataset, log = load(job.data, job.seed), EventLog(None, None)
+    training = underway(RunStart(job, dataset, log))
+    beside = BesideRun(training, meanwhile)
     with training:
         beside.start()
         outcome = training.wait(patience)
@@ -112,17 +112,17 @@ def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIEN
         assert outcome is not None, f"not over after {patience:g} s: {log.events[-1:]}, {training.workers}"
         course = training.course
         servers = {}
-        if isinstance(training, Training) and not outcome.failed:
+        if isinstance(training, ServerRun) and not outcome.failed:
             servers = training._client.stats(TABLE)["servers"]
     if beside.error is not None:
         raise beside.error
     return Watched(job, dataset, outcome, log.events, servers, course)
 
 
-class Beside(threading.Thread):
+class BesideRun(threading.Thread):
     """What is done to a run while it runs."""
 
-    def __init__(self, training: Underway, what: Meanwhile | None) -> None:
+    def __init__(self, training: RunHandle, what: Meanwhile | None) -> None:
         super().__init__(name="shoal-beside", daemon=True)
         self._training, self._what = training, what
         self.error: BaseException | None = None
@@ -135,7 +135,7 @@ class Beside(threading.Thread):
             self.error = error
 
 
-def reach(training: Underway, share: float) -> None:
+def reach(training: RunHandle, share: float) -> None:
     """Wait until so much of the work is counted."""
     deadline = time.monotonic() + PATIENCE
     while (course := training.course).done < max(share * course.limit, share > 0):
@@ -144,7 +144,7 @@ def reach(training: Underway, share: float) -> None:
         time.sleep(_LOOK)
 
 
-def kill(training: Underway, name: str, at: float = 0.0) -> None:
+def kill(training: RunHandle, name: str, at: float = 0.0) -> None:
     """SIGKILL a process when so much of the work is counted."""
     reach(training, at)
     assert name in training.pids, f"{name} is not there to be killed: {training.pids}"

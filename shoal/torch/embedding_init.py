@@ -20,10 +20,10 @@ from shoal.keys import Keys, Values, as_keys, as_values
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint.segment_file import write_segment
 from shoal.store.hashed import mixed
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.store.table.update import rule_named
 from shoal.tables import Sparse, checked
-from shoal.wire.messages.replication import Books
+from shoal.wire.messages.replication import SegmentBooks
 
 
 def create_with(kv: KV, name: str, spec: Sparse, ids: Any, values: Any) -> None:
@@ -39,10 +39,10 @@ def create_with(kv: KV, name: str, spec: Sparse, ids: Any, values: Any) -> None:
         number = checkpoint.prepare(disk, root)
         folder = checkpoint.folder_of(root, number)
         for segment, (held, end) in enumerate(zip(ranges, ends.tolist(), strict=True)):
-            image = Image(segment, held, Books(0), whole[at:end], keys[at:end])
+            image = SegmentImage(segment, held, SegmentBooks(0), whole[at:end], keys[at:end])
             written.append(write_segment(disk, folder, name, 0, image))
             at = end
-        tables = [checkpoint.Tabled(0, name, checked(spec), starts)]
+        tables = [checkpoint.SavedTable(0, name, checked(spec), starts)]
         manifest = checkpoint.Manifest(number=number, generation=0, job="", steps=0, tables=tables, segments=written)
         checkpoint.finish(disk, folder, manifest)
         kv.create(name, spec, starts, str(folder))

@@ -23,7 +23,7 @@ _LARGE = 65_536  # parameters, from which on rows are wide
 _ABOUT = 16_384  # characters: it is in every view of the cluster
 
 
-class Flat:
+class FlatParameters:
     """Those parameters of a module that are trained, one after another."""
 
     def __init__(self, model: torch.nn.Module, optimized: Sequence[torch.Tensor]) -> None:

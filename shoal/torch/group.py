@@ -29,7 +29,7 @@ _REMIND = 10.0  # seconds after which a wait is told, then twice that, ...
 _SOON = 0.02
 
 
-class Crew:
+class WorkerGroup:
     """``worker`` is this process's client with a clock, for the model's table alone; ``store`` is for all else."""
 
     def __init__(self, place: Place, name: str) -> None:

@@ -31,11 +31,11 @@ from shoal.errors import BadValues, Fenced, Invalid, RunFailed, SegmentsLost
 from shoal.keys import Values
 from shoal.store.table.update import Assign
 from shoal.tables import Apply, Dense, Each, Given, Step, Wire, whole
-from shoal.torch.flatten import Flat
-from shoal.torch.group import Crew
+from shoal.torch.flatten import FlatParameters
+from shoal.torch.group import WorkerGroup
 from shoal.torch.optimizers import changed, settings, update_of
 from shoal.torch.rank import Place, ensure
-from shoal.torch.sampling import PartSampler
+from shoal.torch.sampling import ShardSampler
 
 log = logging.getLogger("shoal")
 _WITHOUT = (
@@ -70,8 +70,8 @@ def distribute(
         print(
             "shoal: no servers here, so this is plain PyTorch; with them: shoal launch --workers 4 ...", file=sys.stderr
         )
-        return Alone(model, optimizer)
-    return OnServers(model, optimizer, sync, max_delay, wire, name, place)
+        return LocalLoop(model, optimizer)
+    return ServerLoop(model, optimizer, sync, max_delay, wire, name, place)
 
 
 class Distributed(torch.optim.Optimizer):
@@ -84,9 +84,9 @@ class Distributed(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups  # the very same: a scheduler may have the other one in hand
         self.model = model
 
-    def sampler(self, data: Sized, shuffle: bool = True, seed: int = 0) -> PartSampler:
+    def sampler(self, data: Sized, shuffle: bool = True, seed: int = 0) -> ShardSampler:
         """This worker's part of a data set, for a DataLoader."""
-        return PartSampler(data, self.rank, self.world, shuffle, seed)
+        return ShardSampler(data, self.rank, self.world, shuffle, seed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         raise Invalid(
@@ -100,7 +100,7 @@ class Distributed(torch.optim.Optimizer):
         """No more steps here. Waits until all workers say so, or are gone; then the model has the last weights."""
 
 
-class Alone(Distributed):
+class LocalLoop(Distributed):
     """No servers: the optimizer as it was."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -121,10 +121,10 @@ class Alone(Distributed):
         self.param_groups, self.state = self._plain.param_groups, self._plain.state
 
 
-_here: weakref.WeakValueDictionary[tuple[str, int, str], OnServers] = weakref.WeakValueDictionary()  # that are at it
+_here: weakref.WeakValueDictionary[tuple[str, int, str], ServerLoop] = weakref.WeakValueDictionary()  # that are at it
 
 
-class OnServers(Distributed):
+class ServerLoop(Distributed):
     """One worker of several."""
 
     def __init__(
@@ -144,12 +144,12 @@ class OnServers(Distributed):
         self.rank, self.world, self._name, self._sync = place.rank, place.world, name, sync
         self.steps = 0  # that this worker has made
         self._settings = settings(self.param_groups[0])
-        self._flat = Flat(model, self.param_groups[0]["params"])
+        self._flat = FlatParameters(model, self.param_groups[0]["params"])
         apply: Apply = Step(slots=place.world, combine="mean") if sync else Each()
         delay = 0 if sync else max_delay
         flat, update = self._flat, update_of(optimizer)
         self._spec = Dense(rows=flat.rows, width=flat.width, update=update, apply=apply, max_delay=delay, wire=wire)
-        self._crew = Crew(place, name)
+        self._crew = WorkerGroup(place, name)
         try:
             self._begin()
         except BaseException:
@@ -286,7 +286,7 @@ def _in_words(rank: int) -> Iterator[None]:
 class _Rounds:
     """Steps that every worker has a slot of. Of those who are gone, the first who is not declares the slots void."""
 
-    def __init__(self, crew: Crew, name: str) -> None:
+    def __init__(self, crew: WorkerGroup, name: str) -> None:
         self._crew, self._name = crew, name
         self._gone: list[int] = []
 

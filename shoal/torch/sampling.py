@@ -14,7 +14,7 @@ import torch
 from shoal.errors import Invalid
 
 
-class PartSampler(torch.utils.data.Sampler[int]):
+class ShardSampler(torch.utils.data.Sampler[int]):
     """For ``DataLoader(data, sampler=...)``. Every pass over it is another pass; nobody has to say which."""
 
     def __init__(self, data: Sized, rank: int, world: int, shuffle: bool = True, seed: int = 0) -> None:

@@ -13,7 +13,7 @@ from shoal.events import RunEvent
 Listener = Callable[[RunEvent], None]
 
 
-class Telling:
+class EventThread:
     """Events in, from any thread; out to one listener, in order."""
 
     def __init__(self, listener: Listener, label: str) -> None:

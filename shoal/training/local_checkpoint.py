@@ -33,7 +33,7 @@ CHECKPOINTS = "checkpoints"
 _BEGUN = re.compile(r"\.\d{8,18}\.safetensors\..+")  # what a run that was killed then has left
 
 
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LocalProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a run stood when it was kept."""
 
     done: int  # slots
@@ -47,7 +47,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: int | None = None  # as many as slots, unless said
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is said of the numbers."""
 
     format: int
@@ -55,16 +55,16 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str  # what makes it this run and no other, hashed
     about: str  # of a module: what must be the same when it is taken up again
     of_pass: int
-    standing: Standing
+    standing: LocalProgress
     sha256: str  # of the numbers, and of all this without it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class LocalCheckpoint:
     """One of them, read back."""
 
     path: Path
-    facts: Facts
+    facts: CheckpointFacts
     slab: Floats
     left: Ids  # slots: pass * slots in a pass + number
 
@@ -87,13 +87,13 @@ class Kept:
         if self.slab.shape != shape:
             raise BadCheckpoint(str(self.path), f"has a model of {self.slab.shape}, and this run's is of {shape}")
 
-    def later(self, seconds: float) -> Kept:
+    def later(self, seconds: float) -> LocalCheckpoint:
         """The same, when its run has told of so many seconds: they are never taken back."""
         standing = msgspec.structs.replace(self.facts.standing, seconds=max(seconds, self.facts.standing.seconds))
         return replace(self, facts=msgspec.structs.replace(self.facts, standing=standing))
 
 
-class Keeper:
+class LocalCheckpoints:
     """Writes them, now and then. A disk that refuses is a warning: the run goes on. Its folder is this run's alone."""
 
     rest = (
@@ -118,7 +118,7 @@ class Keeper:
         """There is one: whoever takes the run up again goes back to the newest, so the end is kept, too."""
         return self._root is not None and bool(_numbers(self._root))
 
-    def keep(self, slab: Floats, of_pass: int, left: Ids, standing: Standing, steps: int) -> None:
+    def keep(self, slab: Floats, of_pass: int, left: Ids, standing: LocalProgress, steps: int) -> None:
         """Write one now, unless the last one was of this very step."""
         began = time.monotonic()
         if self._root is None or steps == self._steps:
@@ -139,7 +139,7 @@ class Keeper:
         self._steps = steps
         self._listener(Saved(seconds=standing.seconds, number=number, steps=steps, bytes=size, took=self._took))
 
-    def _warn(self, standing: Standing, why: str) -> None:
+    def _warn(self, standing: LocalProgress, why: str) -> None:
         self._listener(Warned(seconds=standing.seconds, what=f"cannot keep the run: {why}"))
 
 
@@ -148,7 +148,7 @@ def is_finite(slab: Floats) -> bool:
     return not slab.size or (math.isfinite(slab.min()) and math.isfinite(slab.max()))  # either is NaN if one is
 
 
-def newest(root: Path, job: str) -> tuple[Kept | None, list[BadCheckpoint]]:
+def newest(root: Path, job: str) -> tuple[LocalCheckpoint | None, list[BadCheckpoint]]:
     """The newest that is whole and of this job, with what is wrong with those that are newer. OSError: nothing can be read."""
     refused: list[BadCheckpoint] = []
     for number in reversed(_numbers(root)):
@@ -163,13 +163,13 @@ def newest(root: Path, job: str) -> tuple[Kept | None, list[BadCheckpoint]]:
     return None, refused
 
 
-def read(path: Path) -> Kept:
+def read(path: Path) -> LocalCheckpoint:
     from safetensors import SafetensorError, safe_open
 
     try:
         Disk().open(path).close()  # a pipe would keep us waiting
         with safe_open(str(path), "numpy") as file:
-            facts = msgspec.json.decode((file.metadata() or {}).get("shoal", "{}"), type=Facts)
+            facts = msgspec.json.decode((file.metadata() or {}).get("shoal", "{}"), type=CheckpointFacts)
             slab, left = file.get_tensor("slab"), file.get_tensor("left")
     except (OSError, SafetensorError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadCheckpoint(str(path), f"cannot be read: {error}") from None
@@ -183,17 +183,17 @@ def read(path: Path) -> Kept:
         raise BadCheckpoint(str(path), f"is checkpoint {facts.number}")
     if not is_finite(slab):
         raise BadCheckpoint(str(path), "has weights that are not finite")
-    return Kept(path, facts, slab, left)
+    return LocalCheckpoint(path, facts, slab, left)
 
 
 def _write(
-    root: Path, job: Job, about: str, slab: Floats, of_pass: int, left: Ids, standing: Standing
+    root: Path, job: Job, about: str, slab: Floats, of_pass: int, left: Ids, standing: LocalProgress
 ) -> tuple[int, int]:
     disk = Disk()
     disk.make_folder(root)
     number = max(_numbers(root), default=0) + 1
     slab, left = np.ascontiguousarray(slab, "<f4"), np.ascontiguousarray(left, "<i8")
-    facts = Facts(FORMAT, number, job.identity, about, of_pass, standing, "")
+    facts = CheckpointFacts(FORMAT, number, job.identity, about, of_pass, standing, "")
     facts = msgspec.structs.replace(facts, sha256=_hash(facts, slab, left))
     path = _path(root, number)
     parts: list[bytes | memoryview] = [_head(facts, left, slab), _bytes(left), _bytes(slab)]
@@ -206,7 +206,7 @@ def _write(
     return number, sum(len(part) for part in parts)
 
 
-def _head(facts: Facts, left: Ids, slab: Floats) -> bytes:
+def _head(facts: CheckpointFacts, left: Ids, slab: Floats) -> bytes:
     """What a safetensors file begins with, if these arrays follow: so none of them is copied."""
     end = left.nbytes + slab.nbytes
     head = msgspec.json.encode(
@@ -232,7 +232,7 @@ def _sweep(root: Path) -> None:
                 disk.remove(root / name)
 
 
-def _hash(facts: Facts, slab: Floats, left: Ids) -> str:
+def _hash(facts: CheckpointFacts, slab: Floats, left: Ids) -> str:
     found = hashlib.sha256(msgspec.json.encode(facts))
     for array in (slab, left):
         found.update(np.ascontiguousarray(array).data)

@@ -14,12 +14,12 @@ from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models.learner import Data, Learner
 from shoal.models.linear import Floats, Linear
-from shoal.nodes.dense_batches import Slices
-from shoal.training.local_module import OneModule
+from shoal.nodes.dense_batches import DenseBatches
+from shoal.training.local_module import LocalModule
 from shoal.training.one_core import OneCore
 
 
-class Core:
+class LocalModel:
     """One process's."""
 
     def __init__(
@@ -34,8 +34,8 @@ class Core:
                 self._first, self._beyond = 0, 1  # nothing is to be done, yet
             self._linear = self._made(job.model)
         else:
-            slices = Slices(train, slots, learner.keys)
-            self._module = OneModule(learner, job.update.update(), slices, job.strategy.combine == "mean")
+            slices = DenseBatches(train, slots, learner.keys)
+            self._module = LocalModule(learner, job.update.update(), slices, job.strategy.combine == "mean")
 
     @property
     def slab(self) -> Floats:

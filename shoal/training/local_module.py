@@ -10,16 +10,16 @@ import numpy as np
 from shoal.data.batch import Ids
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
-from shoal.nodes.dense_batches import Slices
+from shoal.nodes.dense_batches import DenseBatches
 from shoal.store.table.codegen import dense_kernels
 from shoal.store.table.update import rule_named
 from shoal.tables import Update
 
 
-class OneModule:
+class LocalModule:
     """Weights, and the one core that changes them."""
 
-    def __init__(self, learner: Learner, update: Update, slices: Slices, mean: bool) -> None:
+    def __init__(self, learner: Learner, update: Update, slices: DenseBatches, mean: bool) -> None:
         rule = rule_named(update.name)
         self._learner, self._slices, self._mean = learner, slices, mean
         self._kernels = dense_kernels(rule)

@@ -22,7 +22,7 @@ from shoal.store.checkpoint.manifest import Manifest
 from shoal.store.client.filtering import check_named
 from shoal.store.table.update import forgets
 from shoal.tables import Dense, Given, Table
-from shoal.training.local_checkpoint import Kept
+from shoal.training.local_checkpoint import LocalCheckpoint
 from shoal.user_code import import_modules
 
 START = "start.f32"
@@ -77,12 +77,12 @@ def check(job: Job, dataset: Dataset) -> Learner:
     return learner
 
 
-def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | Kept) -> None:
+def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | LocalCheckpoint) -> None:
     """Weights of another module would be taken for this one's, as long as there are about as many."""
     start = learner.start()
     if start is None:
         return
-    if isinstance(checkpoint, Kept):
+    if isinstance(checkpoint, LocalCheckpoint):
         known = [checkpoint.facts.about]
     else:
         initial = [table.spec.initial for table in checkpoint[1].tables]

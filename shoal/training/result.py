@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal.nodes.evaluator import Judged
+from shoal.nodes.evaluator import Judgement
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """The model that is kept, and the figures."""
 
-    judged: Judged | None  # the model that is kept
+    judged: Judgement | None  # the model that is kept
     why: str  # it stopped
     failed: bool
     seconds: float  # from the first slot to the end

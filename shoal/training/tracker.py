@@ -25,17 +25,17 @@ from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
 from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
-from shoal.nodes.evaluator import Judged
-from shoal.schedule.stop_rules import ENDLESS, Stopping
-from shoal.training.best_model import Best
-from shoal.training.local_checkpoint import Standing, is_finite
-from shoal.training.result import Outcome
-from shoal.wire.messages import Course
+from shoal.nodes.evaluator import Judgement
+from shoal.schedule.stop_rules import ENDLESS, StopDecision
+from shoal.training.best_model import BestModel
+from shoal.training.local_checkpoint import LocalProgress, is_finite
+from shoal.training.result import RunResult
+from shoal.wire.messages import RunProgress
 
 _TELL = 0.25  # seconds between two records of progress
 
 
-class Score:
+class Tracker:
     """One run's."""
 
     def __init__(
@@ -50,14 +50,14 @@ class Score:
         self.job, self.dataset, self.learner, self._listener = job, dataset, learner, listener
         self.slots = Slots(dataset.train.rows, job.data.batch, job.seed)
         self._per_step = slots_per_step
-        self._stopping = Stopping(job.stop)
+        self._stopping = StopDecision(job.stop)
         self.done = self.examples = self.steps = self._number = 0  # slots, rows, steps, evaluations
         self._find_limit()
         every, per_pass = job.evaluate.every, self.slots.per_pass
         self._every = max(1, round(every * per_pass)) if every < ENDLESS / per_pass else ENDLESS
         self._best = None
         if folder is not None and job.stop.keeps_best:
-            self._best = Best(folder / "best.safetensors", learner, listener)
+            self._best = BestModel(folder / "best.safetensors", learner, listener)
         self.seconds = self._told = 0.0
         self.workers = 1  # at work
         self.counts: Counter[str] = Counter()
@@ -67,8 +67,8 @@ class Score:
         self._spent: Counter[str] = Counter()
         self.why, self.failed, self.ended = "", False, False
         self._judged_at = -1  # slots that were done then
-        self._last: Judged | None = None
-        self._kept: Judged | None = None
+        self._last: Judgement | None = None
+        self._kept: Judgement | None = None
 
     def room(self) -> int:
         """Slots until the model is to be judged, or the run is over; whole steps."""
@@ -154,9 +154,9 @@ class Score:
         """Time is up, so many seconds after what was added last."""
         return bool(self._stopping.out_of_time(self.seconds + seconds))
 
-    def state(self) -> Standing:
+    def state(self) -> LocalProgress:
         """What has to be known to go on from here."""
-        return Standing(
+        return LocalProgress(
             self.done,
             self.examples,
             self._number,
@@ -168,7 +168,7 @@ class Score:
             self.steps,
         )
 
-    def restore(self, state: Standing) -> None:
+    def restore(self, state: LocalProgress) -> None:
         """A run is taken up again where it stood so."""
         self.done, self.examples, self._number = state.done, state.examples, state.evaluations
         self.steps = state.done if state.steps is None else state.steps
@@ -181,11 +181,11 @@ class Score:
         if self._best is not None:
             self._kept = self._best.read()
 
-    def judge(self, weights: Floats, spread: Mapping[str, float] | None = None) -> Judged:
+    def judge(self, weights: Floats, spread: Mapping[str, float] | None = None) -> Judgement:
         """These are the weights now; ``spread``: how the models of all differ, where everybody has one."""
         loss, metrics = self.learner.judge(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
         number, self._number = self._number, self._number + 1  # now: who hears of it may interrupt
-        judged = Judged(number, weights, loss, metrics)
+        judged = Judgement(number, weights, loss, metrics)
         best, why = self._stopping.judged(loss, metrics)
         self._last, self._judged_at = judged, self.done
         if best:
@@ -214,7 +214,7 @@ class Score:
         self.why = self.why or why or (self._reason if self.done >= self.limit else "")
         return judged
 
-    def end(self) -> Outcome:
+    def end(self) -> RunResult:
         """It is over, for the reason that it has."""
         self.ended, self.limit = True, self.done
         self.tell_progress()
@@ -225,9 +225,9 @@ class Score:
         """It cannot go on."""
         self.failed, self.why = True, why
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         judged = self._kept if self.job.stop.keeps_best or self.failed else self._last
-        return Outcome(
+        return RunResult(
             judged,
             self.why or "interrupted",
             self.failed or not self.ended,
@@ -241,9 +241,9 @@ class Score:
             dict(self.counts),
         )
 
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         """How far it is, as a coordinator would say it."""
-        return Course(
+        return RunProgress(
             self.done,
             self.limit,
             self.slots.per_pass,

@@ -12,12 +12,12 @@ from shoal.data.datasets import Dataset
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.models.learner import Learner
-from shoal.training.result import Outcome
-from shoal.wire.messages import Course
+from shoal.training.result import RunResult
+from shoal.wire.messages import RunProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunStart:
     """What a run begins with. With ``resume``, a checkpoint of it, it goes on from there."""
 
     job: Job
@@ -28,13 +28,13 @@ class Start:
     launcher: Any = None  # where its nodes are, if not as the job says
 
 
-class Underway(Protocol):
+class RunHandle(Protocol):
     """Use as a context: leaving it ends everything that was started."""
 
     @property
     def learner(self) -> Learner: ...
 
-    def __enter__(self) -> Underway: ...
+    def __enter__(self) -> RunHandle: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
@@ -49,14 +49,14 @@ class Underway(Protocol):
         """Those at work."""
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         """How far it is; any thread may ask."""
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> RunResult | None:
         """Until it is over; None if ``seconds`` have passed first, where a run can tell."""
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         """It is to end now: what was learned is judged."""
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         """As far as it came."""

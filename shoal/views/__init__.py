@@ -12,6 +12,6 @@ these; ``trace`` is for other programs to look at. Nothing heavy (rich, matplotl
 from __future__ import annotations
 
 from shoal.views.plots import loss
-from shoal.views.terminal import View, view
+from shoal.views.terminal import RunView, view
 
-__all__ = ["View", "loss", "view"]
+__all__ = ["RunView", "loss", "view"]

@@ -11,8 +11,8 @@ from shoal.views.drawing import DASHES, INK, LEGIBLE, PALE, SERIES, canvas, tidy
 from shoal.views.explain import most_stale
 from shoal.views.members import moves_of
 from shoal.views.plots import FEW, WIDE, Series, draw_spread, spread_of
-from shoal.views.run_metrics import OF_WORKERS, Account, seconds_of
-from shoal.views.run_record import Told
+from shoal.views.run_metrics import OF_WORKERS, RunMetrics, seconds_of
+from shoal.views.run_record import RunRecord
 from shoal.views.timeline import COLORS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ BINS = 64  # of a histogram
 BARS = 32  # workers in one picture
 
 
-def losses(runs: Sequence[Told]) -> Figure:
+def losses(runs: Sequence[RunRecord]) -> Figure:
     """One run: train and test loss over time. Several: their test losses, over time and over passes."""
     if len(runs) == 1:
         return _losses_of_one(runs[0].run)
@@ -41,7 +41,7 @@ def losses(runs: Sequence[Told]) -> Figure:
     return figure
 
 
-def _losses_of_one(run: Account) -> Figure:
+def _losses_of_one(run: RunMetrics) -> Figure:
     """With a row for who came and went, if anybody did."""
     moves = moves_of(run.happened)
     heights = [3.4, *([marks.height(moves)] if moves else [])]
@@ -56,7 +56,7 @@ def _losses_of_one(run: Account) -> Figure:
     return figure
 
 
-def _one_loss(axes: Axes, run: Account) -> list[float]:
+def _one_loss(axes: Axes, run: RunMetrics) -> list[float]:
     train = Series()
     last = 0
     for event in run.progress or run.evaluations:
@@ -126,7 +126,7 @@ def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
     return figure
 
 
-def staleness(runs: Sequence[Told]) -> Figure:
+def staleness(runs: Sequence[RunRecord]) -> Figure:
     """How many pushes were how stale, in percent; a panel for each run, on one scale."""
     told = [(one, stale) for one in runs if (stale := one.staleness) is not None]
     most = max(len(counts) for _, (counts, *_) in told)
@@ -153,7 +153,7 @@ def staleness(runs: Sequence[Told]) -> Figure:
     return figure
 
 
-def costs(runs: Sequence[Told]) -> Figure:
+def costs(runs: Sequence[RunRecord]) -> Figure:
     """Two bars for each run: by the clock, and of all processors."""
     shown = runs[:BARS]
     figure = canvas(0.9 + 0.5 * len(shown))
@@ -222,7 +222,7 @@ def _bars(found: dict[str, Any], way: str) -> list[tuple[str, int, int]]:
     return [*bars, ("all together", found["plain"][way], found["sent"][way])]
 
 
-def delays(run: Account) -> Figure:
+def delays(run: RunMetrics) -> Figure:
     """The delay that was chosen while running, and how much was waited before each change."""
     figure = canvas(3.2)
     upper, lower = figure.subplots(2, 1, sharex=True)

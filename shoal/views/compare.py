@@ -12,12 +12,12 @@ from shoal.views import format
 from shoal.views.drawing import clock
 from shoal.views.explain import MUCH, VERBS, emulated, percent, times
 from shoal.views.run_metrics import median, seconds_of
-from shoal.views.run_record import STILL, Told
+from shoal.views.run_record import STILL, RunRecord
 
 SLACK = 0.005  # of a loss: less than that is chance
 
 
-def of_several(runs: list[Told]) -> list[str]:
+def of_several(runs: list[RunRecord]) -> list[str]:
     """Which reached the loss that all of them reached first, and what the figures say about why."""
     judged = [one for one in runs if one.run.best is not None]
     said = [emulated(runs)]
@@ -60,18 +60,18 @@ def of_several(runs: list[Told]) -> list[str]:
     return [one for one in said if one]
 
 
-def common_loss(runs: list[Told]) -> float:
+def common_loss(runs: list[RunRecord]) -> float:
     """A little above the highest of the runs' best losses: all of them reached it, and none only by chance."""
     highest = max(one.run.best.test_loss for one in runs if one.run.best is not None)
     return highest + SLACK * abs(highest)
 
 
-def time_to(told: Told, loss: float) -> float:
+def time_to(told: RunRecord, loss: float) -> float:
     found = told.run.reached(loss)
     return math.inf if found is None else seconds_of(found)
 
 
-def other_task(runs: list[Told]) -> str | None:
+def other_task(runs: list[RunRecord]) -> str | None:
     """What they do not have in common, so that their losses say nothing about each other."""
     for what in ("data", "model", "test_rows", "features"):
         found = {str(getattr(one.run.started, what)) for one in runs if one.run.started}
@@ -80,12 +80,12 @@ def other_task(runs: list[Told]) -> str | None:
     return None
 
 
-def _longer(one: Told, first: Told, loss: float) -> str:
+def _longer(one: RunRecord, first: RunRecord, loss: float) -> str:
     soon, late = time_to(first, loss), time_to(one, loss)
     return f" ({times(late / soon)} times as long)" if soon > 0 and math.isfinite(late) else ""
 
 
-def _why(first: Told, one: Told, loss: float) -> str:
+def _why(first: RunRecord, one: RunRecord, loss: float) -> str:
     """Time is rows over rows/s: which of the two it is, and where the time went."""
     here, there = first.run.reached(loss), one.run.reached(loss)
     if here is None or there is None or not here.examples or not there.examples:
@@ -106,7 +106,7 @@ def _why(first: Told, one: Told, loss: float) -> str:
     return f"{said}."
 
 
-def _space(told: Told) -> float | None:
+def _space(told: RunRecord) -> float | None:
     at = [seconds_of(event) for event in told.run.finite]
     return median([b - a for a, b in pairwise(at)]) if len(at) > 1 else None
 

@@ -15,9 +15,9 @@ from shoal.events import Evaluated, Linked
 from shoal.views import format, graph
 from shoal.views.drawing import SERIES, canvas, pictures, tidy
 from shoal.views.plots import FEW
-from shoal.views.run_metrics import Account
-from shoal.views.run_record import Told
-from shoal.views.sections import Picture, Section
+from shoal.views.run_metrics import RunMetrics
+from shoal.views.run_record import RunRecord
+from shoal.views.sections import PictureSection, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ FALLEN = (1e-1, 1e-5)  # of the first distance: between these the slowest mode i
 CAPTION = " The test loss of workers that each have a model is that of the mean of all."
 
 
-def points(run: Account) -> tuple[str, list[Point]]:
+def points(run: RunMetrics) -> tuple[str, list[Point]]:
     """Distances over rounds; over passes where no rounds are told."""
     judged = [event for event in run.evaluations if math.isfinite(event.spread.get("distance", math.nan))]
     if judged and all("rounds" in event.spread for event in judged):
@@ -49,12 +49,12 @@ def decay(found: Sequence[Point]) -> float | None:
     return float(math.exp(slope))
 
 
-def graphs(run: Account) -> list[Linked]:
+def graphs(run: RunMetrics) -> list[Linked]:
     """As it was told at first, and after every loss."""
     return [event for event in run.happened if isinstance(event, Linked)]
 
 
-def picture(run: Account) -> Figure | None:
+def picture(run: RunMetrics) -> Figure | None:
     """The distance over rounds, in powers of ten where it changes by these; and where it would be if nobody had learned, from where it began."""
     over, found = points(run)
     drawn = [(at, distance) for at, distance in found if distance > 0]
@@ -77,7 +77,7 @@ def picture(run: Account) -> Figure | None:
     return figure
 
 
-def _predicted(run: Account, over: str, found: Sequence[Point]) -> list[Point]:
+def _predicted(run: RunMetrics, over: str, found: Sequence[Point]) -> list[Point]:
     """Only where models were apart from the start, and rounds are told: what learning adds, no graph predicts."""
     told = graphs(run)
     if over != "rounds" or len(found) < 2 or not told or found[0][1] <= 0 or not 0 <= told[0].gap <= 1:
@@ -106,10 +106,10 @@ def columns(events: Sequence[Evaluated]) -> dict[str, Callable[[Evaluated], str]
     return said if any(event.spread for event in events) else {}
 
 
-def section(one: Told, of: str) -> Section | None:
+def section(one: RunRecord, of: str) -> Section | None:
     """The graph, and how near its workers came to each other."""
     told = graphs(one.run)
-    drawn: list[Picture] = []
+    drawn: list[PictureSection] = []
     if told:
         drawn += pictures(
             f"graph-{one.name}",
@@ -126,7 +126,7 @@ def section(one: Told, of: str) -> Section | None:
     return Section(f"Who hears whom{of}", [], drawn) if told else None
 
 
-def seen(told: Told) -> str:
+def seen(told: RunRecord) -> str:
     """What the models' distance says."""
     judged = [event for event in told.run.finite if "distance" in event.spread]
     if not judged:
@@ -141,7 +141,7 @@ def seen(told: Told) -> str:
     return f"{said} {_moved(told.run)} {_graph(told.run)}".strip()
 
 
-def _moved(run: Account) -> str:
+def _moved(run: RunMetrics) -> str:
     """Where the distance came from, and where it is."""
     _, found = points(run)
     last = found[-1][1]
@@ -153,7 +153,7 @@ def _moved(run: Account) -> str:
     return f"They are {format.distance(last)} from it, and were {format.distance(most)} at most."
 
 
-def _graph(run: Account) -> str:
+def _graph(run: RunMetrics) -> str:
     told = graphs(run)
     if not told:
         return ""

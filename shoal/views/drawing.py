@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import Invalid
 from shoal.views import format
-from shoal.views.sections import Picture
+from shoal.views.sections import PictureSection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,10 +95,10 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def pictures(name: str, draw: Callable[[], Figure | None], caption: str) -> list[Picture]:
+def pictures(name: str, draw: Callable[[], Figure | None], caption: str) -> list[PictureSection]:
     """One, or none if there is nothing to draw, or nothing to draw it with."""
     figure = draw() if can_draw() else None
-    return [] if figure is None else [Picture(name, svg(figure), caption)]
+    return [] if figure is None else [PictureSection(name, svg(figure), caption)]
 
 
 def clock(seconds: float) -> str:

@@ -15,7 +15,7 @@ from shoal.views import consensus, format
 from shoal.views.drawing import clock
 from shoal.views.members import moves_of
 from shoal.views.run_metrics import began, median, seconds_of
-from shoal.views.run_record import Told
+from shoal.views.run_record import RunRecord
 
 MUCH = 0.05  # of the time: worth a reason
 SLOW = 1.25  # times as long as others: worth a name
@@ -25,7 +25,7 @@ OURS = re.compile(r"(server|worker|evaluator)-\d+")  # how the nodes are called 
 VERBS = {"compute": "computed", "communicate": "communicated", "wait": "waited", "idle": "had nothing to do"}
 
 
-def of_one(told: Told, among: bool = False) -> list[str]:
+def of_one(told: RunRecord, among: bool = False) -> list[str]:
     """Paragraphs (one, if it is one ``among`` others): how fast and where the time went; what was learned; who took part, and what went wrong."""
     first = [
         _work(told),
@@ -56,7 +56,7 @@ def times(factor: float) -> str:
     return f"{factor:.2f}" if factor < 2 else f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"
 
 
-def _solved(told: Told) -> str:
+def _solved(told: RunRecord) -> str:
     """How far a run is that solves an objective."""
     judged = [event.metrics for event in told.run.finite if event.metrics.get("objective") is not None]
     if len(judged) < 2:
@@ -72,7 +72,7 @@ def _solved(told: Told) -> str:
 # ---------------------------------------------------------------- one run
 
 
-def _work(told: Told) -> str:
+def _work(told: RunRecord) -> str:
     run = told.run
     if run.started is None:
         return ""
@@ -83,7 +83,7 @@ def _work(told: Told) -> str:
     return f"{crew}{format.on_cores(run.started)} computed {run.examples:,} rows in {lasted}{rate}{cost}."
 
 
-def _whose(told: Told) -> str:
+def _whose(told: RunRecord) -> str:
     """Of nodes on other hosts, and of a coordinator that is gone, nobody has measured it."""
     again = any(isinstance(event, Resumed) for event in told.run.happened)
     since = " since it was last taken up" if again else ""
@@ -91,7 +91,7 @@ def _whose(told: Told) -> str:
     return f"on the coordinator's machine{since}" if elsewhere else f"in all{since}"
 
 
-def emulated(runs: list[Told]) -> str:
+def emulated(runs: list[RunRecord]) -> str:
     """What is not real is said first."""
     found = list(dict.fromkeys(one.emulated for one in runs if one.emulated))
     if not found:
@@ -101,7 +101,7 @@ def emulated(runs: list[Told]) -> str:
     return f"{whose} is not real: {'; '.join(found)}. Waiting, delay and staleness are measured."
 
 
-def _shares(told: Told) -> str:
+def _shares(told: RunRecord) -> str:
     shares = told.run.shares
     if not shares:
         return ""
@@ -111,7 +111,7 @@ def _shares(told: Told) -> str:
     return f"Of their time workers {_listed(parts)}."
 
 
-def _waiting(told: Told) -> str:
+def _waiting(told: RunRecord) -> str:
     wait, slowest = told.run.shares.get("wait"), told.run.slowest
     if wait is None or wait < MUCH:
         return "" if wait is None or told.strategy not in ("sync", "bounded") else "Nearly nobody waited for another."
@@ -136,7 +136,7 @@ def _waiting(told: Told) -> str:
     )
 
 
-def _delay(told: Told) -> str:
+def _delay(told: RunRecord) -> str:
     delays = told.run.delays
     if not delays:
         return ""
@@ -153,7 +153,7 @@ def _delay(told: Told) -> str:
     return f"{said} Before the last change they had waited {percent(delays[-1].waiting)}."
 
 
-def _stale(told: Told) -> str:
+def _stale(told: RunRecord) -> str:
     if (stale := told.staleness) is None:
         return ""
     _, mean, p95, most = stale
@@ -170,7 +170,7 @@ def _stale(told: Told) -> str:
     )
 
 
-def _lost(told: Told) -> str:
+def _lost(told: RunRecord) -> str:
     said = format.lost(told.summary.get("lost_updates"))
     return f"{said[:1].upper()}{said[1:]}: workers write without a lock." if said else ""
 
@@ -184,7 +184,7 @@ def most_stale(most: int) -> str:
     return f"{most:,}{' or more' if most >= limits.STALENESS_BUCKETS - 1 else ''}"
 
 
-def _idle(told: Told) -> str:
+def _idle(told: RunRecord) -> str:
     run, share = told.run, told.run.shares.get("idle", 0.0)
     if share < MUCH or not run.progress:
         return ""
@@ -199,7 +199,7 @@ def _idle(told: Told) -> str:
     return ""
 
 
-def _around_evaluations(told: Told) -> float | None:
+def _around_evaluations(told: RunRecord) -> float | None:
     """Which share of the workers' recorded idle time ended when weights were read to be judged."""
     reads = sorted(seconds_of(event) for event in told.run.evaluations)
     whole = near = 0.0
@@ -212,7 +212,7 @@ def _around_evaluations(told: Told) -> float | None:
     return near / whole if whole else None
 
 
-def _even(told: Told) -> str:
+def _even(told: RunRecord) -> str:
     done = sorted((node.slots, node.name) for node in told.run.workers if node.exact)
     whole = sum(slots for slots, _ in done)
     if len(done) < 2 or not whole:
@@ -223,7 +223,7 @@ def _even(told: Told) -> str:
     return f"{format.clean(who)} did fewest slots, {least:,} ({percent(least / whole)}), {format.clean(other)} most, {most:,}."
 
 
-def _loss(told: Told) -> str:
+def _loss(told: RunRecord) -> str:
     run = told.run
     if not run.evaluations:
         return "The model was never judged: nothing can be said of its loss."
@@ -252,7 +252,7 @@ def _loss(told: Told) -> str:
     return f"{said} {away}".strip()
 
 
-def _end(told: Told) -> str:
+def _end(told: RunRecord) -> str:
     if told.run.stopped is None:
         return "No end is recorded: the run goes on, or was cut short."
     if told.run.stopped.why == "interrupted":
@@ -261,7 +261,7 @@ def _end(told: Told) -> str:
     return f"{failed}: {format.clean(told.run.stopped.why)}."
 
 
-def _part(told: Told) -> str:
+def _part(told: RunRecord) -> str:
     run = told.run
     if not run.evaluations or run.started is None or run.started.workers < 2:
         return ""
@@ -276,7 +276,7 @@ def _part(told: Told) -> str:
     )
 
 
-def _faults(told: Told) -> str:
+def _faults(told: RunRecord) -> str:
     happened = told.run.happened
     gone = [event for event in happened if isinstance(event, Gone)]
     back = [event for event in happened if isinstance(event, RolledBack)]

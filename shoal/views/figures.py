@@ -16,8 +16,8 @@ from shoal.events import Evaluated, RunEvent
 from shoal.filters import acts
 from shoal.views import charts
 from shoal.views.drawing import pictures
-from shoal.views.run_record import Told
-from shoal.views.sections import Picture, Section, Table
+from shoal.views.run_record import RunRecord
+from shoal.views.sections import PictureSection, Section, TableSection
 
 ALL = "all"  # the name under which plain bytes, and those that went, are counted
 HANDLES = "handles"
@@ -119,7 +119,7 @@ def line(summary: Mapping[str, Any]) -> str:
     return f"filters: {', '.join(parts)}{left}{lost}"
 
 
-def section(runs: Sequence[Told]) -> Section | None:
+def section(runs: Sequence[RunRecord]) -> Section | None:
     """What went into each filter, and what came out."""
     told = [(one, found) for one in runs if isinstance(found := one.summary.get("filters"), dict) and found.get("sent")]
     if not told:
@@ -140,12 +140,14 @@ def section(runs: Sequence[Told]) -> Section | None:
     caption = (
         "Bytes of keys and values into and out of each filter. All together: in are 8-byte keys and 4-byte values."
     )
-    drawn: list[Picture] = pictures(
+    drawn: list[PictureSection] = pictures(
         "filters",
         lambda: charts.filtered([(one.name, found) for one, found in told]),
         "Megabytes into (pale) and out of each filter, and of all together, where in are 8-byte keys and 4-byte values.",
     )
-    return Section("Filters", words, drawn, [Table([*(["run"] if len(runs) > 1 else []), *heads], rows, caption)])
+    return Section(
+        "Filters", words, drawn, [TableSection([*(["run"] if len(runs) > 1 else []), *heads], rows, caption)]
+    )
 
 
 def _cells(pair: Sequence[int]) -> list[str]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from shoal.events import Evaluated, Gone, RolledBack, Warned
 from shoal.views import format
 from shoal.views.braille import Stroke, chart
-from shoal.views.live_state import SoFar
-from shoal.views.moves import Moved, said, together
+from shoal.views.live_state import LiveState
+from shoal.views.moves import MoveSummary, said, together
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,7 +32,7 @@ TEST, TRAIN, BAD = "magenta", "cyan", "red"
 
 
 def frame(
-    so_far: SoFar,
+    so_far: LiveState,
     width: int,
     height: int,
     *,
@@ -67,7 +67,7 @@ def frame(
     return lines
 
 
-def _head(so_far: SoFar, width: int, now: float, epochs: float | None, plain: bool) -> list[Text]:
+def _head(so_far: LiveState, width: int, now: float, epochs: float | None, plain: bool) -> list[Text]:
     from rich.text import Text
 
     if so_far.started is None and now == 0:
@@ -81,7 +81,7 @@ def _head(so_far: SoFar, width: int, now: float, epochs: float | None, plain: bo
     ]
 
 
-def _figures(so_far: SoFar, now: float) -> list[Text]:
+def _figures(so_far: LiveState, now: float) -> list[Text]:
     from rich.text import Text
 
     figures = [Text(format.rate(so_far.rate)), Text(f"train loss {format.loss(so_far.train_loss)}", TRAIN)]
@@ -101,7 +101,7 @@ def _figures(so_far: SoFar, now: float) -> list[Text]:
     return figures
 
 
-def _bar(so_far: SoFar, width: int, now: float, epochs: float | None, plain: bool) -> Text:
+def _bar(so_far: LiveState, width: int, now: float, epochs: float | None, plain: bool) -> Text:
     from rich.text import Text
 
     known = epochs is not None and format.finite(epochs) and epochs > 0
@@ -142,7 +142,7 @@ def _table(shown: list[Evaluated], best: Evaluated | None, width: int, plain: bo
     return lines
 
 
-def _chart(so_far: SoFar, width: int, now: float) -> list[Text]:
+def _chart(so_far: LiveState, width: int, now: float) -> list[Text]:
     from rich.text import Text
 
     drawn = chart([Stroke(so_far.train.points, TRAIN), Stroke(so_far.test.points, TEST)], width - 9, CHART_ROWS, now)
@@ -155,12 +155,12 @@ def _chart(so_far: SoFar, width: int, now: float) -> list[Text]:
     return [Text(""), *lines]
 
 
-def _tail(so_far: SoFar, note: str) -> list[Text]:
+def _tail(so_far: LiveState, note: str) -> list[Text]:
     from rich.text import Text
 
     lines = [
         Text(
-            f"{format.seconds(event.seconds):>6} s  {said(event) if isinstance(event, Moved) else format.news(event)}",
+            f"{format.seconds(event.seconds):>6} s  {said(event) if isinstance(event, MoveSummary) else format.news(event)}",
             BAD if _is_bad(event) else "",
         )
         for event in together(so_far.happenings)[-HAPPENINGS:]
@@ -176,7 +176,7 @@ def _tail(so_far: SoFar, note: str) -> list[Text]:
     return lines
 
 
-def _is_bad(event: format.News | Moved) -> bool:
+def _is_bad(event: format.News | MoveSummary) -> bool:
     if isinstance(event, Gone):
         return not format.left_in_order(event)
     return isinstance(event, RolledBack | Warned)

@@ -24,15 +24,15 @@ from shoal.events import (
 )
 from shoal.views import format, moves
 from shoal.views.drawing import clock
-from shoal.views.moves import Moved
+from shoal.views.moves import MoveSummary
 from shoal.views.run_metrics import Happened, began
-from shoal.views.run_record import Told
-from shoal.views.sections import Section, Table
+from shoal.views.run_record import RunRecord
+from shoal.views.sections import Section, TableSection
 
 HAPPENINGS = 60  # rows of a table: of more, the last are left out
 
 
-def sections(one: Told, of: str) -> list[Section]:
+def sections(one: RunRecord, of: str) -> list[Section]:
     """``of``: whose they are, where there are several runs. What did not happen has none."""
     told = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
     wrong, came, saved = _sorted(told)
@@ -43,12 +43,12 @@ def sections(one: Told, of: str) -> list[Section]:
             "Back: how long until rows/s were at 90% of what they were before, for a second, since it was first to be felt."
             f"{_more(wrong)}"
         )
-        table = Table(["seconds", "", "what", "back"], rows, caption)
+        table = TableSection(["seconds", "", "what", "back"], rows, caption)
         found.append(Section(f"Faults and recoveries{of}", [], [], [table]))
     if came:
         groups = moves.together(came)
         rows = [[_when(group), *_told(group)] for group in groups[:HAPPENINGS]]
-        table = Table(
+        table = TableSection(
             ["seconds", "", "what"],
             rows,
             f"Who came and went in order, and what changed hands meanwhile.{_more(groups)}",
@@ -59,7 +59,7 @@ def sections(one: Told, of: str) -> list[Section]:
             [seconds(one.seconds), f"{one.number:,}", f"{one.steps:,}", mega(one.bytes), clock(one.took)]
             for one in saved[-HAPPENINGS:]
         ]
-        table = Table(["seconds", "checkpoint", "steps", "size", "took"], rows, "The run went on meanwhile.")
+        table = TableSection(["seconds", "checkpoint", "steps", "size", "took"], rows, "The run went on meanwhile.")
         found.append(Section(f"Checkpoints{of}", [], [], [table]))
     return found
 
@@ -85,15 +85,15 @@ def _sorted(told: Sequence[Happened]) -> tuple[list[Happened], list[Happened], l
 
 
 _CALLED: dict[type, str] = {
-    Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", Moved: "moved", Split: "split", RolledBack: "went back",
+    Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", MoveSummary: "moved", Split: "split", RolledBack: "went back",
     Resumed: "taken up", Voided: "void", Warned: "warning", Linked: "graph", Elected: "chosen",
 }  # fmt: skip
 
 
-def _told(event: Happened | Moved) -> tuple[str, str]:
+def _told(event: Happened | MoveSummary) -> tuple[str, str]:
     match event:
-        case Moved():
-            return _CALLED[Moved], moves.said(event)
+        case MoveSummary():
+            return _CALLED[MoveSummary], moves.said(event)
         case Saved(number=number):  # in a section of their own
             return "saved", f"checkpoint {number:,}"
         case Gone() if format.left_in_order(event):
@@ -104,9 +104,9 @@ def _told(event: Happened | Moved) -> tuple[str, str]:
             return _CALLED[type(event)], format.news(event).removeprefix("warning: ")
 
 
-def _when(event: Happened | Moved) -> str:
+def _when(event: Happened | MoveSummary) -> str:
     first = seconds(event.seconds)
-    last = seconds(event.until) if isinstance(event, Moved) else first
+    last = seconds(event.until) if isinstance(event, MoveSummary) else first
     return first if first == last else f"{first} to {last}"
 
 
@@ -114,7 +114,7 @@ def _more(events: Sequence[object]) -> str:
     return f" {len(events) - HAPPENINGS:,} more are left out." if len(events) > HAPPENINGS else ""
 
 
-def _felt(one: Told, event: Happened) -> str:
+def _felt(one: RunRecord, event: Happened) -> str:
     if not isinstance(event, Gone | RolledBack):
         return ""
     after = one.run.back_after(began(event))

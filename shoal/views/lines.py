@@ -32,7 +32,7 @@ from shoal.events import (
     Stopped,
 )
 from shoal.views import event_line, format
-from shoal.views.live_state import SoFar
+from shoal.views.live_state import LiveState
 
 FIRST = 1.0  # seconds
 LONGEST = 600.0
@@ -40,7 +40,7 @@ QUIET = 120.0  # after so long without any, a happening is news again
 
 
 @dataclass(slots=True)
-class Pace:
+class LinePacing:
     """When the next line may come: the wait doubles with each."""
 
     last: float = 0.0
@@ -54,16 +54,16 @@ class Pace:
         return True
 
 
-class Lines:
+class EventLines:
     """Which lines to print, event by event."""
 
     def __init__(self, verbosity: int = 1) -> None:
         self._verbosity = verbosity
-        self._so_far = SoFar()
-        self._progress = Pace()
-        self._evaluations = Pace()
-        self._happenings = Pace(-math.inf)
-        self._notes = Pace()
+        self._so_far = LiveState()
+        self._progress = LinePacing()
+        self._evaluations = LinePacing()
+        self._happenings = LinePacing(-math.inf)
+        self._notes = LinePacing()
         self._counted = (0.0, 0)  # seconds and examples when the last rate was told
         self._held: Evaluated | None = None  # evaluated, not told yet
         self._news: list[format.News] = []  # happened, not told yet
@@ -103,7 +103,7 @@ class Lines:
         subject = re.sub(r"\d[\d,.]*", "#", text)
         if subject != self._subject:
             self._subject = subject
-            self._notes = Pace(now)
+            self._notes = LinePacing(now)
             return [text]
         return [text] if self._notes.due(now) else []
 
@@ -140,7 +140,7 @@ class Lines:
 
     def _tell_happening(self, event: format.News) -> list[str]:
         if event.seconds - self._last_news > max(QUIET, self._happenings.wait):
-            self._happenings = Pace(-math.inf)
+            self._happenings = LinePacing(-math.inf)
         self._last_news = event.seconds
         self._news.append(event)
         return self._tell_news(event.seconds)

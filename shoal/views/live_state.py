@@ -45,7 +45,7 @@ def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 @dataclass(slots=True)
-class SoFar:
+class LiveState:
     """The run as it stands. ``None``: not known yet."""
 
     started: Started | None = None

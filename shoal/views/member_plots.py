@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from shoal.events import Evaluated, Progress
 from shoal.views import format, marks
 from shoal.views.drawing import INK, PALE, SERIES, canvas, tidy, titled
-from shoal.views.members import ROLES, Stay, moves_of
-from shoal.views.run_metrics import Account, natural, seconds_of
+from shoal.views.members import ROLES, Membership, moves_of
+from shoal.views.run_metrics import RunMetrics, natural, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ COLORS = {"server": "#E69F00", "worker": "#0072B2"}
 SHOWN = 8  # servers with a band of their own
 
 
-def members(run: Account) -> Figure:
+def members(run: RunMetrics) -> Figure:
     """Workers at work over time; a dot for each evaluation."""
     figure = canvas(2.4)
     axes = figure.subplots()
@@ -39,11 +39,11 @@ def members(run: Account) -> Figure:
     return figure
 
 
-def there(run: Account) -> Figure | None:
+def there(run: RunMetrics) -> Figure | None:
     """A row for every node: from when to when it was there, and how it went; None if nobody came or went."""
     if not moves_of(run.happened):
         return None
-    by_name: dict[tuple[str, str], list[Stay]] = {}
+    by_name: dict[tuple[str, str], list[Membership]] = {}
     for stay in run.attendance.stays:
         by_name.setdefault((stay.role, stay.name), []).append(stay)
     rows = sorted(by_name, key=lambda one: (ROLES.index(one[0]), natural(one[1])))
@@ -66,11 +66,11 @@ def there(run: Account) -> Figure | None:
     return figure
 
 
-def _moved(stays: list[Stay]) -> bool:
+def _moved(stays: list[Membership]) -> bool:
     return any(stay.since > 0 or math.isfinite(stay.until) for stay in stays)
 
 
-def _stay(axes: Axes, row: int, stay: Stay, end: float) -> None:
+def _stay(axes: Axes, row: int, stay: Membership, end: float) -> None:
     until = min(stay.until, end)
     axes.barh(row, until - stay.since, 0.5, left=stay.since, color=COLORS[stay.role], linewidth=0, zorder=2)
     if stay.since > 0:
@@ -79,7 +79,7 @@ def _stay(axes: Axes, row: int, stay: Stay, end: float) -> None:
         axes.plot([until], [row + marks.shift(stay.how)], linestyle="none", **marks.shown(stay.how))
 
 
-def _explained(figure: Figure, roles: set[str], stays: list[Stay]) -> None:
+def _explained(figure: Figure, roles: set[str], stays: list[Membership]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -90,7 +90,7 @@ def _explained(figure: Figure, roles: set[str], stays: list[Stay]) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8.5)
 
 
-def parts(run: Account) -> Figure | None:
+def parts(run: RunMetrics) -> Figure | None:
     """Which server served how many parts, one above the other; and of how many it kept copies. None if that never changed."""
     if len(run.shared) < 2:
         return None
@@ -117,7 +117,7 @@ def parts(run: Account) -> Figure | None:
     return figure
 
 
-def _bands(axes: Axes, run: Account, servers: list[str], held: list[dict[str, int]]) -> None:
+def _bands(axes: Axes, run: RunMetrics, servers: list[str], held: list[dict[str, int]]) -> None:
     """Many are drawn as one: the first, and all others together."""
     at = [*(event.seconds for event in run.shared), max(run.seconds, run.shared[-1].seconds)]
     shown = [[name] for name in servers[:SHOWN]] + ([servers[SHOWN:]] if len(servers) > SHOWN else [])

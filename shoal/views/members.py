@@ -19,7 +19,7 @@ Move = Joined | Gone  # once training has begun
 
 
 @dataclass(slots=True)
-class Stay:
+class Membership:
     """From when to when one was there, and how that ended."""
 
     name: str
@@ -30,11 +30,11 @@ class Stay:
 
 
 @dataclass(slots=True)
-class Attendance:
+class MembershipHistory:
     """Everybody's stays, and how many there were at the fewest and at the most."""
 
-    stays: list[Stay] = field(default_factory=list)
-    _here: dict[str, Stay] = field(default_factory=dict)
+    stays: list[Membership] = field(default_factory=list)
+    _here: dict[str, Membership] = field(default_factory=dict)
     _unnamed: dict[str, int] = field(default_factory=dict)  # there, and nothing was said of them
     _least: dict[str, int] = field(default_factory=dict)
     _most: dict[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Attendance:
             case Joined() if event.name not in self._here:
                 if not event.seconds and self._unnamed.get(role_of(event)):
                     self._unnamed[role_of(event)] -= 1  # one of those that were there from the start: it has a name now
-                self._here[event.name] = Stay(event.name, role_of(event), event.seconds)
+                self._here[event.name] = Membership(event.name, role_of(event), event.seconds)
                 self.stays.append(self._here[event.name])
             case Gone():
                 self._end(event)
@@ -93,7 +93,7 @@ class Attendance:
             if not self._unnamed.get(role_of(event), 0):
                 return
             self._unnamed[role_of(event)] -= 1
-            stay = Stay(event.name, role_of(event), 0.0)
+            stay = Membership(event.name, role_of(event), 0.0)
             self.stays.append(stay)
         stay.until, stay.how = event.seconds, kind(event)
 

@@ -20,7 +20,7 @@ Event = TypeVar("Event")
 
 
 @dataclass(slots=True)
-class Moved:
+class MoveSummary:
     """Moves of one table, for one reason, one soon after the other."""
 
     handed: list[Handed] = field(default_factory=list)
@@ -38,23 +38,23 @@ class Moved:
         return (event.table, event.why) == (last.table, last.why) and event.seconds - last.seconds <= GAP
 
 
-def together(events: Iterable[Event]) -> list[Event | Moved]:
+def together(events: Iterable[Event]) -> list[Event | MoveSummary]:
     """The same in the same order, each happening where its first move was."""
-    found: list[Event | Moved] = []
-    open_ones: dict[tuple[str, str], Moved] = {}
+    found: list[Event | MoveSummary] = []
+    open_ones: dict[tuple[str, str], MoveSummary] = {}
     for event in events:
         if not isinstance(event, Handed):
             found.append(event)
             continue
         key = event.table, event.why
         if (one := open_ones.get(key)) is None or not one.takes(event):
-            one = open_ones[key] = Moved()
+            one = open_ones[key] = MoveSummary()
             found.append(one)
         one.handed.append(event)
     return found
 
 
-def said(moved: Moved) -> str:
+def said(moved: MoveSummary) -> str:
     """As a sentence."""
     if len(moved.handed) == 1:
         return format.news(moved.handed[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.files import replace_file
 from shoal.views import format
-from shoal.views.sections import Picture, Section, Table
+from shoal.views.sections import PictureSection, Section, TableSection
 
 # Colours of the pictures, by the names that the page gives them: in the dark they are others.
 _COLORS = {
@@ -127,11 +127,11 @@ def _section(name: str, section: Section) -> str:
     return "\n".join([*(part for part in parts if part), "</section>"])
 
 
-def _figure(name: str, one: Picture) -> str:
+def _figure(name: str, one: PictureSection) -> str:
     return f'<figure>\n<div class="box">{inline(one, name)}</div>\n<figcaption>{_text(one.caption)}</figcaption>\n</figure>'
 
 
-def inline(one: Picture, name: str) -> str:
+def inline(one: PictureSection, name: str) -> str:
     """An SVG as part of a page: its ids its own, its colours the page's, its size that of its box."""
     drawing = one.svg.decode("utf-8", "replace")
     drawing = drawing[max(0, drawing.find("<svg")) :]
@@ -155,7 +155,7 @@ def _color(written: str) -> str:
     return written if name is None else f"var(--{name},{written})"
 
 
-def _table(table: Table) -> str:
+def _table(table: TableSection) -> str:
     right = _numeric(table)
     caption = f'<p class="cap">{_text(table.caption)}</p>\n' if table.caption else ""
     heads = "".join(_cell("th", head, right[at]) for at, head in enumerate(table.heads))
@@ -182,7 +182,7 @@ def _anchor(number: int, title: str) -> str:
 # ---------------------------------------------------------------- both
 
 
-def _numeric(table: Table) -> list[bool]:
+def _numeric(table: TableSection) -> list[bool]:
     """Columns of numbers: every cell that says something begins with a digit."""
     width = max([len(table.heads), *(len(row) for row in table.rows)])
     columns = [[row[at] for row in table.rows if at < len(row)] for at in range(width)]
@@ -207,7 +207,7 @@ def _plain(text: str) -> str:
     return re.sub(r"&(?=#?\w+;)", "&amp;", escaped)
 
 
-def _rows(table: Table) -> str:
+def _rows(table: TableSection) -> str:
     right = _numeric(table)
     heads = [*table.heads, *[""] * (len(right) - len(table.heads))]
     lines = [_row(heads), "|" + "|".join("---:" if one else "---" for one in right) + "|"]

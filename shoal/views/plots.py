@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
 from shoal.views import format, marks
 from shoal.views.drawing import LEGIBLE, canvas, target_of, write
-from shoal.views.members import Attendance, Move
+from shoal.views.members import MembershipHistory, Move
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +75,7 @@ class Series:
 
 
 @dataclass(slots=True)
-class Run:
+class PlottedRun:
     """The events of a run, sorted by what is drawn of them."""
 
     started: Started | None = None
@@ -87,7 +87,7 @@ class Run:
     each: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, best and worst of everybody's own
     far: list[tuple[float, float]] = field(default_factory=list)  # seconds, passes
     moves: list[Move] = field(default_factory=list)
-    attendance: Attendance = field(default_factory=Attendance)
+    attendance: MembershipHistory = field(default_factory=MembershipHistory)
     voided: int = 0
     warned: list[Warned] = field(default_factory=list)
     examples: int = 0
@@ -138,8 +138,8 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
 # ---------------------------------------------------------------- what is drawn
 
 
-def _sorted(events: Iterable[RunEvent]) -> Run:
-    run = Run()
+def _sorted(events: Iterable[RunEvent]) -> PlottedRun:
+    run = PlottedRun()
     between = Series()  # as the evaluations tell the train loss: for runs that tell it nowhere else
     for event in events:
         run.seconds = max(run.seconds, event.seconds) if math.isfinite(event.seconds) else run.seconds
@@ -168,7 +168,7 @@ def _sorted(events: Iterable[RunEvent]) -> Run:
     return run
 
 
-def _judged(run: Run, event: Evaluated) -> None:
+def _judged(run: PlottedRun, event: Evaluated) -> None:
     run.test.add(event.seconds, event.test_loss)
     if (each := spread_of(event)) is not None:
         run.each.append((event.seconds, *each))
@@ -198,7 +198,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next((unit, scale) for longest, unit, scale in UNITS if seconds < longest)
 
 
-def _caption(run: Run) -> str:
+def _caption(run: PlottedRun) -> str:
     said = []
     if run.started:
         s = run.started
@@ -227,7 +227,7 @@ def _caption(run: Run) -> str:
 # ---------------------------------------------------------------- how it is drawn
 
 
-def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
+def _draw_losses(axes: Axes, run: PlottedRun, scale: float) -> None:
     train = run.train.thinned()
     if train.x:
         alone = "o" if len(train.x) == 1 else None
@@ -255,7 +255,7 @@ def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
         axes.text(0.5, 0.5, "no loss is recorded yet", transform=axes.transAxes, ha="center", color=INK)
 
 
-def _draw_passes(axes: Axes, run: Run, scale: float) -> None:
+def _draw_passes(axes: Axes, run: PlottedRun, scale: float) -> None:
     """Passes along the top edge, where the run reached them."""
     ticks = _legible(_pass_ticks(run.far))
     if len(ticks) < 2:

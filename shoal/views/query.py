@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.inspect.query import Asked
+from shoal.inspect.query import QueriedModel
 from shoal.schedule.stop_rules import ENDLESS
 from shoal.views import format
 from shoal.views.braille import Stroke, chart
-from shoal.wire.messages import Course
+from shoal.wire.messages import RunProgress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +31,7 @@ _NEGATIVE, _POSITIVE = "magenta", "cyan"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class QuerySnapshot:
     """What was seen at one moment."""
 
     where: str
@@ -41,16 +41,16 @@ class Look:
     sparse: bool
     overview: dict[str, Any]
     top: list[tuple[int, int, float, str]]  # key, place in its row, weight, name
-    course: Course | None = None
+    course: RunProgress | None = None
 
 
 @dataclass(slots=True)
-class History:
+class QueryHistory:
     """What was seen before, for whoever watches."""
 
     points: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, not zero, l2
 
-    def add(self, look: Look, seconds: float) -> None:
+    def add(self, look: QuerySnapshot, seconds: float) -> None:
         told = look.overview
         if math.isfinite(told["l2"]):
             self.points.append((seconds, float(told["nonzero"]), told["l2"]))
@@ -58,23 +58,23 @@ class History:
             del self.points[1:-1:2]  # every other one: the whole run stays in sight
 
 
-def look(asked: Asked, top: int) -> Look:
+def look(asked: QueriedModel, top: int) -> QuerySnapshot:
     """Ask for all of it."""
     course = asked.course() if asked.live else None
     largest = asked.ask("top", k=top) if top else []
     span, sparse = asked.span
     named = [(key, place, weight, asked.name(key, place)) for key, place, weight in largest]
-    return Look(asked.where, asked.table, asked.live, span, sparse, asked.ask("overview"), named, course)
+    return QuerySnapshot(asked.where, asked.table, asked.live, span, sparse, asked.ask("overview"), named, course)
 
 
-def facts(seen: Look) -> dict[str, Any]:
+def facts(seen: QuerySnapshot) -> dict[str, Any]:
     """All of it as plain data."""
     top = [dict(zip(("key", "place", "weight", "name"), one, strict=True)) for one in seen.top]
     course = None if seen.course is None else msgspec.structs.asdict(seen.course)
     return {"where": seen.where, "table": seen.table, "live": seen.live, **seen.overview, "top": top, "run": course}
 
 
-def line(seen: Look) -> str:
+def line(seen: QuerySnapshot) -> str:
     told = seen.overview
     parts = [f"pass {format.passes(_passes(seen.course))}"] if seen.course is not None else []
     parts.append(f"{told['nonzero']:,} of {told['weights']:,} weights are not zero")
@@ -84,7 +84,7 @@ def line(seen: Look) -> str:
     return "  ".join(parts)
 
 
-def page(seen: Look, width: int, history: History | None = None, note: str = "") -> RenderableType:
+def page(seen: QuerySnapshot, width: int, history: QueryHistory | None = None, note: str = "") -> RenderableType:
     """For a terminal so many columns wide."""
     from rich.console import Group
     from rich.text import Text
@@ -102,11 +102,11 @@ def page(seen: Look, width: int, history: History | None = None, note: str = "")
     return Group(*parts)
 
 
-def _passes(course: Course) -> float:
+def _passes(course: RunProgress) -> float:
     return course.done / max(1, course.per_pass)
 
 
-def _head(seen: Look, width: int) -> Text:
+def _head(seen: QuerySnapshot, width: int) -> Text:
     from rich.text import Text
 
     text = Text.assemble((format.clean(seen.where), "bold"), ("  table ", "dim"), (format.clean(seen.table), ""))
@@ -119,7 +119,7 @@ def _head(seen: Look, width: int) -> Text:
     return text.append(f"  {said}  {course.steps:,} steps  {format.duration(course.seconds)}", "green")
 
 
-def _figures(seen: Look) -> list[Text]:
+def _figures(seen: QuerySnapshot) -> list[Text]:
     from rich.text import Text
 
     told = seen.overview
@@ -199,7 +199,7 @@ def _block(count: int, tallest: int, row: int) -> str:
     return _BLOCKS[min(8, max(0, filled))]
 
 
-def _top(seen: Look, width: int) -> list[Text]:
+def _top(seen: QuerySnapshot, width: int) -> list[Text]:
     from rich.text import Text
 
     names = [format.clean(one[3]) for one in seen.top]
@@ -214,7 +214,7 @@ def _top(seen: Look, width: int) -> list[Text]:
     return lines
 
 
-def _curves(history: History, width: int) -> list[Text]:
+def _curves(history: QueryHistory, width: int) -> list[Text]:
     """How it went while somebody watched."""
     from rich.text import Text
 

@@ -24,18 +24,18 @@ from shoal.views.members import moves_of
 from shoal.views.run_metrics import OF_WORKERS, seconds_of
 from shoal.views.run_record import (
     STILL,
-    Told,
+    RunRecord,
     number,
     unlike,
 )
-from shoal.views.sections import Picture, Section, Table
+from shoal.views.sections import PictureSection, Section, TableSection
 
 COLUMNS = 4  # runs beside each other
 EVALUATIONS = 40  # rows of a table: of more, some are left out
 NAMED = 6  # runs in a title
 
 
-def sections(runs: Sequence[Told]) -> list[Section]:
+def sections(runs: Sequence[RunRecord]) -> list[Section]:
     """Of one run, or of several beside each other."""
     seen, *of_each = _seen(runs)
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
@@ -48,7 +48,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     return [one for one in made if one is not None]
 
 
-def title(runs: Sequence[Told]) -> str:
+def title(runs: Sequence[RunRecord]) -> str:
     if len(runs) > 1:
         names = [format.clean(one.name) for one in runs]
         more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
@@ -58,21 +58,21 @@ def title(runs: Sequence[Told]) -> str:
     return f"{runs[0].name}: {' · '.join(format.title(started, who)) if started else 'a run'}"
 
 
-def _of(one: Told, runs: Sequence[Told]) -> str:
+def _of(one: RunRecord, runs: Sequence[RunRecord]) -> str:
     return f" of {format.clean(one.name)}" if len(runs) > 1 else ""
 
 
 # ---------------------------------------------------------------- words, figures, settings
 
 
-def _seen(runs: Sequence[Told]) -> list[Section]:
+def _seen(runs: Sequence[RunRecord]) -> list[Section]:
     if len(runs) == 1:
         return [Section("What is seen", [*explain.of_one(runs[0]), *runs[0].problems])]
     each = [f"{format.clean(one.name)}: {' '.join([*explain.of_one(one, among=True), *one.problems])}" for one in runs]
     return [Section("What is seen", compare.of_several(list(runs))), Section("What is seen of each run", each)]
 
 
-def _figures(runs: Sequence[Told]) -> Section:
+def _figures(runs: Sequence[RunRecord]) -> Section:
     """Runs beside each other: as columns while they are few."""
     judged = [one for one in runs if one.run.best is not None]
     common = compare.common_loss(judged) if judged and compare.other_task(judged) is None else None
@@ -98,16 +98,16 @@ def _figures(runs: Sequence[Told]) -> Section:
     if len(runs) <= COLUMNS:
         turned = [list(row) for row in zip(heads, *rows, strict=True)]
         heads, rows = ["", *turned[0][1:]], turned[1:]
-    return Section("Figures", [], [], [Table(heads, rows)])
+    return Section("Figures", [], [], [TableSection(heads, rows)])
 
 
-def _metrics(one: Told) -> dict[str, float]:
+def _metrics(one: RunRecord) -> dict[str, float]:
     """Of the last evaluation."""
     found = one.run.finite[-1].metrics if one.run.finite else {}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
+def _row(one: RunRecord, common: float | None, names: Sequence[str]) -> list[str]:
     run, stale = one.run, one.staleness
     last = run.finite[-1].test_loss if run.finite else None
     row = [_workers_of(one), seconds(run.seconds)]
@@ -122,12 +122,12 @@ def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     return [*row, *(_share(run.shares, kind) for kind in OF_WORKERS), f"{stale[1]:.3g}" if stale else "-"]
 
 
-def _workers_of(one: Told) -> str:
+def _workers_of(one: RunRecord) -> str:
     least, most = one.run.attendance.between("worker")
     return "-" if one.run.started is None else f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _trained(runs: Sequence[Told]) -> Section | None:
+def _trained(runs: Sequence[RunRecord]) -> Section | None:
     told = [(one, unlike(one.job)) for one in runs if one.job is not None]
     if not told:
         return None
@@ -141,7 +141,7 @@ def _trained(runs: Sequence[Told]) -> Section | None:
                 f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features, "
                 f"{s.slots:,} slots of {s.batch:,} rows in a pass."
             )
-    return Section("What was trained", said, [], [Table(heads, rows, "Settings that are not the defaults.")])
+    return Section("What was trained", said, [], [TableSection(heads, rows, "Settings that are not the defaults.")])
 
 
 def _setting(settings: dict[str, Any], name: str) -> str:
@@ -151,7 +151,7 @@ def _setting(settings: dict[str, Any], name: str) -> str:
     return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
 
 
-def _machine(runs: Sequence[Told]) -> Section | None:
+def _machine(runs: Sequence[RunRecord]) -> Section | None:
     heads = ["run", "cores", "processor", "memory", "platform", "python", "numpy", "load at the end"]
     rows = []
     for one in runs:
@@ -165,10 +165,10 @@ def _machine(runs: Sequence[Told]) -> Section | None:
             row = [one.name, _cores(one, {}), "-", "-", "-", "-", "-", "-"]
         rows.append(row)
     first = 0 if len(runs) > 1 else 1
-    return Section("The machine", [], [], [Table(heads[first:], [row[first:] for row in rows])])
+    return Section("The machine", [], [], [TableSection(heads[first:], [row[first:] for row in rows])])
 
 
-def _cores(one: Told, told: dict[str, Any]) -> str:
+def _cores(one: RunRecord, told: dict[str, Any]) -> str:
     used = (one.run.started.cores if one.run.started else 0) or "-"
     return f"{used} of {told['cores']}" if told.get("cores") not in (None, used) else f"{used}"
 
@@ -176,7 +176,7 @@ def _cores(one: Told, told: dict[str, Any]) -> str:
 # ---------------------------------------------------------------- pictures with their tables
 
 
-def _losses(runs: Sequence[Told]) -> Section:
+def _losses(runs: Sequence[RunRecord]) -> Section:
     caption = "Test loss of every evaluation, at the moment its weights were read."
     if len(runs) == 1:
         caption += " Train loss of the rows since the record before, each before its own update."
@@ -188,7 +188,7 @@ def _losses(runs: Sequence[Told]) -> Section:
     return Section("Losses", [], drawn, [_evaluations(runs[0])] if len(runs) == 1 and runs[0].run.evaluations else [])
 
 
-def _evaluations(one: Told) -> Table:
+def _evaluations(one: RunRecord) -> TableSection:
     run, events = one.run, one.run.evaluations
     every, best = -(-len(events) // EVALUATIONS), run.best
     shown = [one for at, one in enumerate(events) if at % every == 0 or one is best or one is events[-1]]
@@ -212,10 +212,10 @@ def _evaluations(one: Told) -> Table:
     more = f" {len(events) - len(shown):,} more are left out." if len(events) > len(shown) else ""
     if any(isinstance(event, RolledBack) for event in run.happened):
         more += " The run went back to a checkpoint: some numbers come twice."
-    return Table(heads, rows, f"Workers: how many were at work when the weights were read.{more}")
+    return TableSection(heads, rows, f"Workers: how many were at work when the weights were read.{more}")
 
 
-def _time(runs: Sequence[Told]) -> Section | None:
+def _time(runs: Sequence[RunRecord]) -> Section | None:
     if len(runs) > 1:
         bars = [(one.name, one.run.shares) for one in runs if one.run.shares]
     else:
@@ -242,17 +242,19 @@ _WAITS = {
 }
 
 
-def _workers(one: Told) -> Table:
+def _workers(one: RunRecord) -> TableSection:
     rows = []
     for node in one.run.workers:
         pace = node.per_slot
         row = [node.name, f"{node.slots:,}" if node.exact else "-", "-" if pace is None else clock(pace)]
         rows.append([*row, *(_share(node.shares, kind) for kind in OF_WORKERS)])
     partly = "" if all(node.exact for node in one.run.workers) else " Shares are of the time that was recorded."
-    return Table(["worker", "slots", "computing per slot", *OF_WORKERS], rows, f"Up to the last evaluation.{partly}")
+    return TableSection(
+        ["worker", "slots", "computing per slot", *OF_WORKERS], rows, f"Up to the last evaluation.{partly}"
+    )
 
 
-def _timeline(runs: Sequence[Told]) -> Section | None:
+def _timeline(runs: Sequence[RunRecord]) -> Section | None:
     drawn = [one for one in runs if one.run.nodes and any(node.spans for node in one.run.nodes.values())]
     if not drawn:
         return None
@@ -271,7 +273,7 @@ def _timeline(runs: Sequence[Told]) -> Section | None:
     return Section("Timeline", [], found) if found else None
 
 
-def _stretches(runs: Sequence[Told]) -> str:
+def _stretches(runs: Sequence[RunRecord]) -> str:
     """How little of a run it is, in words."""
     windows = timeline.default_windows([one.run for one in runs])
     (since, until), whole = windows[0], runs[0].run.seconds
@@ -282,12 +284,12 @@ def _stretches(runs: Sequence[Told]) -> str:
     return f"{clock(until - since)} of the {clock(whole)} that it ran, {since:,.1f} s after the beginning"
 
 
-def _emulated(runs: Sequence[Told]) -> str:
+def _emulated(runs: Sequence[RunRecord]) -> str:
     told = list(dict.fromkeys(one.emulated for one in runs if one.emulated))
     return f" Not real: {'; '.join(told)}." if told else ""
 
 
-def _staleness(runs: Sequence[Told]) -> Section | None:
+def _staleness(runs: Sequence[RunRecord]) -> Section | None:
     told = [one for one in runs if one.staleness is not None]
     if not told:
         return None
@@ -297,19 +299,19 @@ def _staleness(runs: Sequence[Told]) -> Section | None:
         if one.staleness
         for _, mean, p95, most in [one.staleness]
     ]
-    table = Table(["run", "mean", "95th percentile", "most"], rows)
+    table = TableSection(["run", "mean", "95th percentile", "most"], rows)
     caption = "How many other pushes were counted between reading the weights and pushing their gradient."
     if any(one.strategy == "averaging" for one in told):
         caption += " Of averaging: how many steps of other ranks, since the last mean, a step did not know of."
     if any(one.strategy == "peer-to-peer" for one in told):
         caption += " Of peers: how many changes of others were told before a change that did not know of them."
-    drawn: list[Picture] = []
+    drawn: list[PictureSection] = []
     if stale := any(one.staleness and one.staleness[3] for one in told):
         drawn = pictures("staleness", lambda: charts.staleness(told), caption)
     return Section("Staleness", [] if stale else ["No gradient was stale."], drawn, [table] if len(runs) > 1 else [])
 
 
-def _bytes(runs: Sequence[Told]) -> Section | None:
+def _bytes(runs: Sequence[RunRecord]) -> Section | None:
     rows = []
     for one in runs:
         sent, received = number(one.summary.get("bytes_sent")), number(one.summary.get("bytes_received"))
@@ -327,10 +329,10 @@ def _bytes(runs: Sequence[Told]) -> Section | None:
     caption = "As workers counted them." + (
         "" if last else " A server that was sent a list of keys knows it by a number."
     )
-    return Section("Bytes", [], [], [Table(heads[first:last], [row[first:last] for row in rows], caption)])
+    return Section("Bytes", [], [], [TableSection(heads[first:last], [row[first:last] for row in rows], caption)])
 
 
-def _cost(runs: Sequence[Told]) -> Section | None:
+def _cost(runs: Sequence[RunRecord]) -> Section | None:
     """CPU seconds beside the clock (S2-13)."""
     told = [(one, one.cpu) for one in runs if one.cpu]
     if not told:
@@ -344,12 +346,12 @@ def _cost(runs: Sequence[Told]) -> Section | None:
     first = 0 if len(runs) > 1 else 1
     heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]
     caption = "CPU seconds are of all processes of a run, starting and judging included, that were started on its own machine, since it was last taken up; where the clock stands still meanwhile, no share is told."
-    table = Table(heads[first:], [row[first:] for row in rows], caption)
+    table = TableSection(heads[first:], [row[first:] for row in rows], caption)
     drawn = pictures("cost", lambda: charts.costs([one for one, _ in told]), "Seconds of the clock, and CPU seconds.")
     return Section("What it cost", [], drawn if len(told) > 1 else [], [table])
 
 
-def _members(one: Told, runs: Sequence[Told]) -> Section | None:
+def _members(one: RunRecord, runs: Sequence[RunRecord]) -> Section | None:
     run = one.run
     told = [event.workers for event in run.progress] + [event.workers for event in run.evaluations]
     if not told or (len(runs) > 1 and len(set(told)) < 2 and not moves_of(run.happened)):
@@ -371,10 +373,10 @@ def _members(one: Told, runs: Sequence[Told]) -> Section | None:
     )
     heads = ["evaluation", *(f"{event.number:,}" for event in run.evaluations[:EVALUATIONS])]
     row = ["workers", *(str(event.workers) for event in run.evaluations[:EVALUATIONS])]
-    return Section(f"Members{_of(one, runs)}", [], drawn, [Table(heads, [row])] if run.evaluations else [])
+    return Section(f"Members{_of(one, runs)}", [], drawn, [TableSection(heads, [row])] if run.evaluations else [])
 
 
-def _delay(one: Told, runs: Sequence[Told]) -> Section | None:
+def _delay(one: RunRecord, runs: Sequence[RunRecord]) -> Section | None:
     if not one.run.delays:
         return None
     drawn = pictures(

@@ -18,7 +18,7 @@ from shoal.views.braille import BLANK, DOTS
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from shoal.inspect.status import Segment
+    from shoal.inspect.status import SegmentStatus
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 ROWS = 13  # of a ring
@@ -26,12 +26,12 @@ _MOST = 64  # columns of a band
 NOBODY = "×"
 
 
-def owners(one: Segment) -> list[tuple[str, bool]]:
+def owners(one: SegmentStatus) -> list[tuple[str, bool]]:
     """The primary, the copies; and whether each is whole."""
     return [(copy.server, copy.role != "filling") for copy in one.copies]
 
 
-def band(segments: list[Segment], letters: dict[str, str], width: int) -> list[Text]:
+def band(segments: list[SegmentStatus], letters: dict[str, str], width: int) -> list[Text]:
     """One line for the primaries and one for each copy, as wide as there is room; a cell is a segment or several."""
     from rich.text import Text
 
@@ -48,7 +48,7 @@ def band(segments: list[Segment], letters: dict[str, str], width: int) -> list[T
     return lines
 
 
-def _cell(one: Segment, level: int, letters: dict[str, str], wide: int) -> Text:
+def _cell(one: SegmentStatus, level: int, letters: dict[str, str], wide: int) -> Text:
     from rich.text import Text
 
     held = owners(one)
@@ -63,7 +63,7 @@ def _cell(one: Segment, level: int, letters: dict[str, str], wide: int) -> Text:
     return Text(said.center(wide - 1) if wide > 1 else said, style).append(" " if wide > 1 else "", "")
 
 
-def ring(segments: list[Segment], letters: dict[str, str], width: int) -> Text:
+def ring(segments: list[SegmentStatus], letters: dict[str, str], width: int) -> Text:
     """A circle of braille; beside it, who has which letter and how much of it."""
     from rich.text import Text
 
@@ -107,7 +107,9 @@ def ring(segments: list[Segment], letters: dict[str, str], width: int) -> Text:
     return text
 
 
-def _marks(segments: list[Segment], letters: dict[str, str], columns: int) -> dict[tuple[int, int], tuple[str, str]]:
+def _marks(
+    segments: list[SegmentStatus], letters: dict[str, str], columns: int
+) -> dict[tuple[int, int], tuple[str, str]]:
     """A letter outside the circle, in the middle of every stretch of one owner that is long enough for it."""
     marks = {}
     at = 0
@@ -125,7 +127,7 @@ def _marks(segments: list[Segment], letters: dict[str, str], columns: int) -> di
     return marks
 
 
-def _legend(segments: list[Segment], letters: dict[str, str]) -> list[Text]:
+def _legend(segments: list[SegmentStatus], letters: dict[str, str]) -> list[Text]:
     from rich.text import Text
 
     owned = Counter(one.copies[0].server if one.copies else "" for one in segments)

@@ -35,7 +35,7 @@ from shoal.events import (
     Warned,
 )
 from shoal.nodes.time_accounting import KINDS
-from shoal.views.members import Attendance, is_over
+from shoal.views.members import MembershipHistory, is_over
 
 OF_WORKERS = KINDS[:4]
 JITTER = 0.004  # seconds between two spans that are only the time a message took
@@ -46,7 +46,7 @@ Span = tuple[str, float, float]  # what, from, to
 
 
 @dataclass(slots=True)
-class Node:
+class NodeMetrics:
     """One worker, or the evaluator."""
 
     name: str
@@ -69,7 +69,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Account:
+class RunMetrics:
     """A run, added up."""
 
     started: Started | None = None
@@ -77,11 +77,11 @@ class Account:
     seconds: float = 0.0
     progress: list[Progress] = field(default_factory=list)
     evaluations: list[Evaluated] = field(default_factory=list)
-    nodes: dict[str, Node] = field(default_factory=dict)  # those that told what they did, workers first
+    nodes: dict[str, NodeMetrics] = field(default_factory=dict)  # those that told what they did, workers first
     spent: dict[str, float] = field(default_factory=dict)  # of all workers
     happened: list[Happened] = field(default_factory=list)
     delays: list[Delayed] = field(default_factory=list)
-    attendance: Attendance = field(default_factory=Attendance)
+    attendance: MembershipHistory = field(default_factory=MembershipHistory)
     shared: list[Shared] = field(default_factory=list)  # whenever parts had changed hands
     _at: list[float] = field(
         default_factory=list
@@ -89,7 +89,7 @@ class Account:
     _done: list[float] = field(default_factory=list)
 
     @property
-    def workers(self) -> list[Node]:
+    def workers(self) -> list[NodeMetrics]:
         return [node for node in self.nodes.values() if node.role == "worker"]
 
     @property
@@ -118,7 +118,7 @@ class Account:
         return max(told, default=0)
 
     @property
-    def slowest(self) -> tuple[Node, float] | None:
+    def slowest(self) -> tuple[NodeMetrics, float] | None:
         """The worker that computes longest for a slot, and how many times as long as the median of the others."""
         paces = sorted((pace, node.name) for node in self.workers if (pace := node.per_slot))
         if len(paces) < 2:
@@ -153,8 +153,8 @@ class Account:
         return math.inf if self.rate(moment, moment + window) is not None else None
 
 
-def account(events: Iterable[RunEvent]) -> Account:
-    one = Account()
+def account(events: Iterable[RunEvent]) -> RunMetrics:
+    one = RunMetrics()
     for event in events:
         if not math.isfinite(event.seconds):
             continue
@@ -213,12 +213,12 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name[:200])]
 
 
-def _node(one: Account, name: str) -> Node:
+def _node(one: RunMetrics, name: str) -> NodeMetrics:
     role = "evaluator" if name.startswith("evaluator") else "worker"
-    return one.nodes.setdefault(name, Node(name, role))
+    return one.nodes.setdefault(name, NodeMetrics(name, role))
 
 
-def _take_each(one: Account, event: Evaluated) -> None:
+def _take_each(one: RunMetrics, event: Evaluated) -> None:
     for name, did in event.each.items():
         node = _node(one, name)
         node.exact = True
@@ -254,7 +254,7 @@ def _here(name: str, happened: Sequence[Happened]) -> list[tuple[float, float]]:
     return stays or [(0.0, math.inf)]
 
 
-def _settle(node: Node) -> None:
+def _settle(node: NodeMetrics) -> None:
     """Its spans in order. Each is told by the time since, so two may overlap by as long as a message was on its way."""
     settled: list[Span] = []
     for kind, start, stop in sorted((one for one in node.spans if _is_sound(one)), key=lambda one: one[1]):

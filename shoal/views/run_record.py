@@ -13,18 +13,18 @@ from shoal.errors import Invalid
 from shoal.events import RunEvent, read_legible
 from shoal.job import Job
 from shoal.views import format
-from shoal.views.run_metrics import Account, account
+from shoal.views.run_metrics import RunMetrics, account
 
 STILL = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # their clock stands while a model is judged
 NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # none is late, or nothing counts what came between
 
 
 @dataclass(slots=True)
-class Told:
+class RunRecord:
     """One run to report on."""
 
     name: str
-    run: Account
+    run: RunMetrics
     summary: dict[str, Any] = field(default_factory=dict)  # empty: it has not ended
     job: Job | None = None
     problems: list[str] = field(default_factory=list)
@@ -65,11 +65,13 @@ class Told:
         return counts, mean, int(p95), int(most)
 
 
-def tell(name: str, events: Sequence[RunEvent], summary: dict[str, Any] | None = None, job: Job | None = None) -> Told:
-    return Told(name, account(events), summary or {}, job)
+def tell(
+    name: str, events: Sequence[RunEvent], summary: dict[str, Any] | None = None, job: Job | None = None
+) -> RunRecord:
+    return RunRecord(name, account(events), summary or {}, job)
 
 
-def read(folder: Path) -> Told:
+def read(folder: Path) -> RunRecord:
     """A run's folder; refused if there is no run in it, or none that has begun."""
     if not folder.is_dir():
         raise Invalid(f"there is no folder {folder}: give the folder of a run (`shoal train` says where it is)")
@@ -82,7 +84,7 @@ def read(folder: Path) -> Told:
         found, damaged = read_legible(events)
     except OSError as error:
         raise Invalid(f"cannot read {events}: {error.strerror}: make that possible, or copy it elsewhere") from None
-    told = Told(folder.resolve().name, account(found), folder=folder)
+    told = RunRecord(folder.resolve().name, account(found), folder=folder)
     if told.run.started is None:
         raise Invalid(f"{events} has no beginning of a run that can be read: give another folder")
     if damaged:
@@ -98,7 +100,7 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _read_summary(told: Told, path: Path) -> None:
+def _read_summary(told: RunRecord, path: Path) -> None:
     try:
         found = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
@@ -113,7 +115,7 @@ def _read_summary(told: Told, path: Path) -> None:
         told.summary = found if isinstance(found, dict) else {}
 
 
-def _read_job(told: Told, path: Path) -> None:
+def _read_job(told: RunRecord, path: Path) -> None:
     try:
         told.job = Job.load(path)
     except Invalid as error:
@@ -139,7 +141,7 @@ def unlike(job: Job) -> dict[str, Any]:
     return found
 
 
-def named(runs: Sequence[Told]) -> None:
+def named(runs: Sequence[RunRecord]) -> None:
     """Runs of one name are told apart by the folders they are in, or by numbers."""
     names = [one.name for one in runs]
     for one in runs:

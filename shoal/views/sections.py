@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableSection:
     """Cells as they are shown; numbers are aligned to the right."""
 
     heads: list[str]
@@ -18,7 +18,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PictureSection:
     """An SVG, and what it shows in words, for those who do not see it."""
 
     name: str  # of its file beside a Markdown report, without suffix
@@ -32,5 +32,5 @@ class Section:
 
     title: str
     words: list[str] = field(default_factory=list)  # paragraphs
-    pictures: list[Picture] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    pictures: list[PictureSection] = field(default_factory=list)
+    tables: list[TableSection] = field(default_factory=list)

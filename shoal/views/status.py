@@ -13,13 +13,13 @@ import msgspec
 
 from shoal import limits
 from shoal.events import LEFT
-from shoal.inspect.status import Copy, Segment, Status
+from shoal.inspect.status import ClusterStatus, ReplicaStatus, SegmentStatus
 from shoal.schedule.stop_rules import ENDLESS
 from shoal.security.address import parsed
 from shoal.timing import others_than, seconds_of
 from shoal.views import format
 from shoal.views.ring import band, ring, style_of
-from shoal.wire.messages import Seen
+from shoal.wire.messages import MemberStatus
 from shoal.wire.messages.groups import SCHEDULER
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ REFUSED = (
 SEGMENTS = 24  # shown one by one; more are summed up, unless all are asked for
 
 
-def facts(status: Status) -> dict[str, Any]:
+def facts(status: ClusterStatus) -> dict[str, Any]:
     """All of it as plain data."""
     standing = status.standing
     course = standing.course
@@ -79,7 +79,7 @@ def facts(status: Status) -> dict[str, Any]:
 
 
 def page(
-    status: Status,
+    status: ClusterStatus,
     where: str,
     width: int,
     *,
@@ -117,17 +117,17 @@ def page(
     return Group(*parts)
 
 
-def refused_of(status: Status) -> dict[str, int]:
+def refused_of(status: ClusterStatus) -> dict[str, int]:
     """What the coordinator's door has counted, by the reason."""
     return {what: number for what in REFUSED if (number := status.standing.counts.get(what, 0))}
 
 
-def parts_of(status: Status, server: str) -> int:
+def parts_of(status: ClusterStatus, server: str) -> int:
     """Segments that a server holds, first or as a copy."""
     return sum(server in place.servers for table in status.view.tables for place in table.places)
 
 
-def letters_of(status: Status) -> dict[str, str]:
+def letters_of(status: ClusterStatus) -> dict[str, str]:
     """A letter for every server there is, or was."""
     names = {one.name for one in status.standing.members if one.role == "server"}
     names |= {copy.server for one in status.segments() for copy in one.copies}
@@ -146,7 +146,7 @@ def fitted(line: Text) -> Text:
     return line
 
 
-def _head(status: Status, where: str, width: int, numbers: bool) -> list[Text]:
+def _head(status: ClusterStatus, where: str, width: int, numbers: bool) -> list[Text]:
     """Which cluster it is, and what is true of all of it: on one line, or on two."""
     from rich.text import Text
 
@@ -170,7 +170,7 @@ def _head(status: Status, where: str, width: int, numbers: bool) -> list[Text]:
     return [fitted(name), fitted(said)]
 
 
-def _course(status: Status, width: int) -> Text:
+def _course(status: ClusterStatus, width: int) -> Text:
     from rich.text import Text
 
     course = status.standing.course
@@ -193,7 +193,7 @@ def _order(role: str) -> int:
     return _ROLES.index(role) if role in _ROLES else len(_ROLES)
 
 
-def _members(status: Status, letters: dict[str, str], numbers: bool) -> Table:
+def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> Table:
     clocks, newest = status.clocks(), status.standing.view
     members = sorted(status.standing.members, key=lambda one: (_order(one.role), _by_number(one.name)))
     rows: list[dict[str, Text | str]] = []
@@ -223,7 +223,7 @@ def _members(status: Status, letters: dict[str, str], numbers: bool) -> Table:
     return table
 
 
-def _heard(one: Seen, newest: int) -> Text:
+def _heard(one: MemberStatus, newest: int) -> Text:
     silence = f"{one.silence / limits.SECOND:.1f} s ago"
     more = [", suspected"] * one.suspected + [", leaving"] * one.leaving
     if one.view < newest and not one.suspected:
@@ -231,7 +231,7 @@ def _heard(one: Seen, newest: int) -> Text:
     return _styled(silence + "".join(more), "red" if one.suspected else "yellow" if more else "")
 
 
-def _gone(status: Status) -> list[RenderableType]:
+def _gone(status: ClusterStatus) -> list[RenderableType]:
     """A line each: reasons are too long for a column."""
     here = {one.name for one in status.standing.members}
     lost = {name: why for name, why in status.standing.lost.items() if name not in here}
@@ -250,7 +250,7 @@ def _place(address: str) -> str:
     return format.clean(parsed(address).plain.removeprefix("tcp://")) if address.startswith("tcp://") else ""
 
 
-def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
+def _table_line(name: str, mine: list[SegmentStatus], copies: int) -> Text:
     from rich.text import Text
 
     versions = [copy.version for one in mine for copy in one.copies[:1] if copy.version is not None]
@@ -267,7 +267,7 @@ def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
     return text.append(f", {lost:,} LOST", "bold red") if lost else text
 
 
-def _segments(mine: list[Segment], letters: dict[str, str], numbers: bool) -> Table:
+def _segments(mine: list[SegmentStatus], letters: dict[str, str], numbers: bool) -> Table:
     epoch = ["epoch"] if numbers else []
     kept = any(len(one.copies) > 1 for one in mine)
     copies = ["copies and how far they are behind"] if kept else []
@@ -291,7 +291,7 @@ def _segments(mine: list[Segment], letters: dict[str, str], numbers: bool) -> Ta
     return table
 
 
-def _others(one: Segment, letters: dict[str, str]) -> Text:
+def _others(one: SegmentStatus, letters: dict[str, str]) -> Text:
     from rich.text import Text
 
     text = Text()
@@ -308,7 +308,7 @@ def _others(one: Segment, letters: dict[str, str]) -> Text:
     return text
 
 
-def _holder(copy: Copy, letters: dict[str, str]) -> Text:
+def _holder(copy: ReplicaStatus, letters: dict[str, str]) -> Text:
     return _letter(copy.server, letters).append(f" {format.clean(copy.server)}", "")
 
 

@@ -22,12 +22,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from shoal.background import GONE, Outlet
+from shoal.background import GONE, OutputThread
 from shoal.events import RunEvent
 from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.views.frame import frame
-from shoal.views.lines import Lines
-from shoal.views.live_state import SoFar
+from shoal.views.lines import EventLines
+from shoal.views.live_state import LiveState
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 REFRESHES = 4  # a second
 
 
-def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: int = 1) -> View:
+def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: int = 1) -> RunView:
     """A live view where the stream (standard error if none is given) is a terminal, else few lines.
 
     ``epochs`` is how many passes there will be, if that is known: events do not tell. With a ``verbosity`` of 0 nothing is
@@ -53,7 +53,7 @@ def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: i
     return LineView(stream, verbosity=verbosity)
 
 
-class View(ABC):
+class RunView(ABC):
     """What shows a run: call it with every event; ``note`` says what goes on before and after training."""
 
     def __enter__(self) -> Self:
@@ -75,12 +75,12 @@ class View(ABC):
         """Show how things stand, give the terminal back. What comes later is not shown; a second call does nothing."""
 
 
-class LineView(View):
+class LineView(RunView):
     """Lines, each written whole."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, verbosity: int = 1) -> None:
-        self._outlet, self._clock = Outlet(stream), clock
-        self._lines = Lines(verbosity)
+        self._outlet, self._clock = OutputThread(stream), clock
+        self._lines = EventLines(verbosity)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -114,7 +114,7 @@ class LineView(View):
         self._closed = self._outlet.gone
 
 
-class LiveView(View):
+class LiveView(RunView):
     """A picture drawn again in place, by a thread of its own: whoever brings an event never waits for the terminal."""
 
     def __init__(
@@ -123,7 +123,7 @@ class LiveView(View):
         self._stream, self._console, self._epochs, self._clock = stream, console, epochs, clock
         self._plain = not console.encoding.lower().startswith("utf")
         self._lock = threading.Lock()  # over what is known; never held while something is written
-        self._so_far = SoFar()
+        self._so_far = LiveState()
         self._note = ""
         self._heard = clock()
         self._live: Live | None = None

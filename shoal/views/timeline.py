@@ -20,8 +20,8 @@ from shoal.views import format
 from shoal.views.drawing import GRID, INK, JOINED, LOST, PALE, canvas, clock, save, tidy, titled
 from shoal.views.run_metrics import (
     OF_WORKERS,
-    Account,
-    Node,
+    NodeMetrics,
+    RunMetrics,
     Span,
     account,
     median,
@@ -50,7 +50,7 @@ def timeline(
     return figure
 
 
-def drawn(runs: Sequence[tuple[str, Account]], window: Window | None = None) -> Figure:
+def drawn(runs: Sequence[tuple[str, RunMetrics]], window: Window | None = None) -> Figure:
     windows = [window] * len(runs) if window else default_windows([run for _, run in runs])
     shown = [rows(run) for _, run in runs]
     heights = [0.75 + 0.24 * max(1, len(nodes)) for nodes in shown]
@@ -67,7 +67,7 @@ def drawn(runs: Sequence[tuple[str, Account]], window: Window | None = None) -> 
     return figure
 
 
-def rows(run: Account) -> list[Node]:
+def rows(run: RunMetrics) -> list[NodeMetrics]:
     """Whom to show: everybody, or of many the first, the slowest and the evaluator."""
     nodes = list(run.nodes.values())
     if len(nodes) <= ROWS:
@@ -80,7 +80,7 @@ def rows(run: Account) -> list[Node]:
 # ---------------------------------------------------------------- what to show
 
 
-def default_windows(runs: Sequence[Account]) -> list[Window]:
+def default_windows(runs: Sequence[RunMetrics]) -> list[Window]:
     """Stretches of one length, such that the slowest worker's steps can be counted."""
     lengths = [STEPS * period for run in runs if (period := _period(run)) is not None]
     longest = max((run.seconds for run in runs), default=0.0) or 1.0
@@ -88,7 +88,7 @@ def default_windows(runs: Sequence[Account]) -> list[Window]:
     return [_placed(run, length) for run in runs]
 
 
-def _period(run: Account) -> float | None:
+def _period(run: RunMetrics) -> float | None:
     """Seconds from one computation to the next, of the worker that takes longest for that."""
     found = [period for node in run.workers if (period := median_period(node.spans)) is not None]
     return max(found, default=None)
@@ -106,7 +106,7 @@ def computations(spans: Sequence[Span]) -> list[tuple[float, float]]:
     return [(a, b) for a, b in found if b - a >= 0.2 * usual[int(0.9 * len(usual))]] if usual else []
 
 
-def _placed(run: Account, length: float) -> Window:
+def _placed(run: RunMetrics, length: float) -> Window:
     """Where most of such a stretch is recorded."""
     room = max(0.0, run.seconds - length)
     starts = [share * room for share in WARM]
@@ -115,7 +115,7 @@ def _placed(run: Account, length: float) -> Window:
     return at, at + length
 
 
-def recorded(run: Account, part: Window) -> float:
+def recorded(run: RunMetrics, part: Window) -> float:
     """Which share of the workers' time in there is known span by span."""
     known = sum(max(0.0, min(b, part[1]) - max(a, part[0])) for node in run.workers for _, a, b in node.spans)
     whole = (part[1] - part[0]) * len(run.workers)
@@ -125,7 +125,7 @@ def recorded(run: Account, part: Window) -> float:
 # ---------------------------------------------------------------- how it is drawn
 
 
-def _panel(axes: Axes, run: Account, nodes: Sequence[Node], part: Window) -> None:
+def _panel(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics], part: Window) -> None:
     blank: dict[str, Any] = {"facecolor": "none", "edgecolor": PALE, "hatch": "////", "linewidth": 0.5, "zorder": 1}
     for row, node in enumerate(nodes):
         _row(axes, row, node, part)
@@ -147,7 +147,7 @@ def _panel(axes: Axes, run: Account, nodes: Sequence[Node], part: Window) -> Non
     axes.spines["left"].set_visible(False)
 
 
-def _row(axes: Axes, row: int, node: Node, part: Window) -> None:
+def _row(axes: Axes, row: int, node: NodeMetrics, part: Window) -> None:
     white: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "zorder": 2}
     inside = [(kind, max(a, part[0]), min(b, part[1])) for kind, a, b in node.spans if b > part[0] and a < part[1]]
     axes.broken_barh([(a, b - a) for _, a, b in inside], (row - 0.45, 0.9), **white)
@@ -161,7 +161,7 @@ def _row(axes: Axes, row: int, node: Node, part: Window) -> None:
     axes.vlines(begins, row - 0.43, row + 0.43, color="white", linewidth=0.7, zorder=4)
 
 
-def _shares(axes: Axes, run: Account, nodes: Sequence[Node]) -> None:
+def _shares(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics]) -> None:
     """A small table to the right: percent of the node's time in the whole run."""
     where = axes.get_yaxis_transform()
     columns = {kind: 1.05 + 0.088 * at for at, kind in enumerate(OF_WORKERS)}
@@ -177,7 +177,7 @@ def _shares(axes: Axes, run: Account, nodes: Sequence[Node]) -> None:
     axes.text(columns["idle"], 0, "0000", transform=where, fontsize=10, ha="center", alpha=0.0)
 
 
-def _marks(axes: Axes, run: Account, part: Window) -> None:
+def _marks(axes: Axes, run: RunMetrics, part: Window) -> None:
     for event in run.happened:
         if not part[0] < event.seconds < part[1]:
             continue
@@ -216,7 +216,7 @@ def _legend(figure: Figure) -> None:
 # ---------------------------------------------------------------- one step
 
 
-def step(run: Account) -> Figure | None:
+def step(run: RunMetrics) -> Figure | None:
     """The four steps of one iteration (compute, push, update, pull) on a real worker's row; None if none is recorded."""
     if (found := one_step(run)) is None:
         return None
@@ -241,7 +241,7 @@ def step(run: Account) -> Figure | None:
     return figure
 
 
-def one_step(run: Account) -> tuple[Node, list[Span]] | None:
+def one_step(run: RunMetrics) -> tuple[NodeMetrics, list[Span]] | None:
     """A usual step of a worker: from one computation up to the next, with something between them."""
     for node in sorted(run.workers, key=lambda one: one.shares.get("compute", 0.0)):  # who waits has most to show
         starts = computations(node.spans)

@@ -18,7 +18,7 @@ import msgspec
 from shoal.events import RunEvent, Saved
 from shoal.files import replace_file
 from shoal.views import format
-from shoal.views.run_metrics import Account, Happened, account
+from shoal.views.run_metrics import Happened, RunMetrics, account
 
 RUN = 0  # the thread of what concerns everybody
 
@@ -31,7 +31,7 @@ def trace(runs: Sequence[tuple[str, Iterable[RunEvent]]], path: Path | None = No
     return whole
 
 
-def traced(runs: Sequence[tuple[str, Account]]) -> dict[str, Any]:
+def traced(runs: Sequence[tuple[str, RunMetrics]]) -> dict[str, Any]:
     names: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     for number, (title, run) in enumerate(runs, 1):
@@ -61,7 +61,7 @@ def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
 
 
-def _spans(run: Account, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _spans(run: RunMetrics, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
     for node in run.nodes.values():
         for kind, start, stop in node.spans:
             begin = _micro(start)
@@ -75,7 +75,7 @@ def _spans(run: Account, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _moments(run: Account, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _moments(run: RunMetrics, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
     for event in run.happened:
         tid = threads.get(getattr(event, "name", ""), RUN)
         scope = "t" if tid != RUN else "p"  # seen on one row, or on all of this run
@@ -89,7 +89,7 @@ def _said(event: Happened) -> str:
     return format.news(event)
 
 
-def _counts(run: Account) -> Iterator[dict[str, Any]]:
+def _counts(run: RunMetrics) -> Iterator[dict[str, Any]]:
     for event in run.progress:
         yield {
             "ph": "C",

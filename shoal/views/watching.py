@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.events import Evaluated, RunEvent
-from shoal.inspect.status import Status
+from shoal.inspect.status import ClusterStatus
 from shoal.views import event_line, format
-from shoal.views.lines import Lines
-from shoal.views.moves import Moved, said, together
+from shoal.views.lines import EventLines
+from shoal.views.moves import MoveSummary, said, together
 from shoal.views.status import fitted, page
 from shoal.wire.messages import Move
 
@@ -29,20 +29,20 @@ HEAD = 6  # lines of who is here, before news take their place
 _TOLD = 2  # verbosity: who comes and goes, what is saved
 
 
-class Watching:
+class WatchedState:
     """What somebody who looks on has seen so far."""
 
     def __init__(self, where: str, numbers: bool = False) -> None:
         self._where, self._numbers = where, numbers
-        self._lines = Lines(_TOLD)
+        self._lines = EventLines(_TOLD)
         self._last: deque[str] = deque(maxlen=SHOWN)
-        self._status: Status | None = None
+        self._status: ClusterStatus | None = None
         self._loss: float | None = None
         self._rate: float | None = None
         self._looked = 0.0
         self._told = -EVERY
 
-    def take(self, now: float, status: Status, events: Sequence[RunEvent]) -> list[str]:
+    def take(self, now: float, status: ClusterStatus, events: Sequence[RunEvent]) -> list[str]:
         """One look; what there is to say of it in lines."""
         news = [line for group in together(events) for line in self._said(group)]
         for event in events:
@@ -90,15 +90,15 @@ class Watching:
         news = list(self._last)[-max(1, room - HEAD) :] if height else list(self._last)
         below += [fitted(Text(line, "dim")) for line in news]
         top = page(self._status, self._where, width, brief=True, numbers=self._numbers)
-        return Group(Upto(top, max(1, room - len(news))) if height else top, *below)
+        return Group(WatchedUpTo(top, max(1, room - len(news))) if height else top, *below)
 
-    def _said(self, group: RunEvent | Moved) -> list[str]:
+    def _said(self, group: RunEvent | MoveSummary) -> list[str]:
         """Many moves are one line."""
-        if isinstance(group, Moved):
+        if isinstance(group, MoveSummary):
             return [f"{event_line.clock(group.until)}  {said(group)}"]
         return self._lines.take(group)
 
-    def _measure(self, now: float, status: Status) -> None:
+    def _measure(self, now: float, status: ClusterStatus) -> None:
         """Rows a second: of the run, or of all that is asked of the servers."""
         course, before = status.standing.course, self._status
         if course is None:
@@ -108,7 +108,7 @@ class Watching:
             rows = course.examples - before.standing.course.examples
             self._rate = max(0.0, rows / (now - self._looked))
 
-    def _came_and_went(self, before: Status, after: Status) -> list[str]:
+    def _came_and_went(self, before: ClusterStatus, after: ClusterStatus) -> list[str]:
         """Of a store, which tells no events."""
         was = {one.incarnation: one for one in before.standing.members}
         now = {one.incarnation: one for one in after.standing.members}
@@ -125,7 +125,7 @@ class Watching:
         return news
 
 
-class Upto:
+class WatchedUpTo:
     """The first lines of something."""
 
     def __init__(self, what: RenderableType, lines: int) -> None:

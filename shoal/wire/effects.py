@@ -56,7 +56,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessEnd:
     """The launcher saw a process end. An event, not a message: nobody can say this over the wire."""
 
     name: str
@@ -71,7 +71,7 @@ class Dismiss:
     why: str
 
 
-Event = Received | Tick | Durable | Computed | Stored | Ended | Dismiss
+Event = Received | Tick | Durable | Computed | Stored | ProcessEnd | Dismiss
 
 
 @dataclass(frozen=True, slots=True)

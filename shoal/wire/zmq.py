@@ -26,14 +26,14 @@ from shoal import limits
 from shoal.errors import Damaged, Invalid, OtherVersion, WireError
 from shoal.security.address import check_address, parsed, with_key
 from shoal.security.authorize import objection
-from shoal.security.connection_limit import Listening
-from shoal.security.curve import Door, Guests, Log
-from shoal.security.keyring import Key, bytes_of
-from shoal.security.reconnect import EVENTS, Line, monitor
+from shoal.security.connection_limit import ConnectionLimit
+from shoal.security.curve import CallerList, CurveAuthenticator, RefusalLog
+from shoal.security.keyring import PublicKey, bytes_of
+from shoal.security.reconnect import EVENTS, Reconnect, monitor
 from shoal.security.safety import Safety
 from shoal.wire.coding import decode, encode, name_of, too_large
 from shoal.wire.effects import Received
-from shoal.wire.messages import Allowed, Arrays, Message, No
+from shoal.wire.messages import Allowed, Arrays, Message, Refusal
 from shoal.wire.routes import MOST, Routes, route_of
 
 _BATCH = 64
@@ -67,10 +67,10 @@ class ZmqTransport:
         self._poller = zmq.Poller()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
-        self._lines: dict[str, Line] = {}  # how our calls go
+        self._lines: dict[str, Reconnect] = {}  # how our calls go
         self._sides: dict[Any, Callable[[list[Received]], None]] = {}  # sockets that bring news, not messages
-        self._log = Log(name)
-        self._door: Door | None = None  # where we listen with keys
+        self._log = RefusalLog(name)
+        self._door: CurveAuthenticator | None = None  # where we listen with keys
         self._names: dict[zmq.Socket[bytes], str] = {}
         self._mutual: set[str] = set()  # nodes that we call and that call us
         self._too_long: dict[zmq.Socket[bytes], list[zmq.Frame]] = {}  # messages that have more frames than any may
@@ -94,11 +94,11 @@ class ZmqTransport:
             self.close()
             raise
         self._router = self._socket(zmq.ROUTER)
-        listening = Listening(self._context, self._router, self._counts, self._log, own is not None)
+        listening = ConnectionLimit(self._context, self._router, self._counts, self._log, own is not None)
         self._watch(listening.watch, lambda found: listening.look())
         if own is not None:
-            guests = Guests(self._safety.folder, own)
-            self._door = Door(self._context, self._name.decode(), guests, self._counts, self._log)
+            guests = CallerList(self._safety.folder, own)
+            self._door = CurveAuthenticator(self._context, self._name.decode(), guests, self._counts, self._log)
             self._watch(self._door.socket, self._answer_door)
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
@@ -163,7 +163,7 @@ class ZmqTransport:
                 dealer.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, bytes_of(own.public))
                 dealer.setsockopt(zmq.CURVE_SERVERKEY, bytes_of(key))
-            self._lines[name] = line = Line(name, where.plain, key, monitor(self._context, dealer, EVENTS))
+            self._lines[name] = line = Reconnect(name, where.plain, key, monitor(self._context, dealer, EVENTS))
             self._watch(line.watch, partial(self._look, line))
             dealer.connect(where.plain)
         except (zmq.ZMQError, Invalid) as error:
@@ -249,10 +249,10 @@ class ZmqTransport:
         """Nobody would take it: whoever waits for its answer is told; if it is the answer, whoever asked."""
         self._counts["too large"] += 1
         self._log(f"a {name_of(message)} to {to[: limits.NAME_CHARS]!r} was not sent: {why}")
-        no = No(getattr(message, "request", 0), "wire", f"{why}: it was not sent")
+        no = Refusal(getattr(message, "request", 0), "wire", f"{why}: it was not sent")
         if to in self._dealers:
             self._unsent.append(Received(to, no, ()))
-        elif not isinstance(message, No):
+        elif not isinstance(message, Refusal):
             self.send(to, no, ())
 
     def flush(self) -> None:
@@ -298,7 +298,7 @@ class ZmqTransport:
         return []
 
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
-        key: Key | None = None
+        key: PublicKey | None = None
         if socket is self._router:
             named = route = frames.pop(0)
             if self._door is not None and frames:
@@ -342,7 +342,7 @@ class ZmqTransport:
         """Whoever called is told; and if we did, and they speak another version, so are we."""
         other = isinstance(error, OtherVersion)
         self._counts["other version" if other else "damaged" if isinstance(error, Damaged) else "not a message"] += 1
-        no = No(0, "version" if other else "wire", str(error))
+        no = Refusal(0, "version" if other else "wire", str(error))
         if socket is self._router:
             if other:
                 self._log(f"{sender[: limits.NAME_CHARS]!r} was refused: {error}")
@@ -356,19 +356,19 @@ class ZmqTransport:
         assert self._door is not None
         self._door.answer()
 
-    def _look(self, line: Line, found: list[Received]) -> None:
+    def _look(self, line: Reconnect, found: list[Received]) -> None:
         """Something has happened to a call of ours."""
         if why := line.look():
             self._counts["refused"] += 1
-            found.append(Received(line.name, No(0, "key", why), ()))
+            found.append(Received(line.name, Refusal(0, "key", why), ()))
 
-    def _is_welcome(self, sender: str, key: Key, message: Message) -> bool:
+    def _is_welcome(self, sender: str, key: PublicKey, message: Message) -> bool:
         """May it say that? Whoever may listen, too, hears who else may call."""
         assert self._door is not None
         if why := objection(key, message, sender):
             self._counts["not theirs to say"] += 1
             self._door.log(f"what {sender!r} says is not taken: {why}")
-            self.send(sender, No(getattr(message, "request", 0), "key", why), ())
+            self.send(sender, Refusal(getattr(message, "request", 0), "key", why), ())
             return False
         if self._door.lacks_list(sender, key):
             self.send(sender, self._door.list(), ())
@@ -382,7 +382,7 @@ class ZmqTransport:
                 self._door.forget(name)
                 self._say_no(route, refusal.why)
                 if self._door.is_authority:
-                    found.append(Received(name, No(0, "key", refusal.end), ()))
+                    found.append(Received(name, Refusal(0, "key", refusal.end), ()))
             elif (key := self._door.guests.find(public)) is not None and self._door.lacks_list(name, key):
                 self.send(name, self._door.list(), ())
 
@@ -390,7 +390,7 @@ class ZmqTransport:
         """The last that it hears from here."""
         assert self._router is not None
         with contextlib.suppress(zmq.ZMQError):  # gone already
-            self._router.send_multipart([route, encode(No(0, "key", why))], zmq.DONTWAIT)
+            self._router.send_multipart([route, encode(Refusal(0, "key", why))], zmq.DONTWAIT)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):  # full of calls already

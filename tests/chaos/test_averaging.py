@@ -15,7 +15,7 @@ from shoal.events import Gone, RunEvent, Saved
 from shoal.job import Job
 from shoal.settings import changed
 from shoal.testing.watch import kill, reach, watch
-from shoal.training.underway import Underway
+from shoal.training.underway import RunHandle
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 
@@ -36,7 +36,7 @@ def job(**changes: Any) -> Job:
 @pytest.mark.variants(slow=["end"])
 @pytest.mark.parametrize("every", [4, "end"])
 def test_ranks_that_are_killed_one_by_one_leave_their_slots_to_the_others(every: int | str) -> None:
-    def one_by_one(training: Underway) -> None:
+    def one_by_one(training: RunHandle) -> None:
         for at, name in ((0.1, "worker-1"), (0.3, "worker-3"), (0.5, "worker-2")):
             kill(training, name, at)
 
@@ -52,7 +52,7 @@ def test_ranks_that_are_killed_one_by_one_leave_their_slots_to_the_others(every:
 
 @pytest.mark.slow
 def test_two_ranks_killed_at_once_and_one_at_the_very_start_change_nothing() -> None:
-    def at_once(training: Underway) -> None:
+    def at_once(training: RunHandle) -> None:
         kill(training, "worker-3")
         for name in ("worker-1", "worker-2"):
             kill(training, name, 0.2)
@@ -65,7 +65,7 @@ def test_two_ranks_killed_at_once_and_one_at_the_very_start_change_nothing() -> 
 
 @pytest.mark.soak
 def test_a_rank_that_is_stopped_is_ended_after_its_silence_and_the_others_go_on() -> None:
-    def stop(training: Underway) -> None:
+    def stop(training: RunHandle) -> None:
         reach(training, 0.2)
         os.kill(training.pids["worker-2"], signal.SIGSTOP)
 
@@ -88,7 +88,7 @@ class Killer:
     """Ends a process of the run that is told about here, once so many checkpoints are on disk."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.training = name, list[Underway]()
+        self.name, self.training = name, list[RunHandle]()
 
     def __call__(self, event: RunEvent) -> None:
         if isinstance(event, Saved) and event.number == 2:

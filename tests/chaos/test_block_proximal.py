@@ -13,9 +13,9 @@ from shoal.events import Evaluated, Gone, RolledBack, RunEvent, Saved
 from shoal.job import Job
 from shoal.run.run import Run, execute
 from shoal.settings import changed
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.watch import Watched, kill, reach, watch
-from shoal.training.underway import Underway
+from shoal.training.underway import RunHandle
 
 NEAR = 5e-3  # of the objective: who takes a part over begins with careful steps, and is soon where it would have been
 JOB: dict[str, Any] = {
@@ -49,8 +49,8 @@ def calm() -> float:
 
 @pytest.mark.slow
 def test_a_run_that_loses_workers_a_server_and_its_coordinator_solves_the_same_objective(calm: float) -> None:
-    def strike(training: Underway) -> None:
-        assert isinstance(training, Training)
+    def strike(training: RunHandle) -> None:
+        assert isinstance(training, ServerRun)
         kill(training, "worker-1", 0.1)
         kill(training, "coordinator", 0.25)
         kill(training, "server-1", 0.4)
@@ -69,8 +69,8 @@ def test_a_run_that_loses_workers_a_server_and_its_coordinator_solves_the_same_o
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_worker_that_comes_and_one_that_goes_take_parts_over(delay: int) -> None:
-    def move(training: Underway) -> None:
-        assert isinstance(training, Training)
+    def move(training: RunHandle) -> None:
+        assert isinstance(training, ServerRun)
         reach(training, 0.2)
         training.add_worker()
         reach(training, 0.5)
@@ -87,7 +87,7 @@ def test_a_worker_that_comes_and_one_that_goes_take_parts_over(delay: int) -> No
 def test_a_run_that_lost_a_part_of_its_model_goes_back_and_solves_the_same_objective(
     tmp_path: Path, calm: float
 ) -> None:
-    running: list[Training] = []
+    running: list[ServerRun] = []
     heard: list[RunEvent] = []
 
     def hear(event: RunEvent) -> None:

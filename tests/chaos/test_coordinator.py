@@ -25,9 +25,9 @@ from shoal.events import Gone, Joined, RunEvent, Started, Stopped
 from shoal.job import Job
 from shoal.launch import restarts
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.run.run import Run, execute
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
 from shoal.testing.watch import PATIENCE, Watched, reach, watch
 from tests.support.sandbox import Den, soon
@@ -40,7 +40,7 @@ def job_of(strategy: str, **changes: Any) -> Job:
     return Candidate(strategy, "processes").job(**{"stop__epochs": 15, "evaluate__every": 3.0, **changes})
 
 
-def term_of(training: Training | ProcessCluster) -> int:
+def term_of(training: ServerRun | ProcessCluster) -> int:
     """0 while nobody answers."""
     try:
         return training.look(1.0).term
@@ -48,11 +48,11 @@ def term_of(training: Training | ProcessCluster) -> int:
         return 0
 
 
-def wait_for_term(training: Training | ProcessCluster, term: int) -> None:
+def wait_for_term(training: ServerRun | ProcessCluster, term: int) -> None:
     assert soon(lambda: term_of(training) == term), f"no coordinator of term {term}"
 
 
-def incarnations(training: Training) -> dict[str, int]:
+def incarnations(training: ServerRun) -> dict[str, int]:
     return {member.name: member.incarnation for member in training.look().members}
 
 
@@ -112,7 +112,7 @@ def test_a_server_that_ended_while_there_was_no_coordinator_is_gone_when_it_is_b
 
 
 def test_a_server_that_is_to_run_again_joins_as_a_new_one() -> None:
-    cluster = ProcessCluster(2, "ipc", (), Journal(), restart=True)
+    cluster = ProcessCluster(2, "ipc", (), JournalFile(), restart=True)
     with cluster:
         cluster.start()
         kv = cluster.client()
@@ -154,7 +154,7 @@ def test_a_run_whose_coordinator_is_killed_twice_counts_every_slot_once(strategy
     print(f"{strategy}: killed when {moments} is counted")
     seen: list[dict[str, int]] = []
 
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         for term, at in enumerate(moments, start=1):
             reach(training, at)
             seen.append(incarnations(training))
@@ -177,7 +177,7 @@ def test_a_run_whose_coordinator_is_killed_often_counts_every_slot_once(strategy
     draw = random.Random(f"often {strategy} {seed}")
     moments = sorted(draw.uniform(0.0, 0.95) for _ in range(5))
 
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         for term, at in enumerate(moments, start=1):
             reach(training, at)
             training.kill("coordinator")
@@ -189,7 +189,7 @@ def test_a_run_whose_coordinator_is_killed_often_counts_every_slot_once(strategy
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_loses_its_coordinator_and_a_worker_at_once(strategy: str) -> None:
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         reach(training, 0.2)
         training.restart_delay = 0.5
         training.kill("coordinator")
@@ -211,7 +211,7 @@ def test_a_run_whose_coordinator_is_away_for_long_goes_on_as_far_as_the_deals_re
     """Longer than anybody may be silent: who is not heard by a coordinator that is not there is not dead."""
     away = 8.0 if how == "stopped" else 5.5
 
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         reach(training, 0.2)
         before, pids = incarnations(training), training.pids
         training.restart_delay = away
@@ -241,7 +241,7 @@ def test_a_listener_that_takes_its_time_holds_up_nobody() -> None:
         slow.wait(PATIENCE)
         told.append(event)
 
-    with Training(job, load(job.data, job.seed), listen) as training:
+    with ServerRun(job, load(job.data, job.seed), listen) as training:
         assert soon(lambda: training.course.ended)  # all is computed and judged, and not one event was taken
         assert told == []
         slow.set()
@@ -256,12 +256,12 @@ def test_a_coordinator_that_keeps_dying_ends_the_run_which_says_so_and_keeps_wha
 ) -> None:
     monkeypatch.setattr(restarts, "MOST", 2)
 
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         reach(training, 0.3)
         (tmp_path / "run" / "coordinator.journal").write_bytes(b"somebody's thesis")
         training.kill("coordinator")
 
-    def started(training: Training) -> None:
+    def started(training: ServerRun) -> None:
         threading.Thread(target=strike, args=(training,), daemon=True).start()
 
     with pytest.raises(RunFailed, match="coordinator was started again 2 times") as raised:

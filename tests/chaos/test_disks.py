@@ -15,7 +15,7 @@ import shoal
 from shoal.errors import ShoalError
 from shoal.events import RunEvent, Saved, Warned, read_run
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.testing.watch import PATIENCE
 from tests.support.disks import Volume, missing
 from tests.support.sandbox import Den, soon
@@ -81,7 +81,7 @@ def test_pushes_go_on_when_the_disk_under_the_journal_fails_and_whoever_needs_it
 def test_a_journal_refuses_until_what_it_refused_is_cut_off(volume: Volume) -> None:
     """What was refused may not come back with a later start, nor hide what was written after it."""
     path = volume.folder / "journal"
-    journal = Journal(path)
+    journal = JournalFile(path)
     assert journal.append(b"first") == ""
     volume.fail()
     assert journal.append(b"second") != ""
@@ -95,7 +95,7 @@ def test_a_record_that_could_not_be_synced_nor_cut_off_is_cut_off_before_the_nex
     def broken(*arguments: object) -> None:
         raise OSError(5, "input/output error")
 
-    journal = Journal(tmp_path / "journal")
+    journal = JournalFile(tmp_path / "journal")
     assert journal.append(b"first") == ""
     with monkeypatch.context() as disk:
         disk.setattr("os.fsync", broken)
@@ -104,7 +104,7 @@ def test_a_record_that_could_not_be_synced_nor_cut_off_is_cut_off_before_the_nex
         assert journal.append(b"third") == "input/output error"
     assert journal.append(b"fourth") == ""
     journal.close()
-    assert Journal(tmp_path / "journal").records == [b"first", b"fourth"]
+    assert JournalFile(tmp_path / "journal").records == [b"first", b"fourth"]
 
 
 # ---------------------------------------------------------------- under the checkpoints

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.chaos.drill import Clean, clean_run, drill
-from shoal.chaos.plan import Settings
-from shoal.chaos.report import Report
+from shoal.chaos.drill import Cleanup, clean_run, drill
+from shoal.chaos.plan import ChaosSettings
+from shoal.chaos.report import ChaosReport
 from shoal.chaos.same_bits import model_digest
-from shoal.chaos.state import Audience
+from shoal.chaos.state import ChaosListener
 from shoal.cli.main import main
 from shoal.data.datasets import load
 from shoal.job import Job
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 
 PASSES, SLOTS = 2, 2 * 1_250
 BROKEN = '''"""A server that has forgotten how to remember."""
@@ -35,9 +35,9 @@ def job_of(strategy: str = "async", **changes: Any) -> Job:
     return Job.of(settings | {"workers": 3, "servers": 2} | changes)
 
 
-def broken(job: Job, **settings: Any) -> Report:
+def broken(job: Job, **settings: Any) -> ChaosReport:
     given = {"gap": (0.2, 0.6), "pause": (0.5, 1.5), "weights": {"worker": 1.0}} | settings
-    return drill(job, Settings(**given), 1.0, Audience(), Clean(PASSES, None, 1.0))
+    return drill(job, ChaosSettings(**given), 1.0, ChaosListener(), Cleanup(PASSES, None, 1.0))
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_workers_and_the_coordinator_are_killed_and_every_push_counts_once(
 def undisturbed_sync() -> str:
     """The model of the same job on one worker and one server in this process, that nobody hurts."""
     job = job_of("sync", workers=1, servers=1, stop={"epochs": float(PASSES)}, launch={"how": "threads"})
-    with Training(job, load(job.data, job.seed)) as training:
+    with ServerRun(job, load(job.data, job.seed)) as training:
         outcome = training.wait(120.0)
     assert outcome is not None and outcome.judged is not None and not outcome.failed
     return model_digest(outcome.judged.weights)
@@ -66,9 +66,9 @@ def undisturbed_sync() -> str:
 @pytest.mark.slow
 def test_sync_under_fire_ends_at_the_clean_runs_model_bit_for_bit() -> None:
     """I16. Servers too: copies that take over, and servers that come back empty, change no bit."""
-    clean = Clean(PASSES, None, 1.0, undisturbed_sync())
-    nemesis = Settings(gap=(0.8, 1.6), pause=(0.5, 1.5), seed=4)
-    report = drill(job_of("sync", servers=3, copies=2), nemesis, 1.0, Audience(), clean)
+    clean = Cleanup(PASSES, None, 1.0, undisturbed_sync())
+    nemesis = ChaosSettings(gap=(0.8, 1.6), pause=(0.5, 1.5), seed=4)
+    report = drill(job_of("sync", servers=3, copies=2), nemesis, 1.0, ChaosListener(), clean)
     assert report.faults > 0
     assert report.ok, report.wrong
     assert report.model == "same" or report.newer or report.voids
@@ -76,8 +76,8 @@ def test_sync_under_fire_ends_at_the_clean_runs_model_bit_for_bit() -> None:
 
 def test_sync_that_ends_at_another_model_is_found_out() -> None:
     job = job_of("sync", data={"source": "clicks", "rows": 2_000, "batch": 16})
-    settings = Settings(gap=(60.0, 60.0))
-    report = drill(job, settings, 1.0, Audience(), Clean(1, None, 1.0, "0" * 64))
+    settings = ChaosSettings(gap=(60.0, 60.0))
+    report = drill(job, settings, 1.0, ChaosListener(), Cleanup(1, None, 1.0, "0" * 64))
     assert (report.model, report.newer, report.voids) == ("other", 0, 0)
     assert not report.ok
     assert any("sync ended at another model than the clean run" in one for one in report.wrong)
@@ -90,14 +90,14 @@ def test_the_clean_run_of_sync_ends_exactly_after_whole_passes(tmp_path: Path, m
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     job = job_of("sync", data={"source": "clicks", "rows": 30_000, "batch": 512}, evaluate={"every": 0.25})
     dataset = load(job.data, job.seed)
-    clean = clean_run(job, dataset, 4.0, Audience())
+    clean = clean_run(job, dataset, 4.0, ChaosListener())
     whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}, "launch": {"how": "threads"}})
-    with Training(whole, dataset) as training:
+    with ServerRun(whole, dataset) as training:
         outcome = training.wait(120.0)
     assert outcome is not None and outcome.judged is not None
     assert clean.loss == outcome.judged.loss
     assert clean.model == model_digest(outcome.judged.weights)
-    kept = clean_run(job, dataset, 4.0, Audience())
+    kept = clean_run(job, dataset, 4.0, ChaosListener())
     assert kept == clean  # the second time it is read back, digest included
 
 

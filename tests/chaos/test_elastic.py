@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from tests.support.counting import Crowd, create, plan_of
 from tests.support.sandbox import Den, soon
 
@@ -23,7 +23,7 @@ WORKERS, SLOTS = 3, 60
 
 @contextlib.contextmanager
 def under_load(den: Den, kind: str, servers: int, copies: int) -> Iterator[tuple[ProcessCluster, Crowd]]:
-    cluster = ProcessCluster(servers, "ipc", (), Journal(None), copies, restart=True)
+    cluster = ProcessCluster(servers, "ipc", (), JournalFile(None), copies, restart=True)
     with cluster:
         cluster.start()
         kv = cluster.client("operator")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 from shoal.data.mapped import train_rows, whole_set
 from shoal.errors import Invalid
 from shoal.events import Gone, Joined
@@ -18,7 +18,7 @@ from shoal.testing.watch import watch
 from tests.support.sandbox import soon
 
 ROWS = 3_000
-SOURCE = Source("rcv1-like", rows=ROWS, features=2_000, batch=16)
+SOURCE = DataSource("rcv1-like", rows=ROWS, features=2_000, batch=16)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_the_rows_are_the_same_again(own_cache: Path) -> None:
 def test_a_source_that_was_changed_meanwhile_is_not_taken_for_the_same(own_cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "rows.svm"
     path.write_text("1 1:1\n-1 2:1\n" * 50)
-    source = Source(str(path))
+    source = DataSource(str(path))
     folder = load(source, 0).train.folder
     path.write_text("1 1:1\n-1 3:1\n" * 60)
     shutil.rmtree(own_cache)

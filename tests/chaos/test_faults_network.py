@@ -18,7 +18,7 @@ import pytest
 import shoal
 from shoal import limits
 from shoal.chaos import zmtp
-from shoal.chaos.proxy import Proxy, Weather, Where
+from shoal.chaos.proxy import LinkFaults, Proxy, Where
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.watch import PATIENCE
 from shoal.wire import coding
@@ -60,7 +60,7 @@ def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
 
 
 def counted_under(
-    weather: Weather, kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+    weather: LinkFaults, kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> tuple[Crowd, dict[str, int]]:
     """Half of the work in that weather, the other half by new processes of the same names, who hear what is late."""
     plan = plan_of(kind, WORKERS, SLOTS if kind != "clients" else SLOTS // WORKERS)
@@ -71,7 +71,7 @@ def counted_under(
         for column in range(WORKERS):
             crowd.start(column, [slot for slot in half if slot % WORKERS == column])
         crowd.finish()
-    proxy.weather = Weather()
+    proxy.weather = LinkFaults()
     assert proxy.error is None
     assert crowd.violations(kv) == []
     return crowd, kv.stats(TABLE)
@@ -86,7 +86,7 @@ def test_messages_that_come_twice_some_much_later_are_counted_once(
     kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> None:
     """F21."""
-    _, stats = counted_under(Weather(repeat=0.2, late=0.4, later=2.0), kind, cluster, kv, proxy, den)
+    _, stats = counted_under(LinkFaults(repeat=0.2, late=0.4, later=2.0), kind, cluster, kv, proxy, den)
     assert proxy.counts["repeated"] > 20
     assert proxy.counts["repeated late"] > 20
     assert stats["repeated"] + stats.get("held again", 0) > 0
@@ -99,7 +99,7 @@ def test_messages_that_overtake_each_other_across_connections_are_counted_once(
     kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> None:
     """F22."""
-    counted_under(Weather(cut=0.02, later=0.8, most=12), kind, cluster, kv, proxy, den)
+    counted_under(LinkFaults(cut=0.02, later=0.8, most=12), kind, cluster, kv, proxy, den)
     assert proxy.counts["cut"] > 3
 
 
@@ -107,7 +107,7 @@ def test_lost_and_delayed_messages_are_sent_again_and_nobody_is_taken_for_dead(
     cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> None:
     """F23, as far as it goes without a network of its own."""
-    crowd, _ = counted_under(Weather(drop=0.05, delay=0.02, most=12), "each", cluster, kv, proxy, den)
+    crowd, _ = counted_under(LinkFaults(drop=0.05, delay=0.02, most=12), "each", cluster, kv, proxy, den)
     assert proxy.counts["dropped"] > 5
     assert not any("Fenced" in line for line in crowd.ended)
 
@@ -119,7 +119,7 @@ def test_pushes_that_were_all_lost_at_once_come_again_and_nobody_who_lives_is_ca
     kv.create("w", shoal.Dense(rows=100))
     with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
         ann.push("w", [0], [1.0]).result(PATIENCE)
-        proxy.weather = Weather(drop=1.0, most=200, only=lambda one: one.kind == "push")
+        proxy.weather = LinkFaults(drop=1.0, most=200, only=lambda one: one.kind == "push")
         pushes = [ann.push("w", [0], [1.0]) for _ in range(200)]
         for push in pushes:
             push.result(PATIENCE)
@@ -136,7 +136,7 @@ def test_damaged_messages_are_dropped_and_told_and_what_they_said_is_counted_onc
     where: Where, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> None:
     """F24: in whatever part of it."""
-    weather = Weather(flip=0.05, where=(where,), most=10)
+    weather = LinkFaults(flip=0.05, where=(where,), most=10)
     if where == "framing":  # what follows a wrong length is swallowed until silence ends the wait; one way: see below
         weather = replace(weather, most=2, only=lambda one: one.sender.startswith("worker"))
     crowd, stats = counted_under(weather, "clients", cluster, kv, proxy, den)
@@ -162,10 +162,10 @@ def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: s
             return first
 
         with proxy.hold("no", to="ann") as held:
-            proxy.weather = Weather(flip=1.0, where=("header",), only=once)
+            proxy.weather = LinkFaults(flip=1.0, where=("header",), only=once)
             push = ann.push("w", [0], [1.0])
             answer = held.wait(1)[0]
-        assert isinstance(answer.message, m.No)
+        assert isinstance(answer.message, m.Refusal)
         assert answer.message.kind == "wire"
         push.result(PATIENCE)
     assert list(kv.pull("w", [0]).result(PATIENCE)) == [1.0]
@@ -202,7 +202,7 @@ class Raw:
         self.socket = socket.create_connection((host, int(port)), PATIENCE)
         if name:
             self.socket.sendall(zmtp.handshake(name))
-            stream = zmtp.Stream()
+            stream = zmtp.ZmtpStream()
             while not stream.ready:
                 stream.feed(self.socket.recv(4_096))
 
@@ -298,15 +298,15 @@ def test_more_frames_than_a_message_has_are_refused(cluster: ProcessCluster, kv:
     hello = zmtp.head(len(HELLO), True) + HELLO
     raw.socket.sendall(hello + (zmtp.head(1, True) + b"x") * 1_000_000 + zmtp.head(1, False) + b"x")
     kv.push("w", [0], [1.0]).result(PATIENCE)
-    stream, answers = zmtp.Stream(), list[m.Message]()
+    stream, answers = zmtp.ZmtpStream(), list[m.Message]()
     stream._greeting = 0  # it was read before
     while not answers:
         pieces = stream.feed(raw.socket.recv(4_096))
         answers += [coding.decode(piece[0], piece[1:])[0] for piece in pieces if isinstance(piece, list)]
-    assert isinstance(answers[0], m.No)
+    assert isinstance(answers[0], m.Refusal)
     assert "more than 4 arrays" in answers[0].reason
     raw.socket.close()
     kv.push("w", [0], [1.0]).result(PATIENCE)
 
 
-HELLO = coding.encode(m.Ask(1, 1, 0))
+HELLO = coding.encode(m.TableStatusRequest(1, 1, 0))

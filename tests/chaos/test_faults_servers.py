@@ -19,10 +19,10 @@ from random import Random
 import pytest
 
 from shoal.chaos.proxy import (
-    Held,
+    HeldMessages,
+    LinkFaults,
     ProxiedCluster,
     Proxy,
-    Weather,
 )
 from shoal.errors import Refused, SegmentsLost
 from shoal.testing.watch import PATIENCE
@@ -79,26 +79,26 @@ class Scene:
         now = self.cluster.pids
         return all(now.get(name, pid) != pid for name, pid in pids.items())
 
-    def told(self) -> dict[str, m.Told]:
+    def told(self) -> dict[str, m.TableStatusReply]:
         """What each server says of the table, with a hash of every segment that it has."""
         view = self.cluster.status().view
         number = next(table.number for table in view.tables if table.name == TABLE)
 
-        def ask(request: int) -> m.Ask:
-            return m.Ask(request, number, 0, digests=True)
+        def ask(request: int) -> m.TableStatusRequest:
+            return m.TableStatusRequest(request, number, 0, digests=True)
 
         looking = self.cluster._looking
-        answers: dict[str, m.Told] = {}
+        answers: dict[str, m.TableStatusReply] = {}
         for one in view.members:
             if one.role == "server":
                 # One that was killed is left out: the proxy takes the call and breaks it off, as one who will not have us would.
                 with contextlib.suppress(Refused):
                     answer = looking._ask("ask for digests", one.name, ask, m.Message, PATIENCE, one.address)
-                    if isinstance(answer, m.Told):
+                    if isinstance(answer, m.TableStatusReply):
                         answers[one.name] = answer
         return answers
 
-    def places(self) -> list[m.Place]:
+    def places(self) -> list[m.Replicas]:
         return next(table.places for table in self.cluster.status().view.tables if table.name == TABLE)
 
     def is_whole(self) -> bool:
@@ -137,7 +137,7 @@ def one_act(stage: Scene) -> Iterator[Scene]:
     with Den() as den:
         stage.begin(den)
         yield stage
-        stage.proxy.weather = Weather()
+        stage.proxy.weather = LinkFaults()
         for held in list(stage.proxy.holds):
             held.discard()
     for table in stage.kv.tables():
@@ -190,7 +190,7 @@ def test_a_server_killed_in_steady_state_is_made_up_for(kind: str, scene: Scene)
     assert scene.cluster.look().generation == scene.before.generation  # nothing was gone back to
 
 
-EDGES: dict[str, Callable[[Proxy, str], Held]] = {
+EDGES: dict[str, Callable[[Proxy, str], HeldMessages]] = {
     "the push has not come": lambda proxy, victim: proxy.hold("push", to=victim),
     "its record is not sent": lambda proxy, victim: proxy.hold("append", sender=victim),
     "the copies have it and say so": lambda proxy, victim: proxy.hold("appended", to=victim),
@@ -318,12 +318,12 @@ def test_a_second_server_killed_while_the_others_come_level_costs_nothing(
 
 
 WEATHERS = {
-    "repeats": Weather(repeat=0.2, late=0.4, later=2.0),
-    "cuts": Weather(cut=0.01, later=0.8, most=15),
-    "losses": Weather(drop=0.03, most=25),
-    "delays": Weather(delay=0.03),
-    "damage": Weather(flip=0.01, where=("prefix", "header"), most=15),
-    "all": Weather(repeat=0.1, late=0.5, later=3.0, drop=0.01, cut=0.004, delay=0.01, most=60),
+    "repeats": LinkFaults(repeat=0.2, late=0.4, later=2.0),
+    "cuts": LinkFaults(cut=0.01, later=0.8, most=15),
+    "losses": LinkFaults(drop=0.03, most=25),
+    "delays": LinkFaults(delay=0.03),
+    "damage": LinkFaults(flip=0.01, where=("prefix", "header"), most=15),
+    "all": LinkFaults(repeat=0.1, late=0.5, later=3.0, drop=0.01, cut=0.004, delay=0.01, most=60),
 }
 STRIKES = ["nothing", "kill", "kill the coordinator", "kill both", "nap", "sleep"]
 
@@ -349,5 +349,5 @@ def test_bad_weather_between_all_nodes_and_a_loss_in_it(seed: int, scene: Scene)
             scene.cluster.signal(name, signal.SIGKILL)
         assert soon(lambda: scene.is_replaced(killed))
     crowd.finish()
-    scene.proxy.weather = Weather()
+    scene.proxy.weather = LinkFaults()
     scene.check()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.chaos.proxy import Passing, Proxy, Weather
+from shoal.chaos.proxy import LinkFaults, MessageInTransit, Proxy
 from shoal.chaos.zmtp import Frames
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.events import Begin
@@ -219,13 +219,13 @@ def test_a_slow_worker_holds_the_others_at_the_bound_and_they_are_told_for_whom_
 # ---------------------------------------------------------------- wrong
 
 
-def no_number(passing: Passing) -> Frames:
+def no_number(passing: MessageInTransit) -> Frames:
     values = np.frombuffer(passing.frames[-1], np.float32).copy()
     values[len(values) // 2] = (np.nan, np.inf, -np.inf)[len(passing.frames[0]) % 3]
     return [*passing.frames[:-1], values.tobytes()]
 
 
-def wrong_shape(passing: Passing) -> Frames:
+def wrong_shape(passing: MessageInTransit) -> Frames:
     """Double precision, a row short, a key past the end, keys out of order, no values at all."""
     header, *arrays = passing.frames
     keys, values = np.frombuffer(arrays[0], np.uint64), np.frombuffer(arrays[-1], np.float32)
@@ -243,11 +243,11 @@ def wrong_shape(passing: Passing) -> Frames:
 @pytest.mark.variants(slow=["wrong_shape"])
 @pytest.mark.parametrize("change", [no_number, wrong_shape])
 def test_what_one_worker_pushes_wrongly_is_refused_and_harms_nobody(
-    change: Callable[[Passing], Frames], gather: Callable[..., Crowd], kv: shoal.KV, proxy: Proxy
+    change: Callable[[MessageInTransit], Frames], gather: Callable[..., Crowd], kv: shoal.KV, proxy: Proxy
 ) -> None:
     """F35, F36: every seventh push of one worker is nonsense when it arrives. It is told, and does it again."""
     wrong = f"worker-{VICTIM}"
-    proxy.weather = Weather(alter=0.15, change=change, only=lambda one: (one.sender, one.kind) == (wrong, "push"))
+    proxy.weather = LinkFaults(alter=0.15, change=change, only=lambda one: (one.sender, one.kind) == (wrong, "push"))
     crowd = gather("clients")
     crowd.finish()
     assert proxy.counts["altered"] > 0

@@ -21,9 +21,9 @@ from shoal.job import Job
 from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.gossip.run import GossipRun
-from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
+from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch
 from shoal.training.local_checkpoint import read
-from shoal.training.underway import Underway
+from shoal.training.underway import RunHandle
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring
@@ -61,7 +61,7 @@ def check(run: Watched) -> None:
 def kills(count: int, seed: int) -> Meanwhile:
     """One worker after another, at moments of chance: in the middle of a round, of a meeting, of showing its model."""
 
-    def one_after_another(training: Underway) -> None:
+    def one_after_another(training: RunHandle) -> None:
         draw = random.Random(seed)
         for number in range(count):
             reach(training, (number + draw.random()) / (count + 1))
@@ -116,13 +116,13 @@ def test_a_hub_that_is_killed_leaves_pieces_which_is_told_with_their_names() -> 
 def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_be_taken_up_again(
     tmp_path: Path,
 ) -> None:
-    def all_of_them(training: Underway) -> None:
+    def all_of_them(training: RunHandle) -> None:
         reach(training, 0.4)
         for name in training.workers:
             kill(training, name)
 
     with pytest.raises(RunFailed) as failure:
-        execute(job_of(SLOWLY), tmp_path / "run", started=lambda training: Beside(training, all_of_them).start())
+        execute(job_of(SLOWLY), tmp_path / "run", started=lambda training: BesideRun(training, all_of_them).start())
     run = failure.value.run
     assert isinstance(run, Run)
     why = run.summary["stopped_because"]
@@ -136,7 +136,7 @@ def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_b
 
 @pytest.mark.slow
 def test_what_was_learned_since_all_rested_last_is_not_counted_when_all_have_died(tmp_path: Path) -> None:
-    def in_the_middle_of_a_leg(training: Underway) -> None:
+    def in_the_middle_of_a_leg(training: RunHandle) -> None:
         assert isinstance(training, GossipRun)
         reach(training, 0.3)
         while not 8 <= training._legs.counted[0] < 24 and not training.score.why:  # of about 60
@@ -146,7 +146,7 @@ def test_what_was_learned_since_all_rested_last_is_not_counted_when_all_have_die
 
     slowly = job_of(emulate__per_example=2e-3, evaluate__every=1, stop__epochs=3)
     with pytest.raises(RunFailed) as failure:
-        execute(slowly, tmp_path / "run", started=lambda training: Beside(training, in_the_middle_of_a_leg).start())
+        execute(slowly, tmp_path / "run", started=lambda training: BesideRun(training, in_the_middle_of_a_leg).start())
     assert isinstance(failure.value.run, Run)
     told = failure.value.run.summary
     (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
@@ -160,7 +160,7 @@ def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_
     mode: str,
 ) -> None:
 
-    def stop(training: Underway) -> None:
+    def stop(training: RunHandle) -> None:
         reach(training, 0.3)
         os.kill(training.pids["worker-1"], signal.SIGSTOP)
 
@@ -176,7 +176,7 @@ def test_a_worker_that_is_stopped_when_it_is_done_is_killed_too() -> None:
     """Where workers meet two at a time one that is done still has to answer, and to show its model."""
     caught = False
 
-    def stop(training: Underway) -> None:
+    def stop(training: RunHandle) -> None:
         nonlocal caught
         assert isinstance(training, GossipRun)
         while not caught and not training.score.why:
@@ -195,7 +195,7 @@ def test_a_worker_that_is_stopped_when_it_is_done_is_killed_too() -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_goes_on_in_time_is_not_killed() -> None:
-    def pause(training: Underway) -> None:
+    def pause(training: RunHandle) -> None:
         reach(training, 0.3)
         os.kill(training.pids["worker-1"], signal.SIGSTOP)
         os.kill(training.pids["worker-1"], signal.SIGCONT)

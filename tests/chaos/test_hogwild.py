@@ -22,8 +22,8 @@ from shoal.job import Job
 from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.hogwild.run import HogwildRun
-from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
-from shoal.training.underway import Underway
+from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch
+from shoal.training.underway import RunHandle
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring
 
@@ -65,7 +65,7 @@ def nothing_is_left() -> Iterator[None]:
     assert soon(lambda: set(held()) <= set(before), 10), f"{held()} is there, {before} was before"
 
 
-def of(training: Underway) -> HogwildRun:
+def of(training: RunHandle) -> HogwildRun:
     assert isinstance(training, HogwildRun)
     return training
 
@@ -81,7 +81,7 @@ def check(run: Watched) -> None:
 def kills(count: int, seed: int = 0) -> Meanwhile:
     """One worker after another, each time a new one in its place."""
 
-    def one_after_another(training: Underway) -> None:
+    def one_after_another(training: RunHandle) -> None:
         draw = random.Random(seed)
         for number in range(count):
             reach(training, (number + 1) / (2 * count))  # one that is killed when all is done counts as lost to nobody
@@ -167,13 +167,13 @@ def test_the_slot_that_a_killed_worker_of_a_module_had_is_dealt_again(tmp_path: 
 def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_be_taken_up_again(
     tmp_path: Path,
 ) -> None:
-    def all_of_them(training: Underway) -> None:
+    def all_of_them(training: RunHandle) -> None:
         reach(training, 0.4)
         for name in training.workers:
             kill(training, name)
 
     with pytest.raises(RunFailed) as failure:
-        execute(job_of(SLOWLY), tmp_path / "run", started=lambda training: Beside(training, all_of_them).start())
+        execute(job_of(SLOWLY), tmp_path / "run", started=lambda training: BesideRun(training, all_of_them).start())
     run = failure.value.run
     assert isinstance(run, Run)
     why = run.summary["stopped_because"]
@@ -195,7 +195,7 @@ def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_
 ) -> None:
     """It may have the lock, or a slot: either way the others go on."""
 
-    def stop(training: Underway) -> None:
+    def stop(training: RunHandle) -> None:
         reach(training, 0.3)
         of(training).signal("worker-1", signal.SIGSTOP)
 
@@ -209,7 +209,7 @@ def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_
 
 @pytest.mark.slow
 def test_a_worker_that_goes_on_in_time_is_not_killed() -> None:
-    def pause(training: Underway) -> None:
+    def pause(training: RunHandle) -> None:
         reach(training, 0.3)
         os.kill(training.pids["worker-1"], signal.SIGSTOP)
         os.kill(training.pids["worker-1"], signal.SIGCONT)
@@ -231,7 +231,7 @@ def test_a_slow_worker_is_waited_for_and_that_is_told() -> None:
 @pytest.mark.variants(slow=["processes"])
 @pytest.mark.parametrize("how", ["threads", "processes"])
 def test_a_worker_that_is_asked_to_leave_finishes_its_slot_and_another_may_come(how: str) -> None:
-    def change(training: Underway) -> None:
+    def change(training: RunHandle) -> None:
         reach(training, 0.2)
         of(training).drain("worker-0")
         of(training).add_worker()
@@ -247,7 +247,7 @@ def test_a_worker_that_is_asked_to_leave_finishes_its_slot_and_another_may_come(
 
 
 def test_sigterm_asks_a_worker_to_leave() -> None:
-    def ask(training: Underway) -> None:
+    def ask(training: RunHandle) -> None:
         reach(training, 0.2)
         os.kill(training.pids["worker-2"], signal.SIGTERM)
 

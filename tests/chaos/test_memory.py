@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal import limits
-from shoal.launch.exit_status import Endings
+from shoal.launch.exit_status import ExitReasons
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.watch import PATIENCE
 from tests.support.sandbox import soon
@@ -83,11 +83,11 @@ def test_a_server_whose_memory_ran_out_is_made_up_for_and_the_reason_is_said(cag
 def test_a_kill_is_put_down_to_want_of_memory_only_when_the_kernel_has_counted_one(tmp_path: Path) -> None:
     counts = tmp_path / "vmstat"
     counts.write_text("oom_kill_other 9\noom_kill 3\n")
-    endings = Endings(counts)
+    endings = ExitReasons(counts)
     assert endings.how(-9) == "killed by signal 9"
     counts.write_text("oom_kill_other 9\noom_kill 4\n")
     assert endings.how(-15) == "killed by signal 15"
     assert "memory ran out" in endings.how(-9)
     assert endings.how(-9) == "killed by signal 9"  # said once
     assert endings.how(3) == "exit code 3"
-    assert Endings(tmp_path / "none").how(-9) == "killed by signal 9"
+    assert ExitReasons(tmp_path / "none").how(-9) == "killed by signal 9"

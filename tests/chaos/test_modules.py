@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from shoal.data.datasets import VARIABLE
 from shoal.events import Gone
 from shoal.job import Job
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.watch import Watched, kill, watch
 
 
@@ -52,7 +52,7 @@ def undisturbed(strategy: str) -> Watched:
     return watch(cnn(strategy), patience=200)
 
 
-def kill_both(training: Training) -> None:
+def kill_both(training: ServerRun) -> None:
     kill(training, "worker-1", at=0.2)
     kill(training, "server-0", at=0.4)
 

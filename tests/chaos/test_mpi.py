@@ -17,12 +17,12 @@ pytest.importorskip("mpi4py")
 import shoal
 from shoal.events import Gone, RunEvent, Started, Warned
 from shoal.job import Job
-from shoal.run.folder import Log
+from shoal.run.folder import EventLog
 from shoal.settings import changed
 from shoal.strategies.averaging import mpi_ranks
-from shoal.strategies.averaging.mpirun import UnderMpirun
+from shoal.strategies.averaging.mpirun import MpirunRun
 from shoal.testing.watch import kill, reach, watch
-from shoal.training.underway import Underway
+from shoal.training.underway import RunHandle
 from tests.support.sandbox import is_gone, soon
 
 PATIENCE = 120.0  # seconds: a guard against hanging
@@ -105,8 +105,8 @@ def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> No
     pids: list[int] = []
     folders: list[Path] = []
 
-    def break_it(training: Underway) -> None:
-        assert isinstance(training, UnderMpirun) and training._process is not None and training._own is not None
+    def break_it(training: RunHandle) -> None:
+        assert isinstance(training, MpirunRun) and training._process is not None and training._own is not None
         folders.append(training._own)
         assert training._own.exists()
         reach(training, 0.2)
@@ -123,8 +123,8 @@ def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> No
 
 @pytest.mark.soak
 def test_a_stopped_rank_is_named_and_the_others_go_on_when_it_is_ended() -> None:
-    def stop(training: Underway) -> None:
-        assert isinstance(training, UnderMpirun) and isinstance(training._listener, Log)
+    def stop(training: RunHandle) -> None:
+        assert isinstance(training, MpirunRun) and isinstance(training._listener, EventLog)
         log = training._listener
         reach(training, 0.2)
         pid = training.pids["worker-2"]

@@ -23,8 +23,8 @@ import pytest
 
 import shoal
 from shoal.errors import Closed, ClusterError, Invalid, StartFailed
-from shoal.launch.forkserver import Setup
-from shoal.launch.process_pool import Children
+from shoal.launch.forkserver import ForkserverSetup
+from shoal.launch.process_pool import ProcessPool
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.watch import PATIENCE
 from tests.support.sandbox import (
@@ -224,8 +224,8 @@ def test_the_death_of_the_nursery_is_told_though_a_stopped_server_holds_its_pipe
 
 
 def test_a_nursery_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(den: Nest) -> None:
-    children = Children(lambda name, why: None, lambda name, why: None)
-    children.start(Setup(os.getpid(), str(den.folder), [], sys.path), "test")
+    children = ProcessPool(lambda name, why: None, lambda name, why: None)
+    children.start(ForkserverSetup(os.getpid(), str(den.folder), [], sys.path), "test")
     with pytest.raises(StartFailed, match=f"cannot make the folder {den.folder}: File exists"):
         children.wait_until_settled(time.monotonic() + PATIENCE)
     children.close()

@@ -27,8 +27,8 @@ from shoal.job import Job
 from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.peers.run import PeerRun
-from shoal.testing.watch import Beside, Watched, kill, reach, watch
-from shoal.training.underway import Underway
+from shoal.testing.watch import BesideRun, Watched, kill, reach, watch
+from shoal.training.underway import RunHandle
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring
@@ -67,8 +67,8 @@ class Seen:
 
     training: PeerRun
 
-    def __call__(self, what: Callable[[PeerRun], None]) -> Callable[[Underway], None]:
-        def meanwhile(training: Underway) -> None:
+    def __call__(self, what: Callable[[PeerRun], None]) -> Callable[[RunHandle], None]:
+        def meanwhile(training: RunHandle) -> None:
             assert isinstance(training, PeerRun)
             self.training = training
             training.compare = True
@@ -282,7 +282,7 @@ def test_a_peer_that_cannot_compute_tells_the_others_which_go_on_without_it(
 
 @pytest.mark.slow
 def test_a_run_whose_peers_are_all_killed_fails_and_is_taken_up_again_by_another_number(tmp_path: Path) -> None:
-    def all_of_them(training: Underway) -> None:
+    def all_of_them(training: RunHandle) -> None:
         assert isinstance(training, PeerRun)
         reach(training, 0.4)
         assert soon(lambda: any((tmp_path / "run" / "checkpoints").glob("*.safetensors")), 20)
@@ -291,7 +291,7 @@ def test_a_run_whose_peers_are_all_killed_fails_and_is_taken_up_again_by_another
 
     job = job_of(checkpoint__every=0.3)
     with pytest.raises(RunFailed) as failure:
-        execute(job, tmp_path / "run", started=lambda training: Beside(training, all_of_them).start())
+        execute(job, tmp_path / "run", started=lambda training: BesideRun(training, all_of_them).start())
     run = failure.value.run
     assert isinstance(run, Run)
     assert run.summary["stopped_because"].startswith("no worker is left to compute")

@@ -12,7 +12,7 @@ import pytest
 from shoal.events import Evaluated, RolledBack, RunEvent, Saved
 from shoal.job import Job
 from shoal.run.run import Run, execute
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 6000, "features": 3000, "batch": 20},
@@ -28,7 +28,7 @@ def job(strategy: str, **settings: Any) -> Job:
 
 def run(job: Job, out: Path, when: Callable[[list[RunEvent]], bool], *names: str) -> tuple[Run, list[RunEvent]]:
     """A run in which these processes are killed together, once, at that moment."""
-    running: list[Training] = []
+    running: list[ServerRun] = []
     heard: list[RunEvent] = []
     killed: list[str] = []
 

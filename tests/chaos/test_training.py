@@ -24,12 +24,12 @@ from shoal.data.datasets import load
 from shoal.errors import RunFailed, StartFailed
 from shoal.events import Evaluated, Gone, Joined, Progress, Stopped, read_run
 from shoal.job import Job
-from shoal.run.folder import Log
+from shoal.run.folder import EventLog
 from shoal.run.run import Run, execute
 from shoal.simulation.reference import serial
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
-from shoal.testing.watch import PATIENCE, Beside, Meanwhile, Watched, kill, reach, watch
+from shoal.testing.watch import PATIENCE, BesideRun, Meanwhile, Watched, kill, reach, watch
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 
@@ -62,7 +62,7 @@ def kill_some(strategy: str, seed: int, workers: int, victims: int) -> None:
         f"{strategy}, seed {seed}: {', '.join(f'{name} at {at:.1%}' for name, at in zip(names, moments, strict=True))}"
     )
 
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         for name, at in zip(names, moments, strict=True):
             kill(training, name, at)
 
@@ -89,16 +89,16 @@ def test_many_workers_killed_at_many_moments_are_made_up_for(strategy: str, seed
 
 
 @contextlib.contextmanager
-def killed_when_it_appears(training: Training, name: str, delay: float) -> Iterator[None]:
+def killed_when_it_appears(training: ServerRun, name: str, delay: float) -> Iterator[None]:
     """Somebody stands by to kill a process so many seconds after it was forked."""
 
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         assert soon(lambda: name in training.pids)
         pid = training.pids[name]
         time.sleep(delay)
         os.kill(pid, signal.SIGKILL)
 
-    beside = Beside(training, strike)
+    beside = BesideRun(training, strike)
     beside.start()
     try:
         yield
@@ -113,7 +113,7 @@ DELAYS = [0.0, 0.003, 0.01, 0.03]  # seconds: before it says that it runs, befor
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", DELAYS[::2])
 def test_a_worker_killed_while_it_joins_is_made_up_for(delay: float) -> None:
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         reach(training, 0.2)
         with killed_when_it_appears(training, "worker-2", delay), contextlib.suppress(StartFailed):
             training.add_worker()
@@ -126,8 +126,8 @@ def test_a_worker_killed_while_it_joins_is_made_up_for(delay: float) -> None:
 @pytest.mark.parametrize(("workers", "delay"), [(1, 0.01), *((3, delay) for delay in DELAYS)])
 def test_a_worker_killed_at_the_start_of_a_run_leaves_it_to_the_others_or_ends_it(workers: int, delay: float) -> None:
     job = job_of("async", workers=workers, stop__epochs=3)
-    dataset, log = load(job.data, job.seed), Log(None, None)
-    training = Training(job, dataset, log)
+    dataset, log = load(job.data, job.seed), EventLog(None, None)
+    training = ServerRun(job, dataset, log)
     try:
         with killed_when_it_appears(training, f"worker-{workers - 1}", delay), training:
             outcome = training.wait(25.0)
@@ -145,7 +145,7 @@ def test_a_worker_killed_at_the_start_of_a_run_leaves_it_to_the_others_or_ends_i
 
 @pytest.mark.slow
 def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_path: Path) -> None:
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         for number in range(3):
             kill(training, f"worker-{number}", at=0.4)
 
@@ -161,7 +161,7 @@ def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "async", pytest.param("bounded", marks=pytest.mark.soak)])
 def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(strategy: str) -> None:
-    def strike(training: Training) -> None:
+    def strike(training: ServerRun) -> None:
         assert soon(lambda: training.course.done > 200)
         pid = training.pids["worker-1"]
         os.kill(pid, signal.SIGSTOP)
@@ -187,7 +187,7 @@ def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(s
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_workers_come_and_go_while_it_runs(strategy: str) -> None:
-    def change(training: Training) -> None:
+    def change(training: ServerRun) -> None:
         reach(training, 0.2)
         assert [training.add_worker(), training.add_worker()] == ["worker-2", "worker-3"]
         reach(training, 0.5)
@@ -210,10 +210,10 @@ def test_workers_come_and_go_while_it_runs(strategy: str) -> None:
 
 def fails(job: Job, folder: Path, strike: Meanwhile) -> RunFailed:
     """Run it, do that to it, and bring back the error in which it ends."""
-    beside: list[Beside] = []
+    beside: list[BesideRun] = []
 
-    def started(training: Training) -> None:
-        beside.append(Beside(training, strike))
+    def started(training: ServerRun) -> None:
+        beside.append(BesideRun(training, strike))
         beside[0].start()
 
     with pytest.raises(RunFailed) as raised:
@@ -350,7 +350,7 @@ def test_a_run_whose_nursery_is_killed_keeps_its_last_figures(tmp_path: Path) ->
         if isinstance(event, Evaluated) and event.steps > 0:
             told.set()
 
-    def started(training: Training) -> None:
+    def started(training: ServerRun) -> None:
         assert told.wait(60)
         (nursery,) = {psutil.Process(pid).ppid() for pid in training.pids.values()}
         os.kill(nursery, signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 import shoal
 from shoal import filters
 from shoal.errors import BadValues
-from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening
+from shoal.filters import Bytes, Compressor, Mask, Quantizer, Sparsifier
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.tables import Filter
@@ -22,7 +22,7 @@ SPAN = 500
 
 
 @filters.filter(least=0.5)
-class loud(Choosing):
+class loud(Sparsifier):
     """A user's own: rows of which some value is loud enough."""
 
     def choose(self, values: Values, seed: int) -> Mask:
@@ -31,7 +31,7 @@ class loud(Choosing):
 
 
 @filters.filter(step=0.25)
-class rounded(Shortening):
+class rounded(Quantizer):
     """A user's own: sixteen bits of a whole number of steps."""
 
     item = 2
@@ -48,7 +48,7 @@ class rounded(Shortening):
 
 
 @filters.filter()
-class halved(Pressing):
+class halved(Compressor):
     """A user's own: bytes of which every second one is zero lose it."""
 
     def press(self, data: Bytes, item: int) -> Bytes | None:

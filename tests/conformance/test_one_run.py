@@ -16,7 +16,7 @@ from shoal.data.datasets import load
 from shoal.events import Evaluated, Gone, Joined
 from shoal.job import Job
 from shoal.simulation.reference import serial
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
 from shoal.testing.watch import kill, reach, watch
 
@@ -51,7 +51,7 @@ def test_every_evaluation_on_the_way_is_the_same_too() -> None:
     assert facts[0] == facts[1]
 
 
-def come_and_go(training: Training) -> None:
+def come_and_go(training: ServerRun) -> None:
     """One joins at a fifth of the work, one is asked to leave at two fifths."""
     reach(training, 0.2)
     assert training.add_worker() == "worker-2"
@@ -74,7 +74,7 @@ def test_a_worker_that_joins_and_one_that_leaves_change_nothing(how: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_worker_that_is_killed_besides_changes_nothing(servers: int) -> None:
-    def also_die(training: Training) -> None:
+    def also_die(training: ServerRun) -> None:
         come_and_go(training)
         kill(training, "worker-1", at=0.6)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 from shoal.job import Job
 from shoal.models.linear import Linear
 from shoal.run.run import execute
@@ -66,7 +66,7 @@ def test_a_file_sorted_by_label_is_learned_all_the_same(tmp_path: Path) -> None:
     lines = [f"{label:+d} {1 if label > 0 else 2}:1 {3 + i % 50}:0.5" for label in (1, -1) for i in range(600)]
     path = tmp_path / "sorted.svm"
     path.write_text("\n".join(lines) + "\n")
-    train = load(Source(source=str(path)), 0, tmp_path / "cache").train
+    train = load(DataSource(source=str(path)), 0, tmp_path / "cache").train
     labels = np.asarray(train.slice(0, train.rows).labels)
     changes = np.count_nonzero(labels[1:] != labels[:-1])
     assert changes > train.rows // 3

@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import shoal  # noqa: E402
-from shoal.data.datasets import VARIABLE, Source, load  # noqa: E402
-from shoal.data.dense_file import Arrays  # noqa: E402
+from shoal.data.datasets import VARIABLE, DataSource, load  # noqa: E402
+from shoal.data.dense_file import DenseFile  # noqa: E402
 from shoal.events import Evaluated  # noqa: E402
 from shoal.models.learner import learner_of  # noqa: E402
 from shoal.models.torch_module import Module  # noqa: E402
@@ -34,7 +34,7 @@ def images() -> None:
         pytest.skip(f"{VARIABLE} is not set, or has no mnist: name the folder that has it")
 
 
-def tensors(rows: Arrays) -> tuple[Any, Any]:
+def tensors(rows: DenseFile) -> tuple[Any, Any]:
     x = torch.from_numpy(np.array(rows.inputs)).float() * rows.meta.factor + rows.meta.shift
     return x, torch.from_numpy(np.array(rows.labels)).long()
 
@@ -42,8 +42,8 @@ def tensors(rows: Arrays) -> tuple[Any, Any]:
 @cache
 def one_process() -> list[float]:
     """Plain PyTorch with all the rows: the mean loss on the test rows, before the first step and after each."""
-    data = load(Source("mnist", rows=ROWS), 0)
-    assert isinstance(data.train, Arrays) and isinstance(data.test, Arrays)
+    data = load(DataSource("mnist", rows=ROWS), 0)
+    assert isinstance(data.train, DenseFile) and isinstance(data.test, DenseFile)
     start, _ = learner_of(Module(net="linear"), data.train, 0).start() or (None, "")
     model = nn.Linear(784, 10)
     nn.utils.vector_to_parameters(torch.from_numpy(start.reshape(-1)[:7850]), model.parameters())

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pytest
 
 from shoal.data.batch import Batch
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.models import Linear
 from shoal.models.linear import Loss
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import (
     FTRL,
     SGD,
@@ -113,7 +113,7 @@ def by_numpy(model: Linear, update: Update, rows: Batch, order: Ids, mean: bool,
 def by_the_store(model: Linear, update: Update, rows: Batch, order: Ids, counts: Floats | None = None) -> Floats:
     """A worker's gradient and a server's table, in turn."""
     keys = model.keys(FEATURES)
-    table, localiser = Table(Sparse(keys=keys, update=update), [KeyRange(0, keys)]), Localiser(FEATURES)
+    table, localiser = ServerTable(Sparse(keys=keys, update=update), [KeyRange(0, keys)]), Localiser(FEATURES)
     for slot in order.reshape(-1).tolist():
         local = localiser.local(part(rows, slot * BATCH, min((slot + 1) * BATCH, len(rows))), model.bias)
         seen = None if counts is None else counts[local.keys.astype(np.int64)]
@@ -245,7 +245,7 @@ def test_the_serial_run_learns_real_data(
     """Five passes; the bounds are a little worse than what these settings reached when this was written."""
     if not os.environ.get("SHOAL_DATA"):
         pytest.skip("SHOAL_DATA is not set: it names the folder of the data sets")
-    data = load(Source(name), seed=0, cache=tmp_path)
+    data = load(DataSource(name), seed=0, cache=tmp_path)
     slots = Slots(data.train.rows, 256, seed=0)
     rows = data.train.take(np.concatenate([slots.rows(content) for content in range(slots.per_pass)]))
     order = np.stack([slots.contents(of_pass) for of_pass in range(5)])

@@ -17,7 +17,7 @@ import shoal
 from shoal.errors import RankLost
 from shoal.events import Gone
 from shoal.job import Job
-from shoal.strategies.averaging.gloo import GlooGroup
+from shoal.strategies.averaging.gloo import GlooCollective
 from shoal.testing.watch import kill, watch
 
 
@@ -78,7 +78,7 @@ def test_who_waits_inside_pytorch_is_told_who_is_lost_and_gets_the_errors_of_wha
     def fail() -> None:
         raise RuntimeError("of the module")
 
-    group = GlooGroup(tmp_path, 0, 1, check)
+    group = GlooCollective(tmp_path, 0, 1, check)
     with pytest.raises(RuntimeError, match="of the module"):
         group.aside(fail)
     gone.set()
@@ -96,7 +96,7 @@ def test_a_group_that_cannot_end_does_not_hold_up_who_closes_it(tmp_path: Path) 
         def __del__(self) -> None:
             ended.wait(60)
 
-    group = GlooGroup(tmp_path, 0, 1)
+    group = GlooCollective(tmp_path, 0, 1)
     group.process_group = Stuck()
     group.close()
     assert not ended.is_set() and group.process_group is None  # and we are here

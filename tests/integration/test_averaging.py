@@ -21,9 +21,9 @@ from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.run.run import Run
 from shoal.settings import changed
-from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.averaging.shards import Shards
 from shoal.testing.watch import Watched, watch
-from shoal.training.local_model import Core
+from shoal.training.local_model import LocalModel
 
 JOB = {
     "data": {"source": "rcv1-like", "rows": 1_000, "features": 1_000, "batch": 20},  # fifty slots
@@ -49,8 +49,8 @@ def by_hand(of: Job, every: int | None) -> Floats:
     dataset = load(of.data, of.seed)
     learner = learner_of(of.model, dataset.train, of.seed)
     slots = Slots(dataset.train.rows, of.data.batch, of.seed)
-    parts = Parts(slots, of.workers, of.strategy.shares, every)  # type: ignore[union-attr]
-    cores = [Core(of, dataset.train, learner, slots) for _ in range(of.workers)]
+    parts = Shards(slots, of.workers, of.strategy.shares, every)  # type: ignore[union-attr]
+    cores = [LocalModel(of, dataset.train, learner, slots) for _ in range(of.workers)]
     left = 2 * slots.per_pass
     mean = np.zeros_like(cores[0].slab)
     while left:

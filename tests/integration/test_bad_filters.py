@@ -14,7 +14,7 @@ import pytest
 import shoal
 from shoal import filters
 from shoal.errors import BadFilter, BadValues
-from shoal.filters import Choosing, Pressing, Shortening
+from shoal.filters import Compressor, Quantizer, Sparsifier
 from shoal.launch.local import Cluster
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
@@ -28,23 +28,23 @@ class Own(BaseException):
         raise Own
 
 
-class failing_choice(Choosing):
+class failing_choice(Sparsifier):
     def choose(self, values: Any, seed: int) -> Any:
         raise Own
 
 
-class wordy_choice(Choosing):
+class wordy_choice(Sparsifier):
     def choose(self, values: Any, seed: int) -> Any:
         return ["no"] * len(values)
 
 
-class writing_choice(Choosing):
+class writing_choice(Sparsifier):
     def choose(self, values: Any, seed: int) -> Any:
         values[:] = 0
         return np.ones(len(values), np.bool_)
 
 
-class _Half(Shortening):
+class _Half(Quantizer):
     item = 2
 
     def shorten(self, values: Any, seed: int | None) -> Any:
@@ -98,7 +98,7 @@ class unreadable_answers(_Half):
         raise ValueError("what is this?")
 
 
-class unable_to_press(Pressing):
+class unable_to_press(Compressor):
     def press(self, data: Any, item: int) -> Any:
         raise Own
 
@@ -106,7 +106,7 @@ class unable_to_press(Pressing):
         return data
 
 
-class releasing_nothing(Pressing):
+class releasing_nothing(Compressor):
     def press(self, data: Any, item: int) -> Any:
         return data[:1].copy()
 
@@ -114,7 +114,7 @@ class releasing_nothing(Pressing):
         return None
 
 
-class writing_press(Pressing):
+class writing_press(Compressor):
     def press(self, data: Any, item: int) -> Any:
         data[:] = 0
         return data[:1]

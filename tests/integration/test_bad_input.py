@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 import shoal
 from shoal.cli.main import main
 from shoal.data.csr_file import ASIDE
-from shoal.data.datasets import Dataset, Source, load
+from shoal.data.datasets import Dataset, DataSource, load
 from shoal.errors import Invalid
 
 GOOD = [f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5" for n in range(100)]
@@ -463,7 +463,7 @@ def limited(tmp_path: Path) -> Any:
     """Train where no file may be larger than so many bytes, from the start or once training has begun."""
     path, spare = write(tmp_path / "rows.svm", lines()), tmp_path / "spare"
     spare.mkdir()
-    load(Source(str(path)), 0)  # packed already: it is the run folder that does not fit
+    load(DataSource(str(path)), 0)  # packed already: it is the run folder that does not fit
 
     def run(most: int, when: str) -> Ended:
         command = [sys.executable, "-c", LIMITED, str(path), str(tmp_path / "runs" / "run"), str(most), when]

@@ -20,9 +20,9 @@ from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Joined, Resumed, Started, Stopped, read_run
 from shoal.job import Job
-from shoal.run.folder import Folder
+from shoal.run.folder import RunFolder
 from shoal.run.run import execute
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
@@ -53,7 +53,7 @@ def unfinished(path: str = "run", *more: str) -> Job:
     """A run that was killed before its first checkpoint."""
     job = Job.of({"data": {"source": "rows.svm", "batch": 10}, "strategy": "sync", "stop": {"epochs": 2.0},
                   "launch": {"how": "threads"}})  # fmt: skip
-    folder = Folder(Path(path), job)
+    folder = RunFolder(Path(path), job)
     folder.append("events.jsonl", b'{"event":"joined","seconds":0.0,"name":"worker-0","role":"worker"}\n{"event":"prog')
     folder._lock = None  # as when its process is gone
     assert (Path(path) / "lock").exists()
@@ -113,7 +113,7 @@ def test_data_that_have_changed_are_refused(home: Path) -> None:
 
 def test_a_run_that_goes_on_right_now_is_left_alone(home: Path) -> None:
     unfinished()
-    first = Folder.again(Path("run"))
+    first = RunFolder.again(Path("run"))
     said = refused("--resume", "run")
     assert said.startswith("run has a run in it already, which goes on right now") and str(os.getpid()) in said
     assert "goes on right now" in refused(*JOB, "--out", "run")
@@ -182,7 +182,7 @@ def stopped(path: str = "run", saves: int = 1, **settings: Any) -> Path:
     job = Job.of({"data": {"source": "rows.svm", "batch": 10}, "strategy": "sync", "stop": {"epochs": 1e9},
                   "launch": {"how": "threads"}, **settings})  # fmt: skip
 
-    def started(training: Training) -> None:
+    def started(training: ServerRun) -> None:
         assert soon(lambda: training.course.done)
         for _ in range(saves - 1):
             training._client.save(60)
@@ -278,7 +278,7 @@ def test_a_full_disk_leaves_the_run_as_it_was(home: Path) -> None:
     unfinished()
     before = contents(home / "run")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    folder = Folder.again(Path("run"))
+    folder = RunFolder.again(Path("run"))
     heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, limit[1]))  # as good as full
     try:

@@ -15,7 +15,7 @@ import shoal
 from shoal.cli.main import main
 from shoal.launch.processes import ProcessCluster
 from shoal.run.run import execute
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
 from tests.support.sandbox import soon
 
@@ -59,7 +59,7 @@ def test_a_server_that_does_not_answer_is_named(cluster: ProcessCluster) -> None
 def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path: Path) -> None:
     folder, seen = tmp_path / "run", list[str]()
 
-    def started(training: Training) -> None:
+    def started(training: ServerRun) -> None:
         assert soon(lambda: training.course.done)  # what is interrupted before it began leaves nothing
         seen.append(CliRunner().invoke(main, ["status", str(folder)]).output)
         raise KeyboardInterrupt

@@ -23,9 +23,9 @@ from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Stopped, read_run
 from shoal.job import Job
-from shoal.run.folder import Folder
+from shoal.run.folder import RunFolder
 from shoal.run.run import execute
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
@@ -310,7 +310,7 @@ def test_many_that_ask_for_a_number_at_the_same_moment_all_get_another(tmp_path:
     def ask() -> None:
         for turn in range(5):
             together.wait(30)
-            folder = Folder.numbered(tmp_path / "runs" / "run", Job())
+            folder = RunFolder.numbered(tmp_path / "runs" / "run", Job())
             if turn % 2:  # some never begin, and take their folders with them
                 folder.discard()
             else:
@@ -325,9 +325,9 @@ def test_many_that_ask_for_a_number_at_the_same_moment_all_get_another(tmp_path:
 
 
 def test_a_folder_is_refused_while_somebody_makes_it_and_free_when_they_gave_up(tmp_path: Path) -> None:
-    first = Folder(tmp_path / "a" / "b" / "run", Job())
+    first = RunFolder(tmp_path / "a" / "b" / "run", Job())
     with pytest.raises(Invalid, match="has a run in it already"):
-        Folder(tmp_path / "a" / "b" / "run", Job())
+        RunFolder(tmp_path / "a" / "b" / "run", Job())
     (tmp_path / "a" / "notes.txt").write_text("mine")
     first.discard()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]  # only what was made for it went
@@ -504,7 +504,7 @@ def test_verbosity_is_a_setting_of_a_job_and_may_change_when_a_run_goes_on(home:
     Path("job.toml").write_text('data = "rows.svm"\nverbosity = 2\n')
     assert "worker-0 joined" in call("train", "job.toml", *QUICK).stderr
 
-    def interrupt(training: Training) -> None:
+    def interrupt(training: ServerRun) -> None:
         assert soon(lambda: training.course.done)
         raise KeyboardInterrupt  # which saves
 

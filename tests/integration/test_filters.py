@@ -20,7 +20,7 @@ from shoal.events import Gone
 from shoal.job import Job
 from shoal.run.run import Run, train
 from shoal.store.client import dispatch
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.views import figures
 from tests.support.one_thread_run import JOB, Ship
 
@@ -182,7 +182,7 @@ def test_a_run_in_processes_uses_a_filter_of_a_users_own_in_the_current_folder(
 def test_an_error_after_the_training_does_not_cost_the_model(
     late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close = Training.close
+    close = ServerRun.close
 
     def fails(*given: Any) -> None:
         if late == "close":
@@ -200,7 +200,7 @@ def test_an_error_after_the_training_does_not_cost_the_model(
 
 def test_threads_that_push_first_at_once_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two accounts of what is left would be one that nobody pushes any more."""
-    made = dispatch.Filtering
+    made = dispatch.ClientFilters
     meet = threading.Barrier(2)
 
     def slowly(*given: Any) -> Any:

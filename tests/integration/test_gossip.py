@@ -18,12 +18,12 @@ from shoal.events import Evaluated, Gone, Joined, Linked, Progress, Resumed, Run
 from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.settings import changed
-from shoal.strategies.averaging.shards import Parts
-from shoal.strategies.gossip.local_model import GossipCore, dealt
+from shoal.strategies.averaging.shards import Shards
+from shoal.strategies.gossip.local_model import GossipLocalModel, dealt
 from shoal.strategies.gossip.settings import Gossip
 from shoal.strategies.gossip.topology import Graph
 from shoal.testing.watch import Watched, watch
-from shoal.training.local_checkpoint import Keeper
+from shoal.training.local_checkpoint import LocalCheckpoints
 
 JOB = {
     "data": {"source": "rcv1-like", "rows": 1_000, "features": 1_000, "batch": 20},  # fifty slots
@@ -50,8 +50,8 @@ def by_hand(of: Job, room: int) -> list[Floats]:
     train = load(of.data, of.seed).train
     mixing, slots = Graph.of(of.strategy, of.workers, of.seed).mixing(), Slots(train.rows, of.data.batch, of.seed)
     learners = [learner_of(of.model, train, of.seed, number) for number in range(of.workers)]
-    cores = [GossipCore(of, train, learner, slots, number, None) for number, learner in enumerate(learners)]
-    parts = Parts(slots, of.workers, dealt(of, train, of.workers)[1])
+    cores = [GossipLocalModel(of, train, learner, slots, number, None) for number, learner in enumerate(learners)]
+    parts = Shards(slots, of.workers, dealt(of, train, of.workers)[1])
     lists: dict[int, list[int]] = {rank: [] for rank in range(of.workers)}
     while room:
         for rank, ids in parts.plan(room).items():
@@ -237,7 +237,7 @@ def test_whoever_has_which_rows_every_row_is_learned_once_a_pass(split: str) -> 
 def test_a_run_is_kept_and_taken_up_again_from_the_mean_by_any_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Keeper, "rest", 0)  # however long a busy disk takes for one
+    monkeypatch.setattr(LocalCheckpoints, "rest", 0)  # however long a busy disk takes for one
     settings = {"checkpoint.every": 0.01, "data.rows": 1_000, "data.features": 1_000, "data.batch": 20}
     settings["emulate.per_example"] = 2e-4
 

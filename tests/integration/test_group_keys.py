@@ -17,14 +17,14 @@ import shoal
 from shoal.data.datasets import load
 from shoal.errors import Invalid, Refused
 from shoal.events import Stopped
-from shoal.inspect.evaluate import Judging
+from shoal.inspect.evaluate import ModelEvaluator
 from shoal.inspect.query import opened
 from shoal.job import Job
 from shoal.launch.processes import ProcessCluster
 from shoal.security import keyring
 from shoal.settings import changed
 from shoal.strategies.parameter_server.group_cluster import guest
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from tests.support.sandbox import soon
 
 WITHIN = 60.0
@@ -99,7 +99,7 @@ def test_one_group_trains_another_judges_and_one_that_is_revoked_ends_with_the_r
         guest(job_of(judges), site.cluster.address, "b")
     events: list[Any] = []
     job, launcher = guest(job_of(trains), site.cluster.address, "b")
-    with Training(job, load(job.data, job.seed), events.append, launcher=launcher) as training:
+    with ServerRun(job, load(job.data, job.seed), events.append, launcher=launcher) as training:
         assert soon(lambda: training.course.done > 20, WITHIN)
         with site.cluster.client() as operator:
             with pytest.raises(Invalid, match="may not read"):
@@ -121,5 +121,5 @@ def test_one_group_trains_another_judges_and_one_that_is_revoked_ends_with_the_r
 
 
 def look(site: Site, rows: Path, job: Job, keys: str) -> float:
-    with Judging(site.cluster.address, str(rows), job, "b/weights", "judges", keys=keys) as judging:
+    with ModelEvaluator(site.cluster.address, str(rows), job, "b/weights", "judges", keys=keys) as judging:
         return judging.look().loss

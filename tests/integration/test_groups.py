@@ -23,14 +23,14 @@ from shoal.cli.main import main
 from shoal.data.datasets import load
 from shoal.errors import Invalid
 from shoal.events import Gone, Warned
-from shoal.inspect.evaluate import Judging
+from shoal.inspect.evaluate import ModelEvaluator
 from shoal.inspect.status import look_at
 from shoal.job import Job
 from shoal.launch.processes import ProcessCluster
 from shoal.settings import changed
-from shoal.strategies.parameter_server.group_cluster import AttachedCluster, guest
-from shoal.strategies.parameter_server.run import Training
-from shoal.timing import Intervals
+from shoal.strategies.parameter_server.group_cluster import GroupCluster, guest
+from shoal.strategies.parameter_server.run import ServerRun
+from shoal.timing import TimingSettings
 from tests.support.sandbox import soon
 
 WITHIN = 60.0
@@ -64,10 +64,10 @@ def in_group(cluster: ProcessCluster, group: str, role: Any = "client", name: st
 
 
 @contextlib.contextmanager
-def under_way(cluster: ProcessCluster, group: str, events: list[Any], **changes: Any) -> Iterator[Training]:
+def under_way(cluster: ProcessCluster, group: str, events: list[Any], **changes: Any) -> Iterator[ServerRun]:
     """A run of a group, with its processes at hand."""
     job, launcher = guest(job_of(**changes), cluster, group)
-    with Training(job, load(job.data, job.seed), events.append, launcher=launcher) as training:
+    with ServerRun(job, load(job.data, job.seed), events.append, launcher=launcher) as training:
         yield training
 
 
@@ -179,13 +179,13 @@ def test_a_group_can_begin_another_run_as_soon_as_one_has_ended(
     cluster: ProcessCluster, operator: shoal.KV, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where its processes take their time to end: none of them comes back as a member meanwhile."""
-    stop = AttachedCluster._stop_others
+    stop = GroupCluster._stop_others
 
-    def stop_late(of: AttachedCluster) -> None:
-        time.sleep(2 * Intervals().heartbeat / limits.SECOND)
+    def stop_late(of: GroupCluster) -> None:
+        time.sleep(2 * TimingSettings().heartbeat / limits.SECOND)
         stop(of)
 
-    monkeypatch.setattr(AttachedCluster, "_stop_others", stop_late)
+    monkeypatch.setattr(GroupCluster, "_stop_others", stop_late)
     with under_way(cluster, "b", [], stop__epochs=1) as training:
         assert training.wait(2 * WITHIN) is not None
     guest(job_of(), cluster, "b")  # or it raises: the group is at work
@@ -254,7 +254,7 @@ def test_one_group_trains_and_another_judges_its_model_on_rows_of_its_own(
         rows = tmp_path / "rows.svm"
         rows.write_text("".join(f"{label} 1:1 7:0.5 {i + 9}:1\n" for i in range(50) for label in (-1, 1)))
         operator.allow("judges", reads=["a"])
-        with Judging(cluster.address, str(rows), training.job, "a/weights", "judges") as judging:
+        with ModelEvaluator(cluster.address, str(rows), training.job, "a/weights", "judges") as judging:
             first, before = judging.look(), training.course.done
             assert soon(lambda: training.course.done > before + 30, WITHIN)
             later = judging.look()
@@ -272,7 +272,7 @@ def test_the_run_of_a_group_is_judged_by_its_folder_and_watched_while_it_goes_on
         run.mkdir()
         (run / "job.toml").write_text(training.job.toml())
         (run / "address").write_text(training._cluster.address)
-        with Judging(str(run), str(rows)) as judging:
+        with ModelEvaluator(str(run), str(rows)) as judging:
             assert judging.look().live
         with contextlib.closing(look_at(training._cluster.address)) as looking:
             assert looking.feed(0).events == []

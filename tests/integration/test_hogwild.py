@@ -255,7 +255,7 @@ def test_a_run_does_not_go_on_from_a_model_of_another_shape(tmp_path: Path, monk
 def test_a_run_is_kept_in_the_middle_of_a_round_and_no_slot_is_done_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_checkpoint.Keeper, "rest", 0)
+    monkeypatch.setattr(local_checkpoint.LocalCheckpoints, "rest", 0)
     run = execute(job_of(emulate__per_example=1e-3, checkpoint__every=0.02), tmp_path / "run")
     saved = [event.steps for event in run.events if isinstance(event, Saved)]
     assert any(steps % 30 for steps in saved) and saved == sorted(set(saved))

@@ -95,9 +95,9 @@ class Stranger:
         self.send(*frames)
         return self.answer()
 
-    def refused(self, *frames: Any) -> m.No:
+    def refused(self, *frames: Any) -> m.Refusal:
         answer = self.ask(*frames)
-        assert isinstance(answer, m.No), answer
+        assert isinstance(answer, m.Refusal), answer
         return answer
 
 
@@ -285,7 +285,7 @@ def test_a_client_cannot_claim_a_clock(member: Member) -> None:
 def test_numbers_far_ahead_are_refused_or_put_off_and_take_no_memory(member: Member) -> None:
     for changes in ({"number": 1 << 60}, {"stream": 0, "number": 1 << 60}):
         answer = member.ask(coding.encode(member.push("dense", 1, **changes)), keys(1), values(1))
-        assert isinstance(answer, m.No) and "ahead of the first missing" in answer.reason
+        assert isinstance(answer, m.Refusal) and "ahead of the first missing" in answer.reason
     answer = member.ask(coding.encode(member.push("steps", 1, stream=0, number=1 << 40)), keys(1), values(1))
     assert isinstance(answer, m.Busy)
 
@@ -348,7 +348,7 @@ def test_a_push_with_an_odd_list_is_refused_and_changes_nothing(member: Member, 
 
 def test_a_table_or_view_that_is_not_there_is_said_so(member: Member) -> None:
     push = msgspec.structs.replace(member.push("dense", 1), table=1 << 40)
-    assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.Moved)
+    assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.SegmentsMoved)
     push = member.push("dense", 1, view=1 << 60)  # a view from the future: not before it is here
     assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.Busy)
     push = member.push("dense", 1, generation=3)
@@ -419,7 +419,7 @@ def test_keys_to_be_pulled_that_were_announced_and_did_not_come_are_refused(memb
     for ahead, arrays in ((5, 2), (2, 3), (1 << 60, 3), (1, 2)):
         frames = [np.array([1, 2, 3][: 3 if arrays == 3 else 1], np.uint64)] * (arrays - 1) + [np.ones(1, np.float32)]
         answer = member.ask(coding.encode(member.push("sparse", 1, pull=True, ahead=ahead)), *frames)
-        assert isinstance(answer, m.No), answer
+        assert isinstance(answer, m.Refusal), answer
 
 
 def test_arrays_that_are_not_whole_are_refused(member: Member) -> None:
@@ -461,7 +461,7 @@ def test_every_flipped_bit_of_a_header_is_noticed_and_told(scene: Scene, member:
             flipped = bytearray(header)
             flipped[bit // 8] ^= 1 << bit % 8
             answer = member.ask(bytes(flipped), *arrays)
-            assert isinstance(answer, m.No), f"bit {bit} of {message}: {answer}"
+            assert isinstance(answer, m.Refusal), f"bit {bit} of {message}: {answer}"
 
 
 @pytest.mark.variants(slow=["ipc-server", "ipc-coordinator"])
@@ -490,10 +490,10 @@ def test_messages_that_only_others_may_send_are_ignored_by_the_coordinator(scene
         m.Alive(99, 99),
         m.Counted(1, True),
         m.Done(1),
-        m.Moved(1, 1 << 60),
+        m.SegmentsMoved(1, 1 << 60),
         m.Park(1, 1, 1, 1),
         m.Fence(0, 1),
-        m.Over("t"),
+        m.IncarnationOver("t"),
     ]
     for lie in lies:
         stranger.send(coding.encode(lie))
@@ -519,11 +519,11 @@ def test_a_server_listens_to_its_coordinator_alone(scene: Scene, name: str | Non
         m.View(view.term + 1, view.number + 100, 0, [], []),
         m.View(view.term, view.number + 1, 1, view.members, []),
         m.Welcome("t", 1 << 40, m.View(99, 1 << 60, 0, [], [])),
-        m.Over("t"),
-        m.No(0, "setting", "go away"),
+        m.IncarnationOver("t"),
+        m.Refusal(0, "setting", "go away"),
     ):
         liar.send(coding.encode(lie))
-    assert isinstance(witness.ask(coding.encode(m.Ask(1, scene.table("dense"), 0))), m.Told)
+    assert isinstance(witness.ask(coding.encode(m.TableStatusRequest(1, scene.table("dense"), 0))), m.TableStatusReply)
     assert scene.residents() == residents
 
 

@@ -33,7 +33,7 @@ from shoal.inspect.status import look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.security import keyring
 from shoal.security.address import parsed, with_key
-from shoal.security.keyring import Own
+from shoal.security.keyring import OwnKey
 from shoal.security.safety import Safety
 from shoal.wire import messages as m
 from shoal.wire.coding import decode, encode
@@ -50,7 +50,7 @@ class Hosts:
         self.place, self.open = place, list[ZmqTransport]()
         self.home = self.key("coordinator", "coordinator")
 
-    def key(self, name: str, role: str, known: bool = False) -> Own:
+    def key(self, name: str, role: str, known: bool = False) -> OwnKey:
         made = keyring.make(self.place / name, name, role)
         if known:
             keyring.allow(self.folder("coordinator"), made)
@@ -97,16 +97,16 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
         node.close()
 
 
-def no(heard: list[tuple[str, str, m.Message]], who: str) -> m.No | None:
-    return next((said for to, _, said in heard if to == who and isinstance(said, m.No)), None)
+def no(heard: list[tuple[str, str, m.Message]], who: str) -> m.Refusal | None:
+    return next((said for to, _, said in heard if to == who and isinstance(said, m.Refusal)), None)
 
 
 def knock(
     hosts: Hosts, caller: ZmqTransport, home: ZmqTransport, name: str
-) -> tuple[list[tuple[str, str, m.Message]], m.No | None]:
+) -> tuple[list[tuple[str, str, m.Message]], m.Refusal | None]:
     """What all heard until the caller was refused, and the refusal."""
     caller.connect("coordinator", home.address)
-    caller.send("coordinator", m.Look(1), ())
+    caller.send("coordinator", m.StatusRequest(1), ())
     heard = hosts.until(lambda heard: no(heard, name) is not None)
     return heard, no(heard, name)
 
@@ -118,9 +118,9 @@ def test_a_worker_with_a_known_key_comes_in_and_is_called_by_its_name(hosts: Hos
     hosts.key("hostb", "worker", known=True)
     home, worker = hosts.node("coordinator", bind=HERE), hosts.node("hostb.1", "hostb")
     worker.connect("coordinator", home.address)
-    worker.send("coordinator", m.Look(7), ())
+    worker.send("coordinator", m.StatusRequest(7), ())
     heard = hosts.until(lambda heard: len(heard) == 1)
-    assert heard == [("coordinator", "hostb.1", m.Look(7))]
+    assert heard == [("coordinator", "hostb.1", m.StatusRequest(7))]
     home.send("hostb.1", m.Done(7), ())
     assert hosts.until(lambda heard: len(heard) == 1) == [("hostb.1", "coordinator", m.Done(7))]
 
@@ -141,13 +141,13 @@ def test_a_key_that_is_added_later_comes_in_without_a_restart_of_anybody(hosts: 
     late = hosts.key("late", "worker")
     home, caller = hosts.node("coordinator", bind=HERE), hosts.node("late")
     caller.connect("coordinator", home.address)
-    caller.send("coordinator", m.Look(1), ())
+    caller.send("coordinator", m.StatusRequest(1), ())
     hosts.until(lambda heard: no(heard, "late") is not None)
     keyring.allow(hosts.folder("coordinator"), late)
 
     def asks_again(heard: list[tuple[str, str, m.Message]]) -> bool:
-        caller.send("coordinator", m.Look(2), ())
-        return ("coordinator", "late", m.Look(2)) in heard
+        caller.send("coordinator", m.StatusRequest(2), ())
+        return ("coordinator", "late", m.StatusRequest(2)) in heard
 
     hosts.until(asks_again)
 
@@ -155,7 +155,7 @@ def test_a_key_that_is_added_later_comes_in_without_a_restart_of_anybody(hosts: 
 def test_a_caller_without_a_key_is_told_that_it_needs_one(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
     home, caller = hosts.node("coordinator", bind=HERE), hosts.plain("plain")
     caller.connect("coordinator", parsed(home.address).plain)
-    caller.send("coordinator", m.Look(1), ())
+    caller.send("coordinator", m.StatusRequest(1), ())
     heard = hosts.until(lambda heard: no(heard, "plain") is not None and home.counters().get("no key", 0) > 0)
     said = no(heard, "plain")
     assert said is not None and "runs with keys and was called without" in said.reason
@@ -167,7 +167,7 @@ def test_a_caller_with_a_key_is_told_that_the_other_side_has_none(hosts: Hosts) 
     hosts.key("hostb", "worker")
     home, caller = hosts.plain("coordinator", HERE), hosts.node("hostb")
     caller.connect("coordinator", with_key(home.address, hosts.home.public))
-    caller.send("coordinator", m.Look(1), ())
+    caller.send("coordinator", m.StatusRequest(1), ())
     heard = hosts.until(lambda heard: no(heard, "hostb") is not None)
     said = no(heard, "hostb")
     assert said is not None and "runs without keys" in said.reason
@@ -176,7 +176,7 @@ def test_a_caller_with_a_key_is_told_that_the_other_side_has_none(hosts: Hosts) 
 def test_an_insecure_caller_is_told_that_the_other_side_has_keys(hosts: Hosts) -> None:
     home, caller = hosts.node("coordinator", bind=HERE), hosts.plain("plain", safety=Safety.insecure())
     caller.connect("coordinator", parsed(home.address).plain)
-    caller.send("coordinator", m.Look(1), ())
+    caller.send("coordinator", m.StatusRequest(1), ())
     hosts.until(lambda heard: no(heard, "plain") is not None)
 
 
@@ -188,7 +188,7 @@ def test_whoever_answers_with_another_key_than_the_address_says_hears_nothing(ho
     impostor, caller = hosts.node("coordinator", "impostor", HERE), hosts.node("hostb")
     assert other.public in impostor.address
     caller.connect("coordinator", with_key(parsed(impostor.address).plain, hosts.home.public))
-    caller.send("coordinator", m.Look(1), ())
+    caller.send("coordinator", m.StatusRequest(1), ())
     heard = hosts.until(lambda heard: no(heard, "hostb") is not None)
     said = no(heard, "hostb")
     assert said is not None and "another key than the address says" in said.reason
@@ -203,17 +203,17 @@ def test_a_node_that_is_away_is_no_refusal(hosts: Hosts) -> None:
         port = place.getsockname()[1]
     caller = hosts.node("hostb")
     caller.connect("coordinator", f"tcp://{hosts.home.public}@127.0.0.1:{port}")
-    caller.send("coordinator", m.Look(1), ())
+    caller.send("coordinator", m.StatusRequest(1), ())
     assert hosts.for_a_while() == []
     hosts.node("coordinator", bind=f"tcp://127.0.0.1:{port}")
-    assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "hostb", m.Look(1))]
+    assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "hostb", m.StatusRequest(1))]
 
 
 # ---------------------------------------------------------------- names and roles
 
 
 @contextlib.contextmanager
-def raw_caller(hosts: Hosts, made: keyring.Own, address: str, identity: bytes = b"") -> Iterator[zmq.Socket[bytes]]:
+def raw_caller(hosts: Hosts, made: keyring.OwnKey, address: str, identity: bytes = b"") -> Iterator[zmq.Socket[bytes]]:
     """A socket with that key that calls itself as it likes."""
     context = zmq.Context()
     with contextlib.closing(context.socket(zmq.DEALER)) as raw:
@@ -234,10 +234,10 @@ def test_a_key_speaks_for_its_own_name_alone(hosts: Hosts) -> None:
     hosts.key("victim", "worker", known=True)
     home = hosts.node("coordinator", bind=HERE)
     with raw_caller(hosts, made, home.address) as raw:
-        raw.send_multipart([b"victim", encode(m.Look(1))])
+        raw.send_multipart([b"victim", encode(m.StatusRequest(1))])
         hosts.until(lambda heard: home.counters().get("impostor", 0) == 1)
         answer, _ = decode(raw.recv())
-        assert isinstance(answer, m.No) and answer.kind == "key" and "the key is hostb's" in answer.reason
+        assert isinstance(answer, m.Refusal) and answer.kind == "key" and "the key is hostb's" in answer.reason
         assert hosts.for_a_while() == []
 
 
@@ -248,28 +248,28 @@ def test_whoever_takes_a_name_for_its_connection_neither_silences_its_owner_nor_
     hosts.key("victim", "worker", known=True)
     home, victim = hosts.node("coordinator", bind=HERE), hosts.node("victim")
     victim.connect("coordinator", home.address)
-    victim.send("coordinator", m.Look(1), ())
-    assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "victim", m.Look(1))]
+    victim.send("coordinator", m.StatusRequest(1), ())
+    assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "victim", m.StatusRequest(1))]
     with raw_caller(hosts, made, home.address, identity=b"victim") as raw:
-        raw.send_multipart([b"hostb", encode(m.Look(2))])
+        raw.send_multipart([b"hostb", encode(m.StatusRequest(2))])
         hosts.until(lambda heard: len(heard) > 0)  # it is in, by its own name
-        raw.send_multipart([b"victim", encode(m.Look(3))])
+        raw.send_multipart([b"victim", encode(m.StatusRequest(3))])
         hosts.until(lambda heard: home.counters().get("impostor", 0) == 1)
         home.send("victim", m.Done(7), ())
         assert hosts.until(lambda heard: len(heard) > 0) == [("victim", "coordinator", m.Done(7))]
-        victim.send("coordinator", m.Look(4), ())
-        assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "victim", m.Look(4))]
+        victim.send("coordinator", m.StatusRequest(4), ())
+        assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "victim", m.StatusRequest(4))]
         answers = []
         while raw.poll(200):
             answers.append(decode(raw.recv())[0])
-        assert [type(one) for one in answers] == [m.No]
+        assert [type(one) for one in answers] == [m.Refusal]
 
 
 def test_a_name_that_is_too_long_is_no_message(hosts: Hosts) -> None:
     made = hosts.key("hostb", "worker", known=True)
     home = hosts.node("coordinator", bind=HERE)
     with raw_caller(hosts, made, home.address) as raw:
-        raw.send_multipart([b"hostb." + b"x" * 1_000, encode(m.Look(1))])
+        raw.send_multipart([b"hostb." + b"x" * 1_000, encode(m.StatusRequest(1))])
         raw.send(b"hostb")
         hosts.until(lambda heard: home.counters().get("not a message", 0) == 2)
 
@@ -281,7 +281,7 @@ def test_a_worker_that_wants_what_its_role_is_not_for_is_answered_no_and_nobody_
     for message in (m.Drop(3, "weights"), m.Drain(3, "server-0"), m.Save(3)):
         worker.send("coordinator", message, ())
         (heard,) = hosts.until(lambda heard: len(heard) == 1)
-        assert heard[0] == "hostb" and isinstance(heard[2], m.No)
+        assert heard[0] == "hostb" and isinstance(heard[2], m.Refusal)
         assert (heard[2].request, heard[2].kind) == (3, "key")
     assert home.counters()["not theirs to say"] == 3
 
@@ -297,14 +297,16 @@ def test_a_server_learns_from_the_coordinator_who_may_call_it(hosts: Hosts) -> N
     worker, stranger = hosts.node("hostb"), hosts.node("stranger")
     for caller in (worker, stranger):  # at the same time as the server joins: it waits for the coordinator's word
         caller.connect("rack", server.address)
-        caller.send("rack", m.Ask(1, 1, 0), ())
-    heard = hosts.until(lambda heard: ("rack", "hostb", m.Ask(1, 1, 0)) in heard and no(heard, "stranger") is not None)
-    assert ("rack", "stranger", m.Ask(1, 1, 0)) not in heard
+        caller.send("rack", m.TableStatusRequest(1, 1, 0), ())
+    heard = hosts.until(
+        lambda heard: ("rack", "hostb", m.TableStatusRequest(1, 1, 0)) in heard and no(heard, "stranger") is not None
+    )
+    assert ("rack", "stranger", m.TableStatusRequest(1, 1, 0)) not in heard
     keyring.revoke(hosts.folder("coordinator"), "hostb")
     heard = hosts.until(lambda heard: no(heard, "hostb") is not None)
-    worker.send("rack", m.Ask(2, 1, 0), ())
+    worker.send("rack", m.TableStatusRequest(2, 1, 0), ())
     server.send("hostb", m.Done(9), ())
-    assert not [one for one in hosts.for_a_while() if isinstance(one[2], m.Ask | m.Done)]
+    assert not [one for one in hosts.for_a_while() if isinstance(one[2], m.TableStatusRequest | m.Done)]
 
 
 def test_only_the_coordinator_says_who_may_come_in(hosts: Hosts) -> None:
@@ -318,7 +320,7 @@ def test_only_the_coordinator_says_who_may_come_in(hosts: Hosts) -> None:
     )
     for one in (server, bad):
         one.connect("coordinator", home.address)
-        one.send("coordinator", m.Look(1), ())
+        one.send("coordinator", m.StatusRequest(1), ())
     bad.connect("rack", server.address)
     hosts.until(lambda heard: len(heard) == 2)
     friend = keyring.own_keys(hosts.folder("friend"))[0]
@@ -326,7 +328,7 @@ def test_only_the_coordinator_says_who_may_come_in(hosts: Hosts) -> None:
     heard = hosts.until(lambda heard: no(heard, "bad") is not None)
     caller = hosts.node("friend")
     caller.connect("rack", server.address)
-    caller.send("rack", m.Ask(1, 1, 0), ())
+    caller.send("rack", m.TableStatusRequest(1, 1, 0), ())
     heard = hosts.until(lambda heard: no(heard, "friend") is not None)
     assert not [one for one in heard if one[0] == "rack"]
 
@@ -348,23 +350,26 @@ def test_a_key_that_expires_while_it_is_at_work_is_cut_off_by_everybody_and_told
     made = hosts.key("hostb", "worker", known=True)
     home, server, worker = hosts.node("coordinator", bind=HERE), hosts.node("rack", bind=HERE), hosts.node("hostb")
     server.connect("coordinator", home.address)
-    server.send("coordinator", m.Look(1), ())
+    server.send("coordinator", m.StatusRequest(1), ())
     worker.connect("coordinator", home.address)
     worker.connect("rack", server.address)
-    worker.send("coordinator", m.Look(1), ())
-    worker.send("rack", m.Ask(1, 1, 0), ())
+    worker.send("coordinator", m.StatusRequest(1), ())
+    worker.send("rack", m.TableStatusRequest(1, 1, 0), ())
     hosts.until(lambda heard: len([one for one in heard if one[0] != "hostb"]) == 3)
     keyring.allow(hosts.folder("coordinator"), made, until=1)  # the time has come
 
     def told(heard: list[tuple[str, str, m.Message]]) -> bool:
-        return {by for to, by, said in heard if to == "hostb" and isinstance(said, m.No)} == {"coordinator", "rack"}
+        return {by for to, by, said in heard if to == "hostb" and isinstance(said, m.Refusal)} == {
+            "coordinator",
+            "rack",
+        }
 
     heard = hosts.until(told)
-    reasons = [said.reason for to, _, said in heard if to == "hostb" and isinstance(said, m.No)]
+    reasons = [said.reason for to, _, said in heard if to == "hostb" and isinstance(said, m.Refusal)]
     assert all("was good until 1970-" in reason for reason in reasons)
-    assert ("coordinator", "hostb", m.No(0, "key", "its key has expired")) in heard
-    worker.send("rack", m.Ask(2, 1, 0), ())
-    assert not [one for one in hosts.for_a_while() if isinstance(one[2], m.Ask)]
+    assert ("coordinator", "hostb", m.Refusal(0, "key", "its key has expired")) in heard
+    worker.send("rack", m.TableStatusRequest(2, 1, 0), ())
+    assert not [one for one in hosts.for_a_while() if isinstance(one[2], m.TableStatusRequest)]
 
 
 def test_a_key_that_is_bound_to_another_group_is_cut_off_and_hears_nothing_more(hosts: Hosts) -> None:
@@ -372,13 +377,13 @@ def test_a_key_that_is_bound_to_another_group_is_cut_off_and_hears_nothing_more(
     keyring.allow(hosts.folder("coordinator"), made, "b")
     home, worker = hosts.node("coordinator", bind=HERE), hosts.node("b/hostb.x", "hostb")
     worker.connect("coordinator", home.address)
-    worker.send("coordinator", m.Look(1), ())
+    worker.send("coordinator", m.StatusRequest(1), ())
     hosts.until(lambda heard: len(heard) == 1)
     keyring.allow(hosts.folder("coordinator"), made, "z")
     heard = hosts.until(lambda heard: len(heard) == 2)
     (said,) = [said for to, _, said in heard if to == "b/hostb.x"]
-    assert isinstance(said, m.No) and "confined to group 'z'" in said.reason
-    assert ("coordinator", "b/hostb.x", m.No(0, "key", "its key is for z/hostb.SOMETHING now")) in heard
+    assert isinstance(said, m.Refusal) and "confined to group 'z'" in said.reason
+    assert ("coordinator", "b/hostb.x", m.Refusal(0, "key", "its key is for z/hostb.SOMETHING now")) in heard
     home.send("b/hostb.x", m.Done(7), ())
     assert hosts.for_a_while() == []
 
@@ -388,7 +393,7 @@ def test_a_server_holds_a_key_to_the_group_that_the_coordinator_says(hosts: Host
     keyring.allow(hosts.folder("coordinator"), hosts.key("hostb", "worker"), "b")
     home, server = hosts.node("coordinator", bind=HERE), hosts.node("rack", bind=HERE)
     server.connect("coordinator", home.address)
-    server.send("coordinator", m.Look(1), ())
+    server.send("coordinator", m.StatusRequest(1), ())
     hosts.until(lambda heard: len(heard) == 1)
     call = m.Call(1, 1, 1, 0, "top", {}, 0, 8)
     for name, why in (
@@ -401,7 +406,7 @@ def test_a_server_holds_a_key_to_the_group_that_the_coordinator_says(hosts: Host
         caller.send("rack", call, ())
         (heard,) = hosts.until(lambda heard: len(heard) == 1)
         if why:
-            assert heard[0] == name and isinstance(heard[2], m.No) and why in heard[2].reason
+            assert heard[0] == name and isinstance(heard[2], m.Refusal) and why in heard[2].reason
         else:
             assert heard == ("rack", name, call)
 

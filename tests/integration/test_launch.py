@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.launch.script import Launching
+from shoal.launch.script import ScriptLauncher
 from tests.support.sandbox import is_gone, soon
 
 _LOOP = """
@@ -126,7 +126,7 @@ def test_a_server_and_a_coordinator_that_are_killed_are_told_gone_and_back(tmp_p
         if {"shoal: server-1 is back\n", "shoal: coordinator is back\n"} <= set(shown):
             enough.touch()
 
-    with Launching(1, 2, 2, show) as launching:
+    with ScriptLauncher(1, 2, 2, show) as launching:
         launching.start(["-c", _WAITS_FOR_A_FILE, str(enough)])
         for name in ("server-1", "coordinator"):
             os.kill(launching.pids[name], signal.SIGKILL)
@@ -138,7 +138,7 @@ def test_a_server_and_a_coordinator_that_are_killed_are_told_gone_and_back(tmp_p
 
 def test_a_script_that_shares_nothing_is_told_so() -> None:
     shown: list[str] = []
-    with Launching(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
+    with ScriptLauncher(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
         launching.start(["-c", "print(open('/proc/self/comm').read())"])
         launching.wait()
     assert "no worker called shoal.torch.distribute: each has trained a model of its own" in shown[-1]
@@ -148,7 +148,7 @@ def test_a_script_that_shares_nothing_is_told_so() -> None:
 @pytest.mark.parametrize(("codes", "is_told"), [((1, 1), False), ((1, 0), True)], ids=["all fail", "one fails"])
 def test_that_others_go_on_is_said_only_where_some_do(codes: tuple[int, int], is_told: bool) -> None:
     shown: list[str] = []
-    with Launching(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
+    with ScriptLauncher(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
         launching.start(["-c", f"import os, sys; sys.exit({codes}[int(os.environ['SHOAL_RANK'])])"])
         assert soon(lambda: launching._news.qsize() == 2)  # both have ended: nothing depends on how long that took
         # Which of the two ended first is chance; here the failure did.

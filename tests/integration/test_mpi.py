@@ -132,11 +132,14 @@ def test_without_mpi_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
     ("variables", "found"),
     [
         ({}, None),
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, mpi_ranks.Rank(3, 5)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, mpi_ranks.Rank(0, 2)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"},
+            mpi_ranks.MpirunRank(3, 5),
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, mpi_ranks.MpirunRank(0, 2)),
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5"}, None),  # left from an mpirun that has ended
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),  # a Slurm step of one process
-        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SHOAL_MPI": "1"}, mpi_ranks.Rank(0, 1)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SHOAL_MPI": "1"}, mpi_ranks.MpirunRank(0, 1)),
         ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, None),
         ({"OMPI_COMM_WORLD_RANK": "9" * 99, "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, None),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal.chaos import zmtp
-from shoal.chaos.proxy import Proxy, Weather
+from shoal.chaos.proxy import LinkFaults, Proxy
 from shoal.launch.processes import ProcessCluster
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -54,7 +54,7 @@ def test_messages_are_found_however_the_bytes_are_cut() -> None:
     ping = bytes((zmtp.COMMAND, 5)) + b"\x04PING"
     data = zmtp.handshake("ann") + zmtp.written(said[0]) + ping + b"".join(map(zmtp.written, said[1:]))
     for size in (1, 7, 1_000, len(data)):
-        stream, heard, passed = zmtp.Stream(), list[list[bytes]](), b""
+        stream, heard, passed = zmtp.ZmtpStream(), list[list[bytes]](), b""
         for at in range(0, len(data), size):
             for piece in stream.feed(data[at : at + size]):
                 if isinstance(piece, bytes):
@@ -138,9 +138,9 @@ def test_a_late_repeat_comes_after_what_was_said_later(cluster: ProcessCluster, 
 
     before, pushes = ann.pull("w", ALL).result(PATIENCE), 0
     for later in (1.0, 4.0, 16.0):  # the other process may take its time, and then the repeat is not late enough
-        proxy.weather = Weather(repeat=1.0, late=1.0, later=later, only=lambda one: one.kind == "push")
+        proxy.weather = LinkFaults(repeat=1.0, late=1.0, later=later, only=lambda one: one.kind == "push")
         ann.push("w", ALL, ONES).result(PATIENCE)
-        proxy.weather = Weather()
+        proxy.weather = LinkFaults()
         ann.close()
         ann = shoal.connect(proxy.through(cluster.address), name="ann")
         ann.push("w", ALL, ONES).result(PATIENCE)
@@ -159,7 +159,7 @@ def test_a_flipped_bit_is_one_that_can_be_noticed(where: str, proxy: Proxy) -> N
     for _ in range(200):
         flipped = proxy._flipped(frames, where, draw)  # type: ignore[arg-type]
         assert flipped != zmtp.written(frames)
-        stream = zmtp.Stream()
+        stream = zmtp.ZmtpStream()
         stream._greeting = 0
         pieces = stream.feed(flipped)
         if where in ("prefix", "header"):
@@ -175,7 +175,7 @@ def test_the_same_seed_draws_the_same_for_the_same_messages() -> None:
     drawn = []
     for seed in (5, 5, 6):
         with Proxy(seed) as proxy:
-            proxy.weather = Weather(repeat=0.2, drop=0.1, flip=0.1)
+            proxy.weather = LinkFaults(repeat=0.2, drop=0.1, flip=0.1)
             struck, done = list[dict[str, int]](), threading.Event()
 
             def pass_some(

@@ -19,7 +19,7 @@ from shoal.cli.main import main
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
 from shoal.run.run import execute
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
 from tests.support.sandbox import Den, soon
 
@@ -28,7 +28,7 @@ def test_a_model_is_asked_while_it_is_trained_watched_to_its_end_and_read_afterw
     folder, seen = tmp_path / "run", dict[str, str]()
     watching = list[subprocess.Popen[str]]()
 
-    def started(training: Training) -> None:
+    def started(training: ServerRun) -> None:
         assert soon(lambda: training.course.steps > 20)
         seen["page"] = CliRunner().invoke(main, ["query", str(folder), "--top", "3"]).output
         seen["json"] = CliRunner().invoke(main, ["query", str(folder), "--json"]).output

@@ -188,7 +188,9 @@ class OtherCoordinator:
         sender, header = self._socket.recv_multipart()[:2]
         assert header[1] == limits.PROTOCOL
         self.heard += 1
-        body = msgspec.msgpack.encode(m.No(0, "version", f"they speak {header[1]}, this side speaks {self.version}"))
+        body = msgspec.msgpack.encode(
+            m.Refusal(0, "version", f"they speak {header[1]}, this side speaks {self.version}")
+        )
         words = bytearray(coding.sealed(body))
         words[1] = self.version
         self._socket.send_multipart([sender, bytes(words)])
@@ -225,14 +227,14 @@ def test_a_coordinator_of_another_version_is_left_with_both_versions_in_words(ve
 
 @pytest.mark.parametrize("version", [limits.PROTOCOL - 1, limits.PROTOCOL + 1])
 def test_a_server_that_is_told_of_another_version_ends_and_says_why(version: int) -> None:
-    from shoal.launch.server_process import Serving
+    from shoal.launch.server_process import ServerProcess
     from shoal.wire.zmq import ZmqTransport
 
     with OtherCoordinator(version) as other:
         transport = ZmqTransport("server-0", "tcp://127.0.0.1:*")
         transport.connect("coordinator", other.address)
         with pytest.raises(Refused, match=f"they speak protocol {version}"):
-            Serving("server-0", "token", transport).run()
+            ServerProcess("server-0", "token", transport).run()
 
 
 @pytest.mark.parametrize("version", [limits.PROTOCOL - 1, limits.PROTOCOL + 1])
@@ -252,7 +254,7 @@ def test_a_caller_of_another_version_is_told_and_named_and_changes_nothing(
             assert caller.poll(PATIENCE * 1_000)
             answer, _ = coding.decode(caller.recv())
         context.term()
-        assert isinstance(answer, m.No) and answer.kind == "version"
+        assert isinstance(answer, m.Refusal) and answer.kind == "version"
         assert f"they speak protocol {version}" in answer.reason
         assert cluster.look().counts["other version"] == 1
         assert cluster._looking.view(PATIENCE).number == before

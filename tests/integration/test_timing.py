@@ -34,7 +34,7 @@ def address() -> str:
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
-def standing(address: str) -> m.Standing | None:
+def standing(address: str) -> m.StatusReply | None:
     looking = look_at(address)
     try:
         return looking.look(1.0)

@@ -19,7 +19,7 @@ from shoal.job import Job
 from shoal.nodes.evaluator import Evaluator
 from shoal.run.run import Run, execute, train
 from shoal.settings import changed
-from shoal.strategies.parameter_server.run import Training
+from shoal.strategies.parameter_server.run import ServerRun
 
 ROWS, BATCH = 600, 20  # 30 slots in a pass
 BASE: dict[str, Any] = {
@@ -281,7 +281,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path, monkey
 
 
 def test_a_worker_that_breaks_is_lost_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(training: Training) -> None:
+    def started(training: ServerRun) -> None:
         trainer = training._threads["worker-0"][1]
         monkeypatch.setattr(trainer, "gradient", lambda *_: 1 / 0)
 
@@ -339,7 +339,7 @@ def test_an_evaluator_that_breaks_fails_the_run_and_says_why(monkeypatch: pytest
 def test_workers_may_join_and_leave_while_it_runs(strategy: str) -> None:
     names: list[str] = []
 
-    def started(training: Training) -> None:
+    def started(training: ServerRun) -> None:
         names.append(training.add_worker())
         training.drain("worker-0")
 
@@ -354,7 +354,7 @@ def test_a_training_can_be_waited_for_for_a_while() -> None:
     from shoal.data.datasets import load
 
     one = job(stop__seconds=0.5)
-    with Training(one, load(one.data, one.seed)) as training:
+    with ServerRun(one, load(one.data, one.seed)) as training:
         assert training.wait(0.05) is None
         assert sorted(training.workers) == ["worker-0", "worker-1"]
         with pytest.raises(Invalid, match="no worker 'nobody' here"):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.launch.forkserver import Setup
-from shoal.launch.process_pool import Children
+from shoal.launch.forkserver import ForkserverSetup
+from shoal.launch.process_pool import ProcessPool
 from shoal.launch.processes import ProcessCluster
 from tests.support.sandbox import soon
 from tests.support.warm_forkserver import Warm, Warmed
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(not Warm.can, reason="this machine has no such s
 
 
 @pytest.fixture
-def children(warm: Warm) -> Iterator[Children]:
-    one = Children(lambda name, why: None, lambda name, why: None)
-    one.start(Setup(os.getpid(), "", [], sys.path), "test", start=warm.start)
+def children(warm: Warm) -> Iterator[ProcessPool]:
+    one = ProcessPool(lambda name, why: None, lambda name, why: None)
+    one.start(ForkserverSetup(os.getpid(), "", [], sys.path), "test", start=warm.start)
     yield one
     one.close()
 
@@ -37,8 +37,8 @@ def test_it_is_a_child_of_ours_in_the_folder_and_with_the_environment_of_the_mom
     told = tmp_path / "told"
     for said in ("first", "second"):
         monkeypatch.setenv("TOLD", said)
-        one = Children(lambda name, why: None, lambda name, why: None)
-        one.start(Setup(os.getpid(), "", ["ours"], sys.path), "test", start=warm.start)
+        one = ProcessPool(lambda name, why: None, lambda name, why: None)
+        one.start(ForkserverSetup(os.getpid(), "", ["ours"], sys.path), "test", start=warm.start)
         assert soon(lambda: told.exists() and told.stat().st_size > 0)
         assert told.read_text() == said
         assert isinstance(one._nursery, Warmed)
@@ -49,7 +49,7 @@ def test_it_is_a_child_of_ours_in_the_folder_and_with_the_environment_of_the_mom
         told.unlink()
 
 
-def test_how_it_ended_is_told(children: Children) -> None:
+def test_how_it_ended_is_told(children: ProcessPool) -> None:
     nursery = children._nursery
     assert isinstance(nursery, Warmed) and nursery.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):

@@ -16,7 +16,7 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.events import Gone, Joined, read_run
-from shoal.inspect.status import Looking, look_at
+from shoal.inspect.status import StatusClient, look_at
 from shoal.security.safety import Safety
 from shoal.testing.watch import PATIENCE
 from tests.support.hosts import Hosts
@@ -66,7 +66,7 @@ class Office:
             self.new_key(host, name)
         self.new_key(Hosts.US, "client-us")
 
-    def looking(self) -> Looking:
+    def looking(self) -> StatusClient:
         return look_at(self.address, Safety.with_keys(self.keys(Hosts.US)))
 
     def steps(self) -> int:

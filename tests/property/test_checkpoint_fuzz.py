@@ -17,30 +17,30 @@ from shoal.simulation.disk import SimulatedDisk
 from shoal.store.checkpoint.manifest import (
     MANIFEST,
     Manifest,
-    Sealed,
-    Tabled,
+    SavedTable,
+    SealedCheckpoint,
     finish,
     newest,
     prepare,
     verify,
 )
 from shoal.store.checkpoint.segment_file import read_segment, write_segment
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.tables import Dense, Sparse, Step
-from shoal.wire.messages import Books, Clocked, Counts, Written
+from shoal.wire.messages import ClockedWorker, Counts, SegmentBooks, Written
 
 ROOT = Path("/run/checkpoints")
 FOLDER = ROOT / "00000001"
-D = Tabled(1, "d", Dense(rows=6, width=2, apply=Step()), [0, 3])
-S = Tabled(2, "s", Sparse(keys=100), [0])
+D = SavedTable(1, "d", Dense(rows=6, width=2, apply=Step()), [0, 3])
+S = SavedTable(2, "s", Sparse(keys=100), [0])
 
 
 def saved() -> tuple[SimulatedDisk, Manifest]:
     disk = SimulatedDisk()
     prepare(disk, ROOT)
-    books = Books(4, {0: Counts.of(3, [5])}, {7: Clocked("ann", 1, True, 0, Counts(2))})
-    images = [Image(i, D.keys(i), books, np.ones((3, 2), np.float32)) for i in range(2)]
-    sparse = Image(0, S.keys(0), books, np.ones((2, 1), np.float32), np.array([4, 9], np.uint64))
+    books = SegmentBooks(4, {0: Counts.of(3, [5])}, {7: ClockedWorker("ann", 1, True, 0, Counts(2))})
+    images = [SegmentImage(i, D.keys(i), books, np.ones((3, 2), np.float32)) for i in range(2)]
+    sparse = SegmentImage(0, S.keys(0), books, np.ones((2, 1), np.float32), np.array([4, 9], np.uint64))
     written = [write_segment(disk, FOLDER, "d", 1, image) for image in images]
     written.append(write_segment(disk, FOLDER, "s", 2, sparse))
     manifest = Manifest(number=1, generation=0, job="j", steps=4, tables=[D, S], segments=written)
@@ -75,7 +75,7 @@ def changed(value: Any, way: tuple[Any, ...], to: Any) -> Any:
 
 def sealed(manifest: Any) -> bytes:
     text = msgspec.json.encode(manifest)
-    return msgspec.json.encode(Sealed(hashlib.sha256(text).hexdigest(), msgspec.Raw(text)))
+    return msgspec.json.encode(SealedCheckpoint(hashlib.sha256(text).hexdigest(), msgspec.Raw(text)))
 
 
 @given(st.sampled_from(places(PLAIN)), json_values)
@@ -127,7 +127,7 @@ def test_any_file_for_a_segment_is_refused_or_read_as_it_is(
     disk = SimulatedDisk()
     disk.make_folder(FOLDER)
     disk.write(FOLDER / "f", [contents])
-    written = Written(1, 0, "f", len(contents), hashlib.sha256(contents).hexdigest(), Books(0))
+    written = Written(1, 0, "f", len(contents), hashlib.sha256(contents).hexdigest(), SegmentBooks(0))
     spec = Dense(rows=2) if dense else Sparse(keys=2)
     try:
         image = read_segment(disk, FOLDER, written, spec, KeyRange(0, 2))

@@ -87,12 +87,18 @@ CALLS = st.builds(
 OTHERS = st.sampled_from(
     [
         m.Hello("ann", "server", "token", "tcp://here"),
-        m.View(1, 2, 0, [m.Member("ann", 1, "server", "")], [m.Placed(1, "w", SPECS[3], [0], [m.Place(1, ["ann"])])]),
+        m.View(
+            1,
+            2,
+            0,
+            [m.Member("ann", 1, "server", "")],
+            [m.TablePlaces(1, "w", SPECS[3], [0], [m.Replicas(1, ["ann"])])],
+        ),
         m.Create(1, "w", SPECS[2]),
         m.Heartbeat(1, 2, {3: "no memory"}),
         m.Values(1, 2, [3, 4], 5, 6),
-        m.Told(1, {"rows": 3}, [1, 2]),
-        m.No(1, "keys", "because"),
+        m.TableStatusReply(1, {"rows": 3}, [1, 2]),
+        m.Refusal(1, "keys", "because"),
     ]
 )
 MESSAGES = st.one_of(PUSHES, PULLS, CALLS, PARKS, OTHERS)
@@ -185,8 +191,8 @@ class House:
     def __init__(self, spec: Table, inline: int) -> None:
         self.server, self.now = Server("ann", "token", inline=inline), SECOND
         members = [m.Member("ann", 1, "server", ""), m.Member("me", ME, "worker", ""), m.Member("you", 3, "worker", "")]
-        places = [m.Place(1, [owner]) for owner in ("ann", "bob", "ann")]
-        view = m.View(1, 1, 0, members, [m.Placed(1, "w", spec, [0, 4, 8], places)])
+        places = [m.Replicas(1, [owner]) for owner in ("ann", "bob", "ann")]
+        view = m.View(1, 1, 0, members, [m.TablePlaces(1, "w", spec, [0, 4, 8], places)])
         self.feed(Tick())
         self.feed(Received("coordinator", m.Welcome("token.0", 1, view)))
         self.segments = self.server.tables[1].own
@@ -219,7 +225,7 @@ class House:
 
 def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
     """One request, whatever it says: it is answered, and rows change only if it was taken."""
-    if not isinstance(message, m.Push | m.Pull | m.Call | m.Park | m.Ask):
+    if not isinstance(message, m.Push | m.Pull | m.Call | m.Park | m.TableStatusRequest):
         return
     before = house.contents()
     said = [*house.feed(Received("me", message, arrays)), *house.later()]
@@ -227,7 +233,7 @@ def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
     assert any(getattr(one, "request", None) == message.request for one in said)  # nobody is left without a word
     if house.contents() != before:
         assert isinstance(message, m.Push)
-        assert any(isinstance(one, m.Counted | m.Values | m.Held) for one in said)
+        assert any(isinstance(one, m.Counted | m.Values | m.PushHeld) for one in said)
     for one in said:
         coding.decode(coding.encode(one))  # and what it says can be said
 

@@ -18,7 +18,7 @@ import shoal
 from shoal.errors import BadValues
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.worker import Worker
-from shoal.store.client.error_feedback import Feedback
+from shoal.store.client.error_feedback import ErrorFeedback
 from shoal.store.client.task import Task
 from shoal.tables import Filter, Table
 from shoal.wire import messages as m
@@ -165,7 +165,7 @@ def test_a_push_that_is_refused_for_good_gives_back_what_it_took() -> None:
     assert client.left()[0] < 5.0  # taken out: it is on its way
     request = next(iter(client.flight.letters))
     to = client.flight.letters[request].to
-    client.handle(harbour.now, to, m.No(request, "full", "no memory"), ())
+    client.handle(harbour.now, to, m.Refusal(request, "full", "no memory"), ())
     assert task.error is not None and client.left() == (5.0, 0.0)
 
 
@@ -198,7 +198,7 @@ def test_a_value_that_sixteen_bits_cannot_hold_comes_in_parts_or_is_refused() ->
 @settings(max_examples=50, deadline=None)
 def test_what_is_left_is_an_account(moves: list[tuple[list[int], int, bool]]) -> None:
     """Against a plain array: whatever is put and taken, the norm is that of what is there."""
-    feedback, model = Feedback(spec_of(False, [])), np.zeros(SPAN)
+    feedback, model = ErrorFeedback(spec_of(False, [])), np.zeros(SPAN)
     for listed, amount, takes in moves:
         keys = np.array(sorted(listed), np.uint64)
         if takes:

@@ -20,8 +20,8 @@ from shoal.errors import ShoalError
 from shoal.keys import KeyList, Keys, Values
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.worker import Worker
-from shoal.simulation.cluster import Cluster
-from shoal.simulation.faults import Plan
+from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.faults import FaultPlan
 from shoal.simulation.idle_run import IdleRun
 from shoal.simulation.world import World
 from shoal.store.server import row_lifecycle
@@ -66,9 +66,9 @@ class Twins:
     """A cluster on virtual time, with a client that tells two tables the same."""
 
     def __init__(self, seed: int, spec: Table, servers: int, copies: int, storm: bool) -> None:
-        plan = Plan(seed=seed, servers=servers, copies=min(servers, copies), kind="clients")
+        plan = FaultPlan(seed=seed, servers=servers, copies=min(servers, copies), kind="clients")
         self.spec, self.world = spec, World(seed)
-        self.cluster = Cluster(self.world, plan, IdleRun())
+        self.cluster = SimulatedCluster(self.world, plan, IdleRun())
         self.cluster.set_up()
         self.worker = Worker("ann", "client", "only")
         self.cluster.add(self.worker)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.store.server.ledger import Stream
+from shoal.store.server.ledger import PushStream
 
 LAWS = settings(max_examples=150, deadline=None)
 NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, 150), st.integers(0, 1_000))
@@ -50,7 +50,7 @@ def test_a_stream_is_its_twin(
     story: tuple[int, list[tuple[str, int | list[int], list[bool]]]], asked: list[int]
 ) -> None:
     segments, events = story
-    stream, twins = Stream(segments), [Twin() for _ in range(segments)]
+    stream, twins = PushStream(segments), [Twin() for _ in range(segments)]
     for what, number, chosen in events:
         if what == "raise":
             floors = number if isinstance(number, list) else [number] * segments
@@ -75,7 +75,7 @@ def test_a_stream_is_its_twin(
 @LAWS
 @given(st.permutations(range(100)), st.integers(1, 4))
 def test_numbers_in_any_order_end_at_the_same_mark(order: list[int], segments: int) -> None:
-    stream = Stream(segments)
+    stream = PushStream(segments)
     everywhere = np.ones(segments, np.bool_)
     news = 0
     for number in (*order, *order):

@@ -16,9 +16,9 @@ from shoal import tables
 from shoal.keys import KeyRange
 from shoal.limits import COORDINATOR
 from shoal.store.server import row_lifecycle
-from shoal.store.server.outcome import Outcome
-from shoal.store.server.table_server import FromServer, Holding
-from shoal.store.table.table import Table
+from shoal.store.server.outcome import HandlerResult
+from shoal.store.server.table_server import FromServer, TableServer
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import (
     FTRL,
     SGD,
@@ -58,20 +58,20 @@ class Town:
     since: int = 1  # the view in which the primary last changed
     filling: str = ""
     requests: int = 0
-    holdings: dict[str, Holding] = field(default_factory=dict)
+    holdings: dict[str, TableServer] = field(default_factory=dict)
     post: deque[tuple[str, Send]] = field(default_factory=deque)
     answers: list[m.Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in SERVERS:
-            holding = self.holdings[name] = Holding(name, SERVERS[name], self._placed(), self.inline)
+            holding = self.holdings[name] = TableServer(name, SERVERS[name], self._placed(), self.inline)
             holding.set_up(SERVERS, None)
             self.carry_out(name, holding.take(0, self._placed(), SERVERS, 1))
             holding.live({}, {ANN: "ann"})
 
-    def _placed(self) -> m.Placed:
-        places = [m.Place(self.view, list(self.servers), filling=self.filling, since=self.since) for _ in range(3)]
-        return m.Placed(1, "w", self.spec, [0, 5, 16], places)
+    def _placed(self) -> m.TablePlaces:
+        places = [m.Replicas(self.view, list(self.servers), filling=self.filling, since=self.since) for _ in range(3)]
+        return m.TablePlaces(1, "w", self.spec, [0, 5, 16], places)
 
     def push(self, number: int, values: dict[int, float]) -> None:
         own = self.holdings[self.servers[0]].own
@@ -86,8 +86,8 @@ class Town:
         rows = np.array([values[key] for key in sorted(values)], np.float32)
         self.carry_out(self.servers[0], own.push(0, "ann", push, (keys, rows)))
 
-    def carry_out(self, sender: str, outcome: Outcome | list[Effect]) -> None:
-        if isinstance(outcome, Outcome):
+    def carry_out(self, sender: str, outcome: HandlerResult | list[Effect]) -> None:
+        if isinstance(outcome, HandlerResult):
             works = deque(outcome.works)
             while works:
                 work = works.popleft()
@@ -129,7 +129,10 @@ class Town:
         self.deliver()
 
     def digests(self) -> list[dict[int, str]]:
-        return [self.holdings[name].told(m.Ask(1, 1, self.view, digests=True)).digests for name in self.servers]
+        return [
+            self.holdings[name].told(m.TableStatusRequest(1, 1, self.view, digests=True)).digests
+            for name in self.servers
+        ]
 
     def own(self) -> Any:
         own = self.holdings[self.servers[0]].own
@@ -276,7 +279,7 @@ def test_only_rows_of_the_named_segments_whose_weights_are_all_zero_go(
     rows: list[tuple[int, float]], wanted: list[bool], width: int
 ) -> None:
     segments = [KeyRange(0, 20), KeyRange(20, 35), KeyRange(40, 61)]
-    table = Table(Sparse(keys=61, width=width, update=Assign(), evict=True), segments)
+    table = ServerTable(Sparse(keys=61, width=width, update=Assign(), evict=True), segments)
     twin: dict[int, list[float]] = {}
     for at, (key, value) in enumerate(rows):
         if not 35 <= key < 40:

@@ -7,23 +7,25 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shoal.cluster import placement
-from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.balance_plan import WantedMove
 from shoal.cluster.load_balance import split
 from shoal.cluster.rebalance import plan, together
 from shoal.limits import COPIES_WITHIN, LOAD_ABOVE, MOVE_BYTES
 from shoal.tables import Dense
-from shoal.wire.messages import Place, Placed
+from shoal.wire.messages import Replicas, TablePlaces
 
 NAMES = [f"server-{i}" for i in range(7)]
 SPAN = 64_000
 
 
-def table_of(number: int, holders: list[tuple[str, ...]]) -> Placed:
+def table_of(number: int, holders: list[tuple[str, ...]]) -> TablePlaces:
     starts = [i * SPAN // len(holders) for i in range(len(holders))]
-    return Placed(number, f"table-{number}", Dense(rows=SPAN), starts, [Place(1, list(names)) for names in holders])
+    return TablePlaces(
+        number, f"table-{number}", Dense(rows=SPAN), starts, [Replicas(1, list(names)) for names in holders]
+    )
 
 
-def done(tables: list[Placed], moves: list[Wanted]) -> list[Placed]:
+def done(tables: list[TablePlaces], moves: list[WantedMove]) -> list[TablePlaces]:
     """Everything that is wanted has arrived."""
     by_name = {table.name: table for table in tables}
     for one in moves:
@@ -35,12 +37,12 @@ def done(tables: list[Placed], moves: list[Wanted]) -> list[Placed]:
     return list(by_name.values())
 
 
-def counts(table: Placed, servers: list[str], ranks: slice) -> list[int]:
+def counts(table: TablePlaces, servers: list[str], ranks: slice) -> list[int]:
     return [sum(name in place.servers[ranks] for place in table.places) for name in servers]
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[list[Placed], list[str], list[str], int]:
+def clusters(draw: st.DrawFn) -> tuple[list[TablePlaces], list[str], list[str], int]:
     """Tables that were placed on some servers; others have come since, and some are leaving."""
     before = draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
     copies = draw(st.integers(1, 2))
@@ -54,7 +56,9 @@ def clusters(draw: st.DrawFn) -> tuple[list[Placed], list[str], list[str], int]:
     return tables, servers, leaving, copies
 
 
-def settled(tables: list[Placed], servers: list[str], leaving: list[str], balance: str, **more: object) -> list[Placed]:
+def settled(
+    tables: list[TablePlaces], servers: list[str], leaving: list[str], balance: str, **more: object
+) -> list[TablePlaces]:
     for _ in range(500):
         moves = plan(tables, servers, leaving=leaving, balance=balance, **more)  # type: ignore[arg-type]
         if not moves:
@@ -66,7 +70,7 @@ def settled(tables: list[Placed], servers: list[str], leaving: list[str], balanc
 @settings(deadline=None)
 @given(clusters())
 def test_a_plan_ends_with_even_counts_and_nothing_on_those_who_leave(
-    found: tuple[list[Placed], list[str], list[str], int],
+    found: tuple[list[TablePlaces], list[str], list[str], int],
 ) -> None:
     tables, servers, leaving, copies = found
     for table in settled(tables, servers, leaving, "count"):
@@ -80,7 +84,7 @@ def test_a_plan_ends_with_even_counts_and_nothing_on_those_who_leave(
 
 @settings(deadline=None)
 @given(clusters())
-def test_by_count_no_rule_could_move_fewer(found: tuple[list[Placed], list[str], list[str], int]) -> None:
+def test_by_count_no_rule_could_move_fewer(found: tuple[list[TablePlaces], list[str], list[str], int]) -> None:
     tables, servers, leaving, copies = found
     if copies > 1:
         return
@@ -95,7 +99,7 @@ def test_by_count_no_rule_could_move_fewer(found: tuple[list[Placed], list[str],
 @settings(deadline=None)
 @given(clusters(), st.data())
 def test_what_is_under_way_is_left_alone_and_nobody_who_leaves_is_given_anything(
-    found: tuple[list[Placed], list[str], list[str], int], data: st.DataObject
+    found: tuple[list[TablePlaces], list[str], list[str], int], data: st.DataObject
 ) -> None:
     tables, servers, leaving, _ = found
     every = [(table.number, segment) for table in tables for segment in range(len(table.places))]
@@ -114,7 +118,7 @@ def test_what_is_under_way_is_left_alone_and_nobody_who_leaves_is_given_anything
 @settings(deadline=None)
 @given(clusters())
 def test_moves_that_are_on_their_way_are_not_wanted_again(
-    found: tuple[list[Placed], list[str], list[str], int],
+    found: tuple[list[TablePlaces], list[str], list[str], int],
 ) -> None:
     tables, servers, leaving, _ = found
     first = plan(tables, servers, leaving=leaving, balance="count", most=1 << 60)
@@ -133,7 +137,7 @@ def test_moves_that_are_on_their_way_are_not_wanted_again(
 @settings(deadline=None)
 @given(clusters(), st.data())
 def test_the_order_of_names_plays_no_part(
-    found: tuple[list[Placed], list[str], list[str], int], data: st.DataObject
+    found: tuple[list[TablePlaces], list[str], list[str], int], data: st.DataObject
 ) -> None:
     tables, servers, leaving, _ = found
     other = data.draw(st.permutations(servers))
@@ -143,7 +147,7 @@ def test_the_order_of_names_plays_no_part(
 @settings(deadline=None)
 @given(clusters(), st.integers(0, 1_000_000))
 def test_by_load_a_plan_ends_and_never_makes_the_busiest_busier(
-    found: tuple[list[Placed], list[str], list[str], int], seed: int
+    found: tuple[list[TablePlaces], list[str], list[str], int], seed: int
 ) -> None:
     tables, servers, leaving, _ = found
     loads = {
@@ -152,7 +156,7 @@ def test_by_load_a_plan_ends_and_never_makes_the_busiest_busier(
     }
     tables = settled(tables, servers, leaving, "count")
 
-    def busiest(tables: list[Placed]) -> float:
+    def busiest(tables: list[TablePlaces]) -> float:
         return max(
             sum(loads[t.number][i] for t in tables for i, place in enumerate(t.places) if place.servers[0] == name)
             for name in servers
@@ -195,7 +199,7 @@ def test_a_segment_that_alone_is_above_the_mean_is_split_where_its_load_is_halve
 def test_only_so_much_is_on_its_way_between_two_servers() -> None:
     big = Dense(rows=SPAN, width=4_096)  # 1 GB in 64 segments
     starts = [i * SPAN // 64 for i in range(64)]
-    table = Placed(1, "w", big, starts, [Place(1, ["ann"]) for _ in starts])
+    table = TablePlaces(1, "w", big, starts, [Replicas(1, ["ann"]) for _ in starts])
     moves = plan([table], ["ann", "bob"])
     per_segment = SPAN // 64 * 4_096 * 4
     assert 1 <= len(moves) == MOVE_BYTES // per_segment
@@ -207,9 +211,9 @@ def test_a_trade_is_on_its_way_as_a_whole_or_not_at_all() -> None:
     moves = plan([table], ["ann", "bob"], loads=loads)
     assert [len(those) for those in together(moves)] == [2]
     assert {one.gain for one in moves} == {"ann was asked for 1.84 times the mean, 1.03 after this exchange"}
-    alone = [Wanted(one.table, one.segment, one.source, one.target, one.why) for one in moves]
+    alone = [WantedMove(one.table, one.segment, one.source, one.target, one.why) for one in moves]
     assert [len(those) for those in together(alone)] == [1, 1]
-    big = Placed(1, "w", Dense(rows=SPAN, width=4_096), table.starts, table.places)
+    big = TablePlaces(1, "w", Dense(rows=SPAN, width=4_096), table.starts, table.places)
     assert (
         len(plan([big], ["ann", "bob"], loads=loads)) == 2
     )  # more than may go at once, but nothing else is on its way

@@ -10,17 +10,17 @@ from shoal.keys import KeyRange, Keys
 from shoal.limits import FRAME_BYTES
 from shoal.store.client.split import Layout
 from shoal.tables import Sparse
-from shoal.wire.messages import Place, Placed
+from shoal.wire.messages import Replicas, TablePlaces
 
 LAWS = settings(max_examples=200, deadline=None)
 SPAN = 200
 
 
 @st.composite
-def placements(draw: st.DrawFn) -> Placed:
+def placements(draw: st.DrawFn) -> TablePlaces:
     starts = [0, *sorted(draw(st.sets(st.integers(1, SPAN - 1), max_size=11)))]
     owners = draw(st.lists(st.sampled_from("abc"), min_size=len(starts), max_size=len(starts)))
-    return Placed(1, "w", Sparse(keys=SPAN), starts, [Place(1, [owner]) for owner in owners])
+    return TablePlaces(1, "w", Sparse(keys=SPAN), starts, [Replicas(1, [owner]) for owner in owners])
 
 
 KEYS = st.one_of(
@@ -32,7 +32,7 @@ KEYS = st.one_of(
 @LAWS
 @given(placements(), KEYS, st.booleans(), st.one_of(st.none(), st.integers(1, SPAN)))
 def test_every_row_travels_exactly_once(
-    placed: Placed, keys: Keys | KeyRange, every_server: bool, most: int | None
+    placed: TablePlaces, keys: Keys | KeyRange, every_server: bool, most: int | None
 ) -> None:
     each = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
     ends = [*placed.starts[1:], SPAN]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal import tables
 from shoal.keys import KeyRange, Keys, Values
 from shoal.store.table import kernels
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import (
     SGD,
     AdaGrad,
@@ -118,7 +118,7 @@ def test_a_table_is_its_twin_bit_by_bit(
         spec = tables.Dense(rows=SPAN, width=width, update=update, initial=initial)
     else:
         spec = tables.Sparse(keys=SPAN, width=width, update=update, initial=initial)
-    table, twin = Table(spec, parts), Twin(spec)
+    table, twin = ServerTable(spec, parts), Twin(spec)
     held = table.held(KeyRange(0, SPAN))
     for _ in range(data.draw(st.integers(1, 5))):
         keys: Keys | KeyRange
@@ -153,12 +153,12 @@ def test_a_weight_is_born_the_same_in_any_order_and_on_any_server(
     cut = data.draw(st.sampled_from(keys))
     spec = tables.Sparse(hashed=True, width=width, initial=initial)
     expected = Twin(spec).pull(keys, width)
-    whole = Table(spec, [KeyRange(0, 1 << 63)])
+    whole = ServerTable(spec, [KeyRange(0, 1 << 63)])
     assert same(whole.pull(np.array(keys, np.uint64)), expected)  # not born yet
     for key in data.draw(st.permutations(keys)):
         whole.push(np.array([key], np.uint64), np.zeros((1, width), np.float32))
     assert same(whole.pull(np.array(keys, np.uint64)), expected + np.float32(0))
-    servers = Table(spec, [KeyRange(0, cut)]), Table(spec, [KeyRange(cut, 1 << 63)])
+    servers = ServerTable(spec, [KeyRange(0, cut)]), ServerTable(spec, [KeyRange(cut, 1 << 63)])
     parts = [key for key in keys if key < cut], [key for key in keys if key >= cut]
     for server, part in zip(servers, parts, strict=True):
         server.push(np.array(part, np.uint64), np.zeros((len(part), width), np.float32))
@@ -170,7 +170,7 @@ def test_a_weight_is_born_the_same_in_any_order_and_on_any_server(
 @given(st.lists(st.integers(0, 60), max_size=12), segments())
 def test_keys_are_fine_if_they_ascend_and_are_held(keys: list[int], parts: list[KeyRange]) -> None:
     listed = np.array(keys, np.uint64)
-    table = Table(tables.Sparse(keys=SPAN), parts)
+    table = ServerTable(tables.Sparse(keys=SPAN), parts)
     ascending = all(a < b for a, b in pairwise(keys))
     held = all(any(part.start <= key < part.stop for part in parts) for key in keys)
     assert (table.check_keys(listed) is None) == (ascending and held)
@@ -202,7 +202,7 @@ def test_keys_whose_tags_and_places_collide_are_still_told_apart(data: st.DataOb
     hashes = [tag << 32 | middle << 11 | 2040 for tag in range(3) for middle in range(300)]
     keys = sorted(key for key in map(unmix, hashes) if key < 1 << 63)
     assert all(int(kernels.mix(np.uint64(key))) & 2047 == 2040 for key in keys[:5])
-    table = Table(tables.Sparse(hashed=True, update=Assign()), [KeyRange(0, 1 << 63)])
+    table = ServerTable(tables.Sparse(hashed=True, update=Assign()), [KeyRange(0, 1 << 63)])
     first = sorted(data.draw(st.sets(st.sampled_from(keys), min_size=1)))
     for part in (first, keys):
         table.push(np.array(part, np.uint64), np.arange(len(part), dtype=np.float32))

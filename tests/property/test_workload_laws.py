@@ -16,7 +16,7 @@ from shoal.schedule.slot_queue import (
     AGAIN,
     AHEAD,
     MOST,
-    Workload,
+    SlotQueue,
 )
 from shoal.tables import Step
 
@@ -58,7 +58,7 @@ class Cards:
 class Book:
     """The same run in plain sets, and the laws that are checked at every turn."""
 
-    work: Workload
+    work: SlotQueue
     counted: set[int] = field(default_factory=set)
     hands: dict[int, set[int]] = field(default_factory=dict)  # by worker: what it has
     dealt: list[int] = field(default_factory=list)
@@ -160,9 +160,9 @@ class Book:
             assert max(self.counted) < (passes + 1) * self.work.per_pass
 
 
-def workload(per_pass: int, slots: int, limit: int, in_steps: bool) -> Workload:
+def workload(per_pass: int, slots: int, limit: int, in_steps: bool) -> SlotQueue:
     step = Step(slots=slots, slots_per_pass=per_pass) if in_steps else None
-    work = Workload(Cards(per_pass), limit, step)
+    work = SlotQueue(Cards(per_pass), limit, step)
     work.limit = work.slots_until(work.steps_until(limit))
     return work
 
@@ -280,7 +280,7 @@ def test_any_prefix_of_a_journal_resumes_and_workers_keep_what_they_had(
     assert pushed.issuperset(spread(resumed.counted(), 1 << 20))  # nothing is taken for counted that is not
 
 
-def _open_step(work: Workload, pushed: set[int]) -> int:
+def _open_step(work: SlotQueue, pushed: set[int]) -> int:
     """The first step that is not whole."""
     lowest = next(slot for slot in range(len(pushed) + 1) if slot not in pushed)
     return work.step_of(lowest)

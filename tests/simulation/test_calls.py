@@ -18,7 +18,7 @@ from shoal.nodes.worker import Worker
 from shoal.simulation.world import World
 from shoal.store import query as door
 from shoal.tables import Dense, Sparse, Table
-from shoal.wire.effects import Ended
+from shoal.wire.effects import ProcessEnd
 from shoal.wire.messages import Call
 
 ROWS, CALLS = 24, 12
@@ -89,7 +89,7 @@ class Scene:
             return
         self.world.crash(name)
         later, number = self.world.now + 10 * MILLISECOND, int(name[-1])
-        self.world.at(later, lambda: self.world.tell("coordinator", Ended(name, "it was killed")))
+        self.world.at(later, lambda: self.world.tell("coordinator", ProcessEnd(name, "it was killed")))
         self.world.at(later + 300 * MILLISECOND, lambda: self._restart(number))
 
     def _restart(self, number: int) -> None:

@@ -16,20 +16,20 @@ from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint import segment_file
 from shoal.store.checkpoint.manifest import (
     Manifest,
-    Tabled,
+    SavedTable,
     finish,
     newest,
     prepare,
     prune,
 )
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.tables import Dense, Sparse, Step, Update
-from shoal.wire.messages import Books, Clocked, Counts
+from shoal.wire.messages import ClockedWorker, Counts, SegmentBooks
 
 ROOT = Path("/run/checkpoints")
 TABLES = [
-    Tabled(1, "w", Dense(rows=300, width=2, update=Update("adagrad"), apply=Step(slots=2)), [0, 100, 200]),
-    Tabled(7, "../odd name", Sparse(hashed=True), [0, 1 << 62]),
+    SavedTable(1, "w", Dense(rows=300, width=2, update=Update("adagrad"), apply=Step(slots=2)), [0, 100, 200]),
+    SavedTable(7, "../odd name", Sparse(hashed=True), [0, 1 << 62]),
 ]
 SEEDS = range(12)  # of what survives a crash
 
@@ -42,14 +42,14 @@ def run_folder(seed: int = 0) -> SimulatedDisk:
     return disk
 
 
-def images(number: int) -> dict[tuple[int, int], Image]:
+def images(number: int) -> dict[tuple[int, int], SegmentImage]:
     """A model that differs from checkpoint to checkpoint in every segment: rows, ledger, clocks."""
     random = np.random.default_rng(number)
     made = {}
     for table in TABLES:
         for segment in range(len(table.starts)):
             keys = table.keys(segment)
-            books = Books(
+            books = SegmentBooks(
                 10 * number, {0: Counts(20 * number), -3: Counts.of(number, [number + segment + 2])}, {4: clock(number)}
             )
             if isinstance(table.spec, Dense):
@@ -58,12 +58,12 @@ def images(number: int) -> dict[tuple[int, int], Image]:
                 names = np.sort(random.choice(1 << 40, 90 + number, replace=False)).astype(np.uint64)
                 names += np.uint64(keys.start)
                 rows = random.normal(size=(len(names), 1)).astype(np.float32)
-            made[table.number, segment] = Image(segment, keys, books, rows, names)
+            made[table.number, segment] = SegmentImage(segment, keys, books, rows, names)
     return made
 
 
-def clock(number: int) -> Clocked:
-    return Clocked("worker-1", 1, False, 0, Counts(5 * number))
+def clock(number: int) -> ClockedWorker:
+    return ClockedWorker("worker-1", 1, False, 0, Counts(5 * number))
 
 
 def save(disk: Disk, keep: int = 1) -> int:
@@ -303,7 +303,7 @@ def test_the_two_disks_answer_alike(tmp_path: Path) -> None:
 
 
 def test_a_range_of_all_keys_is_saved_and_read(tmp_path: Path) -> None:
-    image = Image(0, KeyRange(0, 1 << 63), Books(1), np.empty((0, 1), np.float32), np.empty(0, np.uint64))
+    image = SegmentImage(0, KeyRange(0, 1 << 63), SegmentBooks(1), np.empty((0, 1), np.float32), np.empty(0, np.uint64))
     written = segment_file.write_segment(Disk(), tmp_path, "all", 1, image)
     back = segment_file.read_segment(Disk(), tmp_path, written, Sparse(hashed=True), image.keys)
     assert back.names is not None and len(back.names) == len(back.rows) == 0

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from shoal.cli.main import main
 from shoal.simulation.gossip_mutants import MUTANTS
 from shoal.simulation.gossip_plan import GossipPlan
-from shoal.simulation.gossip_scenario import GossipRun, simulate
+from shoal.simulation.gossip_scenario import GossipScenario, simulate
 from shoal.simulation.scenarios import mutated
 from shoal.strategies.gossip.topology import Graph
 from tests.harness.seeds import check, check_caught
@@ -74,7 +74,7 @@ def test_what_was_broken_once_holds(seed: int) -> None:
 def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
     file = Path(__file__).parent / "plans" / "gossip" / f"{seed}.json"
     plan = msgspec.json.decode(file.read_bytes(), type=GossipPlan)
-    assert GossipRun(plan).verdict().violations == []
+    assert GossipScenario(plan).verdict().violations == []
 
 
 @pytest.mark.variants(
@@ -109,7 +109,7 @@ def test_the_same_seed_is_the_same_run_in_any_process() -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_on_a_disconnected_graph_each_piece_comes_to_a_mean_of_its_own(mode: Literal["sync", "async"]) -> None:
     plan = GossipPlan(seed=3, mode=mode, nodes=6, legs=1, rounds=60, learns=False, loss=0.05)
-    run = GossipRun(plan, graph=Graph("two rings", 6, [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]))
+    run = GossipScenario(plan, graph=Graph("two rings", 6, [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]))
     starts = np.stack([model.weights for model in run.models.values()])
     assert run.verdict().violations == []
     ends = np.stack([model.weights for model in run.models.values()])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.simulation.faults import Plan
-from shoal.simulation.run import Run
+from shoal.simulation.faults import FaultPlan
+from shoal.simulation.run import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_scenario import TrainingScenario
 
@@ -34,7 +34,7 @@ BUGS = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text())["bug"]
 )
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug["what"]))
 def test_a_mended_bug_stays_mended(bug: dict[str, Any]) -> None:
-    plan = Plan.read(bug["plan"])
+    plan = FaultPlan.read(bug["plan"])
     assert bug["mended"]
-    verdict = TrainingScenario(plan).verdict() if isinstance(plan, TrainingPlan) else Run(plan).verdict()
+    verdict = TrainingScenario(plan).verdict() if isinstance(plan, TrainingPlan) else StoreRun(plan).verdict()
     assert verdict.violations == []

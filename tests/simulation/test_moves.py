@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from shoal.events import End
 from shoal.limits import SECOND
-from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.move_mutants import MUTANTS
 from shoal.simulation.moves_plan import PLANNED, RUSHED, draw, rushed, with_moves
 from shoal.simulation.moves_scenario import simulate
-from shoal.simulation.run import Run
+from shoal.simulation.run import StoreRun
 from shoal.simulation.workload import COLUMNS
 from tests.harness.seeds import check, check_caught
 
@@ -69,15 +69,15 @@ def test_nothing_is_lost_or_doubled_while_servers_come_and_go_in_more_schedules(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_the_move_is_caught(name: str) -> None:
-    check_caught(name, MUTANTS[name](), lambda seed: Run(_plan(name, seed)).verdict(), CATCHES, within=60)
+    check_caught(name, MUTANTS[name](), lambda seed: StoreRun(_plan(name, seed)).verdict(), CATCHES, within=60)
 
 
-def _plan(mutant: str, seed: int) -> Plan:
+def _plan(mutant: str, seed: int) -> FaultPlan:
     """Some show at a rare moment only: there the plan is made for it, or is the one by which the fault was found."""
     if mutant in FOUND_BY:
-        found = Plan.read((PLANS / f"{FOUND_BY[mutant]}-shrunk.txt").read_text())
+        found = FaultPlan.read((PLANS / f"{FOUND_BY[mutant]}-shrunk.txt").read_text())
         return replace(found, seed=seed) if seed else found
-    busy = Plan(
+    busy = FaultPlan(
         seed=seed, servers=2, copies=1 + seed % 2, workers=4, kind="clients", slots=24, think=50, delay=3, lasts=4_000
     )
     join = Fault("join", 200, who="server-2")
@@ -107,7 +107,7 @@ def test_a_seed_always_means_the_same_schedule() -> None:
 
 def test_plans_with_moves_are_read_back_as_they_print_themselves() -> None:
     for seed in range(50):
-        assert Plan.read(repr(draw(seed))) == draw(seed)
+        assert FaultPlan.read(repr(draw(seed))) == draw(seed)
 
 
 def test_some_plans_have_nothing_but_comings_and_goings() -> None:
@@ -130,9 +130,9 @@ def test_one_plan_in_five_is_a_rush_in_which_nothing_else_goes_wrong() -> None:
 
 
 def test_what_one_node_says_to_another_takes_longer_if_they_are_far_from_each_other() -> None:
-    near = Plan(seed=3, servers=1, workers=1, kind="clients", slots=8, think=5, delay=1, lasts=2_000)
+    near = FaultPlan(seed=3, servers=1, workers=1, kind="clients", slots=8, think=5, delay=1, lasts=2_000)
     far = replace(near, faults=(Fault("far", 0, 2_000, "server-0", ("worker-0",), rate=200, how="out"),))
-    one, other = Run(near).verdict(), Run(far).verdict()
+    one, other = StoreRun(near).verdict(), StoreRun(far).verdict()
     assert one.ok and other.ok and not one.counts["network: far"]
     ended = [max(end.time for end in verdict.history if isinstance(end, End)) / SECOND for verdict in (one, other)]
     assert other.counts["network: far"] >= 8 and ended[1] > ended[0] + 8 * 0.2
@@ -145,7 +145,7 @@ def test_a_rush_is_a_cluster_of_its_own_whatever_it_is_made_of() -> None:
 
 
 def test_what_is_drawn_for_moves_leaves_the_rest_of_a_plan_alone() -> None:
-    plan = Plan.draw(3)
+    plan = FaultPlan.draw(3)
     more = with_moves(plan)
     assert (more.servers, more.copies, more.workers, more.kind, more.slots) == (
         plan.servers, plan.copies, plan.workers, plan.kind, plan.slots,
@@ -153,6 +153,6 @@ def test_what_is_drawn_for_moves_leaves_the_rest_of_a_plan_alone() -> None:
 
 
 def test_without_a_word_of_it_nothing_moves() -> None:
-    verdict = Run(Plan(seed=1, servers=3, copies=2, workers=2)).verdict()
+    verdict = StoreRun(FaultPlan(seed=1, servers=3, copies=2, workers=2)).verdict()
     assert verdict.ok
     assert not any(what.startswith("moves: ") for what, count in verdict.counts.items() if count)

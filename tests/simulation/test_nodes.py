@@ -21,7 +21,7 @@ import pytest
 
 import shoal
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.scheduling import Scheduler
 from shoal.nodes.trainer import Trainer
 from shoal.simulation.names import MODULES
 from shoal.simulation.scenarios import kind
@@ -34,7 +34,7 @@ SEEDS = 60  # at most: a scenario is left as soon as all that it names has run
 STARTED_BY: dict[type[Any], str] = {
     Trainer: "start",
     Evaluator: "start",
-    Dealing: "want",
+    Scheduler: "want",
     Sync: "run",
     Bounded: "run",
     Async: "run",

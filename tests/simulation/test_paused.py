@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from shoal.limits import MILLISECOND, SECOND
-from shoal.simulation.faults import Plan
-from shoal.simulation.run import Run
+from shoal.simulation.faults import FaultPlan
+from shoal.simulation.run import StoreRun
 
 
 @pytest.mark.parametrize("seed", range(40, 56))
 def test_a_pause_of_the_whole_program_removes_nobody(seed: int) -> None:
     """Not a fault of a plan: those break so many at once as copies can bear, and this breaks nobody."""
-    plan = msgspec.structs.replace(Plan.draw(seed), faults=(), habits=(), lasts=20_000, scale=1.0, beyond=False)
-    run, paused = Run(plan), list[str]()
+    plan = msgspec.structs.replace(FaultPlan.draw(seed), faults=(), habits=(), lasts=20_000, scale=1.0, beyond=False)
+    run, paused = StoreRun(plan), list[str]()
 
     def pause() -> None:
         for name in list(run.world.hosts):

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.simulation.counting_peer import Learner
+from shoal.simulation.counting_peer import CountingLearner
 from shoal.simulation.peers_plan import PeersPlan
-from shoal.simulation.peers_scenario import MUTANTS, Peering, simulate
+from shoal.simulation.peers_scenario import MUTANTS, PeersScenario, simulate
 from shoal.simulation.scenarios import mutated
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.run_log import Contribution
@@ -101,20 +101,20 @@ def kept(seed: int) -> PeersPlan:
 def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
     plan = kept(seed)
     assert plan.faults, "a plan in which nothing goes wrong shows nothing"
-    assert Peering(plan).verdict().violations == []
+    assert PeersScenario(plan).verdict().violations == []
 
 
 def test_a_founder_that_nobody_heard_is_waited_for_and_not_for_good() -> None:
     with mock.patch.object(Mesh, "tell_ended", lambda self, now, life, why: []):
-        verdict = Peering(kept(93001934)).verdict()
+        verdict = PeersScenario(kept(93001934)).verdict()
     assert [wrong.rule for wrong in verdict.violations] == ["live"]
 
 
 def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
-    run = Peering(PeersPlan(1, 1, 1_000, 1, True, 100, send="owned", slots=30))
+    run = PeersScenario(PeersPlan(1, 1, 1_000, 1, True, 100, send="owned", slots=30))
     assert run.verdict().violations == []
     learner = run.peers["worker-0.1"]
-    assert isinstance(learner, Learner)
+    assert isinstance(learner, CountingLearner)
     book, replica = learner.node.book, learner._replica
     # One that died had learned from two slots again, and only the owner of the first part has told so.
     learner.mesh.gone["ann"] = "killed"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.simulation.faults import Plan
-from shoal.simulation.run import Run
+from shoal.simulation.faults import FaultPlan
+from shoal.simulation.run import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_scenario import TrainingScenario
 
@@ -47,9 +47,9 @@ def test_there_are_the_plans_that_were_found() -> None:
 )
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_plan_that_broke_a_promise_keeps_all_of_them(file: Path) -> None:
-    plan = Plan.read(file.read_text())
+    plan = FaultPlan.read(file.read_text())
     assert plan.faults, "a plan in which nothing goes wrong shows nothing"
-    assert Run(plan).verdict().violations == []
+    assert StoreRun(plan).verdict().violations == []
 
 
 def test_there_are_the_plans_of_training_that_were_found() -> None:

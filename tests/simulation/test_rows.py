@@ -10,18 +10,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_plan import STAGES
-from shoal.simulation.run import Run
+from shoal.simulation.run import StoreRun
 
 SHAPES = [("each", False), ("step", True), ("clients", False)]
 
 
-def _plans(*faults: Fault, copies: tuple[int, ...] = (1, 2, 3), servers: int = 3) -> Iterator[Plan]:
+def _plans(*faults: Fault, copies: tuple[int, ...] = (1, 2, 3), servers: int = 3) -> Iterator[FaultPlan]:
     """One for each number of copies, each of another shape."""
     for seed, number in enumerate(copies):
         kind, dense = SHAPES[(seed + len(faults)) % len(SHAPES)]
-        yield Plan(
+        yield FaultPlan(
             seed=seed,
             servers=servers,
             copies=number,
@@ -39,11 +39,11 @@ def _plans(*faults: Fault, copies: tuple[int, ...] = (1, 2, 3), servers: int = 3
         )
 
 
-def _held(plans: Iterator[Plan]) -> Counter[str]:
+def _held(plans: Iterator[FaultPlan]) -> Counter[str]:
     """Run them all: every promise holds. What was counted."""
     counts: Counter[str] = Counter()
     for plan in plans:
-        verdict = Run(plan).verdict()
+        verdict = StoreRun(plan).verdict()
         assert verdict.violations == [], str(plan)
         counts.update(verdict.counts)
     return counts
@@ -116,7 +116,7 @@ def test_f18_a_primary_that_only_workers_reach_counts_nothing() -> None:
 @pytest.mark.parametrize("other", ["server-1", "coordinator"])
 def test_f19_where_only_one_side_hears_the_other_nothing_flaps(how: str, other: str) -> None:
     for plan in _plans(Fault("cut", 300, 6_500, "server-0", (other,), how=how), copies=(2, 3)):
-        verdict = Run(plan).verdict()
+        verdict = StoreRun(plan).verdict()
         assert verdict.violations == [], str(plan)
         assert verdict.counts["coordinator: removed"] + verdict.counts["coordinator: shrunk"] <= 2, str(plan)
 

@@ -8,8 +8,8 @@ import pytest
 
 from shoal.limits import SECOND
 from shoal.nodes.strategy import TABLE
-from shoal.simulation.faults import STRAGGLING, Fault, Plan
-from shoal.simulation.run import Run
+from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
+from shoal.simulation.run import StoreRun
 from shoal.simulation.stragglers import Stragglers
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_run import TrainingWorld, nemesis_of, paced, stopped
@@ -18,8 +18,8 @@ STEPS = {"kind": "step", "workers": 3, "servers": 2, "slots": 24, "slots_per_ste
 SLOW = Fault("slower", 0, 9_000, "worker-0", rate=10)
 
 
-def run(**facts: object) -> Run:
-    one = Run(Plan(seed=1, **facts))  # type: ignore[arg-type]
+def run(**facts: object) -> StoreRun:
+    one = StoreRun(FaultPlan(seed=1, **facts))  # type: ignore[arg-type]
     verdict = one.verdict()
     assert verdict.ok, verdict.violations
     return one
@@ -74,7 +74,7 @@ def test_a_delay_is_found_while_they_run_and_every_server_hears_of_it(crashes: t
 
 def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:
     now = [0]
-    slow = Stragglers(Plan(seed=3), lambda: now[0])
+    slow = Stragglers(FaultPlan(seed=3), lambda: now[0])
     slow.straggle(Fault("slower", who="worker-0", rate=5), 1_000)
     slow.straggle(Fault("stall", who="worker-2"), 800)
     assert [slow.takes(f"worker-{n}", 100) for n in range(3)] == [500, 100, 900]
@@ -86,6 +86,6 @@ def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:
 
 
 def test_a_plan_with_stragglers_can_be_read_back() -> None:
-    drawn = [plan for plan in map(Plan.draw, range(60)) if any(fault.kind in STRAGGLING for fault in plan.faults)]
+    drawn = [plan for plan in map(FaultPlan.draw, range(60)) if any(fault.kind in STRAGGLING for fault in plan.faults)]
     assert {fault.kind for plan in drawn for fault in plan.faults} >= set(STRAGGLING)
-    assert all(Plan.read(repr(plan)) == plan for plan in drawn)
+    assert all(FaultPlan.read(repr(plan)) == plan for plan in drawn)

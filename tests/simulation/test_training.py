@@ -19,13 +19,13 @@ from shoal.cli.main import main
 from shoal.events import RolledBack, Saved
 from shoal.limits import SECOND
 from shoal.nodes.strategy import TABLE, TALLY
-from shoal.schedule.slot_queue import Workload
-from shoal.simulation.faults import Plan
+from shoal.schedule.slot_queue import SlotQueue
+from shoal.simulation.faults import FaultPlan
 from shoal.simulation.reference import serial
 from shoal.simulation.reference_blocks import FIRST as FIRST_HAND
-from shoal.simulation.reference_blocks import Began, Turn, weights_by_iteration
+from shoal.simulation.reference_blocks import BlocksBegun, BlockTurn, weights_by_iteration
 from shoal.simulation.scenarios import mutated
-from shoal.simulation.training_checks import Ends, TrainingChecker
+from shoal.simulation.training_checks import FinalTables, TrainingChecker
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
 from shoal.simulation.training_run import TrainingWorld, data_of, paced, stopped
 from shoal.simulation.training_scenario import (
@@ -35,7 +35,7 @@ from shoal.simulation.training_scenario import (
     simulate,
 )
 from shoal.simulation.training_watch import PartsWatch
-from shoal.strategies.block_proximal.algorithm import BlockProximal, Held
+from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
 from tests.harness.seeds import check, check_caught
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -88,12 +88,12 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
         work = run.dealing.workload
         mine, found = (replaced(work) if not is_counted else work), weights.copy()
         found[key] += by * STEP
-        checker = TrainingChecker(run, Ends(found, tally), resumed=False)
+        checker = TrainingChecker(run, FinalTables(found, tally), resumed=False)
         checker.work, run.dealing._former = mine, restarted
         return [one.what for one in checker._counted_in_weights(found)]
 
-    def replaced(work: Workload) -> Workload:
-        without = Workload(work.order, 3, work.step)
+    def replaced(work: SlotQueue) -> SlotQueue:
+        without = SlotQueue(work.order, 3, work.step)
         without.resume([0, 1, 2], None, {}, {})
         return without
 
@@ -130,7 +130,7 @@ def test_a_part_that_begins_anew_with_other_weights_is_caught() -> None:
     plan, begin = TrainingPlan.read(PARTS.read_text()), BlockProximal._begin
     assert isinstance(plan, TrainingPlan)
 
-    async def astray(self: BlockProximal, lane: Any, slot: Any, part: Any) -> Held | None:
+    async def astray(self: BlockProximal, lane: Any, slot: Any, part: Any) -> HeldPart | None:
         held = await begin(self, lane, slot, part)
         if held is not None:
             held.standing.refresh(held.standing.all_weights * np.float32(1.0001))
@@ -141,24 +141,24 @@ def test_a_part_that_begins_anew_with_other_weights_is_caught() -> None:
 
 
 def test_a_slot_that_several_pushed_is_of_one_of_them_or_in_some_segments_of_one_and_in_some_of_another() -> None:
-    watch, anew = PartsWatch(), Began(1, 1)
-    for turn, began in ((Turn(0, 0), FIRST_HAND), (Turn(1, 0), FIRST_HAND), (Turn(1, 0), anew)):
+    watch, anew = PartsWatch(), BlocksBegun(1, 1)
+    for turn, began in ((BlockTurn(0, 0), FIRST_HAND), (BlockTurn(1, 0), FIRST_HAND), (BlockTurn(1, 0), anew)):
         watch._note(turn, (0, 0), began)
-    ways = [hands[Turn(1, 0)] for hands in watch.hands(segments=2)]
+    ways = [hands[BlockTurn(1, 0)] for hands in watch.hands(segments=2)]
     assert ways[:2] == [(FIRST_HAND,) * 2, (anew,) * 2]
     assert set(ways[2:]) == {(one, two) for one in (FIRST_HAND, anew) for two in (FIRST_HAND, anew)}
-    watch._note(Turn(1, 0), (0, 1), anew)  # the run went back, and did it again
-    watch._note(Turn(1, 0), (0, 0), FIRST_HAND)  # what is of before comes too late
-    assert [hands[Turn(1, 0)] for hands in watch.hands(segments=2)] == [(anew,) * 2]
+    watch._note(BlockTurn(1, 0), (0, 1), anew)  # the run went back, and did it again
+    watch._note(BlockTurn(1, 0), (0, 0), FIRST_HAND)  # what is of before comes too late
+    assert [hands[BlockTurn(1, 0)] for hands in watch.hands(segments=2)] == [(anew,) * 2]
 
     plan = TrainingPlan(
         seed=3, strategy="block-proximal", kind="step", settings={"parts": 2, "blocks": 4, "max_delay": 0},
         slots_per_pass=8, batch=16, features=9, stop={"steps": 8},
     )  # fmt: skip
-    data, turn = data_of(plan), Turn(6, 1)
+    data, turn = data_of(plan), BlockTurn(6, 1)
     one, two, both = (
         next(islice(weights_by_iteration(plan.job, data, {turn: whose}, (0, 5)), 7, None))
-        for whose in ((FIRST_HAND,) * 2, (Began(6, 6),) * 2, (FIRST_HAND, Began(6, 6)))
+        for whose in ((FIRST_HAND,) * 2, (BlocksBegun(6, 6),) * 2, (FIRST_HAND, BlocksBegun(6, 6)))
     )
     assert (one != two)[:5].any() and (one != two)[5:].any()
     np.testing.assert_array_equal(both, np.concatenate([one[:5], two[5:]]))
@@ -237,7 +237,7 @@ def test_the_same_seed_is_the_same_run_in_any_process() -> None:
 def test_a_plan_is_read_back_as_it_prints_itself() -> None:
     for seed in range(50):
         plan = draw(seed)
-        assert Plan.read(repr(plan)) == plan
+        assert FaultPlan.read(repr(plan)) == plan
 
 
 def test_the_command_runs_one_seed_of_training() -> None:

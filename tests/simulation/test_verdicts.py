@@ -6,24 +6,24 @@ from unittest import mock
 
 from shoal.limits import SECOND
 from shoal.simulation import run as module
-from shoal.simulation.faults import Fault, Plan
-from shoal.simulation.run import Run
-from shoal.simulation.world import Host, World
+from shoal.simulation.faults import Fault, FaultPlan
+from shoal.simulation.run import StoreRun
+from shoal.simulation.world import SimulatedHost, World
 from shoal.wire.effects import Connect, Effect, Event, Received
 from shoal.wire.messages import Done
 
 
 def test_a_run_that_was_cut_off_by_its_events_says_so() -> None:
     """It is no proof that something hangs: there may be much to do."""
-    plan = Plan(seed=1, servers=2, workers=2, slots=20, faults=(Fault("join", 100, who="server-2"),), lasts=200)
+    plan = FaultPlan(seed=1, servers=2, workers=2, slots=20, faults=(Fault("join", 100, who="server-2"),), lasts=200)
     with mock.patch.object(module, "MOST_EVENTS", 300):
-        (found,) = Run(plan).verdict().violations
+        (found,) = StoreRun(plan).verdict().violations
     assert found.rule == "I13 live"
     assert " s after all was healed, and after 300 events: " in found.what
 
 
 def test_nothing_is_well_before_the_last_pause_is_over() -> None:
-    run = Run(Plan(seed=1, servers=1))
+    run = StoreRun(FaultPlan(seed=1, servers=1))
     run.cluster.set_up()
     run.world.now = 3 * SECOND
     run.world.pause("server-0", 6 * SECOND)
@@ -42,7 +42,7 @@ class Quiet:
         return []
 
 
-def _ann() -> tuple[World, Host]:
+def _ann() -> tuple[World, SimulatedHost]:
     world = World(1)
     return world, world.add(Quiet("ann"))
 

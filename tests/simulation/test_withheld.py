@@ -5,15 +5,15 @@ from __future__ import annotations
 from shoal import limits
 from shoal.nodes.worker import Worker
 from shoal.simulation.cluster import COORDINATOR
-from shoal.simulation.faults import Plan
-from shoal.simulation.run import Run
+from shoal.simulation.faults import FaultPlan
+from shoal.simulation.run import StoreRun
 from shoal.simulation.workload import TABLE
 from shoal.wire import messages as m
 
 
-def begun(servers: int, copies: int) -> Run:
+def begun(servers: int, copies: int) -> StoreRun:
     """A cluster with a table, and nobody who uses it."""
-    run = Run(Plan(seed=1, servers=servers, copies=copies))
+    run = StoreRun(FaultPlan(seed=1, servers=servers, copies=copies))
     run.cluster.set_up()
     operator = Worker("operator", "client", "only")
     run.cluster.add(operator)
@@ -22,12 +22,12 @@ def begun(servers: int, copies: int) -> Run:
     return run
 
 
-def leaving(run: Run, name: str) -> None:
+def leaving(run: StoreRun, name: str) -> None:
     run.world.send("operator", COORDINATOR, m.Drain(1 << 40, name))
     assert run._until(lambda: run.cluster.coordinator.roster.people[name].member.leaving, limits.SECOND)
 
 
-def knows(run: Run, name: str) -> bool:
+def knows(run: StoreRun, name: str) -> bool:
     return any(member.leaving for member in run.cluster.servers[name].member.view.members)
 
 

@@ -35,9 +35,17 @@ from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
 from shoal.security.safety import Safety
 from shoal.simulation.checker import Violation, check, check_end, client_name
-from shoal.simulation.faults import Plan
-from shoal.simulation.run import Run
-from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, in_order, worker_life
+from shoal.simulation.faults import FaultPlan
+from shoal.simulation.run import StoreRun
+from shoal.simulation.workload import (
+    TABLE,
+    CheckpointWriter,
+    IncarnationEnded,
+    SimulatedDealer,
+    client_life,
+    in_order,
+    worker_life,
+)
 from shoal.store.client.split import Layout
 from shoal.testing.watch import PATIENCE
 from shoal.wire.zmq import ZmqTransport
@@ -51,7 +59,7 @@ _decoder = msgspec.json.Decoder(Event)
 class Orders(msgspec.Struct, frozen=True):
     """What one process is to do."""
 
-    plan: Plan
+    plan: FaultPlan
     address: str
     column: int  # whose keys are its own, where clients count
     life: int  # no two processes have the same
@@ -72,7 +80,7 @@ class Lines(list[Event]):
         os.write(self._file, msgspec.json.encode(record) + b"\n")
 
 
-class Diary(Scribe):
+class Diary(CheckpointWriter):
     """A scribe whose calls are numbered apart from those of others."""
 
     def __init__(self, orders: Orders) -> None:
@@ -81,15 +89,15 @@ class Diary(Scribe):
         self._calls = orders.life * _CALLS
 
 
-class Hand(Dealer):
+class Hand(SimulatedDealer):
     """A dealer of one worker's slots, all dealt beforehand."""
 
-    def __init__(self, plan: Plan, slots: Sequence[int]) -> None:
+    def __init__(self, plan: FaultPlan, slots: Sequence[int]) -> None:
         super().__init__(plan)
         self._new, self._all = deque(slots), len(slots)
 
 
-def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: Any) -> Plan:
+def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: Any) -> FaultPlan:
     """A small one, quick to think. For clients ``slots`` are pushes of each."""
     given: dict[str, Any] = {
         "seed": 0,
@@ -100,12 +108,12 @@ def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: A
         "think": 4,
         **settings,
     }
-    return Plan(servers=servers, workers=workers, kind=kind, slots=slots, **given)
+    return FaultPlan(servers=servers, workers=workers, kind=kind, slots=slots, **given)
 
 
-def create(kv: KV, plan: Plan) -> None:
+def create(kv: KV, plan: FaultPlan) -> None:
     """The table that all count in."""
-    kv.create(TABLE, Run(plan)._spec())
+    kv.create(TABLE, StoreRun(plan)._spec())
 
 
 def live(orders: Orders) -> None:
@@ -131,7 +139,7 @@ def live(orders: Orders) -> None:
                 if time.monotonic() > deadline:
                     tasks = [repr(op.task) for op in dict.fromkeys(worker.client._running.values())]
                     raise TimeoutError(f"{name} is not done after {orders.seconds:g} s: {tasks or 'nothing under way'}")
-            if whole.error is not None and not isinstance(whole.error, Stop):
+            if whole.error is not None and not isinstance(whole.error, IncarnationEnded):
                 raise whole.error
             over = whole.done and whole.error is None
             if not over:
@@ -150,7 +158,7 @@ class Crowd:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: FaultPlan,
         address: str,
         den: Den,
         seconds: float = PATIENCE,
@@ -232,7 +240,7 @@ class Crowd:
 
     def violations(self, kv: KV) -> list[Violation]:
         """What the checker says of the history, and of what is in the table now."""
-        history, scribe = widened(self.history()), Scribe(self.plan, time.monotonic_ns)
+        history, scribe = widened(self.history()), CheckpointWriter(self.plan, time.monotonic_ns)
         assert any(isinstance(one, End) and one.seen for one in history), "nobody has pulled: nothing is shown"
         layout: Layout = kv._client.layout(TABLE)
         values = kv.pull(TABLE, scribe.everything(layout)).result(PATIENCE)

@@ -9,10 +9,10 @@ from typing import TypeVar
 from shoal.data.slots import Slots
 from shoal.events import RunEvent, Started, Stopped
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.scheduling import JOURNAL_TOKEN, Dealing
+from shoal.nodes.scheduling import JOURNAL_TOKEN, Scheduler
 from shoal.schedule.runs import runs, spread
-from shoal.schedule.slot_queue import Workload
-from shoal.schedule.stop_rules import ENDLESS, Stop, Stopping
+from shoal.schedule.slot_queue import SlotQueue
+from shoal.schedule.stop_rules import ENDLESS, StopDecision, StopRules
 from shoal.tables import Step
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Send, Tell
@@ -21,11 +21,11 @@ PER_PASS = 8
 E = TypeVar("E", bound=RunEvent)
 
 
-def dealing(rules: Stop | None = None, slots: int = 0, workers: int = 2, every: float = 1.0) -> Dealing:
+def dealing(rules: StopRules | None = None, slots: int = 0, workers: int = 2, every: float = 1.0) -> Scheduler:
     """As ``launch.training`` makes it: passes of eight slots, in steps of so many if there are steps."""
     step = Step(slots=slots, slots_per_pass=PER_PASS) if slots else None
-    workload = Workload(Slots(PER_PASS, 1, seed=3), ENDLESS, step)
-    stopping = Stopping(rules or Stop(epochs=2))
+    workload = SlotQueue(Slots(PER_PASS, 1, seed=3), ENDLESS, step)
+    stopping = StopDecision(rules or StopRules(epochs=2))
     steps = stopping.rules.steps
     limit, why = stopping.limit(PER_PASS, None if steps is None else workload.slots_until(steps))
     workload.limit = limit if limit >= ENDLESS else workload.slots_until(workload.steps_until(limit))
@@ -33,14 +33,14 @@ def dealing(rules: Stop | None = None, slots: int = 0, workers: int = 2, every: 
         seconds=0.0, data="d", model="m", strategy="s", workers=workers, servers=1, seed=3, cores=2,
         rows=PER_PASS, test_rows=1, features=1, batch=1, slots=PER_PASS,
     )  # fmt: skip
-    return Dealing(workload, stopping, started, ENDLESS if math.isinf(every) else round(every * PER_PASS), why)
+    return Scheduler(workload, stopping, started, ENDLESS if math.isinf(every) else round(every * PER_PASS), why)
 
 
 @dataclass
 class Desk:
     """A run, its two workers and its evaluator, in one thread."""
 
-    dealing: Dealing
+    dealing: Scheduler
     now: int = 100 * SECOND
     told: list[RunEvent] = field(default_factory=list)
     journal: list[bytes] = field(default_factory=list)
@@ -76,11 +76,11 @@ class Desk:
         self.over[who] = deal.over
         return deal
 
-    def ready(self, holds: int = -1, found: int = -1, loss: float = 0.5, error: str = "") -> m.Judge:
+    def ready(self, holds: int = -1, found: int = -1, loss: float = 0.5, error: str = "") -> m.EvaluateNow:
         self.requests += 1
-        ready = m.Ready(self.requests, 90, holds, found, loss, {}, error)
+        ready = m.EvaluationReady(self.requests, 90, holds, found, loss, {}, error)
         (judge,) = self.feed(self.dealing.ready(self.now, "evaluator", ready))
-        assert isinstance(judge, m.Judge)
+        assert isinstance(judge, m.EvaluateNow)
         return judge
 
     def judge(self, loss: float = 0.5) -> int:

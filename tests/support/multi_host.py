@@ -25,7 +25,7 @@ import msgspec
 
 from shoal.client import KV
 from shoal.errors import Unanswered
-from shoal.inspect.status import Looking
+from shoal.inspect.status import StatusClient
 from shoal.nodes.worker import Worker
 from shoal.security import keyring
 from shoal.security.address import with_key
@@ -68,7 +68,7 @@ class Record(list[tuple[int, m.View]]):
         return next((at for at, view in self if which(view)), 0)
 
 
-def _places(view: m.View) -> list[m.Place]:
+def _places(view: m.View) -> list[m.Replicas]:
     return next((table.places for table in view.tables if table.name == TABLE), [])
 
 
@@ -85,7 +85,7 @@ class Site:
         self._folder = hosts.den.folder / f"site-{port}"
         self._folder.mkdir()
         self.processes: dict[str, subprocess.Popen[str]] = {}
-        self.looking = Looking(self._transport)
+        self.looking = StatusClient(self._transport)
 
     def __enter__(self) -> Site:
         try:
@@ -164,23 +164,23 @@ class Site:
     def view(self) -> m.View:
         return self.looking.view(PATIENCE)
 
-    def places(self) -> list[m.Place]:
+    def places(self) -> list[m.Replicas]:
         return _places(self.view())
 
-    def told(self) -> dict[str, m.Told]:
+    def told(self) -> dict[str, m.TableStatusReply]:
         """What each server says of the table, with a hash of every segment that it has."""
         view = self.view()
         number = next(table.number for table in view.tables if table.name == TABLE)
 
-        def ask(request: int) -> m.Ask:
-            return m.Ask(request, number, 0, digests=True)
+        def ask(request: int) -> m.TableStatusRequest:
+            return m.TableStatusRequest(request, number, 0, digests=True)
 
         answers = {
             one.name: self.looking._ask("ask for digests", one.name, ask, m.Message, PATIENCE, one.address)
             for one in view.members
             if one.role == "server"
         }
-        return {name: answer for name, answer in answers.items() if isinstance(answer, m.Told)}
+        return {name: answer for name, answer in answers.items() if isinstance(answer, m.TableStatusReply)}
 
     def is_whole(self) -> bool:
         """Every segment has all its copies again, and they are equal (I8)."""
@@ -206,7 +206,7 @@ class Site:
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Record]:
         """All views that the coordinator has meanwhile, seen often enough to miss none of a second."""
-        record, looking = Record(), Looking(self._transport)
+        record, looking = Record(), StatusClient(self._transport)
         over = threading.Event()
 
         def look() -> None:

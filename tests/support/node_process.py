@@ -17,9 +17,9 @@ import msgspec
 
 from shoal import limits
 from shoal.launch.process_main import prepare
-from shoal.launch.server_process import Serving
+from shoal.launch.server_process import ServerProcess
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import needed
 from shoal.security.safety import Safety
@@ -44,14 +44,14 @@ def stand(post: Post) -> None:
     safety = Safety.of_plain(post.safety)
     transport = ZmqTransport(post.name, post.bind, safety)
     if post.kind == "coordinator":
-        journal = Journal(Path(post.journal) if post.journal else None)
+        journal = JournalFile(Path(post.journal) if post.journal else None)
         journal.rewrite(needed(journal.records))
         node = Coordinator(post.name, post.copies, journal.records)
         node.also, node.check_address = transport.counters, safety.check
         run = Loop(node, transport, journal).run
     else:
         transport.connect(limits.COORDINATOR, post.coordinator)
-        run = Serving(post.name, secrets.token_hex(8), transport).run
+        run = ServerProcess(post.name, secrets.token_hex(8), transport).run
     os.write(1, f"{transport.address}\n".encode())
     run()
 

@@ -15,10 +15,10 @@ from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.factory import dealing_for
-from shoal.nodes.scheduling import Dealing
+from shoal.nodes.scheduling import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.trainer import Trainer
 from shoal.settings import changed
@@ -26,7 +26,7 @@ from shoal.simulation.training_nodes import TrainingNodes
 from shoal.simulation.world import World
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended, Event, Node, Tick
+from shoal.wire.effects import Event, Node, ProcessEnd, Tick
 
 COORDINATOR = "coordinator"
 JOB: dict[str, Any] = {
@@ -73,10 +73,10 @@ class CalmWorld:
         self.world.add(node)
         self.feed(node.name, Tick())  # it has begun, also if the test never lets time pass
 
-    def serve(self, name: str) -> Guest:
+    def serve(self, name: str) -> DrainableServer:
         """One more server, as it runs everywhere: inside a guest."""
         server = Server(name, f"token of {name}", f"memory:{name}")
-        guest = Guest(server, server.member)
+        guest = DrainableServer(server, server.member)
         self.board(guest)
         return guest
 
@@ -97,7 +97,7 @@ class CalmWorld:
     def kill(self, name: str) -> None:
         """It ends, and the launcher sees it."""
         self.world.crash(name)
-        self.feed(COORDINATOR, Ended(name, "killed by signal 9"))
+        self.feed(COORDINATOR, ProcessEnd(name, "killed by signal 9"))
 
     def all(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in self.told if isinstance(event, kind)]
@@ -107,7 +107,7 @@ class CalmWorld:
 
     def _after_event(self, name: str) -> None:
         node = self.world.hosts[name].node if name in self.world.hosts else None
-        if isinstance(node, Guest) and node.end:  # its process ends
+        if isinstance(node, DrainableServer) and node.end:  # its process ends
             self.world.end(name)
 
 
@@ -157,7 +157,7 @@ class Ship(CalmWorld):
         self._coordinate(self.journal)
 
     def _coordinate(self, journal: list[bytes]) -> None:
-        self.dealing: Dealing = dealing_for(self.job, self.rows)
+        self.dealing: Scheduler = dealing_for(self.job, self.rows)
         made = Coordinator(copies=self.job.copies, journal=journal, dealing=self.dealing, moves=self.job.moves)
         self.board(made)
 

@@ -96,7 +96,7 @@ class Warm:
         self._process.wait()
         _waiting.discard(self._process.pid)
 
-    def start(self) -> process_pool.Hatchery:
+    def start(self) -> process_pool.ProcessFactory:
         sys.audit("tests.support.start")  # a process will be there that no system call of ours started
         orders, ours = os.pipe()
         reports, theirs = os.pipe()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from shoal.background import Aside
+from shoal.background import BackgroundQueue
 
 
 def test_one_that_has_nothing_to_do_is_gone_when_it_is_closed() -> None:
     for _ in range(200):
         heard: list[int] = []
-        aside = Aside(heard.append, "told")
+        aside = BackgroundQueue(heard.append, "told")
         aside.put(1)
         assert aside.close(10.0) == 0 and heard == [1]
         assert "shoal-told" not in [one.name for one in threading.enumerate()]
@@ -22,7 +22,7 @@ def test_one_whose_call_hangs_is_not_waited_for() -> None:
     def hang(_: int) -> None:
         go.wait()
 
-    aside = Aside(hang, "hung")
+    aside = BackgroundQueue(hang, "hung")
     aside.put(1)
     assert aside.close(0.1) == 1
     assert "shoal-hung" in [one.name for one in threading.enumerate()], "it hangs still, and we went on"
@@ -36,6 +36,6 @@ def test_it_may_be_closed_by_what_it_calls() -> None:
         aside.close(0.0)
         closed.set()
 
-    aside = Aside(close, "self")
+    aside = BackgroundQueue(close, "self")
     aside.put(1)
     assert closed.wait(60)

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.emulation import Emulate
+from shoal.emulation import Emulation
 from shoal.errors import Invalid
 from shoal.job import Job
 
 
 def test_nobody_is_held_up_unless_it_is_asked_for() -> None:
-    assert Emulate().pace(0, seed=1) is None
-    assert Emulate().words() == ""
-    assert Emulate(factor=5).pace(1, seed=1) is None  # it is worker 0 that is slow
+    assert Emulation().pace(0, seed=1) is None
+    assert Emulation().words() == ""
+    assert Emulation(factor=5).pace(1, seed=1) is None  # it is worker 0 that is slow
 
 
 def test_an_example_takes_what_it_is_said_to_take_and_no_less_than_it_does() -> None:
-    pace = Emulate(per_example=0.001).pace(3, seed=0)
+    pace = Emulation(per_example=0.001).pace(3, seed=0)
     assert pace is not None
     assert pace.extra(rows=100, took=0.02) == pytest.approx(0.08)
     assert pace.extra(rows=100, took=0.3) == 0.0
 
 
 def test_a_slow_worker_takes_a_multiple_of_what_it_takes() -> None:
-    settings = Emulate(slow=[2], factor=5)
+    settings = Emulation(slow=[2], factor=5)
     pace = settings.pace(2, seed=0)
     assert pace is not None and pace.extra(rows=10, took=0.01) == pytest.approx(0.04)
-    both = Emulate(per_example=0.001, slow=[2], factor=5).pace(2, seed=0)
+    both = Emulation(per_example=0.001, slow=[2], factor=5).pace(2, seed=0)
     assert both is not None and both.extra(rows=10, took=0.002) == pytest.approx(0.048)
 
 
 def test_pauses_come_as_often_and_last_as_long_as_said() -> None:
-    pace = Emulate(pause=0.1, pause_every=0.5).pace(0, seed=7)
+    pace = Emulation(pause=0.1, pause_every=0.5).pace(0, seed=7)
     assert pace is not None
     held = [pace.extra(rows=1, took=0.01) for _ in range(20_000)]  # 200 seconds of computing
     pauses = [one for one in held if one]
     assert len(pauses) == pytest.approx(400, rel=0.2)
     assert sum(pauses) / len(pauses) == pytest.approx(0.1, rel=0.2)
-    again = Emulate(pause=0.1, pause_every=0.5).pace(0, seed=7)
+    again = Emulation(pause=0.1, pause_every=0.5).pace(0, seed=7)
     assert again is not None and [again.extra(rows=1, took=0.01) for _ in range(20_000)] == held
 
 
 def test_a_stall_comes_once() -> None:
-    pace = Emulate(stall=2.0, stall_at=0.05).pace(0, seed=0)
+    pace = Emulation(stall=2.0, stall_at=0.05).pace(0, seed=0)
     assert pace is not None
     assert [round(pace.extra(rows=1, took=0.02), 6) for _ in range(6)] == [0, 0, 2.0, 0, 0, 0]
 
@@ -61,7 +61,7 @@ def test_a_stall_comes_once() -> None:
     ],
 )
 def test_what_is_emulated_is_said_in_words(settings: dict[str, object], said: str) -> None:
-    assert Emulate(**settings).words() == said  # type: ignore[arg-type]
+    assert Emulation(**settings).words() == said  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from shoal.filters.chain import Chain, Flow
 from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.nodes.scheduler_state import (
-    Account,
-    State,
-    Traffic,
+    RunSummary,
+    ScheduleState,
+    TrafficTotals,
     to_begin_with,
 )
 from shoal.store.client.client import Client
 from shoal.store.client.filtering import checked_chain
-from shoal.store.server.request_check import Extent
+from shoal.store.server.request_check import RequestCheck
 from shoal.tables import Filter
 from shoal.views import figures
 from shoal.wire import coding
@@ -86,7 +86,7 @@ def test_a_table_that_does_not_add_up_has_no_filter_that_sends_the_rest_later() 
         with pytest.raises(Invalid, match=f"filter '{lossy.name}' sends a part of a push later, and update 'assign'"):
             Client("me").create("t", spec)
         with pytest.raises(Invalid, match="update 'assign' does not add up what is pushed"):
-            Extent(spec, [(0, KeyRange(0, 9))])  # as a server has it
+            RequestCheck(spec, [(0, KeyRange(0, 9))])  # as a server has it
     fine = [shoal.Float16(), shoal.DeltaKeys(), shoal.LZ4(), shoal.Zstd()]
     assert checked_chain(shoal.Dense(rows=9, update=shoal.Assign(), filters=fine)) is not None
     assert checked_chain(shoal.Dense(rows=9, update=shoal.Assign(), filters=[shoal.Int8(pushes=False)])) is not None
@@ -109,18 +109,18 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
     with pytest.raises(Invalid, match=r"pip install 'shoal\[compress\]'"):
         make()
     with pytest.raises(Invalid, match=r"pip install 'shoal\[compress\]'"):
-        Extent(spec, [(0, KeyRange(0, 9))])  # a server that lacks it says so when the table is set up
+        RequestCheck(spec, [(0, KeyRange(0, 9))])  # a server that lacks it says so when the table is set up
 
 
 def test_a_client_leaves_filters_that_it_does_not_know_to_the_servers() -> None:
     Client("me").create("t", shoal.Dense(rows=9, filters=[Filter("somebody_elses")]))
     with pytest.raises(Invalid, match="one of your own is in a module that is named"):
-        Extent(shoal.Dense(rows=9, filters=[Filter("somebody_elses")]), [(0, KeyRange(0, 9))])
+        RequestCheck(shoal.Dense(rows=9, filters=[Filter("somebody_elses")]), [(0, KeyRange(0, 9))])
 
 
 def test_a_server_takes_no_filtered_message_that_its_table_has_no_filters_for_or_that_announces_too_much() -> None:
-    plain = Extent(shoal.Dense(rows=9), [(0, KeyRange(0, 9))])
-    pressed = Extent(shoal.Dense(rows=9, filters=[shoal.DeltaKeys()]), [(0, KeyRange(0, 9))])
+    plain = RequestCheck(shoal.Dense(rows=9), [(0, KeyRange(0, 9))])
+    pressed = RequestCheck(shoal.Dense(rows=9, filters=[shoal.DeltaKeys()]), [(0, KeyRange(0, 9))])
     pull = m.Pull(1, 0, 1, 0, 1, 0, 0, 0, 0, 9, count=1, filtered=True)
     with pytest.raises(Invalid, match="the table has none"):
         plain.opened(pull, [np.zeros(1, np.uint8)])
@@ -155,7 +155,7 @@ def test_scales_that_are_not_finite_are_refused_and_weights_that_are_not_travel_
 
 
 def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
-    class zstd(filters.Pressing):
+    class zstd(filters.Compressor):
         pass
 
     with pytest.raises(Invalid, match="'zstd' is one of shoal's own"):
@@ -163,7 +163,7 @@ def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
     with pytest.raises(Invalid, match="filter 'half' lacks release: write that"):
 
         @filters.filter()
-        class half(filters.Pressing):
+        class half(filters.Compressor):
             def press(self, data: Any, item: int) -> Any:
                 return data
 
@@ -171,7 +171,7 @@ def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
         filters.filter()(dict)  # type: ignore[arg-type]
     for name in ("_hidden", "lambda"):
         with pytest.raises(Invalid, match="does not begin with an underscore"):
-            filters.filter(**{name: 1.0})(type("hiding", (filters.Choosing,), {}))
+            filters.filter(**{name: 1.0})(type("hiding", (filters.Sparsifier,), {}))
 
 
 def test_bytes_are_counted_with_keys_only_where_keys_travel() -> None:
@@ -185,7 +185,7 @@ def test_bytes_are_counted_with_keys_only_where_keys_travel() -> None:
 
 
 def test_an_answer_of_another_shape_is_refused_by_name() -> None:
-    class all_of_them(filters.Choosing):
+    class all_of_them(filters.Sparsifier):
         def choose(self, values: Any, seed: int) -> Any:
             return True
 
@@ -225,16 +225,16 @@ def want(who: int, all_of: list[int], left: tuple[float, float]) -> m.Want:
 
 
 def test_the_coordinator_adds_up_what_workers_say_of_filters_over_all_their_lives() -> None:
-    traffic = Traffic()
+    traffic = TrafficTotals()
     traffic.take(want(1, [100, 10, 50, 25], (3.0, 0.5)))
     traffic.take(want(2, [100, 20, 50, 25], (1.0, 0.0)))
     traffic.take(want(2, [200, 20, 50, 25], (2.0, 0.0)))  # sums: the last one holds
     assert traffic.through() == {"all": [300, 30, 100, 50], "delta": [8, 4, 0, 0]}
     assert traffic.remainder() == (5.0, 0.5)
     assert traffic.gone(1) == 3.0 and traffic.remainder() == (2.0, 3.5)
-    account = Account(traffic=traffic.by, filtered=traffic.filtered, left=traffic.left)
-    later = to_begin_with(State(account=account)).account  # everybody of then is gone
-    again = Traffic(dict(later.traffic), dict(later.filtered), dict(later.left))
+    account = RunSummary(traffic=traffic.by, filtered=traffic.filtered, left=traffic.left)
+    later = to_begin_with(ScheduleState(account=account)).account  # everybody of then is gone
+    again = TrafficTotals(dict(later.traffic), dict(later.filtered), dict(later.left))
     assert again.through() == traffic.through() and again.remainder() == (0.0, 5.5)
     assert Counter(again.totals()) == Counter((10, 12))
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.datasets import Source
+from shoal.data.datasets import DataSource
 from shoal.errors import Invalid
-from shoal.job import Evaluate, Job, Launch, Rule
+from shoal.job import Evaluate, Job, LaunchSettings, UpdateSettings
 from shoal.models.linear import Linear
-from shoal.schedule.stop_rules import Stop
+from shoal.schedule.stop_rules import StopRules
 from shoal.settings import changed, settings_of, toml_lines, value_of
 from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
@@ -32,7 +32,7 @@ COUNTS = st.integers(1, 1 << 62)
 JOBS = st.builds(
     Job,
     data=st.builds(
-        Source,
+        DataSource,
         source=st.text(),
         test=st.text(),
         held_out=st.floats(allow_nan=False),
@@ -53,15 +53,23 @@ JOBS = st.builds(
     ),
     update=st.one_of(
         st.builds(
-            Rule, rule=st.sampled_from(["adagrad", "sgd", "ftrl"]), step=maybe(ABOVE), l1=FROM_ZERO, l2=FROM_ZERO
+            UpdateSettings,
+            rule=st.sampled_from(["adagrad", "sgd", "ftrl"]),
+            step=maybe(ABOVE),
+            l1=FROM_ZERO,
+            l2=FROM_ZERO,
         ),
         st.builds(
-            Rule, rule=st.just("momentum"), momentum=maybe(SHARE), dampening=maybe(SHARE), decay=maybe(FROM_ZERO)
+            UpdateSettings,
+            rule=st.just("momentum"),
+            momentum=maybe(SHARE),
+            dampening=maybe(SHARE),
+            decay=maybe(FROM_ZERO),
         ),
-        st.builds(Rule, rule=st.sampled_from(["adam", "adamw"]), beta1=maybe(SHARE), epsilon=maybe(ABOVE)),
+        st.builds(UpdateSettings, rule=st.sampled_from(["adam", "adamw"]), beta1=maybe(SHARE), epsilon=maybe(ABOVE)),
     ),
     stop=st.builds(
-        Stop,
+        StopRules,
         epochs=maybe(ABOVE | st.just(math.inf)),
         steps=maybe(COUNTS),
         seconds=maybe(ABOVE),
@@ -71,7 +79,7 @@ JOBS = st.builds(
     ),
     evaluate=st.builds(Evaluate, every=ABOVE | st.just(math.inf)),
     launch=st.builds(
-        Launch,
+        LaunchSettings,
         how=st.sampled_from(["processes", "threads"]),
         transport=st.sampled_from(["ipc", "tcp"]),
         modules=st.lists(st.text(), max_size=3),
@@ -96,10 +104,12 @@ def test_a_job_is_read_from_a_file_and_may_be_changed(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('data = "rcv1"\nmodel = "hinge"\nstrategy = "bounded"\nworkers = 4\n[stop]\nepochs = 10\n')
     job = Job.load(path)
-    assert job == Job(data=Source("rcv1"), model=Linear("hinge"), strategy=Bounded(), workers=4, stop=Stop(epochs=10))
+    assert job == Job(
+        data=DataSource("rcv1"), model=Linear("hinge"), strategy=Bounded(), workers=4, stop=StopRules(epochs=10)
+    )
     other = Job.load(path, {"stop.epochs": 3, "workers": 1, "strategy.max_delay": 9, "data.batch": 64})
     assert (other.stop.epochs, other.workers, other.strategy, other.data.batch) == (3, 1, Bounded(max_delay=9), 64)
-    assert Job.load(path, {"stop.epochs": None, "stop.steps": 8}).stop == Stop(steps=8)
+    assert Job.load(path, {"stop.epochs": None, "stop.steps": 8}).stop == StopRules(steps=8)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +173,7 @@ def test_what_cannot_be_said_of_a_straggler_is_refused_with_the_next_move(change
 def test_where_one_setting_names_a_table_the_name_alone_will_do() -> None:
     job = Job.of({"data": "some/path.svm", "model": "squared", "strategy": "sync", "update": "ftrl"})
     assert (job.data, job.model, job.strategy, job.update) == (
-        Source("some/path.svm"), Linear("squared"), Sync(), Rule("ftrl")
+        DataSource("some/path.svm"), Linear("squared"), Sync(), UpdateSettings("ftrl")
     )  # fmt: skip
 
 
@@ -174,7 +184,7 @@ def test_without_a_name_a_strategy_is_asynchronous() -> None:
 def test_a_name_that_is_changed_leaves_the_other_settings_of_its_table() -> None:
     before = {"update": {"rule": "sgd", "l1": 0.1}, "data": {"source": "a", "batch": 7}}
     job = Job.of(changed(before, {"update": "ftrl", "data": "b"}))
-    assert job.update == Rule("ftrl", l1=0.1) and job.data == Source("b", batch=7)
+    assert job.update == UpdateSettings("ftrl", l1=0.1) and job.data == DataSource("b", batch=7)
 
 
 @pytest.mark.parametrize("named", ["strategy", "strategy.name"])
@@ -283,23 +293,23 @@ def test_a_value_has_no_settings_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "settings"),
     [
-        (Rule(), "adagrad", {"step": 0.1}),
-        (Rule("sgd"), "sgd", {"step": 0.5}),
-        (Rule("sgd", step=0.25), "sgd", {"step": 0.25}),
-        (Rule("sgd", l1=0.1), "proximal_sgd", {"step": 0.5, "l1": 0.1, "l2": 0.0}),
-        (Rule("ftrl", step=0.3, l2=0.2), "ftrl", {"alpha": 0.3, "l2": 0.2}),
-        (Rule("adagrad", epsilon=1e-3), "adagrad", {"epsilon": 1e-3}),
-        (Rule("momentum"), "sgd_momentum", {"step": 0.01, "momentum": 0.9, "decay": 0.0}),
-        (Rule("momentum", momentum=0.0, decay=0.5), "sgd_decay", {"step": 0.01, "decay": 0.5}),
-        (Rule("momentum", dampening=0.1), "sgd_dampened", {"dampening": 0.1}),
-        (Rule("nesterov", step=0.3, momentum=0.8), "sgd_nesterov", {"step": 0.3, "momentum": 0.8}),
-        (Rule("rmsprop", alpha=0.9), "rmsprop", {"step": 0.01, "alpha": 0.9, "epsilon": 1e-8}),
-        (Rule("rmsprop", momentum=0.5), "rmsprop_momentum", {"momentum": 0.5}),
-        (Rule("adam", beta2=0.99), "adam", {"step": 1e-3, "beta1": 0.9, "beta2": 0.99, "decay": 0.0}),
-        (Rule("adamw", step=0.1), "adamw", {"step": 0.1, "decay": 0.01}),
+        (UpdateSettings(), "adagrad", {"step": 0.1}),
+        (UpdateSettings("sgd"), "sgd", {"step": 0.5}),
+        (UpdateSettings("sgd", step=0.25), "sgd", {"step": 0.25}),
+        (UpdateSettings("sgd", l1=0.1), "proximal_sgd", {"step": 0.5, "l1": 0.1, "l2": 0.0}),
+        (UpdateSettings("ftrl", step=0.3, l2=0.2), "ftrl", {"alpha": 0.3, "l2": 0.2}),
+        (UpdateSettings("adagrad", epsilon=1e-3), "adagrad", {"epsilon": 1e-3}),
+        (UpdateSettings("momentum"), "sgd_momentum", {"step": 0.01, "momentum": 0.9, "decay": 0.0}),
+        (UpdateSettings("momentum", momentum=0.0, decay=0.5), "sgd_decay", {"step": 0.01, "decay": 0.5}),
+        (UpdateSettings("momentum", dampening=0.1), "sgd_dampened", {"dampening": 0.1}),
+        (UpdateSettings("nesterov", step=0.3, momentum=0.8), "sgd_nesterov", {"step": 0.3, "momentum": 0.8}),
+        (UpdateSettings("rmsprop", alpha=0.9), "rmsprop", {"step": 0.01, "alpha": 0.9, "epsilon": 1e-8}),
+        (UpdateSettings("rmsprop", momentum=0.5), "rmsprop_momentum", {"momentum": 0.5}),
+        (UpdateSettings("adam", beta2=0.99), "adam", {"step": 1e-3, "beta1": 0.9, "beta2": 0.99, "decay": 0.0}),
+        (UpdateSettings("adamw", step=0.1), "adamw", {"step": 0.1, "decay": 0.01}),
     ],
 )
-def test_a_rule_becomes_an_update(rule: Rule, name: str, settings: dict[str, float]) -> None:
+def test_a_rule_becomes_an_update(rule: UpdateSettings, name: str, settings: dict[str, float]) -> None:
     update = rule.update()
     assert update.name == name and settings.items() <= update.settings.items()
 
@@ -330,12 +340,12 @@ def test_a_setting_that_the_rule_does_not_have_is_refused_with_those_it_has(give
 def test_another_rule_with_its_settings_comes_from_the_command_line() -> None:
     changes = settings_of(["update=adam", "update.step=0.003", "update.beta2=0.99"])
     job = Job.of(changed({"update": {"rule": "sgd", "step": 0.5}}, changes))
-    assert job.update == Rule("adam", step=0.003, beta2=0.99)
+    assert job.update == UpdateSettings("adam", step=0.003, beta2=0.99)
     assert Job.of(tomllib.loads(job.toml())) == job
 
 
 def test_settings_that_came_later_leave_the_identity_of_older_runs_alone() -> None:
-    lines = "".join(toml_lines(Rule("sgd", l1=0.5).identity))
+    lines = "".join(toml_lines(UpdateSettings("sgd", l1=0.5).identity))
     assert lines == 'rule = "sgd"\n# step = (not set)\nl1 = 0.5\nl2 = 0.0\n'
-    assert Job(update=Rule("adam", decay=0.1)).identity != Job(update=Rule("adam")).identity
+    assert Job(update=UpdateSettings("adam", decay=0.1)).identity != Job(update=UpdateSettings("adam")).identity
     assert len({Job(strategy=Async(**more)).identity for more in ({}, {"admit": 2}, {"evict": True})}) == 3

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from shoal import limits
 from shoal.cli.main import main
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 
 
 def test_shoal_limits_prints_every_bound_with_its_value() -> None:
@@ -18,7 +18,7 @@ def test_shoal_limits_prints_every_bound_with_its_value() -> None:
     assert printed == bounds
     assert "CLEAR_EVERY = 5 ms" in result.output
     timing = {line.split()[0] for line in result.output.splitlines() if line.startswith("timing.")}
-    assert timing == {f"timing.{name}" for name in Intervals.__struct_fields__}
+    assert timing == {f"timing.{name}" for name in TimingSettings.__struct_fields__}
     assert "timing.heartbeat = 500 ms" in result.output
     assert not [line for line in result.output.splitlines() if line.endswith("(")]  # a bound is a line
 

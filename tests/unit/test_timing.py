@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cluster.membership_client import Membership
+from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import Guest
+from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.membership_journal import afresh
 from shoal.store.client.client import Client
-from shoal.timing import DEFAULT, LEAST, MOST, SCALES, Intervals, Timing, others_than, seconds_of, timing_from
+from shoal.timing import DEFAULT, LEAST, MOST, SCALES, Timing, TimingSettings, others_than, seconds_of, timing_from
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Persist, Received, Send, Tick
@@ -33,7 +33,7 @@ def test_nothing_set_is_the_defaults() -> None:
 def test_scale_multiplies_every_default_and_single_values_override() -> None:
     four = Timing(scale=4.0, heartbeat=1.0).intervals()
     assert four.heartbeat == SECOND
-    others = [name for name in Intervals.__struct_fields__ if name != "heartbeat"]
+    others = [name for name in TimingSettings.__struct_fields__ if name != "heartbeat"]
     assert all(getattr(four, name) == 4 * getattr(DEFAULT, name) for name in others)
 
 
@@ -49,7 +49,7 @@ def test_whoever_is_held_for_dead_later_is_waited_for_longer() -> None:
 @given(st.floats(*SCALES))
 def test_every_scale_keeps_the_rules(scale: float) -> None:
     found = Timing(scale=scale).intervals()
-    assert all(LEAST <= getattr(found, name) <= MOST for name in Intervals.__struct_fields__)
+    assert all(LEAST <= getattr(found, name) <= MOST for name in TimingSettings.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_scale_that_cannot_be_is_refused(scale: float, said: str) -> None:
         Timing(scale=scale)
 
 
-@pytest.mark.parametrize("name", Intervals.__struct_fields__)
+@pytest.mark.parametrize("name", TimingSettings.__struct_fields__)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e-9, 1e9, 1e300])
 def test_a_value_that_cannot_be_is_refused_by_its_name(name: str, value: float) -> None:
     with pytest.raises(Invalid, match=rf"timing\.{name}=.*: needs .*seconds"):
@@ -166,7 +166,7 @@ def test_the_coordinator_tells_its_timing_to_whoever_joins() -> None:
     welcome = greeted(Coordinator(timing=QUICKER))
     sent, _ = coding.decode(coding.encode(welcome))
     assert isinstance(sent, m.Welcome) and sent.view.timing == QUICKER
-    member = Membership("ann", "server", "t")
+    member = MembershipClient("ann", "server", "t")
     assert member.timing == DEFAULT  # until it has heard
     member.tick(SECOND)
     member.handle(SECOND, sent)
@@ -203,7 +203,7 @@ def test_a_coordinator_that_is_started_again_tells_what_it_told_before_unless_it
 
 
 def test_a_guest_waits_for_the_coordinator_as_that_one_said_or_as_its_host_does() -> None:
-    member = Membership("ann", "server", "t")
+    member = MembershipClient("ann", "server", "t")
     member.view = m.View(1, 1, 0, [], [], [], QUICKER)
 
     class Node:
@@ -212,9 +212,9 @@ def test_a_guest_waits_for_the_coordinator_as_that_one_said_or_as_its_host_does(
         def handle(self, now: int, event: object) -> list[Effect]:
             return []
 
-    assert Guest(Node(), member).patience == QUICKER.patience
-    assert Guest(Node(), member, 7 * SECOND).patience == 7 * SECOND
-    assert Guest(Node(), member, None).patience is None
+    assert DrainableServer(Node(), member).patience == QUICKER.patience
+    assert DrainableServer(Node(), member, 7 * SECOND).patience == 7 * SECOND
+    assert DrainableServer(Node(), member, None).patience is None
 
 
 @pytest.mark.parametrize("wrong", [0, -1, MOST + 1, 1 << 62])
@@ -222,14 +222,14 @@ def test_a_view_with_an_interval_that_cannot_be_is_no_message(wrong: int) -> Non
     values = list(msgspec.structs.astuple(DEFAULT))
     values[2] = wrong
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(values), type=Intervals)
+        msgspec.msgpack.decode(msgspec.msgpack.encode(values), type=TimingSettings)
 
 
 def test_intervals_that_do_not_go_together_are_no_message_either() -> None:
     values = list(msgspec.structs.astuple(DEFAULT))
     values[0] = 3 * SECOND  # a heartbeat above suspect
     with pytest.raises(msgspec.ValidationError, match="suspect"):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(values), type=Intervals)
+        msgspec.msgpack.decode(msgspec.msgpack.encode(values), type=TimingSettings)
 
 
 def test_they_are_told_in_seconds() -> None:

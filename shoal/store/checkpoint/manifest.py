@@ -28,7 +28,7 @@ from shoal.errors import BadCheckpoint, Invalid, OtherRun
 from shoal.files import Disk
 from shoal.keys import KeyRange
 from shoal.store.checkpoint.segment_file import file_name, opened, read_segment
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.tables import Step, Table, checked
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import namespace, seen
@@ -37,7 +37,7 @@ FORMAT = 1
 MANIFEST, BEST, OWNER = "manifest.json", "best.json", "group"
 
 
-class Tabled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table, as it was when its segments were written."""
 
     number: m.Count
@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     job: str  # what makes it this run and no other, hashed
     steps: m.Count
     loss: float | None = None  # where it was judged before it was finished
-    tables: list[Tabled]
+    tables: list[SavedTable]
     segments: list[m.Written]
     state: msgspec.Raw = msgspec.Raw(b"{}")  # the run's, for the coordinator alone to read
     group: str = ""  # whose it is: servers go by a file of its own, which may be damaged like any other
@@ -68,14 +68,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return sum(one.bytes for one in self.segments)
 
 
-class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SealedCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A manifest, and the hash of its very bytes."""
 
     sha256: str
     manifest: msgspec.Raw
 
 
-class Best(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BestCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The checkpoint with the lowest loss."""
 
     number: m.Count
@@ -108,7 +108,7 @@ def finish(disk: Disk, folder: Path, manifest: Manifest) -> None:
     """All segments are on disk: say so. When this returns the checkpoint survives a crash; before, it is none."""
     _check(folder / MANIFEST, manifest)
     text = msgspec.json.encode(manifest)
-    sealed = msgspec.json.encode(Sealed(hashlib.sha256(text).hexdigest(), msgspec.Raw(text)))
+    sealed = msgspec.json.encode(SealedCheckpoint(hashlib.sha256(text).hexdigest(), msgspec.Raw(text)))
     if len(sealed) > limits.MANIFEST_BYTES:
         raise Invalid(f"a manifest of {len(sealed):,} bytes: at most {limits.MANIFEST_BYTES:,} are allowed")
     disk.sync_folder(folder)  # the segments' names, before anything names them
@@ -117,11 +117,11 @@ def finish(disk: Disk, folder: Path, manifest: Manifest) -> None:
     disk.sync_folder(folder.parent.parent)
 
 
-def mark_best(disk: Disk, root: Path, number: int, loss: float) -> Best | None:
+def mark_best(disk: Disk, root: Path, number: int, loss: float) -> BestCheckpoint | None:
     """This checkpoint was judged: remember it if none was better. The best one there is."""
     best = read_best(disk, root)
     if math.isfinite(loss) and (best is None or loss < best.loss) and number in finished(disk, root):
-        best = Best(number, loss)
+        best = BestCheckpoint(number, loss)
         _replace(disk, root / BEST, msgspec.json.encode(best))
     return best
 
@@ -145,7 +145,7 @@ def read_manifest(disk: Disk, folder: Path) -> Manifest:
             raise BadCheckpoint(str(path), f"has {size:,} bytes, at most {limits.MANIFEST_BYTES:,} are allowed")
         text = file.read()
     try:
-        sealed = msgspec.json.decode(text, type=Sealed)
+        sealed = msgspec.json.decode(text, type=SealedCheckpoint)
         if hashlib.sha256(sealed.manifest).hexdigest() != sealed.sha256:
             raise BadCheckpoint(str(path), "is damaged: its hash differs")
         manifest = msgspec.json.decode(sealed.manifest, type=Manifest)
@@ -237,7 +237,7 @@ def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, 
     return None, refused
 
 
-def images(disk: Disk, folder: Path, table: m.Placed, segments: Sequence[int]) -> Iterator[Image]:
+def images(disk: Disk, folder: Path, table: m.TablePlaces, segments: Sequence[int]) -> Iterator[SegmentImage]:
     """These segments of a table that is to be as it was, one at a time."""
     group = namespace(table.name)
     if group and not is_of(disk, folder, group):
@@ -258,10 +258,10 @@ def _kind(spec: Table) -> tuple[object, ...]:
     return type(spec), spec.span, spec.hashed, spec.width, spec.update.name
 
 
-def read_best(disk: Disk, root: Path) -> Best | None:
+def read_best(disk: Disk, root: Path) -> BestCheckpoint | None:
     try:
         with opened(disk, root / BEST) as (file, _):
-            return msgspec.json.decode(file.read(4_096), type=Best)
+            return msgspec.json.decode(file.read(4_096), type=BestCheckpoint)
     except (BadCheckpoint, msgspec.MsgspecError, UnicodeDecodeError):
         return None  # not there, or damaged: the next one that is judged is the best
 
@@ -303,4 +303,4 @@ def _numbers(disk: Disk, root: Path) -> list[int]:
     return sorted(int(name) for name in disk.names(root) if re.fullmatch(r"\d{8,18}", name) and int(name) > 0)
 
 
-look_up(Sealed, Manifest, Best)
+look_up(SealedCheckpoint, Manifest, BestCheckpoint)

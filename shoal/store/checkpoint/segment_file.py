@@ -21,7 +21,7 @@ from shoal import limits
 from shoal.errors import BadCheckpoint, Invalid
 from shoal.files import Digest, Disk
 from shoal.keys import KeyRange, Keys, is_sorted
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.store.table.update import rule_named
 from shoal.tables import Dense, Table
 from shoal.wire import messages as m
@@ -44,7 +44,7 @@ def file_name(table: str, number: int, segment: int) -> str:
     return f"{table if plain else f'~{number}'}-{segment}.safetensors"
 
 
-def write_segment(disk: Disk, folder: Path, name: str, number: int, image: Image) -> m.Written:
+def write_segment(disk: Disk, folder: Path, name: str, number: int, image: SegmentImage) -> m.Written:
     """Write one segment and sync it; what comes back belongs into the manifest."""
     file = file_name(name, number, image.segment)
     digest, size = Digest(), 0
@@ -60,7 +60,7 @@ def write_segment(disk: Disk, folder: Path, name: str, number: int, image: Image
     return m.Written(number, image.segment, file, size, digest.hexdigest(), image.books)
 
 
-def _file_of(image: Image) -> Iterator[bytes | memoryview]:
+def _file_of(image: SegmentImage) -> Iterator[bytes | memoryview]:
     arrays: dict[str, npt.NDArray[Any]] = {"rows": np.ascontiguousarray(image.rows, _FLOATS)}
     if image.names is not None:
         arrays = {"names": np.ascontiguousarray(image.names, _KEYS), **arrays}
@@ -77,7 +77,7 @@ def _file_of(image: Image) -> Iterator[bytes | memoryview]:
         yield from (flat[start : start + _CHUNK] for start in range(0, len(flat), _CHUNK))
 
 
-def read_segment(disk: Disk, folder: Path, written: m.Written, spec: Table, keys: KeyRange) -> Image:
+def read_segment(disk: Disk, folder: Path, written: m.Written, spec: Table, keys: KeyRange) -> SegmentImage:
     """One segment, verified."""
     path = folder / Path(written.file).name
     try:
@@ -97,7 +97,7 @@ def read_segment(disk: Disk, folder: Path, written: m.Written, spec: Table, keys
         raise BadCheckpoint(str(path), "is damaged: its hash differs")
     if names is not None and rows and not (keys.start <= names[0] and names[-1] < keys.stop and is_sorted(names)):
         raise BadCheckpoint(str(path), f"its keys are not sorted, or not all in {keys}")
-    return Image(written.segment, keys, written.books, values, names)
+    return SegmentImage(written.segment, keys, written.books, values, names)
 
 
 def _header(path: Path, file: BinaryIO, digest: Digest) -> dict[str, _Tensor]:

@@ -17,7 +17,7 @@ import msgspec
 from shoal import limits
 from shoal.files import Disk
 from shoal.store.checkpoint import manifest, segment_file
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Store, Stored
 from shoal.wire.messages.groups import namespace
@@ -27,7 +27,7 @@ _ROOM = limits.HEADER_BYTES // 2  # for the books in one message
 
 
 @dataclass(slots=True)
-class _Writing:
+class _FileWrite:
     """Segments on their way to the disk."""
 
     asker: str
@@ -36,14 +36,14 @@ class _Writing:
     keys: list[tuple[int, int]]
 
 
-class Snapping:
+class SnapshotWriter:
     """What this server wrote, and is writing, for one checkpoint."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self._number = 0
         self._taken: dict[tuple[int, int], m.Written | None] = {}  # by table and segment; None: on its way
-        self._writing: dict[int, _Writing] = {}  # by token
+        self._writing: dict[int, _FileWrite] = {}  # by token
 
     def ask(self, asker: str, incarnation: int, snap: m.Snap, held: Iterable[int]) -> tuple[list[int], list[Effect]]:
         """Of the segments held as primary, those to be cut now; and what is on disk already, said once more."""
@@ -57,11 +57,11 @@ class Snapping:
         written = [one for key in mine if (one := self._taken.get(key)) is not None]
         return cut, self._say(asker, incarnation, snap.number, written)
 
-    def write(self, token: int, asker: str, snap: m.Snap, name: str, images: Sequence[Image]) -> Store:
+    def write(self, token: int, asker: str, snap: m.Snap, name: str, images: Sequence[SegmentImage]) -> Store:
         """Images of segments that ``ask`` named, of the table of this name: how they get on disk."""
         keys = [(snap.table, image.segment) for image in images]
         self._taken.update(dict.fromkeys(keys))
-        self._writing[token] = _Writing(asker, snap.number, snap.folder, keys)
+        self._writing[token] = _FileWrite(asker, snap.number, snap.folder, keys)
 
         def work() -> list[m.Written]:
             written = []
@@ -124,7 +124,7 @@ class Snapping:
         return [*effects, Send(asker, m.Snapped(number, incarnation, some))] if some else effects
 
 
-class Snappings:
+class SnapshotWriters:
     """One for each that asks: the coordinator, and the schedulers of groups, who number theirs as they like.
 
     A number counts in the folder where its checkpoints lie, so whoever asks for another folder begins anew: a group's next run is a
@@ -133,13 +133,13 @@ class Snappings:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._by: dict[str, tuple[Path, Snapping]] = {}  # by who asks: where to, and what became of it
+        self._by: dict[str, tuple[Path, SnapshotWriter]] = {}  # by who asks: where to, and what became of it
 
-    def of(self, asker: str, snap: m.Snap) -> Snapping:
+    def of(self, asker: str, snap: m.Snap) -> SnapshotWriter:
         root = Path(snap.folder).parent
         if asker in self._by and self._by[asker][0] != root:
             self._forget(asker)
-        return self._by.setdefault(asker, (root, Snapping(self._disk)))[1]
+        return self._by.setdefault(asker, (root, SnapshotWriter(self._disk)))[1]
 
     def live(self, here: Container[str]) -> None:
         """Of all who ever asked, these are still here."""

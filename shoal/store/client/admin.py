@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.store.client.inflight import Letter
+from shoal.store.client.inflight import InflightRequest
 from shoal.store.client.operation import Operation, Outgoing
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
@@ -30,7 +30,9 @@ class Admin(Operation):
     def letters(self, client: Dispatch) -> list[Outgoing]:
         return [(self._to or client.coordinator, self._message(client.request()), ())]
 
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
         self._answer = answer
         return []
 
@@ -41,7 +43,7 @@ class Admin(Operation):
         return self._answer if self._kind is not m.Done else None
 
 
-class Parking(Operation):
+class ParkOperation(Operation):
     """ "Do not wait for me", to all servers."""
 
     def __init__(self, task: Task) -> None:
@@ -64,26 +66,31 @@ class Parking(Operation):
         ]
 
 
-class Asking(Operation):
+class StatusOperation(Operation):
     """How a table is doing, added up over its servers."""
 
     def __init__(self, task: Task, table: int) -> None:
         super().__init__(task)
         self.table = table
-        self._told: dict[str, m.Told] = {}
+        self._told: dict[str, m.TableStatusReply] = {}
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
         layout = client.of_number(self.table)
         layout.check_all_held()
-        return [(server, m.Ask(client.request(), self.table, client.view.number), ()) for server in layout.servers]
+        return [
+            (server, m.TableStatusRequest(client.request(), self.table, client.view.number), ())
+            for server in layout.servers
+        ]
 
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
-        assert isinstance(answer, m.Told)
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
+        assert isinstance(answer, m.TableStatusReply)
         self._told[letter.to] = answer
         return []
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return isinstance(answer, m.Told)
+        return isinstance(answer, m.TableStatusReply)
 
     def restart(self, only: Sequence[str] | None = None) -> None:
         self._told.clear()

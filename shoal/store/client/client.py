@@ -18,10 +18,10 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.filters import are_known
 from shoal.keys import KeyList, KeyRange, KeyValues, Values, add_up, as_keys, as_range, as_values, tidy
-from shoal.store.client.admin import Admin, Asking, Parking
+from shoal.store.client.admin import Admin, ParkOperation, StatusOperation
 from shoal.store.client.dispatch import Dispatch
 from shoal.store.client.filtering import checked_chain
-from shoal.store.client.operation import Pulling, Pushing
+from shoal.store.client.operation import PullOperation, PushOperation
 from shoal.store.client.remote_call import calling
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
@@ -34,7 +34,7 @@ from shoal.wire.half_precision import shortened, too_large
 from shoal.wire.messages.groups import (
     Allow,
     Dissolve,
-    Group,
+    GroupLimits,
     dealer,
 )
 from shoal.wire.messages.groups import whole as in_full
@@ -128,7 +128,7 @@ class Client(Dispatch):
         """Nothing to do: nobody waits for this worker until its next pull. Follows all that it has under way."""
         self._must_be_worker("park")
         under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
-        op = Parking(Task("park", (*under_way, *_tasks(after))))
+        op = ParkOperation(Task("park", (*under_way, *_tasks(after))))
         self._entered, self._parking = {}, [op.task]
         self._new.append(op)
         return op.task
@@ -141,7 +141,7 @@ class Client(Dispatch):
         under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
         task, width = Task(f"push what is left of {table!r}", (*under_way, *_tasks(after))), layout.spec.push_width
         nothing = KeyValues(np.empty(0, np.uint64), np.empty((0, width), np.float32))
-        op = Pushing(task, layout.number, nothing, None, layout.spec.width, layout.spec.wire)
+        op = PushOperation(task, layout.number, nothing, None, layout.spec.width, layout.spec.wire)
         op.filters, op.exact = self.filters_of(layout), True
         self._new.append(op)
         return task
@@ -167,7 +167,7 @@ class Client(Dispatch):
         delay, name = None if max_delay is None else whole("max_delay", max_delay), self._name(name)
         return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, delay))
 
-    def allow(self, group: Group) -> Task:
+    def allow(self, group: GroupLimits) -> Task:
         return self._admin(f"allow group {group.name!r} so much", lambda request: Allow(request, group))
 
     def dissolve(self, group: str) -> Task:
@@ -187,7 +187,7 @@ class Client(Dispatch):
         return self._admin("refresh the view", m.Refresh)
 
     def stats(self, table: str) -> Task:
-        op = Asking(Task(f"stats of {table!r}"), self.layout(table).number)
+        op = StatusOperation(Task(f"stats of {table!r}"), self.layout(table).number)
         self._new.append(op)
         return op.task
 
@@ -245,7 +245,7 @@ class Client(Dispatch):
         task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
         if (values := shortened(given.values, spec.wire)) is None:
             raise too_large(given.values, spec.wire)
-        op = Pushing(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
+        op = PushOperation(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
         op.filters = self.filters_of(layout)
         if op.filters is not None:
             op.filters.check(given.values)
@@ -308,16 +308,18 @@ class Client(Dispatch):
         if last >= layout.spec.span:
             raise BadKeys(f"key {last} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
-    def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> Pulling:
+    def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> PullOperation:
         spec = layout.spec
         if isinstance(keys, KeyList) and not spec.hashed:
             self._check_last(layout, keys.last)
             task = Task(f"pull keys of {layout.name!r}", after)
-            op = Pulling(task, layout.number, keys.keys, None, spec.width)
+            op = PullOperation(task, layout.number, keys.keys, None, spec.width)
             span = None
         elif isinstance(keys, KeyList):
             listed, places = as_hashed(keys)
-            op = Pulling(Task(f"pull keys of {layout.name!r}", after), layout.number, listed.keys, places, spec.width)
+            op = PullOperation(
+                Task(f"pull keys of {layout.name!r}", after), layout.number, listed.keys, places, spec.width
+            )
             span = None
         elif (span := as_range(keys, spec.span)) is not None:
             if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
@@ -326,11 +328,11 @@ class Client(Dispatch):
                 )
             if span.stop > spec.span:
                 raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
-            op = Pulling(Task(f"pull {span} of {layout.name!r}", after), layout.number, span, None, spec.width)
+            op = PullOperation(Task(f"pull {span} of {layout.name!r}", after), layout.number, span, None, spec.width)
         else:
             unique, places = tidy(self._listed(layout, keys))
             task = Task(f"pull {len(unique):,} keys of {layout.name!r}", after)
-            op = Pulling(task, layout.number, unique, places, spec.width)
+            op = PullOperation(task, layout.number, unique, places, spec.width)
         task = op.task
         op.listed = _again(layout, keys)
         op.clock = clock

@@ -1,8 +1,8 @@
 """Operations under way: started in their turn, split, sent, sent again, put together from the answers.
 
 An operation starts when the tasks it follows are done and the byte window has room. It is split over the servers by the
-view of that moment. ``Held`` frees the window and stops the resends, ``Busy`` delays, ``Moved`` sends it again by a newer
-view (``Anew``), a new incarnation ends all. Sans I/O: every method that may send returns effects.
+view of that moment. ``PushHeld`` frees the window and stops the resends, ``Busy`` delays, ``SegmentsMoved`` sends it again by a newer
+view (``Resend``), a new incarnation ends all. Sans I/O: every method that may send returns effects.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from shoal.errors import (
     UnknownTable,
 )
 from shoal.filters.chain import Flow
-from shoal.store.client.admin import Admin, Asking, Parking
-from shoal.store.client.filtering import Filtering
-from shoal.store.client.inflight import Flight
-from shoal.store.client.key_cache import Names
-from shoal.store.client.operation import Operation, Pulling, Pushing
+from shoal.store.client.admin import Admin, ParkOperation, StatusOperation
+from shoal.store.client.filtering import ClientFilters
+from shoal.store.client.inflight import Inflight
+from shoal.store.client.key_cache import KeyCache
+from shoal.store.client.operation import Operation, PullOperation, PushOperation
 from shoal.store.client.resend import (
-    Anew,
+    Resend,
     asked_anew,
     letters_of,
     refused,
@@ -61,12 +61,12 @@ class Dispatch:
         self.reads: dict[int, dict[str, list[int]]] = {}  # by table: the versions that the last pull read, by server
         self.failed: list[Task] = []  # pushes that failed, in case nobody asks
         self.counts: Counter[str] = Counter()
-        self.flight = Flight(seed)
-        self.names = Names()  # of lists of keys that servers know
+        self.flight = Inflight(seed)
+        self.names = KeyCache()  # of lists of keys that servers know
         self._by_number: dict[int, Layout] = {}
         self._names: dict[int, str] = {}  # of all tables that there ever were, for errors
         self._new: deque[Operation] = deque()  # made ready, not started
-        self._anew = Anew()  # started before
+        self._anew = Resend()  # started before
         self._running: dict[int, Operation] = {}  # by request: an operation stands once for each message under way
         self._entered: dict[int, Task] = {}  # tables entered in this spell, and the task that did it
         self._parking: list[Task] = []  # the last park: whoever enters again follows it
@@ -74,7 +74,7 @@ class Dispatch:
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those not over yet, in order
         self._bytes = 0  # in flight
-        self._filters: dict[int, Filtering] = {}  # by table
+        self._filters: dict[int, ClientFilters] = {}  # by table
 
     def layout(self, table: str) -> Layout:
         layout = self.layouts.get(table)
@@ -96,7 +96,9 @@ class Dispatch:
             op = self._new.popleft()
             if op.task.done:
                 continue
-            failed = None if isinstance(op, Parking) else next((t for t in op.task.after if t.done and t.error), None)
+            failed = (
+                None if isinstance(op, ParkOperation) else next((t for t in op.task.after if t.done and t.error), None)
+            )
             if failed is not None:
                 op.task.finish(error=DependencyFailed(op.task.what, str(failed.error)))
             elif not all(task.done for task in op.task.after):
@@ -124,11 +126,11 @@ class Dispatch:
                 self.names.closed(self.incarnation << 32 | number + 1)
             self._end(op, error=error)
             return []
-        if isinstance(op, Pushing | Pulling | Asking):
+        if isinstance(op, PushOperation | PullOperation | StatusOperation):
             layout = self.of_number(op.table)
             op.since = layout.since
             op.split_by.update(dict.fromkeys(layout.servers if asked is None else asked, layout))
-        elif isinstance(op, Parking):
+        elif isinstance(op, ParkOperation):
             op.since = self._since()
         if not letters and not op.waiting:
             self._finish(op)
@@ -170,7 +172,7 @@ class Dispatch:
         except BadFilter as error:  # a filter of the user's: this call's mistake, not another's
             effects = []
             letter = self.flight.letters.get(request)
-            if isinstance(op, Pushing) and letter is not None:
+            if isinstance(op, PushOperation) and letter is not None:
                 op.settle(letter, message)
             self._end(op, error=error)
         return effects + self.submit(now)
@@ -180,7 +182,7 @@ class Dispatch:
     ) -> list[Effect]:
         effects: list[Effect] = []
         match message:
-            case m.Held(_, waits):
+            case m.PushHeld(_, waits):
                 op.task.waits_for = f"{sender}: {waits}"
                 op.task.held = op.task.held or now
                 if self.flight.held(now, request):
@@ -198,11 +200,11 @@ class Dispatch:
                     whole := self.names.whole(letter.message, letter.arrays, op.pressed)
                 ):
                     effects.append(self.flight.instead(now, letter, *whole))
-            case m.Moved(_, view):
+            case m.SegmentsMoved(_, view):
                 effects += self._moved(now, op, view, [sender])
             case m.Rollback():
                 self._end(op, error=Refused(sender, "the cluster went back to a checkpoint while this was under way"))
-            case m.No(_, kind, reason):
+            case m.Refusal(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
             case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):
                 self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
@@ -238,14 +240,14 @@ class Dispatch:
     def _end(self, op: Operation, value: Any = None, error: Exception | None = None) -> None:
         for request in list(op.waiting):
             self._close(op, request)
-        if isinstance(op, Pushing) and op.number is not None:
+        if isinstance(op, PushOperation) and op.number is not None:
             self._open.pop(op.number, None)
-        if isinstance(op, Pushing) and op.sent is not None:
+        if isinstance(op, PushOperation) and op.sent is not None:
             op.sent.end(error is not None)
-        if error is not None and isinstance(op, Pulling) and op.enter:
+        if error is not None and isinstance(op, PullOperation) and op.enter:
             self._entered.pop(op.table, None)
         op.task.waits_for = ""
-        if error is not None and isinstance(op, Pushing) and len(self.failed) < limits.BACKLOG:
+        if error is not None and isinstance(op, PushOperation) and len(self.failed) < limits.BACKLOG:
             self.failed.append(op.task)
         op.task.finish(value, error)
 
@@ -270,7 +272,11 @@ class Dispatch:
 
     def _restart(self, op: Operation) -> list[str] | None:
         """Give up what is to be asked anew, and of whom (None: of all): the rest stays under way."""
-        anew = asked_anew(op, self.of_number(op.table), self.flight) if isinstance(op, Pushing | Pulling) else None
+        anew = (
+            asked_anew(op, self.of_number(op.table), self.flight)
+            if isinstance(op, PushOperation | PullOperation)
+            else None
+        )
         for letter in letters_of(op, self.flight):
             if anew is None or letter.to in anew:
                 self._close(op, letter.request)
@@ -316,7 +322,7 @@ class Dispatch:
         alive = {member.name for member in view.members}
         effects: list[Effect] = []
         for op in dict.fromkeys(self._running.values()):
-            if isinstance(op, Pushing | Pulling | Asking):
+            if isinstance(op, PushOperation | PullOperation | StatusOperation):
                 to = [letter.to for letter in letters_of(op, self.flight)]
                 lost = next((one for one in to if one not in alive), None)
                 if op.table not in known:
@@ -326,7 +332,7 @@ class Dispatch:
                 elif lost is not None or op.since != known[op.table].since:
                     of = refused(op, known[op.table], alive, self.flight)
                     effects += self._moved(now, op, view.number, of) if of else []
-            elif isinstance(op, Parking):
+            elif isinstance(op, ParkOperation):
                 to = [letter.to for letter in letters_of(op, self.flight)]
                 if op.since != self._since() or any(one not in alive for one in to):
                     effects += self._moved(now, op, view.number, to)  # whoever took over has not heard of it
@@ -336,14 +342,14 @@ class Dispatch:
         """When a primary of any table last changed."""
         return max((layout.since for layout in self._by_number.values()), default=0)
 
-    def filters_of(self, layout: Layout) -> Filtering | None:
+    def filters_of(self, layout: Layout) -> ClientFilters | None:
         """A table's filters, if it has any."""
         if not layout.spec.filters:
             return None
         found = self._filters.get(layout.number)
         if found is None:
             # Calls are made ready by any thread: of two that come first at once, one makes it, or what the other leaves is lost.
-            found = self._filters.setdefault(layout.number, Filtering(layout.spec, Flow()))
+            found = self._filters.setdefault(layout.number, ClientFilters(layout.spec, Flow()))
         return found
 
     def told_by_filters(self, table: int) -> dict[str, Any]:
@@ -375,7 +381,7 @@ class Dispatch:
         """Those under way that only time separates from being counted: not one that waits for other slots of its step."""
         self._anew.join(self._new)
         ops = dict.fromkeys([*self._running.values(), *self._new])
-        return [op.task for op in ops if isinstance(op, Pushing) and not (op.slot is not None and op.task.held)]
+        return [op.task for op in ops if isinstance(op, PushOperation) and not (op.slot is not None and op.task.held)]
 
     def held_back(self) -> dict[str, float]:
         """Tables of which filters have kept something for a later push, and its size."""

@@ -22,13 +22,13 @@ import numpy as np
 
 from shoal.filters import nonzero, taken
 from shoal.keys import KeyRange, Keys, KeyValues, Values
-from shoal.store.client.split import Layout, Share
-from shoal.store.table.table import Table
+from shoal.store.client.split import Layout, ServerShare
+from shoal.store.table.table import ServerTable
 from shoal.tables import Dense, Sparse, Update
 from shoal.tables import Table as Spec
 
 
-class Feedback:
+class ErrorFeedback:
     """What is left of one table's pushes, at one client."""
 
     def __init__(self, spec: Spec) -> None:
@@ -39,7 +39,7 @@ class Feedback:
             else Sparse(keys=spec.keys, hashed=spec.hashed, width=width, update=Update("sum"))
         )
         self._spec = own
-        self._table = Table(own, [KeyRange(0, own.span)])
+        self._table = ServerTable(own, [KeyRange(0, own.span)])
         self._squares = 0.0
         self._lost = 0.0
 
@@ -76,13 +76,13 @@ class Feedback:
             keys, values, _ = self._table.pull_live(span, 1 << 62)
             alive = nonzero(values)
             found = KeyValues(keys[alive], taken(values, alive))
-        self._table = Table(self._spec, [span])
+        self._table = ServerTable(self._spec, [span])
         self._squares = 0.0
         return found
 
     def forget(self) -> None:
         """This life is over, and the run may have gone back: what is left belongs nowhere."""
-        self._table = Table(self._spec, [KeyRange(0, self._spec.span)])
+        self._table = ServerTable(self._spec, [KeyRange(0, self._spec.span)])
         self._squares = self._lost = 0.0  # the coordinator knows how much it was
 
     def _add(self, keys: Keys | KeyRange, values: Values, before: Values) -> None:
@@ -96,17 +96,17 @@ class Feedback:
         self._squares += _squares(before.astype(np.float64) + values) - _squares(before)
 
 
-class Sent:
+class UnconfirmedPush:
     """One push on its way: what it took out and what it leaves, until it is known which of the two holds."""
 
-    def __init__(self, feedback: Feedback, keys: Keys | KeyRange, taken: Values, left: Values, slot: bool) -> None:
+    def __init__(self, feedback: ErrorFeedback, keys: Keys | KeyRange, taken: Values, left: Values, slot: bool) -> None:
         self._feedback, self._keys, self._slot = feedback, keys, slot
         self._taken, self._left = taken, left
         self._open = np.ones(len(taken), np.bool_)
         self._rows: dict[int, list[tuple[int, int]]] = {}  # by request
         self.again = False  # was split and sent before
 
-    def goes(self, request: int, layout: Layout, share: Share) -> None:
+    def goes(self, request: int, layout: Layout, share: ServerShare) -> None:
         """This message speaks for the rows of a share's segments, also for those that are not in it."""
         self._rows[request] = layout.rows_of(share, self._keys)
 

@@ -17,14 +17,14 @@ from shoal.filters import taken as taken_rows
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyList, KeyRange, KeyValues, Values
 from shoal.limits import FRAME_BYTES
-from shoal.store.client.error_feedback import Feedback, Sent
+from shoal.store.client.error_feedback import ErrorFeedback, UnconfirmedPush
 from shoal.store.table.update import known_rule
 from shoal.tables import Dense, Table, Update, Wire
 from shoal.wire import messages as m
 
 if TYPE_CHECKING:
     from shoal.store.client.dispatch import Dispatch
-    from shoal.store.client.operation import Pushing
+    from shoal.store.client.operation import PushOperation
 
 _TO, _FROM = 0, 2
 _LARGEST = float(np.finfo(np.float32).max)
@@ -51,7 +51,7 @@ def check_named(named: Sequence[str | Mapping[str, Any]], update: Update, wire: 
         checked_chain(Dense(rows=1, update=update, wire=wire, filters=filters))
 
 
-class Filtering:
+class ClientFilters:
     """One table's filters at one client."""
 
     def __init__(self, spec: Table, flow: Flow) -> None:
@@ -60,7 +60,7 @@ class Filtering:
         rule = known_rule(spec.update.name)
         adds = bool(chain.needs_sums) or (rule is not None and rule.additive)
         self.spec, self.chain, self.flow = spec, chain, flow
-        self.feedback = Feedback(spec) if chain.loses and adds else None
+        self.feedback = ErrorFeedback(spec) if chain.loses and adds else None
 
     def told(self) -> dict[str, Any]:
         """Bytes into and out of each filter, and the size of what is left for later and of what was lost."""
@@ -79,11 +79,13 @@ class Filtering:
 
     # ------------------------------------------------------------ pushes
 
-    def prepare(self, client: Dispatch, op: Pushing) -> None:
+    def prepare(self, client: Dispatch, op: PushOperation) -> None:
         """Choose and shorten what a push brings, once."""
         if op.exact and self.feedback is not None:
             op.given = self.feedback.take_all()
-            op.sent = Sent(self.feedback, op.given.keys, op.given.values, np.zeros_like(op.given.values), slot=False)
+            op.sent = UnconfirmedPush(
+                self.feedback, op.given.keys, op.given.values, np.zeros_like(op.given.values), slot=False
+            )
         keys, values = op.given.keys, op.given.values
         listed = not isinstance(keys, KeyRange)
         rows, width = len(values), self.spec.push_width
@@ -113,7 +115,7 @@ class Filtering:
                 left = total - arrives
             else:
                 left[np.flatnonzero(mask)] -= arrives
-            op.sent = Sent(self.feedback, keys, taken, left, slot=op.slot is not None)
+            op.sent = UnconfirmedPush(self.feedback, keys, taken, left, slot=op.slot is not None)
         if mask is not None:
             whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
             if op.pull and op.ahead is None:
@@ -121,11 +123,11 @@ class Filtering:
             keys = whole[mask]
         op.given = KeyValues(keys, codes)
 
-    def _may_choose(self, op: Pushing, rows: int) -> bool:
+    def _may_choose(self, op: PushOperation, rows: int) -> bool:
         """A push that brings rows back has to hold both lists of keys in one message to each server."""
         return not op.pull or op.ahead is not None or rows <= FRAME_BYTES // (16 * op.row_bytes)
 
-    def pushed(self, op: Pushing, arrays: list[m.Array], ahead: int) -> list[m.Array]:
+    def pushed(self, op: PushOperation, arrays: list[m.Array], ahead: int) -> list[m.Array]:
         found = self.chain.pushed(arrays, op.head, self.spec.push_width) if arrays else arrays
         self.flow.went(_TO, 8 * max(0, ahead), sum(array.nbytes for array in found))
         return found

@@ -25,7 +25,7 @@ _OFTEN = 4  # what was said so often, and got no answer from somebody who answer
 
 
 @dataclass(slots=True)
-class Letter:
+class InflightRequest:
     """One message and what is known of its journey."""
 
     to: str
@@ -44,12 +44,12 @@ class Letter:
     old: bool = False  # segments have changed hands since: it is answered or refused, and not sent again as it is
 
 
-class Flight:
+class Inflight:
     """All that one client has under way."""
 
     def __init__(self, seed: int) -> None:
         self.timing = DEFAULT
-        self.letters: dict[int, Letter] = {}
+        self.letters: dict[int, InflightRequest] = {}
         self.resent = 0
         self.held_now = 0  # letters that the other side has and has not answered
         self.next = 0  # when there may be something to do
@@ -62,12 +62,12 @@ class Flight:
 
     def send(self, now: int, to: str, request: int, message: Message, arrays: Arrays = ()) -> Effect:
         wait = self._jitter(request, self.timing.resend_first)
-        self.letters[request] = Letter(to, request, message, arrays, now, now + wait, wait)
+        self.letters[request] = InflightRequest(to, request, message, arrays, now, now + wait, wait)
         self._budget = min(_BUDGET, self._budget + limits.RESEND_BUDGET)
         self._look_at(now + wait)
         return Send(to, message, arrays)
 
-    def done(self, request: int) -> Letter | None:
+    def done(self, request: int) -> InflightRequest | None:
         letter = self.letters.pop(request, None)
         if letter is not None and letter.held:
             self.held_now -= 1
@@ -83,7 +83,7 @@ class Flight:
             if self._short:
                 self._look_at(now)
 
-    def ends(self, letter: Letter) -> int:
+    def ends(self, letter: InflightRequest) -> int:
         """When the silence has lasted too long."""
         wait = 2 * self.timing.silence if letter.put_off and letter.sends == 1 else self.timing.silence
         if letter.sends >= _OFTEN:
@@ -112,7 +112,7 @@ class Flight:
             letter.refusals += 1
             self._look_at(letter.again)
 
-    def instead(self, now: int, letter: Letter, message: Message, arrays: Arrays) -> Effect:
+    def instead(self, now: int, letter: InflightRequest, message: Message, arrays: Arrays) -> Effect:
         """The other side cannot use what it has: the same question, said otherwise."""
         self.held_now -= letter.held
         letter.message, letter.arrays, letter.held, letter.wanted = message, arrays, False, False
@@ -120,19 +120,19 @@ class Flight:
         self._look_at(letter.again)
         return Send(letter.to, message, arrays)
 
-    def renew(self, now: int, letter: Letter) -> None:
+    def renew(self, now: int, letter: InflightRequest) -> None:
         """Nothing was heard of it for too long, and it is waited for all the same."""
         letter.heard = now
         self._look_at(letter.again)
 
-    def tick(self, now: int) -> tuple[list[Effect], list[Letter]]:
+    def tick(self, now: int) -> tuple[list[Effect], list[InflightRequest]]:
         """What is to be sent again, and what nothing was heard of for too long, or is to be said anew."""
         self._wake_up(now)
         if now < self.next:
             return [], []
         effects: list[Effect] = []
-        silent: list[Letter] = []
-        late: list[Letter] = []
+        silent: list[InflightRequest] = []
+        late: list[InflightRequest] = []
         self._short = False
         silence = self.timing.silence
         self.next = now + silence
@@ -169,7 +169,7 @@ class Flight:
         for letter in self.letters.values() if away > 0 else ():
             letter.heard = min(now, letter.heard + away)
 
-    def _again(self, letter: Letter) -> Effect:
+    def _again(self, letter: InflightRequest) -> Effect:
         self.resent += 1
         letter.sends, letter.put_off = letter.sends + 1, False
         return Send(letter.to, letter.message, letter.arrays)

@@ -20,7 +20,7 @@ import msgspec
 
 from shoal import limits
 from shoal.keys import KeyList, Keys
-from shoal.store.client.split import Share
+from shoal.store.client.split import ServerShare
 from shoal.store.server.key_lists import crc_of
 from shoal.wire import messages as m
 
@@ -29,7 +29,7 @@ _Which = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slice
 
 
 @dataclass(slots=True, eq=False)
-class Name:
+class KeyHandle:
     """What one server calls one share of one list."""
 
     which: _Which
@@ -43,11 +43,11 @@ class Name:
         return self.which[1]
 
 
-NOTHING = Name((0, "", ()), 0, 0, 0)
+NOTHING = KeyHandle((0, "", ()), 0, 0, 0)
 
 
 @dataclass(slots=True)
-class _Server:
+class _ServerHandles:
     """What it was told so far."""
 
     most: int  # keys that may have names there
@@ -56,19 +56,21 @@ class _Server:
     free: list[int] = field(default_factory=list)
 
 
-class Names:
+class KeyCache:
     """All lists that one life of a client has named."""
 
     def __init__(self) -> None:
         self.most = limits.HANDLE_KEYS
         self.counts: Counter[str] = Counter()
-        self._servers: dict[str, _Server] = {}
-        self._names: dict[_Which, Name] = {}
+        self._servers: dict[str, _ServerHandles] = {}
+        self._names: dict[_Which, KeyHandle] = {}
         self._lists: dict[int, tuple[weakref.ref[KeyList], list[_Which]]] = {}
         self._gone: deque[int] = deque()  # lists that nobody has any more: told by whichever thread let go
-        self._flying: dict[int, list[tuple[Name, Share, Keys]]] = {}  # by request: what it says, and in full
+        self._flying: dict[int, list[tuple[KeyHandle, ServerShare, Keys]]] = {}  # by request: what it says, and in full
 
-    def say(self, request: int, listed: KeyList | None, share: Share, keys: Keys) -> tuple[Name, list[m.Array]]:
+    def say(
+        self, request: int, listed: KeyList | None, share: ServerShare, keys: Keys
+    ) -> tuple[KeyHandle, list[m.Array]]:
         """What a message calls its share of these keys, and the keys, unless they are known by that."""
         name = NOTHING if listed is None or listed.keys is not keys else self._name(listed, share)
         self._flying.setdefault(request, []).append((name, share, keys))
@@ -118,13 +120,13 @@ class Names:
     def told(self) -> list[int]:
         return list(self.figures().values())
 
-    def _name(self, listed: KeyList, share: Share) -> Name:
+    def _name(self, listed: KeyList, share: ServerShare) -> KeyHandle:
         while self._gone:
             self._let_go(self._gone.popleft())
         which = (listed.which, share.server, tuple(share.slices))
         if (name := self._names.get(which)) is not None:
             return name
-        server = self._servers.setdefault(share.server, _Server(self.most))
+        server = self._servers.setdefault(share.server, _ServerHandles(self.most))
         if share.rows < limits.HANDLE_LEAST or server.kept + share.rows > min(server.most, self.most):
             return NOTHING
         if server.free:
@@ -132,7 +134,7 @@ class Names:
         else:
             number = server.last = server.last + 1
         server.kept += share.rows
-        name = self._names[which] = Name(which, number, share.rows, crc_of(share.take(listed.keys)))
+        name = self._names[which] = KeyHandle(which, number, share.rows, crc_of(share.take(listed.keys)))
         if listed.which not in self._lists:
             gone, number_of_list = self._gone, listed.which
             self._lists[listed.which] = weakref.ref(listed, lambda _: gone.append(number_of_list)), []
@@ -146,7 +148,7 @@ class Names:
                 server.kept -= name.rows
                 server.free.append(name.number)
 
-    def _give_up(self, name: Name) -> None:
+    def _give_up(self, name: KeyHandle) -> None:
         """A server has let it go, for want of room: it gets no other name there, and nothing else in its place."""
         if self._names.get(name.which) is not name:
             return  # of a former placement, or given up by another message

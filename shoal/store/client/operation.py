@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from shoal.errors import SegmentsLost, ShoalError
 from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
-from shoal.store.client.error_feedback import Sent
-from shoal.store.client.filtering import Filtering
-from shoal.store.client.inflight import Letter
+from shoal.store.client.error_feedback import UnconfirmedPush
+from shoal.store.client.filtering import ClientFilters
+from shoal.store.client.inflight import InflightRequest
 from shoal.store.client.key_cache import NOTHING
-from shoal.store.client.split import Layout, Share
+from shoal.store.client.split import Layout, ServerShare
 from shoal.store.client.task import Task
 from shoal.store.hashed import unmixed
 from shoal.store.server.vector_clock import VectorClock
@@ -54,7 +54,9 @@ class Operation:
     def letters(self, client: Dispatch) -> list[Outgoing]:
         raise AssertionError  # each kind has its own
 
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
         return []
 
     def value(self, client: Dispatch) -> Any:
@@ -86,7 +88,7 @@ class Operation:
         return SegmentsLost(table, server)
 
 
-class _Rows(Operation):
+class _KeyedOperation(Operation):
     """What push_pull and pull have in common: rows come back in shares and are laid where they belong."""
 
     def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
@@ -94,9 +96,9 @@ class _Rows(Operation):
         self.table, self.keys, self.places, self.width = table, keys, places, width
         self.live = False  # a range of a sparse table: only the rows that are there
         self.hashed = False
-        self.filters: Filtering | None = None
+        self.filters: ClientFilters | None = None
         self.listed: KeyList | None = None  # the keys, if they come again
-        self._shares: dict[int, Share] = {}  # by request
+        self._shares: dict[int, ServerShare] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
         self._only: Sequence[str] | None = None  # the servers that are asked; None: all
@@ -112,7 +114,7 @@ class _Rows(Operation):
         self._found.clear()
         self._rows = None
 
-    def _asks(self, share: Share) -> bool:
+    def _asks(self, share: ServerShare) -> bool:
         return self._only is None or share.server in self._only
 
     def expects(self, request: int) -> int:
@@ -163,7 +165,7 @@ class _Rows(Operation):
         return KeyValues(keys[order], rows.reshape(-1) if self.width == 1 else rows)
 
 
-class Pushing(_Rows):
+class PushOperation(_KeyedOperation):
     """Values to be counted once in every segment they belong to."""
 
     def __init__(self, task: Task, table: int, given: KeyValues, places: Places, width: int, form: Wire) -> None:
@@ -182,7 +184,7 @@ class Pushing(_Rows):
         self.ahead: KeyList | None = None  # pull these, not those that are pushed
         self.exact = self._ready = False  # exact: nothing of it is left for later
         self.head: Bytes | None = None  # what its values need to be read, if they are shortened
-        self.sent: Sent | None = None  # what of it is left for later
+        self.sent: UnconfirmedPush | None = None  # what of it is left for later
 
     @property
     def may_keep(self) -> bool:
@@ -223,7 +225,7 @@ class Pushing(_Rows):
                 self.clock, self.own_clock = client.clock, False
 
     def _letter(
-        self, client: Dispatch, share: Share, pulled: Share | None, keys: Keys | KeyRange, values: Values
+        self, client: Dispatch, share: ServerShare, pulled: ServerShare | None, keys: Keys | KeyRange, values: Values
     ) -> Outgoing:
         stream, number = self.slot if self.slot is not None else (-client.incarnation, self.number or 0)
         start = stop = -1
@@ -279,7 +281,9 @@ class Pushing(_Rows):
                 self.sent.goes(push.request, client.of_number(self.table), share)
         return share.server, push, arrays
 
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
         self.settle(letter, answer)
         if isinstance(answer, m.Values):
             self.task.versions[letter.to] = answer.versions
@@ -288,7 +292,7 @@ class Pushing(_Rows):
             client.counts["counted before"] += 1
         return []
 
-    def settle(self, letter: Letter, answer: m.Message) -> None:
+    def settle(self, letter: InflightRequest, answer: m.Message) -> None:
         """It was counted, whatever becomes of the rows that came back."""
         if self.sent is not None and isinstance(answer, m.Values | m.Counted):
             self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
@@ -303,7 +307,7 @@ class Pushing(_Rows):
         return self.rows()
 
 
-class Pulling(_Rows):
+class PullOperation(_KeyedOperation):
     """Rows to be read."""
 
     def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
@@ -331,7 +335,7 @@ class Pulling(_Rows):
             shares = layout.shares(self.keys, max(8, 4 * self.width), every_server=self.enter)
         return [self._letter(client, share) for share in shares if self._asks(share)]
 
-    def _letter(self, client: Dispatch, share: Share, resume: int = -1) -> Outgoing:
+    def _letter(self, client: Dispatch, share: ServerShare, resume: int = -1) -> Outgoing:
         start = stop = -1
         request, name, arrays = client.request(), NOTHING, list[m.Array]()
         if isinstance(self.keys, KeyRange):
@@ -368,7 +372,9 @@ class Pulling(_Rows):
         self._shares[pull.request] = share
         return share.server, pull, arrays
 
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
         assert isinstance(answer, m.Values)
         share = self._shares[letter.request]
         self.task.versions[letter.to] = answer.versions

@@ -15,16 +15,16 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys, Invalid
 from shoal.keys import KeyRange, as_range
-from shoal.store.client.admin import Asking
-from shoal.store.client.inflight import Letter
+from shoal.store.client.admin import StatusOperation
+from shoal.store.client.inflight import InflightRequest
 from shoal.store.client.operation import Outgoing
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
 from shoal.store.query import Found, Question, question_named
-from shoal.store.server.outcome import Outcome, Work
-from shoal.store.server.segment_state import Part
+from shoal.store.server.outcome import HandlerResult, LongComputation
+from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.row_views import pieces
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _REASON = 2_000  # characters of a refusal: a name may be as long as a message
 
 
-class Calling(Asking):
+class CallOperation(StatusOperation):
     """One call, at the client."""
 
     def __init__(self, task: Task, table: int, keys: KeyRange, question: Question, settings: Any) -> None:
@@ -79,7 +79,9 @@ class Calling(Asking):
             return False
         return 0 < len(arrays[1]) <= limits.CALL_VALUES and len(arrays[1]) % len(arrays[0]) == 0
 
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
         assert isinstance(answer, m.Called)
         numbers = np.array(answer.numbers, np.float64)
         if arrays:
@@ -104,7 +106,7 @@ def calling(
     servers: str | Sequence[str] | None,
     after: tuple[Task, ...],
     settings: dict[str, float],
-) -> Calling:
+) -> CallOperation:
     """A call, checked here as far as it can be."""
     spec = layout.spec
     if not isinstance(question, Question | str):
@@ -119,7 +121,7 @@ def calling(
         raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
     if spec.hashed and span != KeyRange(0, spec.span):
         raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: ask for all of them, slice(None)")
-    op = Calling(
+    op = CallOperation(
         Task(f"ask {asked.name!r} of {layout.name!r}", after), layout.number, span, asked, asked.settings(settings)
     )
     if servers is not None:
@@ -141,7 +143,7 @@ def _check_servers(layout: Layout, servers: list[str]) -> None:
         raise Invalid(f"servers={servers!r}: {who} of table {layout.name!r} (servers: {', '.join(layout.servers)})")
 
 
-class Pending(Protocol):
+class PendingCall(Protocol):
     """A question that is asked in another process."""
 
     done: bool
@@ -149,30 +151,30 @@ class Pending(Protocol):
     def found(self) -> Found: ...
 
 
-Apart = Callable[[Callable[[], Found], int], Pending]
+Apart = Callable[[Callable[[], Found], int], PendingCall]
 
 
-class Calls:
+class PendingCalls:
     """Those under way at a server. ``apart``, where the server is a process, is how users' questions are asked in another one."""
 
     def __init__(self) -> None:
         self.apart: Apart | None = None
         self._under_way: dict[tuple[str, int], m.Call] = {}
-        self._pending: dict[tuple[str, int], Pending] = {}
+        self._pending: dict[tuple[str, int], PendingCall] = {}
         self._told = 0
 
-    def call(self, now: int, sender: str, call: m.Call, part: Part, inline: int, within: int) -> Outcome:
+    def call(self, now: int, sender: str, call: m.Call, part: SegmentState, inline: int, within: int) -> HandlerResult:
         """Answer it: now, if it is short and our own, else off the loop, and say so. A user's has ``within`` nanoseconds."""
         if (sender, call.request) in self._under_way:
-            return Outcome([self.held(sender, call)])
+            return HandlerResult([self.held(sender, call)])
         try:
             question = question_named(call.name)
             settings = question.settings(call.settings)
             keys = KeyRange(call.start, call.stop)
         except BadKeys as error:
-            return Outcome([_no(sender, call, "keys", error)])
+            return HandlerResult([_no(sender, call, "keys", error)])
         except Invalid as error:
-            return Outcome([_no(sender, call, "setting", error)])
+            return HandlerResult([_no(sender, call, "setting", error)])
         found: list[Effect] = []
 
         def ask() -> None:
@@ -180,22 +182,31 @@ class Calls:
 
         if question.own and part.extent.work(keys) <= inline:
             ask()
-            return Outcome(found)
+            return HandlerResult(found)
         if self.apart is not None and not question.own:
             return self._call_apart(sender, call, question, settings, part, keys, within)
         self._under_way[sender, call.request] = call
 
-        def answer(now: int) -> Outcome:
+        def answer(now: int) -> HandlerResult:
             self._under_way.pop((sender, call.request), None)
-            return Outcome(found)
+            return HandlerResult(found)
 
-        return Outcome([self.held(sender, call)], [Work(ask, answer, None)])
+        return HandlerResult([self.held(sender, call)], [LongComputation(ask, answer, None)])
 
     def _call_apart(
-        self, sender: str, call: m.Call, question: Question, settings: Any, part: Part, keys: KeyRange, within: int
-    ) -> Outcome:
+        self,
+        sender: str,
+        call: m.Call,
+        question: Question,
+        settings: Any,
+        part: SegmentState,
+        keys: KeyRange,
+        within: int,
+    ) -> HandlerResult:
         if len(self._pending) >= limits.CALLS_APART:
-            return Outcome([Send(sender, m.Busy(call.request, limits.BUSY_RETRY, "other questions are being asked"))])
+            return HandlerResult(
+                [Send(sender, m.Busy(call.request, limits.BUSY_RETRY, "other questions are being asked"))]
+            )
         apart, asked = self.apart, (sender, call.request)
         assert apart is not None
         self._under_way[asked] = call
@@ -204,9 +215,9 @@ class Calls:
             rows = pieces(part.table, keys, limits.CALL_PIECE, question.keys)
             self._pending[asked] = apart(lambda: question.ask(rows, settings), within)
 
-        return Outcome([self.held(sender, call)], [Work(ask, self.collect, None)])
+        return HandlerResult([self.held(sender, call)], [LongComputation(ask, self.collect, None)])
 
-    def collect(self, now: int = 0) -> Outcome:
+    def collect(self, now: int = 0) -> HandlerResult:
         """Answers that have come from elsewhere."""
         found: list[Effect] = []
         for asked in [one for one, pending in list(self._pending.items()) if pending.done]:
@@ -218,13 +229,13 @@ class Calls:
             except Invalid as error:
                 named = str(error) if str(error).startswith("question ") else f"question {call.name!r}: {error}"
                 found.append(_no(asked[0], call, "question", Invalid(named)))
-        return Outcome(found)
+        return HandlerResult(found)
 
     def has(self, event: Received) -> bool:
         """Is this the same call once more?"""
         return (event.sender, getattr(event.message, "request", 0)) in self._under_way
 
-    def notices(self, now: int, timing: Intervals = DEFAULT) -> list[Effect]:
+    def notices(self, now: int, timing: TimingSettings = DEFAULT) -> list[Effect]:
         """Now and then, who waits is told."""
         if now - self._told < timing.notice:
             return []
@@ -235,10 +246,10 @@ class Calls:
         self._under_way.clear()
 
     def held(self, sender: str, call: m.Call) -> Effect:
-        return Send(sender, m.Held(call.request, f"question {call.name!r}, which is being asked"))
+        return Send(sender, m.PushHeld(call.request, f"question {call.name!r}, which is being asked"))
 
 
-def _answer(sender: str, call: m.Call, question: Question, settings: Any, part: Part, keys: KeyRange) -> Effect:
+def _answer(sender: str, call: m.Call, question: Question, settings: Any, part: SegmentState, keys: KeyRange) -> Effect:
     try:
         found = question.ask(pieces(part.table, keys, limits.CALL_PIECE, question.keys), settings)
     except Invalid as error:
@@ -252,4 +263,4 @@ def _told(sender: str, call: m.Call, found: Found) -> Effect:
 
 
 def _no(sender: str, call: m.Call, kind: str, error: Invalid) -> Effect:
-    return Send(sender, m.No(call.request, kind, str(error)[:_REASON]))
+    return Send(sender, m.Refusal(call.request, kind, str(error)[:_REASON]))

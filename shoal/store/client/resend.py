@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from shoal.store.client.inflight import Flight, Letter
+from shoal.store.client.inflight import Inflight, InflightRequest
 from shoal.store.client.operation import Operation
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
 
 
-class Anew:
+class Resend:
     """The operations of which some is to be sent again."""
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Anew:
         self._ops.clear()
 
 
-def letters_of(op: Operation, flight: Flight) -> list[Letter]:
+def letters_of(op: Operation, flight: Inflight) -> list[InflightRequest]:
     return [flight.letters[request] for request in op.waiting if request in flight.letters]
 
 
-def refused(op: Operation, layout: Layout, alive: Collection[str], flight: Flight) -> list[str]:
+def refused(op: Operation, layout: Layout, alive: Collection[str], flight: Inflight) -> list[str]:
     """A new view is here: the servers that are not waited for any longer. Letters to others may be outdated by it."""
     found: list[str] = []
     for letter in letters_of(op, flight):
@@ -69,7 +69,7 @@ def refused(op: Operation, layout: Layout, alive: Collection[str], flight: Fligh
     return found
 
 
-def asked_anew(op: Operation, layout: Layout, flight: Flight) -> list[str] | None:
+def asked_anew(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:
     """The servers to be asked, so that whatever the refused ones were asked is asked of those who hold it now. None: all.
 
     A letter is for everything that a server holds. So one that inherits something is asked for all it has; what it was asked before,

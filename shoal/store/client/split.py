@@ -16,13 +16,13 @@ import numpy.typing as npt
 from shoal.errors import BadValues, SegmentsLost
 from shoal.keys import KeyRange, Keys
 from shoal.limits import FRAME_BYTES
-from shoal.wire.messages import EVERYWHERE, Array, Placed
+from shoal.wire.messages import EVERYWHERE, Array, TablePlaces
 
 Cuts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ServerShare:
     """What one message to one server carries: these rows, for its segments from ``first`` to ``last``."""
 
     server: str
@@ -49,7 +49,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Since:
+class LayoutChange:
     """What has become of a placement."""
 
     same: bool  # the segments go by the same numbers
@@ -60,7 +60,7 @@ class Since:
 class Layout:
     """One table as a client sees it."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: TablePlaces) -> None:
         self.number, self.name, self.spec = placed.number, placed.name, placed.spec
         self._placed = placed
         self.starts: Keys = np.array(placed.starts, np.uint64)
@@ -74,12 +74,12 @@ class Layout:
         self._sinces = {server: sinces[segments] for server, segments in self._of.items()}
         self._owners = owners
         # By the earlier one, which nobody is to keep for this.
-        self._since_then: weakref.WeakKeyDictionary[Layout, Since] = weakref.WeakKeyDictionary()
+        self._since_then: weakref.WeakKeyDictionary[Layout, LayoutChange] = weakref.WeakKeyDictionary()
 
-    def same(self, placed: Placed) -> bool:
+    def same(self, placed: TablePlaces) -> bool:
         return self._placed == placed
 
-    def since_then(self, before: Layout) -> Since:
+    def since_then(self, before: Layout) -> LayoutChange:
         """What has become of an earlier placement."""
         found = self._since_then.get(before)
         if found is None:
@@ -88,7 +88,7 @@ class Layout:
             heirs = {}
             for server, segments in before._of.items() if same else ():
                 heirs[server] = tuple(dict.fromkeys(self._owners[segment] for segment in segments.tolist()))
-            found = self._since_then[before] = Since(same, tuple(stayed), heirs)
+            found = self._since_then[before] = LayoutChange(same, tuple(stayed), heirs)
         return found
 
     def _has_stayed(self, server: str, before: Layout) -> bool:
@@ -99,14 +99,14 @@ class Layout:
             and np.array_equal(before._sinces[server], self._sinces[server])
         )
 
-    def shares(self, keys: Keys | KeyRange, row_bytes: int, every_server: bool) -> list[Share]:
+    def shares(self, keys: Keys | KeyRange, row_bytes: int, every_server: bool) -> list[ServerShare]:
         """Every server's share; with ``every_server`` also the empty ones."""
         self.check_all_held()
         if len(self.servers) == 1 and (rows := len(keys)) * row_bytes <= FRAME_BYTES:
-            share = Share(self.servers[0], 0, EVERYWHERE, [(0, rows)] if rows else [], rows, (0, self.spec.span))
+            share = ServerShare(self.servers[0], 0, EVERYWHERE, [(0, rows)] if rows else [], rows, (0, self.spec.span))
             return [share] if rows or every_server else []
         cuts = self._cuts(keys)
-        shares: list[Share] = []
+        shares: list[ServerShare] = []
         for server, segments in self._of.items():
             begins, ends = cuts[segments], cuts[segments + 1]
             rows = int((ends - begins).sum())
@@ -114,12 +114,12 @@ class Layout:
                 continue
             if rows * row_bytes <= FRAME_BYTES:
                 slices = _merged(begins, ends)
-                shares.append(Share(server, 0, EVERYWHERE, slices, rows, (0, self.spec.span)))
+                shares.append(ServerShare(server, 0, EVERYWHERE, slices, rows, (0, self.spec.span)))
             else:
                 shares += self._cut_up(server, segments, begins, ends, FRAME_BYTES // row_bytes)
         return shares
 
-    def rows_of(self, share: Share, keys: Keys | KeyRange) -> list[tuple[int, int]]:
+    def rows_of(self, share: ServerShare, keys: Keys | KeyRange) -> list[tuple[int, int]]:
         """Which of these keys belong to the segments that a share is for, as slices."""
         cuts, segments = self._cuts(keys), self._of[share.server]
         segments = segments[(segments >= share.first) & (segments < share.last)]
@@ -134,9 +134,9 @@ class Layout:
         """Nobody holds some of it."""
         return self._lost is not None
 
-    def whole(self) -> list[Share]:
+    def whole(self) -> list[ServerShare]:
         """One share for every server, with no rows yet: for questions about a range of live keys."""
-        return [Share(server, 0, EVERYWHERE, [], 0, (0, self.spec.span)) for server in self.servers]
+        return [ServerShare(server, 0, EVERYWHERE, [], 0, (0, self.spec.span)) for server in self.servers]
 
     def holding(self, keys: KeyRange) -> list[str]:
         """The servers that hold keys of a range, in the order of keys."""
@@ -150,9 +150,9 @@ class Layout:
             return np.append(clipped.astype(np.int64), len(keys))
         return np.append(np.searchsorted(keys, self.starts), len(keys))
 
-    def _cut_up(self, server: str, segments: Cuts, begins: Cuts, ends: Cuts, most: int) -> list[Share]:
+    def _cut_up(self, server: str, segments: Cuts, begins: Cuts, ends: Cuts, most: int) -> list[ServerShare]:
         """A share that is too large for one message: several runs of this server's segments."""
-        shares: list[Share] = []
+        shares: list[ServerShare] = []
         at = 0
         while at < len(segments):
             upto = at + 1
@@ -167,7 +167,7 @@ class Layout:
             first = 0 if at == 0 else int(segments[at])
             last = EVERYWHERE if upto == len(segments) else int(segments[upto])
             span = (int(self.starts[segments[at]]), int(self._ends[segments[upto - 1]]))
-            shares.append(Share(server, first, last, _merged(begins[at:upto], ends[at:upto]), rows, span))
+            shares.append(ServerShare(server, first, last, _merged(begins[at:upto], ends[at:upto]), rows, span))
             at = upto
         return shares
 

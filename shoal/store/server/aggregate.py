@@ -18,7 +18,7 @@ from shoal.store.server.ledger import Mask
 
 
 @dataclass(slots=True)
-class Piece:
+class SlotPiece:
     """What one message brought of one slot."""
 
     segments: Mask  # the segments it is for
@@ -32,14 +32,14 @@ class OpenStep:
 
     step: int
     have: Mask  # [segment, slot]: is it here
-    slots: list[list[Piece]]
+    slots: list[list[SlotPiece]]
     size: int = 0
 
     @classmethod
     def of(cls, step: int, slots: int, segments: int) -> OpenStep:
         return cls(step, np.zeros((segments, slots), np.bool_), [[] for _ in range(slots)])
 
-    def add(self, slot: int, piece: Piece) -> None:
+    def add(self, slot: int, piece: SlotPiece) -> None:
         self.slots[slot].append(piece)
         self.have[piece.segments, slot] = True
         if piece.given is not None:

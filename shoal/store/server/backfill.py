@@ -2,7 +2,7 @@
 
 A fill belongs to one epoch of a segment: when its set changes, it is over, whatever came of it. One segment after another,
 so that never more than one image is in memory, and few pieces under way, so that pushes and pulls do not stand behind them. What merely
-changes hands keeps to the server's ``Pace``. When the other side has them all it is *required* from then on, and the
+changes hands keeps to the server's ``RateLimit``. When the other side has them all it is *required* from then on, and the
 coordinator is told.
 """
 
@@ -12,22 +12,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal import limits
-from shoal.store.image import Image
-from shoal.store.server.rate_limit import Pace
-from shoal.store.server.replicate import Link, Log
-from shoal.store.server.segment_state import Part
+from shoal.store.image import SegmentImage
+from shoal.store.server.rate_limit import RateLimit
+from shoal.store.server.replicate import BackupLink, ReplicationLog
+from shoal.store.server.segment_state import SegmentState
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
 
 @dataclass(slots=True)
-class Moving:
+class SegmentTransfer:
     """The segment that is on its way."""
 
     segment: int
     after: int  # it is copied when all changes up to this one are made
     taken: int  # bytes of changes that the other side had got when it began to keep them: now, then when it is copied
-    image: Image | None = None
+    image: SegmentImage | None = None
     seq: int = 0  # the last change that the image has
     pieces: int = 0
     per_piece: int = 0  # rows
@@ -35,16 +35,16 @@ class Moving:
     there: set[int] = field(default_factory=set)
 
 
-class Filling:
+class Backfill:
     """One server that is being filled with segments of one table."""
 
-    def __init__(self, log: Log, link: Link, pace: Pace | None = None) -> None:
-        self.log, self.link, self._pace = log, link, pace or Pace()
+    def __init__(self, log: ReplicationLog, link: BackupLink, pace: RateLimit | None = None) -> None:
+        self.log, self.link, self._pace = log, link, pace or RateLimit()
         self._slowly: set[int] = set()  # segments that nobody lacks: they keep to the pace
         self.epochs: dict[int, int] = {}  # of the segments that it is filled with
         self.promised: dict[int, int] = {}  # those that the coordinator was told of: nothing is counted without them
         self._left: list[int] = []
-        self._moving: Moving | None = None
+        self._moving: SegmentTransfer | None = None
         self._told: int | None = None
         self._heard = 0  # when the other side last said anything
 
@@ -70,14 +70,14 @@ class Filling:
     def is_full(self) -> bool:
         return not self._left and self._moving is None
 
-    def advance(self, now: int, part: Part, coordinator: str) -> list[Effect]:
+    def advance(self, now: int, part: SegmentState, coordinator: str) -> list[Effect]:
         """Whatever can be done now."""
         if self.is_full:
             return self._tell(now, coordinator)
         if self._moving is None:
             segment = self._left.pop(0)
             self.log.follow(now, self.link.name, self.link.incarnation, [segment], required=False)
-            self._moving, self._heard = Moving(segment, self.log.seq, self.link.taken), now
+            self._moving, self._heard = SegmentTransfer(segment, self.log.seq, self.link.taken), now
         moving = self._moving
         if moving.image is None:
             if self.log.applied < moving.after:
@@ -106,7 +106,7 @@ class Filling:
         """Whom the coordinator may be told of as full, or was, is required: before anybody may promote it, and until that is known here."""
         self.link.required = self.link.required or self.is_full or bool(self.promised)
 
-    def _send(self, now: int, moving: Moving, image: Image) -> list[Effect]:
+    def _send(self, now: int, moving: SegmentTransfer, image: SegmentImage) -> list[Effect]:
         late = [piece for piece, when in moving.sent.items() if now - when >= 3 * self.log.timing.copy_resend]
         new = [piece for piece in range(moving.pieces) if piece not in moving.there and piece not in moving.sent]
         room = max(0, limits.FILLS_FLYING - len(moving.sent))
@@ -123,7 +123,7 @@ class Filling:
                 self._pace.sent(image.nbytes // moving.pieces)
         return effects
 
-    def _piece(self, moving: Moving, image: Image, piece: int) -> Effect:
+    def _piece(self, moving: SegmentTransfer, image: SegmentImage, piece: int) -> Effect:
         low, high = piece * moving.per_piece, (piece + 1) * moving.per_piece
         arrays: list[m.Array] = [image.rows[low:high].reshape(-1)]
         if image.names is not None:

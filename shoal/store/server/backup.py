@@ -16,8 +16,8 @@ import msgspec
 
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
-from shoal.store.image import Image
-from shoal.store.server.outcome import Outcome, Together, Work
+from shoal.store.image import SegmentImage
+from shoal.store.server.outcome import HandlerResult, JoinedOutcome, LongComputation
 from shoal.store.server.renumber import Into, renamed, those
 from shoal.store.server.replicate import (
     cut,
@@ -25,7 +25,7 @@ from shoal.store.server.replicate import (
     size_of,
     unpacked,
 )
-from shoal.store.server.segment_state import Part
+from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.table import Ground, ground_of
 from shoal.tables import Sparse
 from shoal.tables import Table as Spec
@@ -36,10 +36,10 @@ Ranges = Callable[[int], KeyRange]  # of a segment
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class BackupEntry:
     """A change, the rows that came with it, and the segments that they are for."""
 
-    change: m.Change
+    change: m.ReplicatedChange
     given: KeyValues | None
     covers: tuple[int, ...]
 
@@ -50,19 +50,19 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Arriving:
+class ArrivingSegment:
     """A segment of which pieces are here."""
 
     seq: int
     pieces: int
-    books: m.Books | None = None
+    books: m.SegmentBooks | None = None
     here: set[int] = field(default_factory=set)  # pieces whose rows lie in their places
 
     def is_whole(self) -> bool:
         return self.books is not None and len(self.here) == self.pieces
 
 
-class Follow:
+class Backup:
     """What one server holds of one table because another one is, or was, its primary."""
 
     def __init__(
@@ -78,19 +78,19 @@ class Follow:
         self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
         self.ranges, self.inline = ranges, inline
         self._new_ground = new_ground or (lambda: ground_of(spec))
-        self.part: Part | None = None
+        self.part: SegmentState | None = None
         self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
         self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
-        self.kept: deque[Kept] = deque()  # not known to be on all copies
+        self.kept: deque[BackupEntry] = deque()  # not known to be on all copies
         self._after: dict[int, int] = {}  # by segment: changes up to this one are in its image
         self._early: dict[int, tuple[m.Append, m.Arrays]] = {}  # came before those that go before them
-        self._arriving: dict[int, Arriving] = {}
-        self._whole: dict[int, tuple[int, m.Books]] = {}  # all of whose rows are here, not yet part of the part
-        self._waiting: list[Kept] = []  # changes for segments that are not here yet
+        self._arriving: dict[int, ArrivingSegment] = {}
+        self._whole: dict[int, tuple[int, m.SegmentBooks]] = {}  # all of whose rows are here, not yet part of the part
+        self._waiting: list[BackupEntry] = []  # changes for segments that are not here yet
         self.waits = 0  # bytes of these
         self.awaited: set[int] = set()  # segments that we are being filled with
         self._frozen: dict[
-            int, list[Kept]
+            int, list[BackupEntry]
         ] = {}  # segments that this primary has no more, and what was kept of them then
 
     @property
@@ -108,21 +108,21 @@ class Follow:
 
     # ------------------------------------------------------------ changes
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: SegmentState) -> None:
         """Both sides begin with the same rows, at the start of a table or of what was restored."""
         self.part, self._ground, self.have = part, part.ground, 0
         self._after = dict.fromkeys(part.segments, 0)
 
-    def append(self, sender: str, message: m.Append, arrays: m.Arrays) -> Outcome:
+    def append(self, sender: str, message: m.Append, arrays: m.Arrays) -> HandlerResult:
         """Take changes; the answer says up to which they are here."""
         self.have = max(self.have, message.base)
         if message.changes and message.changes[0].seq > self.have + 1:
             size = sum(array.nbytes for _, others in self._early.values() for array in others)
             if len(self._early) < limits.COPIES_EARLY and size <= limits.COPIES_HELD:
                 self._early[message.changes[0].seq] = (message, arrays)
-            return Outcome([self._acknowledge(sender)])
+            return HandlerResult([self._acknowledge(sender)])
         # As a rule all that we are filled with becomes ours at once; but the primary counts what waits for one segment, not for all.
-        outcome = self.merge() if self._whole and self.waits > limits.COPIES_HELD else Outcome()
+        outcome = self.merge() if self._whole and self.waits > limits.COPIES_HELD else HandlerResult()
         outcome = self._take(message, arrays, outcome)
         while (at := next((seq for seq in self._early if seq <= self.have + 1), None)) is not None:
             outcome = self._take(*self._early.pop(at), outcome)
@@ -134,7 +134,7 @@ class Follow:
     def _acknowledge(self, sender: str) -> Send:
         return Send(sender, m.Appended(self.number, self.incarnation, self.have))
 
-    def _take(self, message: m.Append, arrays: m.Arrays, outcome: Outcome) -> Outcome:
+    def _take(self, message: m.Append, arrays: m.Arrays, outcome: HandlerResult) -> HandlerResult:
         """Take what is new of a message, after what is to be done already."""
         found = unpacked(message.changes, arrays, self.spec.push_width)
         if found is None:
@@ -143,7 +143,7 @@ class Follow:
         for change, given in found:
             if change.seq == self.have + 1:
                 self.have = change.seq
-                one = Kept(change, given, covers)
+                one = BackupEntry(change, given, covers)
                 self.kept.append(one)
                 outcome += self._make(one, self.segments, outcome)
                 if self.awaited and self._is_awaited(one):
@@ -151,15 +151,15 @@ class Follow:
                     self.waits += size_of(one.given)
         return outcome
 
-    def _make(self, one: Kept, among: Sequence[int], before: Outcome) -> Outcome:
+    def _make(self, one: BackupEntry, among: Sequence[int], before: HandlerResult) -> HandlerResult:
         """Make a change, in those of these segments that it is for and that do not have it; after what came ``before``."""
         part, change = self.part, one.change
         if part is None:
-            return Outcome()
+            return HandlerResult()
         named = set(one.named())
         mine = [number for number in among if number in named and self._after[number] < change.seq]
         if not mine:
-            return Outcome()
+            return HandlerResult()
         mask = part.extent.mask(mine)
         given = one.given
         if given is not None and not (len(mine) == len(one.covers) == len(part.segments)):
@@ -174,33 +174,33 @@ class Follow:
 
         if not before.works and part.work(change, given, mask) <= self.inline:
             make()
-            return Outcome()
-        if before.works and isinstance(together := before.works[-1].function, Together):
+            return HandlerResult()
+        if before.works and isinstance(together := before.works[-1].function, JoinedOutcome):
             together.add(make)
-            return Outcome()
-        return Outcome(works=[Work(Together(make), lambda now: Outcome(), None)])
+            return HandlerResult()
+        return HandlerResult(works=[LongComputation(JoinedOutcome(make), lambda now: HandlerResult(), None)])
 
     # ------------------------------------------------------------ filling
 
-    def fill(self, sender: str, message: m.Fill, arrays: m.Arrays) -> Outcome:
+    def fill(self, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
         """Take a piece of a segment. When all that are awaited are whole they become part of what is held."""
         segment = message.segment
         answer = Send(
             sender, m.Filled(self.number, self.incarnation, segment, message.epoch, message.seq, message.piece)
         )
         if segment in self._after or segment in self._whole:
-            return Outcome([answer])
+            return HandlerResult([answer])
         if not _came_whole(message, arrays, isinstance(self.spec, Sparse)):
-            return Outcome()  # damaged on the way: it comes again
+            return HandlerResult()  # damaged on the way: it comes again
         arriving = self._arriving.get(segment)
         if arriving is None or arriving.seq < message.seq:
             self._give_up(segment)
-            arriving = self._arriving[segment] = Arriving(message.seq, message.pieces)
+            arriving = self._arriving[segment] = ArrivingSegment(message.seq, message.pieces)
             self._let_go()
         if arriving.seq != message.seq or message.piece >= arriving.pieces:
-            return Outcome()
+            return HandlerResult()
         if message.piece not in arriving.here and not self._place(message, arrays):
-            return Outcome()  # a piece that does not fit: of somebody who does not know the table
+            return HandlerResult()  # a piece that does not fit: of somebody who does not know the table
         arriving.here.add(message.piece)
         arriving.books = message.books or arriving.books
         if arriving.is_whole():
@@ -208,8 +208,8 @@ class Follow:
             del self._arriving[segment]
             self._whole[segment] = (arriving.seq, arriving.books)
             if all(number in self._whole or number in self._after for number in self.awaited):
-                return self.merge() + Outcome([answer])
-        return Outcome([answer])
+                return self.merge() + HandlerResult([answer])
+        return HandlerResult([answer])
 
     def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
         """The rows of a piece go straight to where they will lie. False if they cannot."""
@@ -232,13 +232,13 @@ class Follow:
         if any(came) and self._ground is not None:
             self._ground.let_go(self.ranges(segment))
 
-    def merge(self) -> Outcome:
+    def merge(self) -> HandlerResult:
         """The segments that are here become part of what is held, and catch up with what was done meanwhile."""
         new, self._whole = self._whole, {}
         self.keep(self.segments, arrived={segment: books for segment, (_, books) in new.items()})
         for segment, (seq, _) in new.items():
             self._after[segment] = seq
-        waiting, outcome = self._waiting, Outcome()
+        waiting, outcome = self._waiting, HandlerResult()
         for one in waiting:
             outcome += self._make(one, list(new), outcome)
         self._let_go()
@@ -254,7 +254,7 @@ class Follow:
             self.merge()
             self.inline = inline
 
-    def adopt(self, images: Sequence[Image], seq: int) -> None:
+    def adopt(self, images: Sequence[SegmentImage], seq: int) -> None:
         """Segments whose former primary is gone: from this change on they follow this one.
 
         That says nothing about changes before it to other segments: those that we are being filled with may still lack some.
@@ -263,7 +263,10 @@ class Follow:
         self._after.update({image.segment: seq for image in images})
 
     def keep(
-        self, segments: Sequence[int], more: Sequence[Image] = (), arrived: Mapping[int, m.Books] | None = None
+        self,
+        segments: Sequence[int],
+        more: Sequence[SegmentImage] = (),
+        arrived: Mapping[int, m.SegmentBooks] | None = None,
     ) -> None:
         """Hold these of the segments there are, what these images are, and what arrived; nothing else."""
         if self.part is not None and not more and not arrived and list(segments) == self.part.segments:
@@ -278,7 +281,7 @@ class Follow:
                 self._ground.hold(())
             return
         self._ground = self._ground or self._new_ground()
-        self.part = Part(
+        self.part = SegmentState(
             self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
         )
         self.part.place(more)
@@ -306,7 +309,7 @@ class Follow:
         if self.part is not None:
             books = [self.part.books(number) for number in self.part.segments for _ in to[number]]
             held = [(number, self.ranges(number)) for number in those(self.part.segments, to)]
-            self.part = Part(self.number, self.spec, held, self.part.ground)
+            self.part = SegmentState(self.number, self.spec, held, self.part.ground)
             self.part.enter(books)
 
     def _let_go(self) -> None:
@@ -314,7 +317,7 @@ class Follow:
         self._waiting = [one for one in self._waiting if self._is_awaited(one)]
         self.waits = sum(size_of(one.given) for one in self._waiting)
 
-    def _is_awaited(self, one: Kept) -> bool:
+    def _is_awaited(self, one: BackupEntry) -> bool:
         return any(self._lacks(number, one.change.seq) for number in one.covers)
 
     def _lacks(self, number: int, seq: int) -> bool:
@@ -360,7 +363,7 @@ class Follow:
         """Up to which change these segments are the primary's."""
         return [self._after.get(segment, 0) for segment in segments]
 
-    def lacks(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.Change], m.Arrays]:
+    def lacks(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.ReplicatedChange], m.Arrays]:
         """What another survivor lacks, which has these changes of these segments: as it travels, for these only."""
         least = min(seqs, default=0)
         found = []
@@ -377,16 +380,16 @@ class Follow:
                 found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
         return packed(found)
 
-    def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
+    def _snapshots(self, segments: Iterable[int]) -> list[list[BackupEntry]]:
         """What was kept of these when they were frozen: once for all that were at one moment."""
-        found: list[list[Kept]] = []
+        found: list[list[BackupEntry]] = []
         for number in segments:
             kept = self._frozen.get(number)
             if kept is not None and not any(kept is one for one in found):
                 found.append(kept)
         return found
 
-    def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
+    def catch_up(self, changes: Sequence[m.ReplicatedChange], arrays: m.Arrays) -> HandlerResult | None:
         """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.
 
         None if they were damaged on the way: nothing was taken.
@@ -394,9 +397,9 @@ class Follow:
         found = unpacked(changes, arrays, self.spec.push_width)
         if found is None:
             return None
-        outcome = Outcome()
+        outcome = HandlerResult()
         for change, given in found:
-            one = Kept(change, given, tuple(change.only))
+            one = BackupEntry(change, given, tuple(change.only))
             new = [number for number in change.only if self._after.get(number, change.seq) < change.seq]
             if new:
                 for kept in self._snapshots(new):

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.store.server.ledger import (
-    Marks,
+    Ledger,
     Mask,
     Numbers,
-    Stream,
+    PushStream,
 )
-from shoal.wire.messages import Change, Clocked, Counts
+from shoal.wire.messages import ClockedWorker, Counts, ReplicatedChange
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerClock:
     """One incarnation of a worker, as a server sees it."""
 
     name: str
@@ -44,8 +44,8 @@ class Clocks:
     def __init__(self, segments: int, max_delay: int | None) -> None:
         self.max_delay = max_delay
         self._segments = segments
-        self._marks = Marks(segments)
-        self._workers: dict[int, Worker] = {}
+        self._marks = Ledger(segments)
+        self._workers: dict[int, WorkerClock] = {}
         self._slowest: Numbers | None = None  # kept until something moves
 
     def live(self, workers: dict[int, str]) -> bool:
@@ -66,7 +66,7 @@ class Clocks:
 
     def enter(self, incarnation: int, name: str, spell: int, level: int | None = None) -> int:
         """A worker begins to take part; the clock it starts at. Asked again about the same spell, the same answer."""
-        worker = self._workers.setdefault(incarnation, Worker(name))
+        worker = self._workers.setdefault(incarnation, WorkerClock(name))
         if spell > worker.spell:
             stream = self._clock(incarnation)
             stream.raise_to(self.level(incarnation) if level is None else level)
@@ -164,15 +164,17 @@ class Clocks:
             np.maximum(level, self._clock(incarnation).mark, out=level)
         return level
 
-    def entries(self) -> list[Change]:
+    def entries(self) -> list[ReplicatedChange]:
         """How the workers came here, as changes: to those who know it they change nothing."""
-        found: list[Change] = []
+        found: list[ReplicatedChange] = []
         for incarnation, worker in self._workers.items():
             if worker.spell < 0:
                 continue
             spell, entered = worker.spell, worker.entered
-            enter = Change(0, "enter", incarnation=incarnation, spell=spell, entered=entered, name=worker.name)
-            park = Change(0, "park", incarnation=incarnation, spell=spell)
+            enter = ReplicatedChange(
+                0, "enter", incarnation=incarnation, spell=spell, entered=entered, name=worker.name
+            )
+            park = ReplicatedChange(0, "park", incarnation=incarnation, spell=spell)
             found += [enter, park] if worker.parked else [enter]
         return found
 
@@ -183,30 +185,30 @@ class Clocks:
             for incarnation, worker in self._workers.items()
         }
 
-    def clocked(self, segment: int) -> dict[int, Clocked]:
+    def clocked(self, segment: int) -> dict[int, ClockedWorker]:
         """What one segment knows of each worker, as it travels."""
         return {
-            incarnation: Clocked(
+            incarnation: ClockedWorker(
                 worker.name, worker.spell, worker.parked, worker.entered, self._clock(incarnation).counted(segment)
             )
             for incarnation, worker in self._workers.items()
         }
 
     @classmethod
-    def of(cls, known: Sequence[Mapping[int, Clocked]], max_delay: int | None) -> Clocks:
+    def of(cls, known: Sequence[Mapping[int, ClockedWorker]], max_delay: int | None) -> Clocks:
         """From what each segment knows: of who entered here and not there, there it has no steps yet."""
         clocks = cls(len(known), max_delay)
         for incarnation in dict.fromkeys(incarnation for one in known for incarnation in one):
             some = [one[incarnation] for one in known if incarnation in one]
             last = max(some, key=lambda one: (one.spell, one.parked))
             entered = max(one.entered for one in some)
-            clocks._workers[incarnation] = Worker(last.name, last.spell, last.parked, entered)
+            clocks._workers[incarnation] = WorkerClock(last.name, last.spell, last.parked, entered)
             unknown = Counts(entered)
             clocks._marks.put(
                 incarnation,
-                Stream.of([one[incarnation].counted if incarnation in one else unknown for one in known]),
+                PushStream.of([one[incarnation].counted if incarnation in one else unknown for one in known]),
             )
         return clocks
 
-    def _clock(self, incarnation: int) -> Stream:
+    def _clock(self, incarnation: int) -> PushStream:
         return self._marks.stream(incarnation)

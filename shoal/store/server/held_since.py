@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal.wire.messages import Placed
+from shoal.wire.messages import TablePlaces
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
+class HeldSince:
     """What one server is primary of, in one table."""
 
     starts: list[int]  # of all segments: by them they have their numbers
@@ -21,7 +21,7 @@ class Ours:
     since: int = 0  # the view in which any of this last changed
 
 
-def ours(me: str, placed: Placed, before: Ours | None) -> Ours:
+def ours(me: str, placed: TablePlaces, before: HeldSince | None) -> HeldSince:
     """By the newest placement; views may have been missed. Without a ``before`` all that ever changed may have been ours."""
     places = placed.places
     held = {segment: place.since for segment, place in enumerate(places) if place.servers[:1] == [me]}
@@ -30,4 +30,4 @@ def ours(me: str, placed: Placed, before: Ours | None) -> Ours:
     else:
         changed = [n for n in range(len(places)) if held.get(n) != before.held.get(n)]
         since = before.since
-    return Ours(placed.starts, held, max((places[segment].since for segment in changed), default=since))
+    return HeldSince(placed.starts, held, max((places[segment].since for segment in changed), default=since))

@@ -19,7 +19,7 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys
 from shoal.keys import Keys
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.wire import messages as m
 
 _ENTRY = 512  # bytes that a list takes besides its numbers
@@ -33,31 +33,33 @@ def crc_of(keys: Keys) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Listed:
+class StoredKeyList:
     """One list, and the tables it was used with."""
 
     keys: Keys
     crc: int
-    tables: list[weakref.ref[Table]] = field(default_factory=list)
+    tables: list[weakref.ref[ServerTable]] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         return _ENTRY + self.keys.nbytes * (1 + len(self.tables))  # the keys, and their rows in each table
 
 
-class Handles:
+class KeyLists:
     """All lists that one server knows."""
 
     def __init__(self, most: int | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.bytes = 0
         self._most = limits.HANDLE_BYTES if most is None else most
-        self._lists: dict[tuple[int, int], Listed] = {}  # by incarnation and number, the least recently used first
+        self._lists: dict[
+            tuple[int, int], StoredKeyList
+        ] = {}  # by incarnation and number, the least recently used first
 
     def __len__(self) -> int:
         return len(self._lists)
 
-    def whole(self, ask: m.Push | m.Pull, arrays: m.Arrays, table: Table) -> m.Arrays | None:
+    def whole(self, ask: m.Push | m.Pull, arrays: m.Arrays, table: ServerTable) -> m.Arrays | None:
         """The arrays of a message with all its keys; None if it names a list that is not known."""
         ahead = isinstance(ask, m.Push) and ask.ahead > 0
         if not ask.handle and not (ahead and ask.ahead_handle):  # type: ignore[union-attr]
@@ -89,7 +91,7 @@ class Handles:
 
     def _list(
         self, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]
-    ) -> Listed | list[m.Array] | None:
+    ) -> StoredKeyList | list[m.Array] | None:
         """The list that is meant, taken from what was sent if it is there; a plain one has no number."""
         if known:
             listed = self._lists.pop((who, number), None)
@@ -107,21 +109,21 @@ class Handles:
             return [keys]
         return self._remember((who, number), keys)
 
-    def _remember(self, key: tuple[int, int], keys: Keys) -> Listed:
+    def _remember(self, key: tuple[int, int], keys: Keys) -> StoredKeyList:
         crc, before = crc_of(keys), self._lists.get(key)
         if before is not None and before.crc == crc and len(before.keys) == len(keys):
             self._lists[key] = self._lists.pop(key)
             return before  # sent again
         self._drop(key)
         # A copy: what came may be a piece of a larger message, or still be somebody else's.
-        listed = self._lists[key] = Listed(keys.copy(), crc)
+        listed = self._lists[key] = StoredKeyList(keys.copy(), crc)
         self.bytes += listed.size
         self.counts["taken"] += 1
         self._make_room()
         return listed
 
-    def _for(self, table: Table, found: Listed | list[m.Array]) -> list[m.Array]:
-        if not isinstance(found, Listed):
+    def _for(self, table: ServerTable, found: StoredKeyList | list[m.Array]) -> list[m.Array]:
+        if not isinstance(found, StoredKeyList):
             return found
         if table.known.note(found.keys):
             before = found.size

@@ -1,7 +1,7 @@
 """Which numbers of a stream have been counted, for all the segments that a server holds of a table at once.
 
 A *stream* is a pass over the data (its numbers are slots), a client (its numbers are a counter) or, for clocks, a worker
-(its numbers are steps). ``Marks`` keeps for each stream and segment a mark, below which all numbers are counted, and a
+(its numbers are steps). ``Ledger`` keeps for each stream and segment a mark, below which all numbers are counted, and a
 ring of bits for those above it, so that numbers may come in any order and each is counted once. The segments of a table
 nearly always agree; where they do not (a part was moved or sent again), each has its own truth.
 
@@ -24,7 +24,7 @@ NOTHING = Counts(0)
 _LOOK = 256  # segments that differ are looked at after so many numbers, whether they agree again
 
 
-class Stream:
+class PushStream:
     """One stream's numbers: all below ``mark[s]`` are counted in segment s, and those whose bit is set above it.
 
     While all segments agree, which is nearly always, ``even`` is the one mark, ``_ahead`` the one ring, and no array is touched.
@@ -167,7 +167,7 @@ class Stream:
         return Counts.of(mark, mark + (np.flatnonzero(self.bits[segment]) - mark) % width)
 
     @classmethod
-    def of(cls, counted: Sequence[Counts]) -> Stream:
+    def of(cls, counted: Sequence[Counts]) -> PushStream:
         """From what each segment knows."""
         stream = cls(len(counted))
         stream._part()
@@ -199,23 +199,23 @@ class Stream:
         self.bits = bits
 
 
-class Marks:
+class Ledger:
     """All streams of a table on a server, by number."""
 
     def __init__(self, segments: int) -> None:
         self._segments = segments
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, PushStream] = {}
 
     def __contains__(self, stream: int) -> bool:
         return stream in self._streams
 
-    def stream(self, stream: int) -> Stream:
+    def stream(self, stream: int) -> PushStream:
         found = self._streams.get(stream)
         if found is None:
-            found = self._streams[stream] = Stream(self._segments)
+            found = self._streams[stream] = PushStream(self._segments)
         return found
 
-    def put(self, stream: int, found: Stream) -> None:
+    def put(self, stream: int, found: PushStream) -> None:
         self._streams[stream] = found
 
     def drop(self, stream: int) -> None:
@@ -229,9 +229,9 @@ class Marks:
         return {number: stream.counted(segment) for number, stream in self._streams.items()}
 
     @classmethod
-    def of(cls, counted: Sequence[Mapping[int, Counts]]) -> Marks:
+    def of(cls, counted: Sequence[Mapping[int, Counts]]) -> Ledger:
         """From what each segment knows. A stream that one has never heard of has nothing counted there."""
         marks = cls(len(counted))
         for number in dict.fromkeys(number for one in counted for number in one):
-            marks._streams[number] = Stream.of([one.get(number, NOTHING) for one in counted])
+            marks._streams[number] = PushStream.of([one.get(number, NOTHING) for one in counted])
         return marks

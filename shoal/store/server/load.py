@@ -26,7 +26,7 @@ _PARTS = 4_096  # of all segments together: where there are more segments, each 
 Rates = npt.NDArray[np.float64]
 
 
-class Asked:
+class SegmentLoad:
     """What is asked of some segments of one table, on one server."""
 
     def __init__(self, spec: Table, held: Sequence[tuple[int, KeyRange]]) -> None:
@@ -86,7 +86,7 @@ class Asked:
                 found[self._numbers[at]] = _half(keys, rates.tolist())
         return found
 
-    def follow(self, before: Asked, same: Mapping[int, int]) -> None:
+    def follow(self, before: SegmentLoad, same: Mapping[int, int]) -> None:
         """Other segments are ours now: of these, by their numbers now and then, what was known stays."""
         theirs = {number: at for at, number in enumerate(before._numbers)}
         if before._bins != self._bins:
@@ -101,7 +101,9 @@ class Asked:
         return slice(at * self._bins, (at + 1) * self._bins)
 
 
-def told(own: Mapping[int, Asked], seconds: float) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, int]]]:
+def told(
+    own: Mapping[int, SegmentLoad], seconds: float
+) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, int]]]:
     """What a server tells of all its tables after so long: rows a second, and where to cut the hottest segments."""
     for one in own.values():
         one.after(seconds)

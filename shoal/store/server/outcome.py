@@ -10,11 +10,11 @@ from shoal.store.server.ledger import Mask
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 
-Later = Callable[[int], "Outcome"]
+Later = Callable[[int], "HandlerResult"]
 
 
 @dataclass(slots=True)
-class Asker:
+class Requester:
     """Who asked, and what: answered now or later."""
 
     name: str
@@ -31,15 +31,15 @@ class Asker:
 
 
 @dataclass(slots=True)
-class Work:
+class LongComputation:
     """A computation that is too long for the loop: run ``function`` elsewhere, then go on with ``then``."""
 
     function: Callable[[], None]
-    then: Callable[[int], Outcome]
-    full: Callable[[], Outcome] | None  # there was no memory for it, and nothing was changed
+    then: Callable[[int], HandlerResult]
+    full: Callable[[], HandlerResult] | None  # there was no memory for it, and nothing was changed
 
 
-class Together:
+class JoinedOutcome:
     """Changes that are made by one computation, one after the other: however many came at once, others wait for it once."""
 
     def __init__(self, first: Callable[[], None]) -> None:
@@ -54,11 +54,11 @@ class Together:
 
 
 @dataclass(slots=True)
-class Outcome:
+class HandlerResult:
     """What came of a message: answers, and perhaps work that has to be done, in this order, before others."""
 
     effects: list[Effect] = field(default_factory=list)
-    works: list[Work] = field(default_factory=list)
+    works: list[LongComputation] = field(default_factory=list)
 
-    def __add__(self, more: Outcome) -> Outcome:
-        return Outcome(self.effects + more.effects, self.works + more.works)
+    def __add__(self, more: HandlerResult) -> HandlerResult:
+        return HandlerResult(self.effects + more.effects, self.works + more.works)

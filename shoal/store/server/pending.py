@@ -15,12 +15,12 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.server.aggregate import OpenStep
-from shoal.store.server.key_lists import Handles
+from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.ledger import Mask, Numbers
-from shoal.store.server.load import Asked
-from shoal.store.server.outcome import Asker, Outcome, Work
-from shoal.store.server.replicate import Log
-from shoal.store.server.segment_state import Part
+from shoal.store.server.load import SegmentLoad
+from shoal.store.server.outcome import HandlerResult, LongComputation, Requester
+from shoal.store.server.replicate import ReplicationLog
+from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.table import Ground
 from shoal.tables import Each, Step, Wire
 from shoal.tables import Table as Spec
@@ -31,7 +31,7 @@ from shoal.wire.messages.base import Events
 _Found = tuple[list[m.Array], int, Wire, int]  # arrays, where the rest starts, the form of values, rows
 
 
-class Waiting(Part):
+class Waiting(SegmentState):
     """The askers of the segments that a server is primary of."""
 
     def __init__(
@@ -40,33 +40,33 @@ class Waiting(Part):
         spec: Spec,
         held: Sequence[tuple[int, KeyRange]],
         inline: int,
-        log: Log | None = None,
+        log: ReplicationLog | None = None,
         ground: Ground | None = None,
     ) -> None:
         super().__init__(number, spec, held, ground)
-        self.inline, self.log = inline, log or Log(number, 0)
+        self.inline, self.log = inline, log or ReplicationLog(number, 0)
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
-        self.handles = Handles(0)  # the server's own, by which it knows lists of keys
-        self.asked = Asked(spec, held)
+        self.handles = KeyLists(0)  # the server's own, by which it knows lists of keys
+        self.asked = SegmentLoad(spec, held)
         self._open: dict[int, OpenStep] = {}  # by step
-        self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
-        self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
-        self._promised: dict[tuple[str, int], Asker] = {}  # what waits until it is on all copies
+        self._held: dict[tuple[str, int], tuple[int, int, Requester]] = {}  # pushes: (step, slot, who asked)
+        self._waiting: dict[tuple[str, int], Requester] = {}  # pulls
+        self._promised: dict[tuple[str, int], Requester] = {}  # what waits until it is on all copies
         self._begin()
 
     def _begin(self) -> None:
         """What those who build on this begin with: all of them are made as this is."""
 
-    def _pull(self, now: int, asker: Asker) -> Outcome:
+    def _pull(self, now: int, asker: Requester) -> HandlerResult:
         if self._may_pull(asker):
             return self._read(asker)
         self.counts["waited"] += asker.id not in self._waiting
         self._waiting[asker.id] = asker
         asker.told = now
-        return Outcome([Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker)))])
+        return HandlerResult([Send(asker.name, m.PushHeld(asker.ask.request, self._waits_for(asker)))])
 
-    def _may_pull(self, asker: Asker) -> bool:
+    def _may_pull(self, asker: Requester) -> bool:
         ask = asker.ask
         if ask.clock < 0 or (isinstance(ask, m.Pull) and ask.enter):
             return True
@@ -75,22 +75,24 @@ class Waiting(Part):
             return delay is None or bool((self.version[asker.covered] >= ask.clock - delay).all())
         return self.clocks.may_pull(ask.clock, asker.covered)
 
-    def _read(self, asker: Asker) -> Outcome:
+    def _read(self, asker: Requester) -> HandlerResult:
         """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
         if self.extent.work(asker.keys) <= self.inline:
-            return Outcome([self._values(asker, *self._found(asker))])
+            return HandlerResult([self._values(asker, *self._found(asker))])
         found: list[_Found] = []
-        return Outcome(
+        return HandlerResult(
             works=[
-                Work(
+                LongComputation(
                     lambda: found.append(self._found(asker)),
-                    lambda now: Outcome([self._values(asker, *found[0])]),
-                    lambda: Outcome([Send(asker.name, m.No(asker.ask.request, "full", "no memory for so many rows"))]),
+                    lambda now: HandlerResult([self._values(asker, *found[0])]),
+                    lambda: HandlerResult(
+                        [Send(asker.name, m.Refusal(asker.ask.request, "full", "no memory for so many rows"))]
+                    ),
                 )
             ]
         )
 
-    def _found(self, asker: Asker) -> _Found:
+    def _found(self, asker: Requester) -> _Found:
         """The rows that were asked for, through the table's filters if they may."""
         arrays, resume, form = self.extent.read(asker.keys, asker.ask.form)
         count = len(arrays[-1]) // self.spec.width
@@ -98,7 +100,7 @@ class Waiting(Part):
             arrays = self.extent.chain.answer(arrays, self.spec.width)
         return arrays, resume, form, count
 
-    def _values(self, asker: Asker, arrays: list[m.Array], resume: int, form: Wire, count: int) -> Effect:
+    def _values(self, asker: Requester, arrays: list[m.Array], resume: int, form: Wire, count: int) -> Effect:
         ask = asker.ask
         entered = m.NO_CLOCK
         if isinstance(ask, m.Pull) and ask.enter:
@@ -124,7 +126,7 @@ class Waiting(Part):
         )
         return Send(asker.name, values, arrays)
 
-    def _clocks(self, asker: Asker) -> Events:
+    def _clocks(self, asker: Requester) -> Events:
         """The vector clocks of the keys that were asked for: of a range its own, of a list those of the segments covered."""
         covered = [keys for keys, on in zip(self.extent.ranges, asker.covered, strict=True) if on]
         if isinstance(asker.keys, KeyRange):
@@ -134,9 +136,9 @@ class Waiting(Part):
             ]
         return [found for keys in covered for found in self.happened(keys)]
 
-    def _release(self) -> Outcome:
+    def _release(self) -> HandlerResult:
         """Answer the pulls that may be answered now."""
-        outcome = Outcome()
+        outcome = HandlerResult()
         for key in [key for key, asker in self._waiting.items() if self._may_pull(asker)]:
             outcome += self._read(self._waiting.pop(key))
         return outcome
@@ -144,7 +146,7 @@ class Waiting(Part):
     def forgotten(self, view: int) -> list[Effect]:
         """Other segments are held here from now on: all who wait are to ask again, by this view."""
         asked = {**self._waiting, **self._promised, **{key: asker for key, (_, _, asker) in self._held.items()}}
-        return [Send(asker.name, m.Moved(asker.ask.request, view)) for asker in asked.values()]
+        return [Send(asker.name, m.SegmentsMoved(asker.ask.request, view)) for asker in asked.values()]
 
     # ------------------------------------------------------------ what they are told
 
@@ -154,7 +156,7 @@ class Waiting(Part):
         for asker in self._waiting.values():
             if now - asker.told >= self.log.timing.notice:
                 asker.told = now
-                effects.append(Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker))))
+                effects.append(Send(asker.name, m.PushHeld(asker.ask.request, self._waits_for(asker))))
         for asker in self._promised.values():
             if now - asker.told >= self.log.timing.notice:
                 effects += self._told_promised(now, asker).effects
@@ -178,21 +180,21 @@ class Waiting(Part):
             facts["filters failed"] = self.extent.chain.failed
         return facts, np.trim_zeros(self.staleness, "b").tolist()
 
-    def _waits_for(self, asker: Asker) -> str:
+    def _waits_for(self, asker: Requester) -> str:
         ask = asker.ask
         if isinstance(self.spec.apply, Step):
             wanted = ask.clock - (self.spec.max_delay or 0)
             return self._missing(int(self.version[asker.covered].min()), f"version {wanted}: ")
         return ", ".join(self.clocks.laggards(ask.clock)) or "its turn"
 
-    def _told_promised(self, now: int, asker: Asker) -> Outcome:
+    def _told_promised(self, now: int, asker: Requester) -> HandlerResult:
         asker.told = now
-        return Outcome([Send(asker.name, m.Held(asker.ask.request, self.log.waits_for()))])
+        return HandlerResult([Send(asker.name, m.PushHeld(asker.ask.request, self.log.waits_for()))])
 
-    def _told_held(self, now: int, step: int, asker: Asker) -> Effect:
+    def _told_held(self, now: int, step: int, asker: Requester) -> Effect:
         asker.told = now
         oldest = int(self.version.min())
-        return Send(asker.name, m.Held(asker.ask.request, self._missing(min(step, oldest), "")))
+        return Send(asker.name, m.PushHeld(asker.ask.request, self._missing(min(step, oldest), "")))
 
     def _missing(self, step: int, lead: str) -> str:
         opened = self._open.get(step)
@@ -204,14 +206,14 @@ class Waiting(Part):
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         return f"{lead}slots {names} of step {step}" if missing else f"{lead}step {step}"
 
-    def _refuse(self, sender: str, request: int, error: Invalid) -> Outcome:
+    def _refuse(self, sender: str, request: int, error: Invalid) -> HandlerResult:
         self.counts["refused"] += 1
         kind = "keys" if isinstance(error, BadKeys) else "values" if isinstance(error, BadValues) else "setting"
-        return Outcome([Send(sender, m.No(request, kind, str(error)))])
+        return HandlerResult([Send(sender, m.Refusal(request, kind, str(error)))])
 
-    def _busy(self, asker: Asker, why: str) -> Outcome:
+    def _busy(self, asker: Requester, why: str) -> HandlerResult:
         self.counts["busy"] += 1
-        return Outcome([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY, why))])
+        return HandlerResult([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY, why))])
 
     def _held_bytes(self) -> int:
         return sum(opened.size for opened in self._open.values())

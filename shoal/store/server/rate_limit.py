@@ -10,7 +10,7 @@ from __future__ import annotations
 from shoal import limits
 
 
-class Pace:
+class RateLimit:
     """What may still be sent."""
 
     def __init__(self, rate: int = limits.MOVE_RATE) -> None:

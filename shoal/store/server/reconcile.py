@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.keys import KeyRange
-from shoal.store.server.backup import Follow
-from shoal.store.server.outcome import Outcome, Work
-from shoal.store.server.replicate import Log
+from shoal.store.server.backup import Backup
+from shoal.store.server.outcome import HandlerResult, LongComputation
+from shoal.store.server.replicate import ReplicationLog
 from shoal.store.table.slab import DenseRows
 from shoal.store.table.table import Ground, ground_of
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
@@ -30,12 +30,12 @@ Key = tuple[str, str, int, int]
 
 
 @dataclass(slots=True)
-class Other:
+class SurvivorState:
     """Another survivor that holds segments which we are to be primary of."""
 
     incarnation: int
     segments: list[int]
-    follow: Follow  # through which we have them
+    follow: Backup  # through which we have them
     level: bool = False  # we have what it has
     adopted: bool = False  # it has what we have, and follows us
     epochs: list[int] = field(default_factory=list)  # of the segments' sets
@@ -46,7 +46,7 @@ class Other:
     since: int = 0  # it has not answered since
 
 
-def _same(other: Other, before: Other | None) -> Other:
+def _same(other: SurvivorState, before: SurvivorState | None) -> SurvivorState:
     """The one of before, as far as it has come, if nothing has changed for it; else the new one."""
     if before is None or before.follow is not other.follow or before.incarnation != other.incarnation:
         return other
@@ -56,13 +56,15 @@ def _same(other: Other, before: Other | None) -> Other:
 class Levelling:
     """One server's part in it, for one table: ``Holding`` is what it has."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, timing: Intervals = DEFAULT) -> None:
+    def __init__(
+        self, me: str, incarnation: int, placed: m.TablePlaces, inline: int, timing: TimingSettings = DEFAULT
+    ) -> None:
         self.me, self.incarnation, self.placed, self.inline = me, incarnation, placed, inline
-        self.log = Log(placed.number, incarnation, timing)
-        self.follows: dict[tuple[str, int], Follow] = {}
+        self.log = ReplicationLog(placed.number, incarnation, timing)
+        self.follows: dict[tuple[str, int], Backup] = {}
         self.counts: dict[str, int] = {}
         self._members: dict[str, int] = {}  # servers by name: incarnation
-        self._others: dict[Key, Other] = {}  # to be level with before we open
+        self._others: dict[Key, SurvivorState] = {}  # to be level with before we open
         self._first_ground: DenseRows | None = None
         self._promoted: list[int] = []  # segments that are ours now, and not open yet
 
@@ -89,11 +91,11 @@ class Levelling:
         starts = self.placed.starts
         return KeyRange(starts[segment], starts[segment + 1] if segment + 1 < len(starts) else self.placed.spec.span)
 
-    def _following(self, primary: str) -> Follow:
+    def _following(self, primary: str) -> Backup:
         key = primary, self._members.get(primary, 0)
         follow = self.follows.get(key)
         if follow is None:
-            follow = self.follows[key] = Follow(
+            follow = self.follows[key] = Backup(
                 self.placed.number, self.placed.spec, *key, self.range, self.inline, self._new_ground
             )
             follow.awaited = self._awaited(primary)
@@ -106,14 +108,14 @@ class Levelling:
 
     # ------------------------------------------------------------ who is to be primary
 
-    def _open(self, now: int) -> Outcome:
+    def _open(self, now: int) -> HandlerResult:
         raise AssertionError  # ``Holding`` does
 
     def _drop_follows(self, returned: Collection[int] = ()) -> None:
         raise AssertionError
 
-    def _survivors(self) -> dict[Key, Other]:
-        others: dict[Key, Other] = {}
+    def _survivors(self) -> dict[Key, SurvivorState]:
+        others: dict[Key, SurvivorState] = {}
         for segment in self._promoted:
             follow = self._holder(segment)
             if follow is None:
@@ -124,29 +126,31 @@ class Levelling:
                 asked.append((follow.primary, "", follow.incarnation, True))
             for name, through, incarnation, leaves in asked:
                 key = name, through, follow.incarnation, place.since
-                other = others.setdefault(key, Other(incarnation, [], follow, leaves=leaves, began=self.log.view))
+                other = others.setdefault(
+                    key, SurvivorState(incarnation, [], follow, leaves=leaves, began=self.log.view)
+                )
                 other.segments.append(segment)
                 other.epochs.append(place.epoch)
         # Another view may say nothing new of these: what was asked is not asked again, however many views there are.
         return {key: _same(other, self._others.get(key)) for key, other in others.items()}
 
-    def _gave_away(self, follow: Follow, segment: int) -> bool:
+    def _gave_away(self, follow: Backup, segment: int) -> bool:
         """Whether the former primary lives, and has no part in this segment any more."""
         name = follow.primary
         lives = self._members.get(name, 0) == follow.incarnation
         return lives and name != self.me and name not in self.placed.places[segment].servers
 
-    def _holder(self, segment: int) -> Follow | None:
+    def _holder(self, segment: int) -> Backup | None:
         return next((follow for follow in self.follows.values() if segment in follow.segments), None)
 
-    def _level(self, now: int) -> Outcome:
+    def _level(self, now: int) -> HandlerResult:
         timing = self.log.timing
         for other in self._others.values():
             if other.leaves and other.since and now - other.since >= timing.shrink:
                 other.level = other.adopted = True
         if all(other.adopted for other in self._others.values()):
             return self._open(now)
-        outcome = Outcome()
+        outcome = HandlerResult()
         for key, other in self._others.items():
             if now < other.again or other.adopted:
                 continue
@@ -167,14 +171,14 @@ class Levelling:
                 outcome.effects.append(Send(name, adopt, arrays))
         return outcome
 
-    def _levelled(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> Outcome:
+    def _levelled(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> HandlerResult:
         other = next(
             (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments),
             None,
         )
         if other is None or message.view < other.began or message.incarnation != self.incarnation:
-            return Outcome()
-        outcome = Outcome()
+            return HandlerResult()
+        outcome = HandlerResult()
         if other.leaves:
             other.level = other.adopted = True
         elif isinstance(message, m.Adopted):
@@ -190,7 +194,7 @@ class Levelling:
             for one in self._others.values():
                 one.again = now
         if outcome.works:
-            outcome.works.append(Work(lambda: None, self._level, None))
+            outcome.works.append(LongComputation(lambda: None, self._level, None))
             return outcome
         return outcome + self._level(now)
 
@@ -204,12 +208,12 @@ class Levelling:
             for segment in segments
         )
 
-    def _answer_level(self, sender: str, ask: m.Level) -> Outcome:
+    def _answer_level(self, sender: str, ask: m.Level) -> HandlerResult:
         if not self._is_primary(sender, ask.segments, ask.view):
             return self._ignored("not from the primary")
         if all(self.me not in self.placed.places[segment].servers for segment in ask.segments):
             levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, ask.seqs, [])
-            return Outcome([Send(sender, levels)])  # we have let go of them
+            return HandlerResult([Send(sender, levels)])  # we have let go of them
         ours = self.follows.get((sender, ask.incarnation))
         adopted = set() if ours is None else set(ours.live)  # by this very primary, in an earlier view
         left = [segment for segment in ask.segments if segment not in adopted]
@@ -221,20 +225,20 @@ class Levelling:
             # without us. Nothing is lost by that: it could not open before, and what was acknowledged earlier both have.
             return self._ignored("of another log")
         asked = dict(zip(ask.segments, ask.seqs, strict=False))
-        seqs, changes, arrays = dict(asked), list[m.Change](), tuple[m.Array, ...]()
+        seqs, changes, arrays = dict(asked), list[m.ReplicatedChange](), tuple[m.Array, ...]()
         if former is not None:
             seqs.update(zip(left, former.seqs(left), strict=True))
             found, rows = former.lacks(left, [asked[segment] for segment in left])
             changes, arrays = found, tuple(rows)
         levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, [*seqs.values()], changes)
-        return Outcome([Send(sender, levels, arrays)])
+        return HandlerResult([Send(sender, levels, arrays)])
 
-    def _adopt(self, sender: str, adopt: m.Adopt, arrays: m.Arrays) -> Outcome:
+    def _adopt(self, sender: str, adopt: m.Adopt, arrays: m.Arrays) -> HandlerResult:
         """A new primary has brought us level: follow it from here on."""
         if not self._is_primary(sender, adopt.segments, adopt.view):
             return self._ignored("not from the primary")
         new = self._following(sender)
-        answer = Outcome([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
+        answer = HandlerResult([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
         moving = [segment for segment in adopt.segments if segment not in new.live]
         if not moving:
             return answer
@@ -245,7 +249,7 @@ class Levelling:
         if outcome is None:
             return self._ignored("damaged")  # it comes again
 
-        def move(now: int) -> Outcome:
+        def move(now: int) -> HandlerResult:
             assert former.part is not None
             if former is new:
                 new.thaw(moving, adopt.seq)
@@ -256,10 +260,10 @@ class Levelling:
             return answer
 
         if outcome.works:
-            outcome.works.append(Work(lambda: None, move, None))
+            outcome.works.append(LongComputation(lambda: None, move, None))
             return outcome
         return outcome + move(0)
 
-    def _ignored(self, why: str) -> Outcome:
+    def _ignored(self, why: str) -> HandlerResult:
         self.counts[why] = self.counts.get(why, 0) + 1
-        return Outcome()
+        return HandlerResult()

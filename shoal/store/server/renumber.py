@@ -29,6 +29,6 @@ def those(segments: Iterable[int], to: Into) -> list[int]:
     return [new for segment in segments for new in to[segment]]
 
 
-def renamed(change: m.Change, to: Into) -> m.Change:
+def renamed(change: m.ReplicatedChange, to: Into) -> m.ReplicatedChange:
     """The same change, of the same keys."""
     return replace(change, only=those(change.only, to)) if change.only else change

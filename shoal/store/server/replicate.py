@@ -22,9 +22,9 @@ import numpy as np
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.server.ledger import Mask
-from shoal.store.server.outcome import Asker, Later
+from shoal.store.server.outcome import Later, Requester
 from shoal.store.server.renumber import Into, renamed, those
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -32,21 +32,21 @@ _CHANGE = 256  # bytes of a change without its rows, about
 
 
 @dataclass(slots=True)
-class Entry:
+class LogEntry:
     """A change that is not made here yet, and who waits for it."""
 
-    change: m.Change
+    change: m.ReplicatedChange
     given: KeyValues | None
     segments: Mask  # those of the primary's that it is for
-    asker: Asker | None = None
+    asker: Requester | None = None
     later: Later | None = None  # what else follows from it
 
 
 @dataclass(slots=True)
-class Parcel:
+class LogBatch:
     """What one link gets of one change."""
 
-    change: m.Change
+    change: m.ReplicatedChange
     given: KeyValues | None
     covers: tuple[int, ...]
     size: int = 0  # bytes, as it was made: of what is cut later no less is counted
@@ -56,7 +56,7 @@ class Parcel:
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class BackupLink:
     """One server that follows."""
 
     name: str
@@ -65,7 +65,7 @@ class Link:
     covers: tuple[int, ...]  # the segments that it gets from now on
     required: bool  # nothing is counted before it has it
     acked: int = 0
-    queue: deque[Parcel] = field(default_factory=deque)  # not acknowledged
+    queue: deque[LogBatch] = field(default_factory=deque)  # not acknowledged
     waits: int = 0  # bytes of these
     taken: int = 0  # bytes of all that there ever were
     sent: int = 0  # the last that was sent
@@ -73,7 +73,7 @@ class Link:
     again: int = 0  # when to send again
     since: int = 0  # since when the oldest waits
 
-    def take(self, now: int, parcel: Parcel) -> None:
+    def take(self, now: int, parcel: LogBatch) -> None:
         if not self.queue:
             self.since = now
         self.queue.append(parcel)
@@ -94,34 +94,34 @@ class Link:
         return True
 
 
-class Ahead(Protocol):
+class LogTooLong(Protocol):
     """A server that is being filled."""
 
-    link: Link
+    link: BackupLink
 
     @property
     def ahead(self) -> int:
         """Bytes of changes that it keeps until what they are done to is there."""
 
 
-class Log:
+class ReplicationLog:
     """The changes of one table on its way to the backups."""
 
-    def __init__(self, table: int, incarnation: int, timing: Intervals = DEFAULT) -> None:
+    def __init__(self, table: int, incarnation: int, timing: TimingSettings = DEFAULT) -> None:
         self.table, self.incarnation, self.timing = table, incarnation, timing
         self.seq = 0  # of the last change
         self.applied = 0  # the last that is made here
-        self.links: dict[str, Link] = {}
-        self.entries: deque[Entry] = deque()  # not made here yet, in order
+        self.links: dict[str, BackupLink] = {}
+        self.entries: deque[LogEntry] = deque()  # not made here yet, in order
         self.view = 0  # by which we are primary
-        self.fillings: list[Ahead] = []  # those who are being filled
+        self.fillings: list[LogTooLong] = []  # those who are being filled
         self._opened: dict[int, int] = {}  # by segment that became ours later on: the last change before that
         self._pending: dict[tuple[int, int], Mask] = {}
         self._ticked = 0  # when it was last seen what is due
 
     # ------------------------------------------------------------ changes
 
-    def append(self, now: int, entry: Entry, own: Sequence[KeyRange], numbers: Sequence[int]) -> list[Effect]:
+    def append(self, now: int, entry: LogEntry, own: Sequence[KeyRange], numbers: Sequence[int]) -> list[Effect]:
         """The next change: to every link. ``own`` are the primary's segments, by ``numbers``."""
         self.seq += 1
         entry.change = msgspec.structs.replace(entry.change, seq=self.seq)
@@ -134,17 +134,17 @@ class Log:
             if given is not None and len(link.covers) < len(numbers):
                 covers = set(link.covers)
                 given = cut(given, own, [number in covers for number in numbers])
-            link.take(now, Parcel(entry.change, given, link.covers))
+            link.take(now, LogBatch(entry.change, given, link.covers))
             effects += self.send(now, link)
         return effects
 
-    def ready(self) -> Entry | None:
+    def ready(self) -> LogEntry | None:
         """The next change that is on all copies, taken out of the log."""
         if not self.entries or self.entries[0].change.seq > self.committed:
             return None
         return self.entries.popleft()
 
-    def made(self, entry: Entry) -> None:
+    def made(self, entry: LogEntry) -> None:
         """This change is made here."""
         self.applied = entry.change.seq
         if entry.change.kind == "push" and entry.segments.any():
@@ -169,13 +169,13 @@ class Log:
         """The segments in which this push waits to be counted."""
         return self._pending.get((stream, number))
 
-    def comings(self) -> list[m.Change]:
+    def comings(self) -> list[m.ReplicatedChange]:
         """Who came and who went, of what is not made here yet: each once, to be said again."""
         changes = (entry.change for entry in self.entries if entry.change.kind in ("enter", "park"))
         found = {(one.kind, one.incarnation, one.spell): one for one in changes}
         return [msgspec.structs.replace(one, seq=0) for one in found.values()]
 
-    def coming(self, kind: str, incarnation: int, spell: int) -> Entry | None:
+    def coming(self, kind: str, incarnation: int, spell: int) -> LogEntry | None:
         """The entry, not made yet, by which all segments hear that this worker came or went: nobody needs to hear it twice."""
         for entry in self.entries:
             one = entry.change
@@ -228,7 +228,7 @@ class Log:
         self._pending.clear()
         self.applied = self.seq
 
-    def narrow(self, now: int, link: Link, left: Sequence[int], ranges: Callable[[int], KeyRange]) -> None:
+    def narrow(self, now: int, link: BackupLink, left: Sequence[int], ranges: Callable[[int], KeyRange]) -> None:
         """A link covers these only, from here on: what waits in its queue for others would be refused, with all that is behind it."""
         covers = set(left)
         link.covers = tuple(segment for segment in link.covers if segment in covers)
@@ -256,7 +256,7 @@ class Log:
         most = limits.COPIES_HELD
         return any(link.waits > most for link in self.links.values()) or any(one.ahead > most for one in self.fillings)
 
-    def _pend(self, entry: Entry) -> None:
+    def _pend(self, entry: LogEntry) -> None:
         if not entry.segments.any():  # what it was for is not ours any more
             return
         key = entry.change.stream, entry.change.number
@@ -265,17 +265,17 @@ class Log:
 
     # ------------------------------------------------------------ links
 
-    def follow(self, now: int, name: str, incarnation: int, segments: Sequence[int], required: bool) -> Link:
+    def follow(self, now: int, name: str, incarnation: int, segments: Sequence[int], required: bool) -> BackupLink:
         """From the next change on this server gets what is done to these segments (and those it had before)."""
         link = self.links.get(name)
         if link is None or link.incarnation != incarnation:
-            link = Link(name, incarnation, self.seq, (), required, acked=self.seq, sent=self.seq, since=now)
+            link = BackupLink(name, incarnation, self.seq, (), required, acked=self.seq, sent=self.seq, since=now)
             self.links[name] = link
         link.covers = tuple(sorted({*link.covers, *segments}))
         link.required = link.required or required
         return link
 
-    def send(self, now: int, link: Link) -> list[Effect]:
+    def send(self, now: int, link: BackupLink) -> list[Effect]:
         """What is not under way yet, as far as there is room."""
         effects: list[Effect] = []
         while len(link.flying) < limits.COPIES_FLYING:
@@ -288,9 +288,9 @@ class Log:
             effects.append(self._message(link, parcels))
         return effects
 
-    def _next(self, link: Link) -> list[Parcel]:
+    def _next(self, link: BackupLink) -> list[LogBatch]:
         """The parcels of the next message: of the same segments, not too many bytes."""
-        found: list[Parcel] = []
+        found: list[LogBatch] = []
         size = 0
         for parcel in link.queue:
             if parcel.change.seq <= link.sent:
@@ -301,7 +301,7 @@ class Log:
             found.append(parcel)
         return found
 
-    def _message(self, link: Link, parcels: list[Parcel]) -> Effect:
+    def _message(self, link: BackupLink, parcels: list[LogBatch]) -> Effect:
         changes, arrays = packed([(parcel.change, parcel.given) for parcel in parcels])
         covers = list(parcels[0].covers)
         append = m.Append(
@@ -309,10 +309,10 @@ class Log:
         )
         return Send(link.name, append, arrays)
 
-    def tick(self, now: int) -> tuple[list[Effect], list[Link]]:
+    def tick(self, now: int) -> tuple[list[Effect], list[BackupLink]]:
         """What is to be sent again, and the links that nothing was heard of for too long."""
         effects: list[Effect] = []
-        silent: list[Link] = []
+        silent: list[BackupLink] = []
         gap, self._ticked = now - self._ticked, now
         slept = gap if gap > self.timing.suspect else 0  # by ourselves: nobody is blamed for what we did not hear
         for link in self.links.values():
@@ -344,9 +344,9 @@ def size_of(given: KeyValues | None) -> int:
     return _CHANGE + given.values.nbytes + (0 if isinstance(given.keys, KeyRange) else given.keys.nbytes)
 
 
-def packed(changes: Sequence[tuple[m.Change, KeyValues | None]]) -> tuple[list[m.Change], m.Arrays]:
+def packed(changes: Sequence[tuple[m.ReplicatedChange, KeyValues | None]]) -> tuple[list[m.ReplicatedChange], m.Arrays]:
     """Changes with their rows, as one message carries them: all keys one after another, all values, too."""
-    headers: list[m.Change] = []
+    headers: list[m.ReplicatedChange] = []
     keys: list[m.Array] = []
     values: list[m.Array] = []
     for change, given in changes:
@@ -366,10 +366,10 @@ def packed(changes: Sequence[tuple[m.Change, KeyValues | None]]) -> tuple[list[m
 
 
 def unpacked(
-    changes: Sequence[m.Change], arrays: m.Arrays, width: int
-) -> list[tuple[m.Change, KeyValues | None]] | None:
+    changes: Sequence[m.ReplicatedChange], arrays: m.Arrays, width: int
+) -> list[tuple[m.ReplicatedChange, KeyValues | None]] | None:
     """The changes of a message with their rows; None if what came does not fit together."""
-    found: list[tuple[m.Change, KeyValues | None]] = []
+    found: list[tuple[m.ReplicatedChange, KeyValues | None]] = []
     keys = arrays[0] if len(arrays) == 2 else np.empty(0, np.uint64)
     values = arrays[-1] if arrays else np.empty(0, np.float32)
     key, value = 0, 0

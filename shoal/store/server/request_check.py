@@ -15,7 +15,7 @@ from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.client.filtering import checked_chain, opened_request
 from shoal.store.server.ledger import Mask, Numbers
-from shoal.store.table.table import Ground, Table
+from shoal.store.table.table import Ground, ServerTable
 from shoal.tables import Sparse, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -24,7 +24,7 @@ from shoal.wire.half_precision import restored, shortened
 _IN_A_ROW = 8  # elements of a dense range lie in a row: so many take as long as one that has to be looked up
 
 
-class Extent:
+class RequestCheck:
     """The segments of one table that one server holds, in key order, and their rows."""
 
     def __init__(self, spec: Spec, held: Sequence[tuple[int, KeyRange]], ground: Ground | None = None) -> None:
@@ -33,7 +33,7 @@ class Extent:
         self.place = {segment: at for at, segment in enumerate(self.numbers)}
         self.ids: Numbers = np.array(self.numbers, np.int64)
         self.ranges = [keys for _, keys in held]
-        self.table = Table(spec, self.ranges, ground)
+        self.table = ServerTable(spec, self.ranges, ground)
         self.chain = checked_chain(spec, warm=True)
         self.whole: Mask = np.ones(len(held), np.bool_)
         self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 
 from shoal.keys import KeyValues
 from shoal.limits import EVICT_ROWS
-from shoal.store.server.outcome import Outcome, Work
+from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.pending import Waiting
 from shoal.store.table.admission import Admission
 from shoal.store.table.slab import SparseRows
 from shoal.tables import Each, Sparse
 
-Then = Callable[[int, KeyValues | None], Outcome]
+Then = Callable[[int, KeyValues | None], HandlerResult]
 
 
 class Tending(Waiting):
@@ -36,14 +36,16 @@ class Tending(Waiting):
         self._after_sweep: int | None = None  # rows there were then
         self._since = 0  # keys pushed since
 
-    def admitted(self, now: int, given: KeyValues | None, then: Then) -> Outcome:
+    def admitted(self, now: int, given: KeyValues | None, then: Then) -> HandlerResult:
         """Go on with what gets in of a push; counting may take long, and is then done elsewhere."""
         if self._admission is None or given is None:
             return then(now, given)
         if self.extent.work(given.keys) <= self.inline:
             return then(now, self._admit(given))
         found: list[KeyValues | None] = []
-        return Outcome(works=[Work(lambda: found.append(self._admit(given)), lambda now: then(now, found[0]), None)])
+        return HandlerResult(
+            works=[LongComputation(lambda: found.append(self._admit(given)), lambda now: then(now, found[0]), None)]
+        )
 
     def _admit(self, given: KeyValues) -> KeyValues | None:
         assert self._admission is not None

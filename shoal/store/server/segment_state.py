@@ -1,7 +1,7 @@
 """Some segments of one table on one server: rows, versions, ledger and clocks, and how a change is made to them.
 
 A primary and its backups run this very code in the same order, so their copies agree bit by bit. All segments are kept
-as small arrays with one entry each. A segment leaves and enters as an ``Image``. For another set of segments another part is made on
+as small arrays with one entry each. A segment leaves and enters as an ``SegmentImage``. For another set of segments another part is made on
 the same ground: rows that stay are not touched, only the books are written anew, since that happens when servers die or come, and
 never on the way of a push.
 """
@@ -15,11 +15,11 @@ import numpy as np
 
 from shoal.keys import KeyRange, KeyValues
 from shoal.limits import CLOCKS_TOLD
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.store.server.clock import Clocks
 from shoal.store.server.eviction import swept_by
-from shoal.store.server.ledger import Marks, Mask, Numbers
-from shoal.store.server.request_check import Extent
+from shoal.store.server.ledger import Ledger, Mask, Numbers
+from shoal.store.server.request_check import RequestCheck
 from shoal.store.server.vector_clock import GONE, RangeClocks, VectorClock
 from shoal.store.table.table import Ground
 from shoal.tables import Table as Spec
@@ -29,35 +29,35 @@ from shoal.wire.messages.base import Events
 STEPS = GONE  # a step is nobody's own push: all of them stand together
 
 
-class Part:
+class SegmentState:
     """Segments that are together because one server is, or follows, the primary of all of them."""
 
     def __init__(
         self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], ground: Ground | None = None
     ) -> None:
         self.number, self.spec = number, spec
-        self.extent = Extent(spec, held, ground)
+        self.extent = RequestCheck(spec, held, ground)
         self.table = self.extent.table
         self.version: Numbers = np.zeros(len(held), np.int64)
-        self.ledger = Marks(len(held))
+        self.ledger = Ledger(len(held))
         self.clocks = Clocks(len(held), spec.max_delay)
         self.evicted = 0  # rows that were zero again and are gone
         self.events = RangeClocks(spec.span)  # vector clocks: returned by pulls and shown, they decide nothing
 
-    def load(self, images: Sequence[Image]) -> None:
+    def load(self, images: Sequence[SegmentImage]) -> None:
         """Take over what these were: one for each segment, in order; nothing was done to this part yet."""
         self.place(images)
         self.enter([image.books for image in images])
 
-    def place(self, images: Sequence[Image]) -> None:
+    def place(self, images: Sequence[SegmentImage]) -> None:
         """The rows of some segments, which have none here."""
         for image in images:
             self.table.load(self.extent.place[image.segment], image.rows, image.names)
 
-    def enter(self, books: Sequence[m.Books]) -> None:
+    def enter(self, books: Sequence[m.SegmentBooks]) -> None:
         """What is known of the segments, one after another; nothing was done to this part yet."""
         self.version[:] = [one.version for one in books]
-        self.ledger = Marks.of([one.ledger for one in books])
+        self.ledger = Ledger.of([one.ledger for one in books])
         self.clocks = Clocks.of([one.clocks for one in books], self.spec.max_delay)
         for one in books:
             for start, stop, counts in one.events:
@@ -73,21 +73,21 @@ class Part:
         """Their numbers."""
         return self.extent.numbers
 
-    def books(self, segment: int) -> m.Books:
+    def books(self, segment: int) -> m.SegmentBooks:
         at = self.extent.place[segment]
         events = self.happened(self.extent.ranges[at])
-        return m.Books(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at), events)
+        return m.SegmentBooks(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at), events)
 
     def happened(self, keys: KeyRange) -> Events:
         """The vector clocks of these keys, as they travel: all segments of a part fit one header."""
         most = max(1, CLOCKS_TOLD // (len(self.extent) * (1 + len(self.events.nodes()))))
         return [(part.start, part.stop, dict(clock.counts)) for part, clock in self.events.read(keys, most)]
 
-    def image(self, segment: int, copy: bool = True) -> Image:
+    def image(self, segment: int, copy: bool = True) -> SegmentImage:
         """One segment as it is now: copied, or, for whoever reads it before anything changes, as it lies there."""
         at = self.extent.place[segment]
         rows, names = self.table.image(at, copy)
-        return Image(segment, self.extent.ranges[at], self.books(segment), rows, names)
+        return SegmentImage(segment, self.extent.ranges[at], self.books(segment), rows, names)
 
     def digest(self, segment: int) -> str:
         """A hash of all that is known of a segment: equal on all copies once nothing is under way."""
@@ -112,22 +112,24 @@ class Part:
                 self.events.retire(node)
         return self.clocks.live(workers)
 
-    def work(self, change: m.Change, given: KeyValues | None, segments: Mask) -> int:
+    def work(self, change: m.ReplicatedChange, given: KeyValues | None, segments: Mask) -> int:
         """How long the rows of a change keep a thread busy, in elements; 0: it has none, and lets none go."""
         pushed = 0 if given is None or not len(given.values) else max(1, self.extent.work(given.keys))
         return pushed if self._swept(change, segments) is None else pushed + self.table.rows
 
-    def write(self, change: m.Change, given: KeyValues | None, segments: Mask) -> None:
+    def write(self, change: m.ReplicatedChange, given: KeyValues | None, segments: Mask) -> None:
         """The rows of a change; its books follow with ``note``."""
         if given is not None and len(given.values):
             self.table.push(given.keys, given.values)
         if (swept := self._swept(change, segments)) is not None:
             self.evicted += self.table.evict(swept)
 
-    def _swept(self, change: m.Change, segments: Mask) -> Mask | None:
+    def _swept(self, change: m.ReplicatedChange, segments: Mask) -> Mask | None:
         return swept_by(self.spec, change.kind, self.version, segments)
 
-    def note(self, change: m.Change, segments: Mask, everywhere: bool = False, given: KeyValues | None = None) -> None:
+    def note(
+        self, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, given: KeyValues | None = None
+    ) -> None:
         """Enter a change, whose rows are written, into the books of these segments (``everywhere``: they are all).
 
         Also that numbers are over is entered in these alone: what else is held beside them differs from copy to copy.
@@ -171,7 +173,7 @@ class Part:
             if start < stop:
                 self.events.tick(node, KeyRange(start, stop))
 
-    def _tick(self, change: m.Change, segments: Mask, everywhere: bool) -> None:
+    def _tick(self, change: m.ReplicatedChange, segments: Mask, everywhere: bool) -> None:
         self.clocks.heard(change.incarnation, change.spell, change.entered)
         self.clocks.tick(change.incarnation, change.step, segments, everywhere)
 

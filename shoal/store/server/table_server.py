@@ -20,39 +20,39 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from shoal import limits
 from shoal.keys import KeyRange
-from shoal.store.image import Image
-from shoal.store.server.backfill import Filling
-from shoal.store.server.outcome import Outcome
+from shoal.store.image import SegmentImage
+from shoal.store.server.backfill import Backfill
+from shoal.store.server.outcome import HandlerResult
 from shoal.store.server.primary import Segments
-from shoal.store.server.rate_limit import Pace
+from shoal.store.server.rate_limit import RateLimit
 from shoal.store.server.reconcile import Levelling
 from shoal.store.server.renumber import into
-from shoal.store.server.segment_state import Part
-from shoal.timing import DEFAULT, Intervals
+from shoal.store.server.segment_state import SegmentState
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
-Loader = Callable[[m.Placed, Sequence[int]], list[Image]]
+Loader = Callable[[m.TablePlaces, Sequence[int]], list[SegmentImage]]
 FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.Adopt | m.Adopted
 
 
-class Holding(Levelling):
+class TableServer(Levelling):
     """What one server has of one table."""
 
     def __init__(
         self,
         me: str,
         incarnation: int,
-        placed: m.Placed,
+        placed: m.TablePlaces,
         inline: int,
-        pace: Pace | None = None,
-        timing: Intervals = DEFAULT,
+        pace: RateLimit | None = None,
+        timing: TimingSettings = DEFAULT,
     ) -> None:
         super().__init__(me, incarnation, placed, inline, timing)
-        self._pace = pace or Pace()
+        self._pace = pace or RateLimit()
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
-        self._fillings: dict[str, Filling] = {}
+        self._fillings: dict[str, Backfill] = {}
         self._linked = False  # a table may be new to us and wait to be filled elsewhere
 
     # ------------------------------------------------------------ the beginning
@@ -74,7 +74,9 @@ class Holding(Levelling):
                     self.own.load(load(self.placed, segments))
             else:
                 follow = self._following(primary)
-                part = Part(self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments))
+                part = SegmentState(
+                    self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments)
+                )
                 if load is not None:
                     part.load(load(self.placed, segments))
                 follow.begin(part)
@@ -86,7 +88,7 @@ class Holding(Levelling):
     def _held(self, segments: Iterable[int]) -> list[tuple[int, KeyRange]]:
         return [(segment, self.range(segment)) for segment in segments]
 
-    def _of_mine(self, which: Callable[[m.Place], bool]) -> list[int]:
+    def _of_mine(self, which: Callable[[m.Replicas], bool]) -> list[int]:
         """Those of the segments that we are primary of."""
         return [
             segment
@@ -97,10 +99,10 @@ class Holding(Levelling):
     # ------------------------------------------------------------ a new view
 
     def take(
-        self, now: int, placed: m.Placed, members: dict[str, int], view: int, timing: Intervals = DEFAULT
-    ) -> Outcome:
+        self, now: int, placed: m.TablePlaces, members: dict[str, int], view: int, timing: TimingSettings = DEFAULT
+    ) -> HandlerResult:
         """Put this placement into effect."""
-        old, outcome = self.placed, Outcome()
+        old, outcome = self.placed, HandlerResult()
         self.log.view, self.log.timing = view, timing
         if old.starts != placed.starts:
             outcome += self._cut(now, placed)
@@ -111,9 +113,9 @@ class Holding(Levelling):
             outcome += self.own.set_delay(placed.spec)
         return outcome
 
-    def _hold(self, now: int, old: m.Placed) -> Outcome:
+    def _hold(self, now: int, old: m.TablePlaces) -> HandlerResult:
         """Hold what is ours by the newest placement."""
-        placed, outcome = self.placed, Outcome()
+        placed, outcome = self.placed, HandlerResult()
         for follow in self.follows.values():
             follow.settle(lambda segment: self.me in placed.places[segment].servers)
         self._drop_follows(_returned(old, placed))
@@ -128,10 +130,10 @@ class Holding(Levelling):
             outcome += self._level(now)
         return outcome + self._relink(now)
 
-    def _demote(self, now: int, segments: Sequence[int]) -> Outcome:
+    def _demote(self, now: int, segments: Sequence[int]) -> HandlerResult:
         """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
         if not segments or self.own is None:
-            return Outcome()
+            return HandlerResult()
         outcome = self.own.advance(now, at_once=True)
         follow = self._following(self.me)
         reached = {segment: self.log.reached(segment) for segment in segments}
@@ -141,7 +143,7 @@ class Holding(Levelling):
         follow.freeze(segments)
         return outcome
 
-    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+    def _cut(self, now: int, placed: m.TablePlaces) -> HandlerResult:
         """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
         to = into(self.placed.starts, placed.starts)
         for follow in self.follows.values():
@@ -153,10 +155,10 @@ class Holding(Levelling):
         old = self.own
         self.log.renumber(now, to, [] if old is None else old.segments)
         if old is None:
-            return Outcome()
+            return HandlerResult()
         books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
         same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
-        return Outcome(old.forgotten(self.log.view)) + self._renew(now, old, books, [], same)
+        return HandlerResult(old.forgotten(self.log.view)) + self._renew(now, old, books, [], same)
 
     def _drop_follows(self, returned: Collection[int] = ()) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
@@ -179,7 +181,7 @@ class Holding(Levelling):
             if not follow.known and (not lives or key[0] == self.me):
                 del self.follows[key]
 
-    def _relink(self, now: int) -> Outcome:
+    def _relink(self, now: int) -> HandlerResult:
         """Who follows us, and who is being filled, by the view that is in effect."""
         for name, link in list(self.log.links.items()):
             segments = self._of_mine(lambda place, name=name: name in place.servers[1:] or place.filling == name)  # type: ignore[misc]
@@ -195,10 +197,10 @@ class Holding(Levelling):
                 filling.require()  # it may be a member already, or primary, though our view does not say so yet
         return self._advance(now)
 
-    def _filled(self, now: int) -> dict[str, Filling]:
+    def _filled(self, now: int) -> dict[str, Backfill]:
         """Who is being filled, with those of the segments that are open here."""
         here = set() if self.own is None else set(self.own.segments)
-        places, fillings = self.placed.places, dict[str, Filling]()
+        places, fillings = self.placed.places, dict[str, Backfill]()
         for name, incarnation in self._members.items():
             named = self._of_mine(lambda place, name=name: place.filling == name)  # type: ignore[misc]
             epochs = {segment: places[segment].epoch for segment in named if segment in here}
@@ -206,15 +208,15 @@ class Holding(Levelling):
                 continue
             known = self._fillings.get(name)
             if known is None or known.link is not self.log.links.get(name):
-                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
+                known = Backfill(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
             known.want(epochs, [segment for segment in epochs if places[segment].instead])
             fillings[name] = known
         return fillings
 
-    def _advance(self, now: int) -> Outcome:
+    def _advance(self, now: int) -> HandlerResult:
         """Links or acknowledgements have changed: count what may be counted, fill what may be filled."""
         if self.own is None:
-            return Outcome()
+            return HandlerResult()
         outcome = self.own.advance(now)
         if not outcome.works:
             for filling in self._fillings.values():
@@ -223,7 +225,7 @@ class Holding(Levelling):
 
     # ------------------------------------------------------------ open
 
-    def _open(self, now: int) -> Outcome:
+    def _open(self, now: int) -> HandlerResult:
         """We have all that any survivor had, and they have it, too: from here on these segments are served."""
         promoted, self._promoted, others, self._others = self._promoted, [], self._others, {}
         images = [
@@ -253,10 +255,10 @@ class Holding(Levelling):
                 outcome += self.own.repeat(now, change)
         return outcome
 
-    def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
+    def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[SegmentImage]) -> HandlerResult:
         """Another set of segments is ours: who asked for something is told to ask again by the new view."""
         old = self.own
-        told = Outcome([] if old is None else old.forgotten(self.log.view))
+        told = HandlerResult([] if old is None else old.forgotten(self.log.view))
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
@@ -275,10 +277,10 @@ class Holding(Levelling):
         self,
         now: int,
         old: Segments | None,
-        books: dict[int, m.Books],
-        images: Sequence[Image],
+        books: dict[int, m.SegmentBooks],
+        images: Sequence[SegmentImage],
         same: dict[int, int],
-    ) -> Outcome:
+    ) -> HandlerResult:
         """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
         segments = sorted(books)
         ground = self._new_ground() if old is None else old.ground
@@ -295,19 +297,19 @@ class Holding(Levelling):
 
     # ------------------------------------------------------------ what other servers say
 
-    def heard(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> Outcome:
+    def heard(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> HandlerResult:
         match message:
             case m.Appended():
                 link = self.log.links.get(sender)
                 if link is None or message.incarnation != self.incarnation or message.seq > self.log.seq:
-                    return Outcome()
+                    return HandlerResult()
                 if not link.acknowledge(now, message.seq):
-                    return Outcome()
-                return Outcome(self.log.send(now, link)) + self._advance(now)
+                    return HandlerResult()
+                return HandlerResult(self.log.send(now, link)) + self._advance(now)
             case m.Filled():
                 filling = self._fillings.get(sender)
                 if filling is None or message.incarnation != self.incarnation or self.own is None:
-                    return Outcome()
+                    return HandlerResult()
                 filling.filled(now, message)
                 return self._advance(now)
             case m.Levels() | m.Adopted():
@@ -339,7 +341,7 @@ class Holding(Levelling):
                 return self._answer_level(sender, message)
             case m.Adopt():
                 return self._adopt(sender, message, arrays)
-        return Outcome()
+        return HandlerResult()
 
     # ------------------------------------------------------------ time, and who is here
 
@@ -365,14 +367,14 @@ class Holding(Levelling):
         followed = any(follow.clear_some() for follow in self.follows.values())
         return followed or (self.own is not None and self.own.ground.clear_some())
 
-    def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
+    def live(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
         self._present = workers, clients
         for follow in self.follows.values():
             if follow.part is not None:
                 follow.part.live(workers, clients)
-        return Outcome() if self.own is None else self.own.heard_of(workers, clients)
+        return HandlerResult() if self.own is None else self.own.heard_of(workers, clients)
 
-    def told(self, ask: m.Ask) -> m.Told:
+    def told(self, ask: m.TableStatusRequest) -> m.TableStatusReply:
         """How it is doing."""
         own, parts = self.own, [follow.part for follow in self.follows.values() if follow.part is not None]
         facts, staleness = ({"rows": 0, "segments": 0}, []) if own is None else own.facts()
@@ -382,7 +384,7 @@ class Holding(Levelling):
         if ask.digests:
             held = [*parts, *([] if own is None else [own])]
             digests = {number: part.digest(number) for part in held for number in part.segments}
-        return m.Told(
+        return m.TableStatusReply(
             ask.request,
             facts,
             staleness,
@@ -394,7 +396,7 @@ class Holding(Levelling):
         )
 
 
-def _returned(old: m.Placed, new: m.Placed) -> set[int]:
+def _returned(old: m.TablePlaces, new: m.TablePlaces) -> set[int]:
     """Segments whose primary is the same, and was another one in a view that we did not see."""
     if old.starts != new.starts:
         # By the split all of them are of a new view: what is newer than that has changed hands since.

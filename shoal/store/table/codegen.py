@@ -25,9 +25,9 @@ from types import ModuleType
 from shoal import limits
 from shoal.cache import cache_folder
 from shoal.errors import Invalid
-from shoal.store.table.source import JIT, Source
-from shoal.store.table.update import Rule, is_own
-from shoal.user_code import Child
+from shoal.store.table.source import JIT, FunctionSource
+from shoal.store.table.update import UpdateRule, is_own
+from shoal.user_code import ForkedCall
 
 HEAD = '''"""Made by shoal from an update rule; the name of this file is the hash of its text.
 
@@ -175,24 +175,24 @@ _made: dict[str, ModuleType] = {}
 _one_at_a_time = threading.Lock()  # servers may be threads of one process, and CPython 3.11's parser is not safe there
 
 
-def sparse_kernels(rule: Rule) -> SparseKernels:
+def sparse_kernels(rule: UpdateRule) -> SparseKernels:
     made = _module(rule, ROWS + KEYS)
     return SparseKernels(made.push_keys, made.push_rows)
 
 
-def dense_kernels(rule: Rule) -> DenseKernels:
+def dense_kernels(rule: UpdateRule) -> DenseKernels:
     made = _module(rule, ROWS + RANGE)
     return DenseKernels(made.push_range, made.push_rows)
 
 
-def _module(rule: Rule, loops: str) -> ModuleType:
+def _module(rule: UpdateRule, loops: str) -> ModuleType:
     """The compiled loops of a rule, made at most once in a process for the same text."""
     with _one_at_a_time:
         return _make(rule, loops)
 
 
-def _make(rule: Rule, loops: str) -> ModuleType:
-    source = Source(rule.name)
+def _make(rule: UpdateRule, loops: str) -> ModuleType:
+    source = FunctionSource(rule.name)
     written = source.add(rule.function)  # what it may not refer to is refused before it is run
     _apart(rule, lambda: _try(rule))
     if not written:
@@ -208,7 +208,7 @@ def _make(rule: Rule, loops: str) -> ModuleType:
     return _made[text]
 
 
-def _apart(rule: Rule, act: Callable[[], None]) -> None:
+def _apart(rule: UpdateRule, act: Callable[[], None]) -> None:
     """A user's rule is tried in a fork first: one that never returns, ends its process or wants all memory is refused, and costs nobody.
 
     What it does with other numbers than those it is tried with cannot be known: compiled, it runs in the server.
@@ -222,13 +222,13 @@ def _apart(rule: Rule, act: Callable[[], None]) -> None:
         return b"fine"
 
     try:
-        Child(tried, limits.TRY_WITHIN / limits.SECOND, limits.TRY_MEMORY, _ANSWER).wait()
+        ForkedCall(tried, limits.TRY_WITHIN / limits.SECOND, limits.TRY_MEMORY, _ANSWER).wait()
     except Invalid as error:
         said = str(error)
         raise Invalid(said if said.startswith("update ") else f"update {rule.name!r} cannot be used: {said}") from None
 
 
-def _try_compiled(rule: Rule, made: ModuleType) -> None:
+def _try_compiled(rule: UpdateRule, made: ModuleType) -> None:
     """On weights and gradients of all sizes, as compiled."""
     if not hasattr(made, "push_rows"):  # Hogwild's racing loops: they run on arrays of their own
         return
@@ -242,7 +242,7 @@ def _try_compiled(rule: Rule, made: ModuleType) -> None:
     made.push_rows(slab, 0, np.arange(len(slab)), pushed, np.array(rule.settings({}), np.float64))
 
 
-def _text(rule: Rule, body: str, loops: str, cache: bool) -> str:
+def _text(rule: UpdateRule, body: str, loops: str, cache: bool) -> str:
     import numba
 
     from shoal.store.table import kernels
@@ -300,7 +300,7 @@ def _hash_of(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def _try(rule: Rule) -> None:
+def _try(rule: UpdateRule) -> None:
     """Run the function once as it stands: what it returns must be a weight and as many states as it declares."""
     gradient = 1.0 if rule.pushed == 1 else (1.0,) * rule.pushed
     try:
@@ -318,7 +318,7 @@ def _try(rule: Rule) -> None:
     )
 
 
-def _in_memory(rule: Rule, text: str) -> ModuleType:
+def _in_memory(rule: UpdateRule, text: str) -> ModuleType:
     from numba.core.errors import NumbaError
 
     module = ModuleType(f"shoal_update_{rule.name}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ENTERING = 4  # rows looked at in the time that it takes to enter one
 
 
-class Clearing:
+class Compaction:
     """What lies on one ground and is nobody's any more."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ _FLAGS = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 _FLAGS |= getattr(mmap, "MAP_NORESERVE", 0x4000 if hasattr(mmap, "MADV_DONTNEED") else 0)  # named since Python 3.13
 
 
-class Reserve:
+class DenseArena:
     """Room for so many rows of so many words, all of them zero."""
 
     def __init__(self, rows: int, words: int) -> None:

@@ -16,13 +16,13 @@ from shoal.errors import Invalid
 from shoal.files import Disk
 from shoal.keys import KeyRange, Values
 from shoal.limits import MB
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.store.table.update import rule_named
 from shoal.tables import Given
 from shoal.wire import messages as m
 
 
-def images(disk: Disk, table: m.Placed, segments: Sequence[int]) -> list[Image]:
+def images(disk: Disk, table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
     """These segments, as they are at the very beginning."""
     spec, initial = table.spec, table.spec.initial
     assert isinstance(initial, Given)
@@ -34,7 +34,7 @@ def images(disk: Disk, table: m.Placed, segments: Sequence[int]) -> list[Image]:
         keys = KeyRange(ends[segment], ends[segment + 1])
         rows: Values = np.zeros((len(keys), words), np.float32)
         rows[:, : spec.width] = weights[keys.start * spec.width : keys.stop * spec.width].reshape(-1, spec.width)
-        found.append(Image(segment, keys, m.Books(0), rows))
+        found.append(SegmentImage(segment, keys, m.SegmentBooks(0), rows))
     return found
 
 

@@ -15,7 +15,7 @@ from shoal.store.table.slab import DenseRows, Rows, SparseRows
 
 
 @dataclass(slots=True)
-class Place:
+class CachedRows:
     """What is known of one list."""
 
     keys: Keys  # held, so that no other array can have its id
@@ -26,12 +26,12 @@ class Place:
     again: int = 2  # the use at which they are searched for
 
 
-class Places:
+class RowCache:
     """All lists that one table has been asked for by number."""
 
     def __init__(self, part: DenseRows | SparseRows) -> None:
         self._part = part
-        self._of: dict[int, Place] = {}  # by id of the array
+        self._of: dict[int, CachedRows] = {}  # by id of the array
 
     def __len__(self) -> int:
         return len(self._of)
@@ -40,7 +40,7 @@ class Places:
         """This very array will come again. True if that is new."""
         if id(keys) in self._of:
             return False
-        self._of[id(keys)] = Place(keys)
+        self._of[id(keys)] = CachedRows(keys)
         return True
 
     def forget(self, keys: Keys) -> None:

@@ -12,10 +12,12 @@ import numpy as np
 from shoal.keys import KeyRange, Keys, Values
 from shoal.store.hashed import unmixed
 from shoal.store.table.slab import DenseRows, SparseRows
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 
 
-def pieces(table: Table, keys: KeyRange, elements: int, named: bool = True) -> Iterator[tuple[Keys | None, Values]]:
+def pieces(
+    table: ServerTable, keys: KeyRange, elements: int, named: bool = True
+) -> Iterator[tuple[Keys | None, Values]]:
     """At most so many elements each, and never an empty one. Without ``named``, no keys.
 
     The rows of a dense table come in key order, those of a sparse one in the order of their birth.
@@ -35,7 +37,7 @@ def pieces(table: Table, keys: KeyRange, elements: int, named: bool = True) -> I
 
 
 def _dense(
-    table: Table, part: DenseRows, keys: KeyRange, most: int, named: bool
+    table: ServerTable, part: DenseRows, keys: KeyRange, most: int, named: bool
 ) -> Iterator[tuple[Keys | None, Values]]:
     for segment in table.segments:
         start, stop = max(segment.start, keys.start), min(segment.stop, keys.stop)
@@ -48,7 +50,7 @@ def _dense(
 
 
 def _sparse(
-    table: Table, part: SparseRows, keys: KeyRange, most: int, named: bool
+    table: ServerTable, part: SparseRows, keys: KeyRange, most: int, named: bool
 ) -> Iterator[tuple[Keys | None, Values]]:
     word, all_of_them = part.kernels.KEY_WORDS, keys == KeyRange(0, table.spec.span)
     for at in range(0, part.rows, most):

@@ -25,15 +25,15 @@ from shoal.keys import KeyRange, Keys, Values
 from shoal.limits import CLEAR_ROWS, MB, ROWS_PER_TABLE
 from shoal.store.ranges import joined, without
 from shoal.store.table import sparse_arena as room
-from shoal.store.table.compaction import Clearing
-from shoal.store.table.dense_arena import Reserve
+from shoal.store.table.compaction import Compaction
+from shoal.store.table.dense_arena import DenseArena
 
 Rows = npt.NDArray[np.int64]
 
 FEWEST_ROWS = 16  # capacity of a sparse slab at first, if its rows are very wide
 
 
-class Part:
+class RowSlab:
     """What both sorts of rows have: the kernels, how a row is born, the slab."""
 
     word: int  # where weights begin in a row
@@ -77,7 +77,7 @@ class Part:
         self.kernels.gather_rows(self.slab, rows, self.word, out)
 
 
-class DenseRows(Part):
+class DenseRows(RowSlab):
     """Rows that are alive from the start."""
 
     def __init__(
@@ -88,7 +88,7 @@ class DenseRows(Part):
         from shoal.store.table.codegen import dense_kernels
 
         self.updates = dense_kernels(self.rule)
-        self._reserve: Reserve = Reserve(spec.span, self.words) if beside is None else beside._reserve
+        self._reserve: DenseArena = DenseArena(spec.span, self.words) if beside is None else beside._reserve
         self._me = self._reserve.enter()
         self.slab = self._reserve.slab
         self._runs: list[KeyRange] = []  # segments side by side are one
@@ -187,7 +187,7 @@ class DenseRows(Part):
         return (code, position) if code else None
 
 
-class SparseRows(Part):
+class SparseRows(RowSlab):
     """Rows that are born at their first push, and the index that finds them."""
 
     def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
@@ -203,7 +203,7 @@ class SparseRows(Part):
         self.slab = room.new_slab(self._first, self.words)
         self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
         self.index = room.new_index(room.places_for(0))
-        self.clearing = Clearing()
+        self.clearing = Compaction()
         self.hold(segments)
 
     def hold(self, segments: tuple[KeyRange, ...]) -> None:

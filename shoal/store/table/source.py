@@ -27,7 +27,7 @@ REFUSED = (ast.Raise, ast.Assert, ast.Try, ast.With, ast.Import, ast.ImportFrom,
 
 
 @dataclass
-class Source:
+class FunctionSource:
     """The source of a function and of all that it refers to, as lines of one module."""
 
     rule: str

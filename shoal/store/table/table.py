@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shoal import tables
 from shoal.errors import BadKeys, BadValues
 from shoal.keys import KeyRange, Keys, Values
-from shoal.store.table.row_cache import Places
+from shoal.store.table.row_cache import RowCache
 from shoal.store.table.slab import DenseRows, SparseRows
 
 T = TypeVar("T", bound=np.generic)
@@ -32,7 +32,7 @@ def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Gro
     return SparseRows(spec, tuple(segments))
 
 
-class Table:
+class ServerTable:
     """What one server holds of one table: the rows of its segments."""
 
     def __init__(self, spec: tables.Table, segments: Sequence[KeyRange], ground: Ground | None = None) -> None:
@@ -44,7 +44,7 @@ class Table:
         else:
             ground.hold(self.segments)
         self.part = self._part = ground
-        self.known = Places(self._part)  # lists of keys that come again, and where their rows are
+        self.known = RowCache(self._part)  # lists of keys that come again, and where their rows are
 
     @property
     def rows(self) -> int:

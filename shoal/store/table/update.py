@@ -58,7 +58,7 @@ STATES = 16  # floats a rule may keep per weight: more is a mistake
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class UpdateRule:
     """A function, how many floats it keeps per weight, and its settings with their defaults."""
 
     name: str
@@ -89,10 +89,10 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Constructor:
+class UpdateConstructor:
     """What the decorator leaves in place of a function: called with settings, it makes the Update for a table."""
 
-    rule: Rule
+    rule: UpdateRule
 
     def __call__(self, **settings: float) -> Update:
         self.rule.settings(settings)
@@ -101,7 +101,7 @@ class Constructor:
 
 def update(
     *, state: int = 0, pushed: int = 1, additive: bool = True, **settings: float
-) -> Callable[[Function], Constructor]:
+) -> Callable[[Function], UpdateConstructor]:
     """Register a function as an update rule under its own name."""
     if not 0 <= state <= STATES:
         raise Invalid(f"state={state}: a rule keeps 0 to {STATES} floats per weight")
@@ -111,16 +111,16 @@ def update(
         check_number(f"{name}={value!r}", value)
         check_setting(name)
 
-    def register(function: Function) -> Constructor:
+    def register(function: Function) -> UpdateConstructor:
         plain = {name: float(value) for name, value in settings.items()}
-        rule = Rule(_checked_name(function), function, state, plain, pushed=pushed, additive=bool(additive))
+        rule = UpdateRule(_checked_name(function), function, state, plain, pushed=pushed, additive=bool(additive))
         _rules[rule.name] = rule
-        return Constructor(rule)
+        return UpdateConstructor(rule)
 
     return register
 
 
-def rule_named(name: str) -> Rule:
+def rule_named(name: str) -> UpdateRule:
     """The rule that this process knows by that name."""
     if name not in _rules:
         raise Invalid(
@@ -139,12 +139,12 @@ def forgets(update: Update) -> bool:
     return rule.function(1e6, nothing, 0.0, plain)[0] == rule.function(2e6, nothing, 0.0, plain)[0]
 
 
-def is_own(rule: Rule) -> bool:
+def is_own(rule: UpdateRule) -> bool:
     """Whether it is shoal's."""
     return _builtin.get(rule.name) is rule
 
 
-def known_rule(name: str) -> Rule | None:
+def known_rule(name: str) -> UpdateRule | None:
     """The rule of that name, if this process knows it."""
     return _rules.get(name)
 
@@ -172,8 +172,8 @@ def Assign() -> Update:
 def SGD(step: float = 0.1, l1: float = 0.0, l2: float = 0.0) -> Update:
     """weight - step * gradient; with l1 or l2, then the proximal step."""
     if _is_zero(l1) and _is_zero(l2):
-        return Constructor(_rules["sgd"])(step=step)
-    return Constructor(_rules["proximal_sgd"])(step=step, l1=l1, l2=l2)
+        return UpdateConstructor(_rules["sgd"])(step=step)
+    return UpdateConstructor(_rules["proximal_sgd"])(step=step, l1=l1, l2=l2)
 
 
 def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float = 0.0) -> Update:
@@ -182,8 +182,8 @@ def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float
     With l1 or l2, then the proximal step, of the size step / (sqrt(sum of squares) + epsilon) that the weight moved by.
     """
     if _is_zero(l1) and _is_zero(l2):
-        return Constructor(_rules["adagrad"])(step=step, epsilon=epsilon)
-    return Constructor(_rules["proximal_adagrad"])(step=step, epsilon=epsilon, l1=l1, l2=l2)
+        return UpdateConstructor(_rules["adagrad"])(step=step, epsilon=epsilon)
+    return UpdateConstructor(_rules["proximal_adagrad"])(step=step, epsilon=epsilon, l1=l1, l2=l2)
 
 
 def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, decay: float = 0.0) -> Update:
@@ -194,14 +194,14 @@ def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, 
     check_number(f"dampening={dampening!r}", dampening)
     if not _is_zero(momentum):
         if _is_zero(dampening):
-            return Constructor(_rules["sgd_momentum"])(step=step, momentum=momentum, decay=decay)
-        return Constructor(_rules["sgd_dampened"])(step=step, momentum=momentum, decay=decay, dampening=dampening)
-    return SGD(step) if _is_zero(decay) else Constructor(_rules["sgd_decay"])(step=step, decay=decay)
+            return UpdateConstructor(_rules["sgd_momentum"])(step=step, momentum=momentum, decay=decay)
+        return UpdateConstructor(_rules["sgd_dampened"])(step=step, momentum=momentum, decay=decay, dampening=dampening)
+    return SGD(step) if _is_zero(decay) else UpdateConstructor(_rules["sgd_decay"])(step=step, decay=decay)
 
 
 def Nesterov(step: float = 0.01, momentum: float = 0.9, decay: float = 0.0) -> Update:
     """Momentum that looks one step ahead: weight - step * (gradient + momentum * velocity) (as torch.optim.SGD, nesterov)."""
-    return Constructor(_rules["sgd_nesterov"])(step=step, momentum=momentum, decay=decay)
+    return UpdateConstructor(_rules["sgd_nesterov"])(step=step, momentum=momentum, decay=decay)
 
 
 def RMSProp(
@@ -210,22 +210,22 @@ def RMSProp(
     """weight - step * gradient / (sqrt(running mean of squares) + epsilon), with momentum if asked (as torch.optim.RMSprop)."""
     settings = {"step": step, "alpha": alpha, "epsilon": epsilon, "decay": decay}
     if _is_zero(momentum):
-        return Constructor(_rules["rmsprop"])(**settings)
-    return Constructor(_rules["rmsprop_momentum"])(**settings, momentum=momentum)
+        return UpdateConstructor(_rules["rmsprop"])(**settings)
+    return UpdateConstructor(_rules["rmsprop_momentum"])(**settings, momentum=momentum)
 
 
 def Adam(
     step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.0
 ) -> Update:
     """Running means of gradients and of their squares, both corrected for their start (Kingma, Ba, ICLR 2015)."""
-    return Constructor(_rules["adam"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+    return UpdateConstructor(_rules["adam"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
 
 
 def AdamW(
     step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.01
 ) -> Update:
     """Adam whose decay shrinks the weight itself, by step * decay of it (Loshchilov, Hutter, ICLR 2019)."""
-    return Constructor(_rules["adamw"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+    return UpdateConstructor(_rules["adamw"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
 
 
 def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Update:
@@ -234,7 +234,7 @@ def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0
     For tables that start at 0, as the closed form does. ``beta`` is on the scale of the gradients: their means over a
     batch of sparse rows are small and want it far below 1.
     """
-    return Constructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
+    return UpdateConstructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
 
 
 def BlockProximal(step: float = 1.0, l1: float = 1.0, l2: float = 0.0, kkt: float = 0.0) -> Update:
@@ -242,7 +242,7 @@ def BlockProximal(step: float = 1.0, l1: float = 1.0, l2: float = 0.0, kkt: floa
 
     With ``kkt`` a weight of 0 whose gradient is not larger than that is written as -0, which says that it can be left out.
     """
-    return Constructor(_rules["block_proximal"])(step=step, l1=l1, l2=l2, kkt=kkt)
+    return UpdateConstructor(_rules["block_proximal"])(step=step, l1=l1, l2=l2, kkt=kkt)
 
 
 _PENALTY = {"l1": 0.0, "l2": 0.0}
@@ -258,23 +258,23 @@ _NEEDS = ("epsilon",)
 _builtin = {
     rule.name: rule
     for rule in (
-        Rule("sum", rules.add, 0),
-        Rule("assign", rules.assign, 0, additive=False),
-        Rule("sgd", rules.sgd, 0, {"step": 0.1}, (), ("step",)),
-        Rule("adagrad", rules.adagrad, 1, _ADAGRAD, (), ("step", "epsilon")),
-        Rule("proximal_sgd", rules.proximal_sgd, 0, {"step": 0.1, **_PENALTY}, (), ("step", "l1", "l2")),
-        Rule("proximal_adagrad", rules.proximal_adagrad, 1, _ADAGRAD | _PENALTY, _NEEDS, ("step", "l1", "l2")),
-        Rule("ftrl", rules.ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
-        Rule("block_proximal", rules.block_proximal, 0, _BLOCK, (), tuple(_BLOCK), pushed=2, additive=False),
+        UpdateRule("sum", rules.add, 0),
+        UpdateRule("assign", rules.assign, 0, additive=False),
+        UpdateRule("sgd", rules.sgd, 0, {"step": 0.1}, (), ("step",)),
+        UpdateRule("adagrad", rules.adagrad, 1, _ADAGRAD, (), ("step", "epsilon")),
+        UpdateRule("proximal_sgd", rules.proximal_sgd, 0, {"step": 0.1, **_PENALTY}, (), ("step", "l1", "l2")),
+        UpdateRule("proximal_adagrad", rules.proximal_adagrad, 1, _ADAGRAD | _PENALTY, _NEEDS, ("step", "l1", "l2")),
+        UpdateRule("ftrl", rules.ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
+        UpdateRule("block_proximal", rules.block_proximal, 0, _BLOCK, (), tuple(_BLOCK), pushed=2, additive=False),
         # Not "momentum": that is what many a user calls a rule of his own.
-        Rule("sgd_decay", rules.sgd_decay, 0, {"step": 0.01, "decay": 0.0}, (), ("step", "decay")),
-        Rule("sgd_momentum", rules.sgd_momentum, 1, _MOMENTUM, **_MOVING),
-        Rule("sgd_dampened", rules.sgd_dampened, 2, _MOMENTUM | {"dampening": 0.0}, **_MOVING),
-        Rule("sgd_nesterov", rules.sgd_nesterov, 1, _MOMENTUM, **_MOVING),
-        Rule("rmsprop", rules.rmsprop, 1, _RMSPROP, _NEEDS, **_SMOOTH),
-        Rule("rmsprop_momentum", rules.rmsprop_momentum, 2, _RMSPROP | {"momentum": 0.9}, _NEEDS, **_SMOOTH),
-        Rule("adam", rules.adam, 4, _ADAM, _NEEDS, **_BETAS),
-        Rule("adamw", rules.adamw, 4, _ADAM | {"decay": 0.01}, _NEEDS, **_BETAS),
+        UpdateRule("sgd_decay", rules.sgd_decay, 0, {"step": 0.01, "decay": 0.0}, (), ("step", "decay")),
+        UpdateRule("sgd_momentum", rules.sgd_momentum, 1, _MOMENTUM, **_MOVING),
+        UpdateRule("sgd_dampened", rules.sgd_dampened, 2, _MOMENTUM | {"dampening": 0.0}, **_MOVING),
+        UpdateRule("sgd_nesterov", rules.sgd_nesterov, 1, _MOMENTUM, **_MOVING),
+        UpdateRule("rmsprop", rules.rmsprop, 1, _RMSPROP, _NEEDS, **_SMOOTH),
+        UpdateRule("rmsprop_momentum", rules.rmsprop_momentum, 2, _RMSPROP | {"momentum": 0.9}, _NEEDS, **_SMOOTH),
+        UpdateRule("adam", rules.adam, 4, _ADAM, _NEEDS, **_BETAS),
+        UpdateRule("adamw", rules.adamw, 4, _ADAM | {"decay": 0.01}, _NEEDS, **_BETAS),
     )
 }
 _rules = dict(_builtin)

@@ -35,7 +35,7 @@ _MADE_BY: dict[str, tuple[Any, tuple[str, ...]]] = {
 _PLAIN = ("l1", "l2")  # 0 is as good as not set
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class UpdateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the servers do with a gradient."""
 
     rule: str = "adagrad"  # sgd, ftrl, momentum, nesterov, rmsprop, adam, adamw, block_proximal; or your own, from launch.modules

@@ -21,36 +21,36 @@ from shoal.models.linear import Floats
 from shoal.models.torch_module import Module
 from shoal.strategies.averaging.collective import name_of
 from shoal.strategies.averaging.settings import AllReduce, over_of
-from shoal.strategies.averaging.step_model import StepCore
-from shoal.strategies.averaging.step_slots import Steps
-from shoal.strategies.averaging.worker import Go, Rank
+from shoal.strategies.averaging.step_model import StepModel
+from shoal.strategies.averaging.step_slots import StepSlots
+from shoal.strategies.averaging.worker import AveragingRank, RoundOrder
 
 _HALF = 1 << 16  # of a checksum: exact in a float32
 
 
-class StepRank(Rank):
-    """One rank's side; called as ``Rank``."""
+class StepRank(AveragingRank):
+    """One rank's side; called as ``AveragingRank``."""
 
     def _prepare(
         self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, anew: bool
     ) -> int:
         assert isinstance(job.strategy, AllReduce)
         of_pass, left = position or (0, None)
-        self.parts = self._steps = Steps(slots, self.group.size, of_pass, left)
+        self.parts = self._steps = StepSlots(slots, self.group.size, of_pass, left)
         ddp = None
         if job.strategy.ddp and over_of(job) == "gloo" and isinstance(job.model, Module):
             from shoal.strategies.averaging.ddp import Ddp
 
             ddp = Ddp(learner, self.group)
-        self.core = self._step = StepCore(job, train, learner, slots, ddp)
+        self.core = self._step = StepModel(job, train, learner, slots, ddp)
         return self._step.size
 
-    def round(self, go: Go) -> Floats:
+    def round(self, go: RoundOrder) -> Floats:
         slab = super().round(go)
         self._compare()
         return slab
 
-    def _period(self, go: Go) -> Go:
+    def _period(self, go: RoundOrder) -> RoundOrder:
         """One step."""
         mine = self._steps.plan(self._room)[self.group.rank]
         gradient = self._vector[: self._step.size]
@@ -71,7 +71,7 @@ class StepRank(Rank):
         now = time.perf_counter()
         met.seconds, self._mark = now - self._mark, now
         self._heard(met)
-        return Go(met.go.stop or met.bad)
+        return RoundOrder(met.go.stop or met.bad)
 
     def _compute(self, mine: Ids, gradient: Floats) -> tuple[float, float, bool]:
         """Loss, seconds, and whether it is no number."""

@@ -5,7 +5,7 @@
 The sum is the very same bits at each. A rank that dies meanwhile is in it or is not, the same for all: whoever wants to know puts
 a cell for each rank into the vector. Over gloo nobody can go on without it, and ``RankLost`` is raised.
 
-``Group`` is what one rank has in hand; ``Others`` is what rank 0, the process that was called, knows of the rest: how they are
+``Collective`` is what one rank has in hand; ``RankProcesses`` is what rank 0, the process that was called, knows of the rest: how they are
 started, why one is gone, and how they end.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.models.linear import Floats
 
 
-class Group(Protocol):
+class Collective(Protocol):
     """One rank's."""
 
     @property
@@ -41,14 +41,14 @@ class Group(Protocol):
         """This rank takes no part any more."""
 
 
-class Others(Protocol):
+class RankProcesses(Protocol):
     """The ranks besides the one that was called, which is rank 0."""
 
     @property
     def pids(self) -> dict[str, int]:
         """Their processes by name, worker-1 and so on, as far as they are known and run."""
 
-    def start(self) -> Group:
+    def start(self) -> Collective:
         """Bring them up; what rank 0 has in hand. All of them are in it, or this raises."""
 
     def why(self, rank: int) -> str:

@@ -19,15 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
 from shoal.models.torch_learner import ModuleLearner
-from shoal.strategies.averaging.collective import Group
-from shoal.strategies.averaging.gloo import GlooGroup, is_of_gloo
+from shoal.strategies.averaging.collective import Collective
+from shoal.strategies.averaging.gloo import GlooCollective, is_of_gloo
 
 
 class Ddp:
     """One rank's module, listened to."""
 
-    def __init__(self, learner: Learner, group: Group) -> None:
-        assert isinstance(learner, ModuleLearner) and isinstance(group, GlooGroup)
+    def __init__(self, learner: Learner, group: Collective) -> None:
+        assert isinstance(learner, ModuleLearner) and isinstance(group, GlooCollective)
         self._learner, self._group = learner, group
         sync = "forward_sync_buffers"
         if sync not in inspect.signature(DistributedDataParallel).parameters:
@@ -61,7 +61,7 @@ class Ddp:
             self._group.lost(str(error))
 
 
-def _whole(group: GlooGroup) -> Any:
+def _whole(group: GlooCollective) -> Any:
     """gloo as what DistributedDataParallel takes; nothing of the process is registered or changed."""
     distributed = torch.distributed
     found = distributed.ProcessGroup(distributed.HashStore(), group.rank, group.size)

@@ -24,15 +24,15 @@ from shoal import limits
 from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, RankLost, StartFailed
 from shoal.job import Job
-from shoal.launch.forkserver import Setup
+from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.local import START_WITHIN
-from shoal.launch.process_main import Orders, state_of, sweep
-from shoal.launch.process_pool import Children
+from shoal.launch.process_main import ProcessOrders, state_of, sweep
+from shoal.launch.process_pool import ProcessPool
 from shoal.launch.processes import short_folder
 from shoal.models import needs_torch
 from shoal.models.linear import Floats
-from shoal.strategies.averaging.collective import Group, name_of
-from shoal.strategies.averaging.processes import MAIN, Started, Warn
+from shoal.strategies.averaging.collective import Collective, name_of
+from shoal.strategies.averaging.processes import MAIN, RankStates, Warn
 from shoal.strategies.averaging.settings import Averaging
 
 _ROUND = timedelta(days=7)  # gloo's own patience: who waits for whom is looked at here
@@ -42,7 +42,7 @@ _LAST_WORDS = 2.0  # seconds until the nursery has told of an end that gloo has 
 _ENDED_WITHIN = 60.0  # seconds: rank 0 has ended us by then, or never will
 
 
-class GlooGroup:
+class GlooCollective:
     """One rank's. ``check``, of rank 0, is called while a sum is waited for, with the seconds; it raises RankLost."""
 
     def __init__(
@@ -75,15 +75,15 @@ class GlooGroup:
         if isinstance(found[0], Exception):
             raise StartFailed(f"the ranks did not meet over gloo: {found[0]}")
         self.process_group = found[0]
-        self._calls: queue.SimpleQueue[Aside] | None = None
-        self._under_way: Aside | None = None
+        self._calls: queue.SimpleQueue[GlooCall] | None = None
+        self._under_way: GlooCall | None = None
 
     def aside(self, call: Callable[[], None]) -> None:
         """Have it done by a thread that is always the same, and look meanwhile at who has ended."""
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls,), name="shoal-aside", daemon=True).start()
-        self._under_way = one = Aside(call)
+        self._under_way = one = GlooCall(call)
         self._calls.put(one)
         began = time.monotonic()
         while not one.done.wait(_LOOK):
@@ -136,7 +136,7 @@ class GlooGroup:
         raise RankLost("another rank", f"gloo says: {' '.join(error.split())[:200]}")
 
 
-class Aside:
+class GlooCall:
     """A call that another thread makes."""
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class Aside:
         self.error: BaseException | None = None
 
 
-def _serve(calls: queue.SimpleQueue[Aside]) -> None:
+def _serve(calls: queue.SimpleQueue[GlooCall]) -> None:
     while True:
         one = calls.get()
         try:
@@ -160,7 +160,7 @@ def is_of_gloo(error: RuntimeError) -> bool:
     return "gloo" in str(error).lower()
 
 
-class OverGloo(Started):
+class GlooProcesses(RankStates):
     """Processes forked by a nursery of this run's own."""
 
     def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
@@ -171,27 +171,27 @@ class OverGloo(Started):
             needs_torch("strategy.over='gloo'")
         super().__init__(job, dataset, kept, warn)
         self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
-        self._children = Children(lambda name, why: None, self._on_ended)
+        self._children = ProcessPool(lambda name, why: None, self._on_ended)
         self._stopped: dict[str, float] = {}  # since when it was seen so
-        self._group: GlooGroup | None = None
+        self._group: GlooCollective | None = None
 
     @property
     def pids(self) -> dict[str, int]:
         return self._children.pids
 
-    def start(self) -> Group:
+    def start(self) -> Collective:
         deadline = time.monotonic() + START_WITHIN
         # PyTorch once, and not once in every rank: that takes seconds, and starts no threads until it is used.
         modules = [*self._job.launch.modules, "torch.distributed"]
-        setup = Setup(os.getpid(), self._folder, modules, sys.path)
+        setup = ForkserverSetup(os.getpid(), self._folder, modules, sys.path)
         self._children.start(setup, "ranks")
         needs_torch("strategy.over='gloo'")  # here, while the nursery imports it as well
         self._children.wait_until_settled(deadline)
         names = [name_of(rank) for rank in range(1, self._job.workers)]
         for name in names:
-            self._children.order(Orders(name, MAIN, secrets.token_hex(8), "", "", self._folder, self._work))
+            self._children.order(ProcessOrders(name, MAIN, secrets.token_hex(8), "", "", self._folder, self._work))
         self._children.wait_until_running(names, deadline)
-        self._group = GlooGroup(Path(self._folder), 0, self._job.workers, self._check)
+        self._group = GlooCollective(Path(self._folder), 0, self._job.workers, self._check)
         return self._group
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ _STOPPED = 60.0  # seconds until a rank that somebody has stopped is ended
 _PART, _SUM = 1, 2  # tags
 
 
-class MpiGroup:
+class MpiCollective:
     """All that mpirun has started, as far as they live."""
 
     def __init__(

@@ -24,17 +24,17 @@ from shoal.strategies.averaging.mpirun import (
     DOOR,
     JOB,
     WEIGHTS,
-    Failed,
-    Here,
-    Interrupt,
     JudgedAs,
-    Left,
-    Told,
+    MpiFailed,
+    MpiHello,
+    MpiInterrupt,
+    MpiLeft,
+    MpiProgress,
     heard,
     send,
 )
-from shoal.training.result import Outcome
-from shoal.training.underway import Underway
+from shoal.training.result import RunResult
+from shoal.training.underway import RunHandle
 
 _LOOK = 500  # milliseconds between two looks at who our parent is
 
@@ -47,7 +47,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         caller.connect(str(own / DOOR))
-        send(caller, Here(me.number, os.getpid()))
+        send(caller, MpiHello(me.number, os.getpid()))
     except OSError:  # it has ended before we began
         caller.close()
         shutil.rmtree(own, ignore_errors=True)
@@ -60,7 +60,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
         mpi_ranks.world()
     except Invalid as error:
         if not me.number:
-            send(caller, Failed(str(error)))
+            send(caller, MpiFailed(str(error)))
         return 1
     mpi_ranks.take_part(lambda _: _lead(own, folder, kept, caller))
     return 0
@@ -69,39 +69,39 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
 def _lead(own: Path, folder: Path | None, kept: str, caller: socket.socket) -> None:
     from shoal.data.datasets import load
     from shoal.job import Job
-    from shoal.strategies.averaging.run import Averaged
+    from shoal.strategies.averaging.run import AveragingRun
     from shoal.training.local_checkpoint import read
 
-    training: Underway | None = None
+    training: RunHandle | None = None
 
     def listener(event: RunEvent) -> None:
         assert training is not None
         judged = _left(training.outcome(), own) if isinstance(event, Evaluated) else None
-        send(caller, Told(training.course, event, judged))
+        send(caller, MpiProgress(training.course, event, judged))
 
     try:
         job = Job.load(own / JOB)
-        training = Averaged(job, load(job.data, job.seed), listener, folder, read(Path(kept)) if kept else None)
-        outcome: Outcome | None
+        training = AveragingRun(job, load(job.data, job.seed), listener, folder, read(Path(kept)) if kept else None)
+        outcome: RunResult | None
         with training:
             try:
                 outcome = training.wait()
             except (KeyboardInterrupt, SystemExit):
                 outcome = training.interrupted()
-        send(caller, Told(training.course))
+        send(caller, MpiProgress(training.course))
         _leave(outcome or training.outcome(), own, caller)
     except ShoalError as error:
-        send(caller, Failed(str(error)))
+        send(caller, MpiFailed(str(error)))
 
 
-def _leave(outcome: Outcome, own: Path, caller: socket.socket) -> None:
+def _leave(outcome: RunResult, own: Path, caller: socket.socket) -> None:
     judged = _left(outcome, own)
-    names = [name for name in Outcome.__dataclass_fields__ if name != "judged"]
+    names = [name for name in RunResult.__dataclass_fields__ if name != "judged"]
     facts = msgspec.to_builtins({name: getattr(outcome, name) for name in names})
-    send(caller, Left(facts, judged))
+    send(caller, MpiLeft(facts, judged))
 
 
-def _left(outcome: Outcome, own: Path) -> JudgedAs | None:
+def _left(outcome: RunResult, own: Path) -> JudgedAs | None:
     """The model that is kept, where the process that was called finds it, however this one ends."""
     judged = outcome.judged
     if judged is None:
@@ -119,7 +119,7 @@ def _watch(caller: socket.socket, parent: int, own: Path, rank: int) -> None:
     here = True
     while here and (os.getppid() == parent or poll.poll(0)):
         if poll.poll(_LOOK):
-            here = isinstance(heard(caller), Interrupt)
+            here = isinstance(heard(caller), MpiInterrupt)
             if here:
                 os.kill(os.getpid(), signal.SIGINT)
     if not here:  # otherwise the folder is for it to remove: what was learned lies there

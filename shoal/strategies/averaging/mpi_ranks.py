@@ -32,30 +32,30 @@ from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.exit_status import REFUSED, refuse
 from shoal.launch.mpirun_rank import OURS as OURS
-from shoal.launch.mpirun_rank import Rank as Rank
+from shoal.launch.mpirun_rank import MpirunRank as MpirunRank
 from shoal.launch.mpirun_rank import rank as rank
-from shoal.launch.process_main import Line, flush
-from shoal.strategies.averaging.collective import Group, name_of
+from shoal.launch.process_main import ProcessMessage, flush
+from shoal.strategies.averaging.collective import Collective, name_of
 
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
     from shoal.job import Job
-    from shoal.strategies.averaging.mpi import MpiGroup
+    from shoal.strategies.averaging.mpi import MpiCollective
 
 _ORDERS, _LENGTH = 1, 2  # tags
 _LEAVE_WITHIN = 5.0  # seconds
 _NAP = 0.005  # seconds between two looks for orders
 
 
-class Work(Line, frozen=True, tag="work"):
+class MpiTask(ProcessMessage, frozen=True, tag="work"):
     """Rank 0 to the others: "take part in this run"."""
 
     work: dict[str, Any]  # plain data
 
 
-class Over(Line, frozen=True, tag="over"):
+class MpiDone(ProcessMessage, frozen=True, tag="over"):
     """Rank 0 to the others: "there is nothing more to do"."""
 
 
@@ -92,12 +92,12 @@ def check_mpi(job: Job) -> None:
         raise Invalid(f"strategy.over={over!r} does not run over MPI: leave mpirun (or --on mpi) away, or that setting")
 
 
-class Head:
+class MpiHead:
     """Rank 0, which runs the command."""
 
     cluster = None  # ranks have no servers
 
-    def __init__(self, me: Rank) -> None:
+    def __init__(self, me: MpirunRank) -> None:
         self.rank = me
         self.words = (
             f"mpirun: {counted(me.size, 'rank')}, so workers={me.size}, whatever the job says (after Ctrl-C mpirun shows nothing "
@@ -111,7 +111,7 @@ class Head:
         return msgspec.structs.replace(job, workers=self.rank.size, launch=launch)
 
 
-class World:
+class MpiWorld:
     """All ranks, before and after a run: rank 0 gives orders, the others take them."""
 
     def __init__(self) -> None:
@@ -133,14 +133,14 @@ class World:
         self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the orders that are listened for
         self._given: list[Any] = []  # and those under way
         me = rank()
-        if me is not None and me != Rank(self.rank, self.size):
+        if me is not None and me != MpirunRank(self.rank, self.size):
             MPI.Finalize()
             raise Invalid(
                 f"variables of an mpirun say that this is rank {me.number} of {me.size}, and MPI that it is rank {self.rank} of "
                 f"{self.size}: they are left from another one (unset OMPI_COMM_WORLD_SIZE PMI_SIZE), or mpi4py is of another MPI"
             )
 
-    def order(self, line: Line) -> None:
+    def order(self, line: ProcessMessage) -> None:
         """To all others that live."""
         import numpy as np
 
@@ -151,7 +151,7 @@ class World:
                 one = self.comm.Isend(length, dest=other, tag=_LENGTH)
                 self._given += [one, self.comm.Isend(text, dest=other, tag=_ORDERS), text, length]
 
-    def ordered(self) -> Line | None:
+    def ordered(self) -> ProcessMessage | None:
         """What rank 0 has said since, if anything."""
         import numpy as np
 
@@ -167,20 +167,20 @@ class World:
             self.comm.Recv(text, source=0, tag=_ORDERS)
         except self._mpi.Exception:
             raise RankLost(name_of(0), "its process ended") from None
-        line: Line = msgspec.json.decode(text.tobytes(), type=Work | Over)
+        line: ProcessMessage = msgspec.json.decode(text.tobytes(), type=MpiTask | MpiDone)
         return line
 
-    def group(self, told: Callable[[str], None] = lambda what: None) -> MpiGroup:
+    def group(self, told: Callable[[str], None] = lambda what: None) -> MpiCollective:
         """For one run; all living ranks call it."""
-        from shoal.strategies.averaging.mpi import MpiGroup
+        from shoal.strategies.averaging.mpi import MpiCollective
 
-        found = MpiGroup(self.comm, told, self._is_over)
+        found = MpiCollective(self.comm, told, self._is_over)
         self._living = lambda: found.living
         return found
 
     def _is_over(self) -> bool:
         if self.rank:
-            self.over = self.over or isinstance(self.ordered(), Over)
+            self.over = self.over or isinstance(self.ordered(), MpiDone)
         return self.over
 
     def leave(self, code: int) -> None:
@@ -198,18 +198,18 @@ class World:
             os._exit(code)
 
 
-_world: World | None = None
+_world: MpiWorld | None = None
 
 
-def world() -> World:
+def world() -> MpiWorld:
     """This process's; made when first asked for, by all ranks."""
     global _world
     if _world is None:
-        _world = World()
+        _world = MpiWorld()
     return _world
 
 
-def take_part(call: Callable[[Head], object]) -> object:
+def take_part(call: Callable[[MpiHead], object]) -> object:
     """Have the command run by rank 0; the other ranks follow."""
     me = rank()
     assert me is not None
@@ -224,14 +224,14 @@ def take_part(call: Callable[[Head], object]) -> object:
         follow()
         sys.exit(0)
     try:
-        found = call(Head(me))
+        found = call(MpiHead(me))
         code = 0
         return found
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     finally:
-        here.order(Over())
+        here.order(MpiDone())
         flush()
         here.leave(code)
 
@@ -242,8 +242,8 @@ def follow() -> None:
         signal.signal(number, lambda *_: None)  # rank 0 hears the same, and needs us to come to an end
     here = world()
     try:
-        while not here.over and not isinstance(line := here.ordered(), Over):
-            if isinstance(line, Work):
+        while not here.over and not isinstance(line := here.ordered(), MpiDone):
+            if isinstance(line, MpiTask):
                 _work(here, line.work)
             else:
                 time.sleep(_NAP)
@@ -255,12 +255,12 @@ def follow() -> None:
     here.leave(0)
 
 
-def _work(here: World, work: Mapping[str, Any]) -> None:
-    from shoal.strategies.averaging.processes import RankWork, follow
+def _work(here: MpiWorld, work: Mapping[str, Any]) -> None:
+    from shoal.strategies.averaging.processes import RankSpec, follow
 
     group = here.group(_told_of_rank_0 if here.rank == 1 else lambda what: None)
     try:
-        follow(msgspec.convert(work, RankWork), group)
+        follow(msgspec.convert(work, RankSpec), group)
         group.part()
     except RankLost:
         if not here.over:
@@ -276,21 +276,21 @@ def _told_of_rank_0(what: str) -> None:
         print(f"warning: {what}", file=sys.stderr, flush=True)
 
 
-class MpiOthers:
+class MpiProcesses:
     """The ranks besides rank 0, for one run."""
 
     def __init__(self, work: Mapping[str, Any], told: Callable[[str], None]) -> None:
         self._work, self._told = dict(work), told
-        self._group: MpiGroup | None = None
+        self._group: MpiCollective | None = None
 
     @property
     def pids(self) -> dict[str, int]:
         group = self._group
         return {} if group is None else {name_of(one): group.pids[one] for one in group.living if one}
 
-    def start(self) -> Group:
+    def start(self) -> Collective:
         here = world()
-        here.order(Work(self._work))
+        here.order(MpiTask(self._work))
         self._group = here.group(self._told)
         return self._group
 
@@ -305,7 +305,7 @@ class MpiOthers:
     def close(self) -> None:
         """Whoever still waits for a sum hears of it."""
         if self._group is not None and not self._group.parted:
-            world().order(Over())
+            world().order(MpiDone())
 
 
 def end_hard() -> None:

@@ -32,17 +32,17 @@ from shoal.data.slots import Slots
 from shoal.errors import StartFailed
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
-from shoal.launch.process_main import Line
+from shoal.launch.process_main import ProcessMessage
 from shoal.launch.torchrun import is_ours
-from shoal.nodes.evaluator import Judged
+from shoal.nodes.evaluator import Judgement
 from shoal.strategies.averaging.collective import name_of
 from shoal.strategies.averaging.mpi_ranks import OURS, needs_mpi
 from shoal.strategies.averaging.settings import Averaging
 from shoal.strategies.averaging.worker import parts_of
-from shoal.training.local_checkpoint import Kept
+from shoal.training.local_checkpoint import LocalCheckpoint
 from shoal.training.preflight import check
-from shoal.training.result import Outcome
-from shoal.wire.messages import Course
+from shoal.training.result import RunResult
+from shoal.wire.messages import RunProgress
 
 DOOR, JOB, WEIGHTS = "door", "job.toml", "weights.npy"  # in the private folder
 SHARED = Path("/dev/shm")
@@ -57,42 +57,42 @@ _SIZE = 8  # bytes that say how long a message is
 JudgedAs = tuple[int, float, dict[str, float | None]]  # number, loss, metrics
 
 
-class Here(Line, frozen=True, tag="here"):
+class MpiHello(ProcessMessage, frozen=True, tag="here"):
     """Rank to the process that was called: "this is who I am"."""
 
     rank: int
     pid: int
 
 
-class Told(Line, frozen=True, tag="told"):
+class MpiProgress(ProcessMessage, frozen=True, tag="told"):
     """Rank 0: "this happened, and so far it is"."""
 
-    course: Course
+    course: RunProgress
     event: RunEvent | None = None
     judged: JudgedAs | None = None  # the model that would be kept; its weights lie in a file
 
 
-class Left(Line, frozen=True, tag="left"):
+class MpiLeft(ProcessMessage, frozen=True, tag="left"):
     """Rank 0: "it is over, and this is what is left of it"; the weights lie in a file."""
 
     outcome: dict[str, Any]
     judged: JudgedAs | None
 
 
-class Failed(Line, frozen=True, tag="failed"):
+class MpiFailed(ProcessMessage, frozen=True, tag="failed"):
     """Rank 0: "it cannot be"."""
 
     error: str
 
 
-class Interrupt(Line, frozen=True, tag="interrupt"):
+class MpiInterrupt(ProcessMessage, frozen=True, tag="interrupt"):
     """To rank 0: "end now, and judge what was learned"."""
 
 
-Said = Here | Told | Left | Failed | Interrupt
+Said = MpiHello | MpiProgress | MpiLeft | MpiFailed | MpiInterrupt
 
 
-def send(connection: socket.socket, line: Line) -> None:
+def send(connection: socket.socket, line: ProcessMessage) -> None:
     text = msgspec.msgpack.encode(line)
     connection.sendall(len(text).to_bytes(_SIZE, "little") + text)
 
@@ -112,7 +112,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return found if len(found) == size else b""
 
 
-class UnderMpirun:
+class MpirunRun:
     """One run. Use as a context, as ``Training``."""
 
     def __init__(
@@ -121,7 +121,7 @@ class UnderMpirun:
         dataset: Dataset,
         listener: Callable[[RunEvent], None],
         folder: Path | None = None,
-        kept: Kept | None = None,
+        kept: LocalCheckpoint | None = None,
     ) -> None:
         self._mpirun = needs_mpi()
         self.learner = check(job, dataset)
@@ -136,14 +136,14 @@ class UnderMpirun:
         self._own: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, tuple[int, socket.socket]] = {}
-        self._outcome: Outcome | None = None
+        self._outcome: RunResult | None = None
         self._judged_as: JudgedAs | None = None
         per_pass = -(-dataset.train.rows // job.data.batch)
-        self._course = Course(
+        self._course = RunProgress(
             0, 1, per_pass, 0, job.strategy.in_steps, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {}
         )  # until rank 0 says more
 
-    def __enter__(self) -> UnderMpirun:
+    def __enter__(self) -> MpirunRun:
         self._own = own = _private(self.job.workers)
         try:
             (own / JOB).write_text(self.job.toml(), encoding="utf-8")
@@ -185,10 +185,10 @@ class UnderMpirun:
         return list(self.pids)
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         return self._course
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> RunResult | None:
         deadline = None if seconds is None else time.monotonic() + seconds
         head = self._ranks[0][1]
         while self._outcome is None:
@@ -201,16 +201,16 @@ class UnderMpirun:
                 return None
         return self._outcome
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         with contextlib.suppress(OSError):
-            send(self._ranks[0][1], Interrupt())
+            send(self._ranks[0][1], MpiInterrupt())
         return self.wait(_JUDGE_WITHIN) or self.outcome()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         if self._outcome is not None:
             return self._outcome
         so_far = self._course
-        return Outcome(
+        return RunResult(
             self._judged(self._judged_as), so_far.over or "interrupted", True, so_far.seconds, so_far.computing, so_far.steps, so_far.examples,
             so_far.sent, so_far.received, [], so_far.counts,
         )  # fmt: skip
@@ -234,31 +234,31 @@ class UnderMpirun:
                 connection, _ = door.accept()
                 connection.setblocking(True)
                 line = heard(connection) if is_ours(connection) else None
-                if isinstance(line, Here):
+                if isinstance(line, MpiHello):
                     self._ranks[line.rank] = line.pid, connection
                 else:
                     connection.close()
 
     def _hear(self, head: socket.socket) -> None:
         match heard(head):
-            case Told(course, event, judged):
+            case MpiProgress(course, event, judged):
                 self._course, self._judged_as = course, judged or self._judged_as
                 if event is not None:
                     self._listener(event)
                 self._forget_the_dead()
-            case Left(outcome, judged):
-                self._outcome = Outcome(judged=self._judged(judged), **outcome)
-            case Failed(error):
+            case MpiLeft(outcome, judged):
+                self._outcome = RunResult(judged=self._judged(judged), **outcome)
+            case MpiFailed(error):
                 raise StartFailed(error)
             case None:
                 self._outcome = self._lost()
 
-    def _judged(self, told: JudgedAs | None) -> Judged | None:
+    def _judged(self, told: JudgedAs | None) -> Judgement | None:
         if told is None or self._own is None:
             return None
         number, loss, metrics = told
         with contextlib.suppress(OSError, ValueError):
-            return Judged(number, np.load(self._own / WEIGHTS), loss, metrics)
+            return Judgement(number, np.load(self._own / WEIGHTS), loss, metrics)
         return None
 
     def _forget_the_dead(self) -> None:
@@ -267,7 +267,7 @@ class UnderMpirun:
                 connection.close()
                 del self._ranks[rank]
 
-    def _lost(self) -> Outcome:
+    def _lost(self) -> RunResult:
         """Rank 0 is gone, and it alone knew how far all were."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -32,7 +32,7 @@ _LOOK = 0.05  # seconds between two looks at who is gone
 _SOON = 0.005
 
 
-class StoreGroup:
+class StoreCollective:
     """One rank's."""
 
     def __init__(

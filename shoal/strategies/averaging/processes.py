@@ -1,6 +1,6 @@
 """The ranks besides the one that was called: threads of this process, or processes forked by a nursery.
 
-Over the store they are clients of a cluster of this run's own (``OverStore``); over gloo there are the processes alone
+Over the store they are clients of a cluster of this run's own (``StoreProcesses``); over gloo there are the processes alone
 (``group_gloo.OverGloo``). However this process ends, they end with it.
 """
 
@@ -23,12 +23,12 @@ from shoal.data.mapped import train_rows
 from shoal.errors import ShoalError
 from shoal.job import Job
 from shoal.launch.local import Cluster, ThreadCluster
-from shoal.launch.process_main import Orders, Process, transport_of
+from shoal.launch.process_main import Process, ProcessOrders, transport_of
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.launch.worker_process import number_of
-from shoal.nodes.journal import Journal
-from shoal.strategies.averaging.collective import Group, Others, name_of
-from shoal.strategies.averaging.over_store import StoreGroup, client
+from shoal.nodes.journal import JournalFile
+from shoal.strategies.averaging.collective import Collective, RankProcesses, name_of
+from shoal.strategies.averaging.over_store import StoreCollective, client
 from shoal.strategies.averaging.settings import over_of
 
 _REMIND = 10.0  # seconds after which a wait is told, then twice that, ...
@@ -42,7 +42,7 @@ Warn = Callable[[str], None]
 ServerLost = Callable[[str, str], None]  # its name, and why
 
 
-class RankWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank needs to know, as plain data."""
 
     job: str  # as TOML
@@ -51,24 +51,24 @@ class RankWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: str = ""  # what to go on from
 
 
-def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> Others:
+def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> RankProcesses:
     """Not started yet. ``kept``: what they go on from; ``warn`` is told of waits that take long."""
     if over_of(job) == "gloo":
-        from shoal.strategies.averaging.gloo import OverGloo
+        from shoal.strategies.averaging.gloo import GlooProcesses
 
-        return OverGloo(job, dataset, kept, warn)
+        return GlooProcesses(job, dataset, kept, warn)
     if over_of(job) == "mpi":
-        from shoal.strategies.averaging.mpi_ranks import MpiOthers
+        from shoal.strategies.averaging.mpi_ranks import MpiProcesses
 
-        return MpiOthers(msgspec.to_builtins(work_of(job, dataset, kept)), warn)
-    return OverStore(job, dataset, kept, warn, server_lost)
-
-
-def work_of(job: Job, dataset: Dataset, kept: Path | None) -> RankWork:
-    return RankWork(job.toml(), str(dataset.train.folder), job.workers, str(kept or ""))
+        return MpiProcesses(msgspec.to_builtins(work_of(job, dataset, kept)), warn)
+    return StoreProcesses(job, dataset, kept, warn, server_lost)
 
 
-class Started:
+def work_of(job: Job, dataset: Dataset, kept: Path | None) -> RankSpec:
+    return RankSpec(job.toml(), str(dataset.train.folder), job.workers, str(kept or ""))
+
+
+class RankStates:
     """What is known of ranks that were started here, and of their ends."""
 
     def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
@@ -111,7 +111,7 @@ class Started:
             self._warn(f"the mean waits for one of {', '.join(self._missing())}, for {waited:.0f} s now")
 
 
-class OverStore(Started):
+class StoreProcesses(RankStates):
     """Clients of a cluster."""
 
     def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> None:
@@ -119,7 +119,7 @@ class OverStore(Started):
         self._server_lost = server_lost
         self._servers_ended: deque[tuple[str, str]] = deque()  # to be told by the thread that computes
         self._threads: list[threading.Thread] = []
-        self._groups: list[StoreGroup] = []
+        self._groups: list[StoreCollective] = []
         self._cluster = _cluster_of(job)
         self._look = _LOOK
         self._came: set[str] = set()
@@ -130,7 +130,7 @@ class OverStore(Started):
     def pids(self) -> dict[str, int]:
         return self._cluster.pids if isinstance(self._cluster, ProcessCluster) else {}
 
-    def start(self) -> Group:
+    def start(self) -> Collective:
         cluster, job = self._cluster, self._job
         cluster.start()
         for rank in range(1, job.workers):
@@ -139,7 +139,7 @@ class OverStore(Started):
             else:
                 self._start_thread(rank)
         self._kv = cluster.client(name_of(0))
-        return StoreGroup(self._kv, 0, job.workers, self._gone)
+        return StoreCollective(self._kv, 0, job.workers, self._gone)
 
     def finish(self) -> None:
         super().finish()
@@ -157,7 +157,7 @@ class OverStore(Started):
     # ------------------------------------------------------------ inside
 
     def _start_thread(self, rank: int) -> None:
-        group = StoreGroup(self._cluster.client(name_of(rank)), rank, self._job.workers)
+        group = StoreCollective(self._cluster.client(name_of(rank)), rank, self._job.workers)
         self._groups.append(group)
 
         def run() -> None:
@@ -200,7 +200,7 @@ class OverStore(Started):
         self._came |= here
 
 
-def follow(work: RankWork, group: Group) -> None:
+def follow(work: RankSpec, group: Collective) -> None:
     """Be one of the others to the end, whatever the strategy."""
     from shoal.strategies.averaging import worker as rank
     from shoal.training.local_checkpoint import read
@@ -217,23 +217,23 @@ def follow(work: RankWork, group: Group) -> None:
         group.close()
 
 
-def main(orders: Orders, process: Process) -> None:
+def main(orders: ProcessOrders, process: Process) -> None:
     """A rank in a process of its own."""
-    work = msgspec.convert(orders.work, RankWork)
+    work = msgspec.convert(orders.work, RankSpec)
     job, rank = Job.of(tomllib.loads(work.job)), number_of(orders.name)
     process.ready()
-    group: Group
+    group: Collective
     if over_of(job) == "gloo":
-        from shoal.strategies.averaging.gloo import GlooGroup
+        from shoal.strategies.averaging.gloo import GlooCollective
 
-        group = GlooGroup(Path(orders.folder), rank, work.size)
+        group = GlooCollective(Path(orders.folder), rank, work.size)
     else:
-        group = StoreGroup(client(orders.name, orders.token, transport_of(orders)), rank, work.size)
+        group = StoreCollective(client(orders.name, orders.token, transport_of(orders)), rank, work.size)
     follow(work, group)
 
 
 def _cluster_of(job: Job) -> Cluster:
-    modules, journal = tuple(job.launch.modules), Journal(None)
+    modules, journal = tuple(job.launch.modules), JournalFile(None)
     if job.launch.how == "threads":
         return ThreadCluster(job.servers, modules, journal, job.copies)
     return ProcessCluster(

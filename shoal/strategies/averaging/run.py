@@ -19,29 +19,29 @@ from shoal.errors import ClusterError, Invalid, RankLost, SegmentsLost, StoreErr
 from shoal.events import Gone, RunEvent, Warned
 from shoal.job import Job
 from shoal.models.linear import Floats
-from shoal.strategies.averaging.collective import Others, name_of
+from shoal.strategies.averaging.collective import RankProcesses, name_of
 from shoal.strategies.averaging.processes import others_of
 from shoal.strategies.averaging.settings import AllReduce, over_of
 from shoal.strategies.averaging.shards import unseen
 from shoal.strategies.averaging.worker import (
-    Go,
-    Met,
-    Rank,
+    AveragingRank,
+    RoundOrder,
+    RoundResult,
     parts_of,
     rank_of,
 )
-from shoal.training.local_checkpoint import Keeper, Kept, Standing
+from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints, LocalProgress
 from shoal.training.preflight import check
-from shoal.training.result import Outcome
-from shoal.training.tracker import Score
-from shoal.training.underway import Start, Underway
-from shoal.wire.messages import Course
+from shoal.training.result import RunResult
+from shoal.training.tracker import Tracker
+from shoal.training.underway import RunHandle, RunStart
+from shoal.wire.messages import RunProgress
 
 _WORD = 1.0  # seconds between two sums of figures where nobody goes on from the mean
 _MOST = 1 << 16  # own slots between them
 
 
-class Averaged:
+class AveragingRun:
     """One run. Use as a context, as ``Training``."""
 
     def __init__(
@@ -50,16 +50,16 @@ class Averaged:
         dataset: Dataset,
         listener: Callable[[RunEvent], None],
         folder: Path | None = None,
-        kept: Kept | None = None,
-        others: Others | None = None,
+        kept: LocalCheckpoint | None = None,
+        others: RankProcesses | None = None,
     ) -> None:
         """``others``: the ranks besides this one; those that the job says, unless they are there already."""
         self.learner = check(job, dataset)
         self.job, self.dataset, self._listener, self._kept = job, dataset, listener, kept
         self._in_steps = in_steps = isinstance(job.strategy, AllReduce)
-        self.score = Score(job, dataset, self.learner, listener, folder, job.workers if in_steps else 1)
+        self.score = Tracker(job, dataset, self.learner, listener, folder, job.workers if in_steps else 1)
         start = self.learner.start()
-        self._keeper = Keeper(folder, job, "" if start is None else start[1], listener)
+        self._keeper = LocalCheckpoints(folder, job, "" if start is None else start[1], listener)
         if kept is not None:
             self.score.restore(kept.facts.standing)
         if not in_steps:
@@ -70,12 +70,12 @@ class Averaged:
         self._most = 1
         self._unseen = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self._alone: dict[int, int] = {}  # steps of each since the last mean that all went on from
-        self._rank: Rank
+        self._rank: AveragingRank
         self._mean: Floats | None = None  # the last one: what is kept, and judged when it is interrupted
         self._spare: Floats | None = None  # memory of the one before
-        self._at: tuple[Standing, int, int, Ids] | None = None  # how far it was then
+        self._at: tuple[LocalProgress, int, int, Ids] | None = None  # how far it was then
 
-    def __enter__(self) -> Averaged:
+    def __enter__(self) -> AveragingRun:
         self.learner.settle()
         try:
             group, kept = self._others.start(), self._kept
@@ -101,16 +101,16 @@ class Averaged:
         return [name_of(rank) for rank in self._living]
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         return self.score.course()
 
-    def wait(self, seconds: float | None = None) -> Outcome:
+    def wait(self, seconds: float | None = None) -> RunResult:
         """Run it to its end."""
         score = self.score
         score.begin(len(self._living), self.job.servers if self.job.has_servers else 0)
         try:
             self._begin(self._rank.begin())
-            while not (go := self._rank.go(Go(bool(score.why), score.room(), self._most))).stop:
+            while not (go := self._rank.go(RoundOrder(bool(score.why), score.room(), self._most))).stop:
                 self._judge(self._rank.round(go))
                 if self._keeper.due:
                     self._keep()
@@ -132,7 +132,7 @@ class Averaged:
             raise
         return score.end()
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         """What was learned up to the last mean is judged, and kept."""
         self.score.why = self.score.why or "interrupted"
         self._keep()
@@ -140,7 +140,7 @@ class Averaged:
             self.score.judge(self._weights(self._mean))
         return self.outcome()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         return self.score.outcome()
 
     # ------------------------------------------------------------ inside
@@ -158,16 +158,16 @@ class Averaged:
     def _weights(self, slab: Floats) -> Floats:
         return self._rank.core.weights_in(slab).copy()
 
-    def _word(self, seconds: float) -> Go:
+    def _word(self, seconds: float) -> RoundOrder:
         """Before a sum: so long the clock has run since the last."""
         if self._rank.at_end:
             wanted = int(self._most * _WORD / max(seconds, 1e-9))
             self._most = max(1, min(2 * self._most, wanted, _MOST))
         score = self.score  # after a loss there are fewer slots in so many steps than was said
         is_last = self._in_steps and score.done + len(self._living) >= score.limit
-        return Go(is_last or score.is_late(seconds), most=self._most)
+        return RoundOrder(is_last or score.is_late(seconds), most=self._most)
 
-    def _heard(self, met: Met) -> None:
+    def _heard(self, met: RoundResult) -> None:
         """After a sum: the figures of all."""
         score, living = self.score, len(met.inside)
         for one in met.lost:
@@ -195,7 +195,7 @@ class Averaged:
             if self._keeper.due:
                 self._keep()
 
-    def _count_unseen(self, met: Met) -> None:
+    def _count_unseen(self, met: RoundResult) -> None:
         """Staleness, where everybody learns alone: the steps of others since the last mean that a step did not know of."""
         before = [self._alone.get(rank, 0) for rank in met.inside]
         self._unseen += unseen(before, met.each, limits.STALENESS_BUCKETS - 1)
@@ -212,7 +212,7 @@ class Averaged:
         self._mean, self._spare = self._spare, self._mean
         self._at = self._position() if self._rank.at_end else None
 
-    def _position(self) -> tuple[Standing, int, int, Ids]:
+    def _position(self) -> tuple[LocalProgress, int, int, Ids]:
         parts = self._rank.parts
         return self.score.state(), self.score.steps, parts.of_pass, parts.left()
 
@@ -239,19 +239,19 @@ class Averaged:
         self._listener(Warned(seconds=self.score.seconds, what=what))
 
 
-def open_run(start: Start, begin: Callable[[], None]) -> Underway:
+def open_run(start: RunStart, begin: Callable[[], None]) -> RunHandle:
     """The run, not yet begun: by mpirun, or by ranks of our own."""
     from shoal.strategies.averaging.mpi_ranks import rank
 
     job = start.job
     if over_of(job) == "mpi" and job.launch.how == "threads":
         raise Invalid("over MPI every rank is a process: leave --on threads away, or strategy.over=mpi")
-    opened: Underway
+    opened: RunHandle
     if over_of(job) == "mpi" and rank() is None:
-        from shoal.strategies.averaging.mpirun import UnderMpirun
+        from shoal.strategies.averaging.mpirun import MpirunRun
 
-        opened = UnderMpirun(job, start.dataset, start.listener, start.folder, start.resume)
+        opened = MpirunRun(job, start.dataset, start.listener, start.folder, start.resume)
     else:
-        opened = Averaged(job, start.dataset, start.listener, start.folder, start.resume)
+        opened = AveragingRun(job, start.dataset, start.listener, start.folder, start.resume)
     begin()
     return opened

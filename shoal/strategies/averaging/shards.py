@@ -28,7 +28,7 @@ _LEAST = 1e-300  # of the largest share
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRank:
     """A rank that is gone."""
 
     rank: int
@@ -37,7 +37,7 @@ class Lost:
     rows: int  # and their rows
 
 
-class Parts:
+class Shards:
     """The slots of a run among ranks."""
 
     def __init__(
@@ -88,13 +88,13 @@ class Parts:
         total = sum(rows.values())
         return {rank: count / total if total else 1 / len(rows) for rank, count in rows.items()}
 
-    def settle(self, inside: Collection[int]) -> list[Lost]:
+    def settle(self, inside: Collection[int]) -> list[LostRank]:
         """These were in a sum. What was planned is theirs; the others are gone."""
         lost = []
         for rank in [rank for rank in self.living if rank not in inside]:
             self.living.remove(rank)
             before, planned = _joined(self._since.pop(rank)), self.planned.pop(rank, _NONE)
-            lost.append(Lost(rank, len(before) + len(planned), len(before), self.rows(before)))
+            lost.append(LostRank(rank, len(before) + len(planned), len(before), self.rows(before)))
             self._deal(np.concatenate([before, planned, self._queues.pop(rank)]))
         for rank, ids in self.planned.items():
             if len(ids):

@@ -18,15 +18,15 @@ from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models.learner import Data, Learner
 from shoal.models.linear import Floats, Linear
-from shoal.nodes.dense_batches import Slices
+from shoal.nodes.dense_batches import DenseBatches
 from shoal.store.table.codegen import dense_kernels
-from shoal.store.table.update import Rule, rule_named
+from shoal.store.table.update import UpdateRule, rule_named
 
 if TYPE_CHECKING:
     from shoal.strategies.averaging.ddp import Ddp
 
 
-class StepCore:
+class StepModel:
     """Weights, and what changes them."""
 
     def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, ddp: Ddp | None = None) -> None:
@@ -40,11 +40,11 @@ class StepCore:
         start = learner.start()
         if start is not None:
             self.slab[:, : learner.width] = start[0]
-        self._rows: Rows | None = None
-        self._slices = Slices(train, slots, learner.keys)
+        self._rows: StepBatches | None = None
+        self._slices = DenseBatches(train, slots, learner.keys)
         self._marks = False
         if isinstance(job.model, Linear):
-            self._rows = Rows(job, train, slots)
+            self._rows = StepBatches(job, train, slots)
             self._marks = not _is_idle(rule, self._given)
         self._size = self.slab[:, : learner.width].size
 
@@ -101,7 +101,7 @@ class StepCore:
         self._kernels.push_rows(self.slab, 0, keys, gradient[keys].reshape(-1, 1), self._given)
 
 
-class Rows:
+class StepBatches:
     """A linear model's slots in places of their own key lists, kept for the next pass as far as there is room."""
 
     def __init__(self, job: Job, train: Data, slots: Slots) -> None:
@@ -121,7 +121,7 @@ class Rows:
         return local
 
 
-def _is_idle(rule: Rule, given: object) -> bool:
+def _is_idle(rule: UpdateRule, given: object) -> bool:
     """It leaves everything as it is where the gradient is 0: tried on all kinds of numbers."""
     slab = np.random.default_rng(0).normal(0.0, 1.0, (256, 1 + rule.state)).astype(np.float32)
     slab[:, 1:] = np.abs(slab[:, 1:])  # most rules keep squares there

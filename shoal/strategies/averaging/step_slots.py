@@ -16,12 +16,12 @@ import numpy as np
 
 from shoal.data.batch import Ids
 from shoal.data.slots import Slots
-from shoal.strategies.averaging.shards import Lost
+from shoal.strategies.averaging.shards import LostRank
 
 _NONE = np.empty(0, np.int64)
 
 
-class Steps:
+class StepSlots:
     """The slots of a run among ranks; the same calls as ``Parts``."""
 
     def __init__(self, slots: Slots, ranks: int, of_pass: int = 0, left: Ids | None = None) -> None:
@@ -49,14 +49,14 @@ class Steps:
         """Its pass, and its number there."""
         return divmod(slot, self._slots.per_pass)
 
-    def settle(self, inside: Collection[int]) -> list[Lost]:
+    def settle(self, inside: Collection[int]) -> list[LostRank]:
         """These were in the sum, the others are gone."""
         gone = [rank for rank in self.living if rank not in inside]
         self.living = [rank for rank in self.living if rank in inside]
         again = {rank: self.planned.get(rank, _NONE) for rank in gone}
         self._queue = np.concatenate([*again.values(), self._queue])
         self.planned = {}
-        return [Lost(rank, len(ids), 0, 0) for rank, ids in again.items()]
+        return [LostRank(rank, len(ids), 0, 0) for rank, ids in again.items()]
 
     def fed(self) -> None:
         """A step is nobody's own."""

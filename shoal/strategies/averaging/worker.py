@@ -29,10 +29,10 @@ from shoal.job import Job
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Floats, Linear
 from shoal.nodes.dense_batches import seed_of
-from shoal.strategies.averaging.collective import Group
+from shoal.strategies.averaging.collective import Collective
 from shoal.strategies.averaging.settings import Averaging
-from shoal.strategies.averaging.shards import Lost, Parts
-from shoal.training.local_model import Core
+from shoal.strategies.averaging.shards import LostRank, Shards
+from shoal.training.local_model import LocalModel
 
 CELLS = ("loss", "loss_rest", "bad", "stop", "room", "most", "sent", "received")  # then two for each rank: inside, busy
 ROOM = 1 << 20  # slots at most between two words of rank 0: exact in a float32
@@ -41,7 +41,7 @@ _DEVIATION = 0.01  # of a linear model's weights where every rank begins with it
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class RoundOrder:
     """What comes next, by rank 0's word."""
 
     stop: bool = False
@@ -50,34 +50,34 @@ class Go:
 
 
 @dataclass(slots=True)
-class Met:
+class RoundResult:
     """What a sum said, besides the model."""
 
     inside: list[int]
     busy: list[float]  # seconds that each computed
     loss: float
     bad: bool  # somebody's weights are not finite
-    go: Go
+    go: RoundOrder
     sent: int  # bytes, by all of them
     received: int
     each: list[int] = field(default_factory=list)  # slots that each inside learned from
     slots: int = 0  # all of these
     rows: int = 0
     seconds: float = 0.0  # since the last one
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostRank] = field(default_factory=list)
 
 
 _NONE = np.empty(0, np.int64)
-Heard = Callable[[Met], None]
-_NOTHING = Go()
+Heard = Callable[[RoundResult], None]
+_NOTHING = RoundOrder()
 
 
-def _unheard(met: Met) -> None:
+def _unheard(met: RoundResult) -> None:
     return
 
 
-class Dealt(Protocol):
-    """Who learns from which slots: ``Parts``, or the ``Steps`` of an all-reduce."""
+class SlotDeal(Protocol):
+    """Who learns from which slots: ``Shards``, or the ``Steps`` of an all-reduce."""
 
     living: list[int]
     of_pass: int
@@ -85,13 +85,13 @@ class Dealt(Protocol):
 
     def rows(self, ids: Ids) -> int: ...
 
-    def settle(self, inside: Collection[int]) -> list[Lost]: ...
+    def settle(self, inside: Collection[int]) -> list[LostRank]: ...
 
     def left(self) -> Ids: ...
 
 
-class Computes(Protocol):
-    """Has the model: ``Core`` or ``StepCore``."""
+class RankModel(Protocol):
+    """Has the model: ``LocalModel`` or ``StepCore``."""
 
     @property
     def slab(self) -> Floats: ...
@@ -102,22 +102,22 @@ class Computes(Protocol):
     def weights_in(self, slab: Floats) -> Floats: ...
 
 
-class Rank:
+class AveragingRank:
     """One rank's side."""
 
-    parts: Dealt
-    core: Computes
+    parts: SlotDeal
+    core: RankModel
 
     def __init__(
         self,
         job: Job,
         train: Data,
         learner: Learner,
-        group: Group,
+        group: Collective,
         position: tuple[int, Ids] | None = None,
         slab: Floats | None = None,
         heard: Heard = _unheard,
-        word: Callable[[float], Go] = lambda seconds: _NOTHING,
+        word: Callable[[float], RoundOrder] = lambda seconds: _NOTHING,
     ) -> None:
         """With ``position``, pass and slots that are left, and a slab, a run is taken up again.
 
@@ -140,7 +140,7 @@ class Rank:
         """Who learns from what, and with what; how many numbers are summed besides the cells."""
         assert isinstance(job.strategy, Averaging)
         self.parts = self._mine = parts_of(job, slots, self.group.size, position)
-        self.core = self._alone = Core(job, train, learner, slots, self._mine.reach(self.group.rank))
+        self.core = self._alone = LocalModel(job, train, learner, slots, self._mine.reach(self.group.rank))
         self.at_end, self._own = job.strategy.every == "end", anew and job.strategy.start == "own"
         if self._own:
             self.core.weights_in(self.core.slab)[:] = own_start(job, train, learner, self.group.rank)
@@ -151,7 +151,7 @@ class Rank:
         """What all begin with, to be judged: a slab."""
         return self._mean() if self._own else self.core.slab
 
-    def go(self, go: Go = _NOTHING) -> Go:
+    def go(self, go: RoundOrder = _NOTHING) -> RoundOrder:
         """Wait for everybody, and for rank 0's word: what it gives is what all get."""
         cells = self._vector[-self._cells :]
         self._fill(cells, stop=go.stop, room=min(go.room, ROOM), most=go.most)
@@ -162,7 +162,7 @@ class Rank:
         self._mark = time.perf_counter()
         return met.go
 
-    def round(self, go: Go) -> Floats:
+    def round(self, go: RoundOrder) -> Floats:
         """Learn until the model is to be judged, or time is up; the mean of all then, a slab."""
         while True:
             while self._room > 0 and not go.stop:
@@ -183,7 +183,7 @@ class Rank:
         """The part of a slab of which means are taken."""
         return self.core.weights_in(slab) if self._resets else slab
 
-    def _period(self, go: Go) -> Go:
+    def _period(self, go: RoundOrder) -> RoundOrder:
         """Some slots of one's own, then the sum."""
         mine = self._mine.plan(self._room, max(1, go.most) if self.at_end else None)[self.group.rank]
         loss, busy = self._learn(mine)
@@ -206,7 +206,7 @@ class Rank:
         now = time.perf_counter()
         met.seconds, self._mark = now - self._mark, now
         self._heard(met)
-        return Go(met.go.stop or met.bad, most=met.go.most)
+        return RoundOrder(met.go.stop or met.bad, most=met.go.most)
 
     def _learn(self, mine: Ids) -> tuple[float, float]:
         """These slots: the sum of their losses, and seconds."""
@@ -239,7 +239,7 @@ class Rank:
             self._travels(slab)[:] = mean
         return slab
 
-    def _sum(self, bad: bool) -> tuple[Met, Floats | None]:
+    def _sum(self, bad: bool) -> tuple[RoundResult, Floats | None]:
         """The cells are filled; the mean by the weights that the parts say, or nothing if nobody inside has any."""
         mine = self._travels(self.core.slab)
         weights = self._mine.weights()
@@ -274,15 +274,15 @@ class Rank:
         cells[len(CELLS) + group.rank] = 1.0
         cells[len(CELLS) + group.size + group.rank] = busy
 
-    def _read(self, cells: Floats) -> Met:
+    def _read(self, cells: Floats) -> RoundResult:
         told, each = cells[: len(CELLS)].astype(np.float64).tolist(), cells[len(CELLS) :]
         loss, rest, bad, stop, room, most, sent, received = told
         inside = np.flatnonzero(each[: self.group.size] > 0.5).tolist()
         busy = each[self.group.size :].tolist()
-        go = Go(stop > 0.5, round(room), round(most))
-        return Met(inside, busy, loss + rest, bad > 0.5, go, round(sent), round(received))
+        go = RoundOrder(stop > 0.5, round(room), round(most))
+        return RoundResult(inside, busy, loss + rest, bad > 0.5, go, round(sent), round(received))
 
-    def _settle(self, met: Met) -> None:
+    def _settle(self, met: RoundResult) -> None:
         done = [self.parts.planned.get(rank, _NONE) for rank in met.inside]
         met.each = list(map(len, done))
         met.slots, met.rows = sum(met.each), sum(map(self.parts.rows, done))
@@ -296,24 +296,24 @@ class Rank:
         self.core.weights_in(self.core.slab)[:] = weights
 
 
-def parts_of(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | None = None) -> Parts:
+def parts_of(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | None = None) -> Shards:
     assert isinstance(job.strategy, Averaging)
     every = None if job.strategy.every == "end" else job.strategy.every
     of_pass, left = position or (0, None)
-    return Parts(slots, ranks, job.strategy.shares, every, of_pass, left)
+    return Shards(slots, ranks, job.strategy.shares, every, of_pass, left)
 
 
-def rank_of(job: Job) -> type[Rank]:
+def rank_of(job: Job) -> type[AveragingRank]:
     """What a rank of this job is."""
     if isinstance(job.strategy, Averaging):
-        return Rank
+        return AveragingRank
     from shoal.strategies.averaging.allreduce import StepRank
 
     return StepRank
 
 
 def follow(
-    job: Job, train: Data, group: Group, position: tuple[int, Ids] | None = None, slab: Floats | None = None
+    job: Job, train: Data, group: Collective, position: tuple[int, Ids] | None = None, slab: Floats | None = None
 ) -> None:
     """Be one of the others, until rank 0 says that it is over."""
     learner = learner_of(job.model, train, job.seed, group.rank)

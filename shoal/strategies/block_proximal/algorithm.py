@@ -30,13 +30,13 @@ import numpy as np
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyList
 from shoal.limits import SLOTS_PER_STEP
-from shoal.models.block_margins import Standing
-from shoal.models.columns import SOLVED, Columns
+from shoal.models.block_margins import BlockMargins
+from shoal.models.columns import SOLVED, CscColumns
 from shoal.models.learner import Learner, LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.strategy import TABLE, Lane, OnServers, Slot
+from shoal.nodes.strategy import TABLE, ServerStrategy, Slot, StrategyContext
 from shoal.store.client.task import Task
-from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer
 from shoal.strategy import register
 from shoal.tables import Apply, Step, Table, Update
@@ -52,13 +52,13 @@ _SOLVED_AT = {"objective": 3e-6, "violation": 1.0}
 NIPS, OSDI = 0.1, 0.5  # of l1: what kkt_delta is if it is not given
 
 
-class Part(Protocol):
+class RowPart(Protocol):
     """One part of the rows, in one iteration: what a shelf hands to this strategy."""
 
-    turns: Turns
+    turns: BlockOrder
     nonzeros: int
 
-    def columns(self) -> Columns:
+    def columns(self) -> CscColumns:
         """The part, column by column: made when it is first asked for, which may take a while."""
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Part(Protocol):
 
 
 @register
-class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
+class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=True):
     """Block after block, each by a proximal step on the servers: logistic regression with an l1 penalty, solved to the end."""
 
     solves: ClassVar[bool] = True
@@ -105,8 +105,8 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
         """The objective is a sum over all rows."""
         return "sum"
 
-    def slots(self, rows: int, batch: int, seed: int) -> Turns:
-        return Turns(rows, self.parts, self.blocks, seed, self.max_delay + 1)
+    def slots(self, rows: int, batch: int, seed: int) -> BlockOrder:
+        return BlockOrder(rows, self.parts, self.blocks, seed, self.max_delay + 1)
 
     def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
         return Step(slots=self.parts, combine="sum", slots_per_pass=slots_per_pass), self.max_delay
@@ -173,17 +173,17 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
     def shelf(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
         """The rows in parts, column by column."""
         importlib.import_module("shoal.models.column_kernels")  # now: who compiles them as a member is silent meanwhile
-        from shoal.models.columns import Blocks
-        from shoal.strategies.block_proximal.columns import Parts
+        from shoal.models.columns import ColumnBlocks
+        from shoal.strategies.block_proximal.columns import ColumnParts
 
-        assert isinstance(learner, LinearLearner) and isinstance(slots, Turns)
+        assert isinstance(learner, LinearLearner) and isinstance(slots, BlockOrder)
         data, bias = learner.train, learner.model.bias
-        blocks = Blocks.cut(self.by, self.blocks, data.counts, bias, data.rows)
-        return Parts(data, slots, blocks, bias, learner.model.loss)
+        blocks = ColumnBlocks.cut(self.by, self.blocks, data.counts, bias, data.rows)
+        return ColumnParts(data, slots, blocks, bias, learner.model.loss)
 
-    async def run(self, lane: Lane) -> None:
+    async def run(self, lane: StrategyContext) -> None:
         """Slot after slot, until it is over."""
-        held: dict[int, Held] = {}  # the parts that are with this lane
+        held: dict[int, HeldPart] = {}  # the parts that are with this lane
         pushed: deque[Task] = deque()
         while True:
             slot = lane.next()
@@ -202,10 +202,10 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
             await pushed[0]
             lane.waited(pushed.popleft())
 
-    async def _iterate(self, lane: Lane, slot: Slot, held: dict[int, Held]) -> Task | None:
+    async def _iterate(self, lane: StrategyContext, slot: Slot, held: dict[int, HeldPart]) -> Task | None:
         """One part's side of one iteration: take what came, and push gradient and curvature of this block."""
         part: Any = lane.local(slot)
-        turns: Turns = part.turns
+        turns: BlockOrder = part.turns
         t, number = turns.iteration(slot), turns.part(slot)
         one = held.pop(number, None)
         if lane.is_void(slot):
@@ -230,19 +230,19 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
         except BadValues as error:
             lane.refuse(slot, str(error))
             return None
-        one.coming[t], one.next = Coming(turns.block(t), places, push), t + 1
+        one.coming[t], one.next = InflightBlock(turns.block(t), places, push), t + 1
         held[number] = one
         lane.push(slot, part, loss * len(part) / max(1, one.standing.columns.rows), push)
         return push
 
-    async def _begin(self, lane: Lane, slot: Slot, part: Part) -> Held | None:
+    async def _begin(self, lane: StrategyContext, slot: Slot, part: RowPart) -> HeldPart | None:
         """A part that was not here, or was elsewhere meanwhile: its weights as they are before this iteration.
 
         Those of the last ``max_delay`` iterations may be among them already, or come later: they are asked for again.
         """
         turns, t = part.turns, part.turns.iteration(slot)
-        columns: Columns = await lane.compute(part.columns, part.nonzeros, 0)
-        one = Held(Standing(columns, self.max_delay), t)
+        columns: CscColumns = await lane.compute(part.columns, part.nonzeros, 0)
+        one = HeldPart(BlockMargins(columns, self.max_delay), t)
         if t == 0:
             return one  # all weights are 0
         pull = lane.client.pull(TABLE, columns.listed, slot=slot)
@@ -258,12 +258,12 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
             places = one.standing.places(block, everything=True)
             listed = one.listed(block, places)
             pull = lane.client.pull(TABLE, listed, clock=s + 1 + self.max_delay)
-            one.coming[s] = Coming(block, places, pull)
+            one.coming[s] = InflightBlock(block, places, pull)
         return one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coming:
+class InflightBlock:
     """New weights of these places of a block, on their way."""
 
     block: int
@@ -272,15 +272,17 @@ class Coming:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldPart:
     """A part that is with a lane: its margins, and what is on its way to them."""
 
-    standing: Standing
+    standing: BlockMargins
     next: int  # the iteration that it is ready for
-    coming: dict[int, Coming] = field(default_factory=dict)  # by the iteration whose step they are the result of
+    coming: dict[int, InflightBlock] = field(default_factory=dict)  # by the iteration whose step they are the result of
     _lists: dict[int, tuple[Any, KeyList]] = field(default_factory=dict)  # by block: the places named last
 
-    def turn(self, block: int, everything: bool, came: Coming | None, weights: Any) -> tuple[float, Any, KeyList, Any]:
+    def turn(
+        self, block: int, everything: bool, came: InflightBlock | None, weights: Any
+    ) -> tuple[float, Any, KeyList, Any]:
         """Off the loop: put into the margins what came, then loss, gradient and curvature."""
         if came is not None:
             self.standing.take(came.block, came.places, weights)

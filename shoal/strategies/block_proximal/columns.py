@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal.data.csr_file import Packed
-from shoal.models.columns import Blocks, Columns
+from shoal.data.csr_file import CsrFile
+from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.models.linear import Loss
-from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.block_proximal.order import BlockOrder
 
 _UNUSED = 2  # passes that a part is kept without being asked for
 
 
-class Parts:
+class ColumnParts:
     """What one worker has made ready."""
 
-    def __init__(self, data: Packed, turns: Turns, blocks: Blocks, bias: bool, loss: Loss) -> None:
+    def __init__(self, data: CsrFile, turns: BlockOrder, blocks: ColumnBlocks, bias: bool, loss: Loss) -> None:
         self._data, self._turns, self._blocks, self._bias, self._loss = data, turns, blocks, bias, loss
-        self._kept: dict[int, Columns] = {}  # by part
+        self._kept: dict[int, CscColumns] = {}  # by part
         self._used: dict[int, int] = {}  # the pass in which it was asked for last
 
-    def local(self, slot: tuple[int, int]) -> Part:
+    def local(self, slot: tuple[int, int]) -> ColumnPart:
         turns = self._turns
         part, of_pass = turns.part(slot), slot[0]
         self._used[part] = of_pass
@@ -35,34 +35,34 @@ class Parts:
         start, stop = turns.span(slot[1])
         first, last = turns.part_rows(part)
         nonzeros = int(self._data.indptr[last] - self._data.indptr[first]) + self._bias * (last - first)
-        return Part(turns, part, stop - start, nonzeros, self)
+        return ColumnPart(turns, part, stop - start, nonzeros, self)
 
     def make_ready(self, queue: Iterable[int]) -> None:
         """A part is made once, and then there."""
 
-    def columns(self, part: int) -> Columns:
+    def columns(self, part: int) -> CscColumns:
         """Off the loop."""
         found = self._kept.get(part)
         if found is None:
             rows = self._data.slice(*self._turns.part_rows(part))
-            found = self._kept[part] = Columns(rows, self._blocks, self._bias, self._data.features, self._loss)
+            found = self._kept[part] = CscColumns(rows, self._blocks, self._bias, self._data.features, self._loss)
         return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class ColumnPart:
     """One part of the rows, in one slot."""
 
-    turns: Turns
+    turns: BlockOrder
     number: int
     counts: int  # rows, of this slot
     nonzeros: int  # of the whole part
-    shelf: Parts
+    shelf: ColumnParts
 
     def __len__(self) -> int:
         return self.counts
 
-    def columns(self) -> Columns:
+    def columns(self) -> CscColumns:
         return self.shelf.columns(self.number)
 
     @property

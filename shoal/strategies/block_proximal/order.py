@@ -20,7 +20,7 @@ from shoal.errors import Invalid
 Numbers = npt.NDArray[np.int64]
 
 
-class Turns:
+class BlockOrder:
     """The slots of a run that goes block by block."""
 
     def __init__(self, rows: int, parts: int, blocks: int, seed: int, gap: int = 1) -> None:

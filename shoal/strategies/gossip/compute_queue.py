@@ -2,7 +2,7 @@
 
 Short work is done at once, longer work on the compute thread: the loop stays awake. What others wait for (the mean with somebody
 who asked) goes before what is next, never into what runs: it is done right after the computation under way. While a worker is held up
-because it is to seem slower (``Pace``), it computes nothing, and others are answered.
+because it is to seem slower (``Slowdown``), it computes nothing, and others are answered.
 
 Of what is next at most a few pieces are done in one go: then the loop hears what has come. Time is handed in.
 """
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import limits
-from shoal.emulation import Pace
-from shoal.nodes.time_accounting import IDLE, Spent
-from shoal.strategies.gossip.model import Stepper
+from shoal.emulation import Slowdown
+from shoal.nodes.time_accounting import IDLE, TimeAccounting
+from shoal.strategies.gossip.model import GossipModel
 from shoal.wire.effects import Compute, Computed, Effect, Send
 from shoal.wire.messages import Arrays, Message
 
@@ -28,13 +28,13 @@ Function = Callable[[], Any]
 Then = Callable[[Any], None]
 
 
-class Hands:
+class ComputeQueue:
     """One worker's."""
 
     def __init__(
         self,
-        model: Stepper,
-        pace: Pace | None = None,
+        model: GossipModel,
+        pace: Slowdown | None = None,
         clock: Callable[[], int] | None = None,
         quick: int = limits.MILLISECOND,
     ) -> None:
@@ -42,7 +42,7 @@ class Hands:
         self.model, self._pace, self._quick = model, pace, quick
         self.now = 0
         self._clock = clock if clock is not None else lambda: self.now
-        self.spent = Spent(self._clock, 0)
+        self.spent = TimeAccounting(self._clock, 0)
         self.error = ""  # why nothing is computed any more
         self.rows, self.loss = 0, 0.0
         self._effects: list[Effect] = []

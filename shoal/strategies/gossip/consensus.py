@@ -23,7 +23,7 @@ from shoal.training.local_checkpoint import is_finite
 ROWS = 200_000  # of the test set that all models together are judged on
 
 
-class Apart:
+class Consensus:
     """Those of one run, as they were when all rested last."""
 
     def __init__(self, learner: Learner, test: Any, shape: tuple[int, int]) -> None:

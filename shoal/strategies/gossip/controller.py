@@ -20,14 +20,14 @@ from shoal.data.batch import Ids
 from shoal.models.linear import Floats
 from shoal.strategies.gossip.model import whole
 from shoal.strategies.gossip.topology import Graph
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Effect, Event, Received, Send, Tick, Wake
 from shoal.wire.messages.gossip import (
-    Along,
-    Heard,
+    GossipLink,
+    GossipProgressReport,
     Leg,
-    Link,
-    Rest,
+    LegDone,
+    LegReceived,
     Show,
     Without,
 )
@@ -36,7 +36,7 @@ HOME = "home"  # its name
 
 
 @dataclass(slots=True)
-class Told:
+class WorkerState:
     """What is known of one worker in this leg."""
 
     slots: Ids
@@ -45,7 +45,7 @@ class Told:
     rows: int = 0  # of the slots that are done
     loss: float = 0.0
     lacks: list[str] = field(default_factory=list)  # neighbours that it waits for
-    rest: Rest | None = None  # it is done with its slots
+    rest: LegDone | None = None  # it is done with its slots
     slab: Floats | None = None  # in one row
     without: list[str] = field(default_factory=list)  # those that it must hear are gone
 
@@ -55,17 +55,17 @@ class Told:
         return min(self.rounds, len(self.slots))
 
 
-class Home:
+class Controller:
     """Its books of the leg that is under way."""
 
     name = HOME
 
-    def __init__(self, names: list[str], addresses: Mapping[str, str], timing: Intervals = DEFAULT) -> None:
+    def __init__(self, names: list[str], addresses: Mapping[str, str], timing: TimingSettings = DEFAULT) -> None:
         self._names, self._addresses = names, addresses
         self._again = timing.resend_first // 2
         self.leg = 0  # its number
         self.rounds = 0
-        self.told: dict[str, Told] = {}  # of the living
+        self.told: dict[str, WorkerState] = {}  # of the living
         self._graph: Graph | None = None  # of this leg, with those that were lost since it began,
         self._left: Graph | None = None  # and without them
         self._apart_then = False  # when the leg began: a leg is told in the same words
@@ -73,7 +73,7 @@ class Home:
         """At some time not all living workers heard of each other: weights of push-sum mean nothing from then on, since they went
         to nothing where they were only given away. They do not come back when those who are left are connected again."""
         self._mixing = np.zeros((0, 0))
-        self.heard: Callable[[str, Along | Rest], None] = lambda name, said: None
+        self.heard: Callable[[str, GossipProgressReport | LegDone], None] = lambda name, said: None
         """Told of all that is new, before it is noted."""
 
     @property
@@ -88,7 +88,7 @@ class Home:
         self._look_at(graph)
         self._apart_then = self.was_apart
         self.rounds = max((len(ids) for ids in slots.values()), default=0)
-        self.told = {name: Told(ids) for name, ids in slots.items()}
+        self.told = {name: WorkerState(ids) for name, ids in slots.items()}
         return [*self._legs(self.told), Wake(now + self._again)]
 
     def lose(self, now: int, name: str) -> list[Effect]:
@@ -102,13 +102,13 @@ class Home:
 
     def dismiss(self) -> list[Effect]:
         """It was the last leg."""
-        return [Send(name, Heard(self.leg, over=True)) for name in self.told]
+        return [Send(name, LegReceived(self.leg, over=True)) for name in self.told]
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
-            case Received(sender, Along() as along):
+            case Received(sender, GossipProgressReport() as along):
                 return self._along(sender, along)
-            case Received(sender, Rest() as rest, arrays):
+            case Received(sender, LegDone() as rest, arrays):
                 return self._rest(sender, rest, whole(arrays) if arrays else None)
             case Tick():
                 unheard = [name for name, one in self.told.items() if not one.heard]
@@ -117,7 +117,7 @@ class Home:
 
     # ------------------------------------------------------------ what they say
 
-    def _along(self, sender: str, along: Along) -> list[Effect]:
+    def _along(self, sender: str, along: GossipProgressReport) -> list[Effect]:
         one = self.told.get(sender)
         if one is not None and along.leg == self.leg:
             one.heard = True
@@ -127,21 +127,21 @@ class Home:
             return self._legs([sender])  # what was sent before it spoke had no way to it
         return []
 
-    def _rest(self, sender: str, rest: Rest, slab: Floats | None) -> list[Effect]:
+    def _rest(self, sender: str, rest: LegDone, slab: Floats | None) -> list[Effect]:
         one = self.told.get(sender)
         if one is None or rest.leg != self.leg:
-            return [Send(sender, Heard(rest.leg))]
+            return [Send(sender, LegReceived(rest.leg))]
         if one.slab is None:
             one.heard = True
             self.heard(sender, rest)
             was, one.rest, one.slab = one.rest, rest, slab
             if was is None and slab is None:
                 return self._shows()
-        return [] if slab is None else [Send(sender, Heard(rest.leg))]
+        return [] if slab is None else [Send(sender, LegReceived(rest.leg))]
 
     # ------------------------------------------------------------ what they are told
 
-    def _legs(self, names: Mapping[str, Told] | list[str]) -> list[Effect]:
+    def _legs(self, names: Mapping[str, WorkerState] | list[str]) -> list[Effect]:
         found: list[Effect] = []
         assert self._graph is not None
         rides = 0 if not self._graph.directed else 2 if self._apart_then else 1
@@ -165,11 +165,11 @@ class Home:
         self._left = graph
         self.was_apart |= len(graph.parts()) > 1
 
-    def _links(self, name: str) -> tuple[float, list[Link], list[Link]]:
+    def _links(self, name: str) -> tuple[float, list[GossipLink], list[GossipLink]]:
         """Its own weight in a mean, whom it hears and whom it tells."""
         graph, names, mixing = self._graph, self._names, self._mixing
         assert graph is not None
         me = names.index(name)
-        hears = [Link(names[i], self._addresses[names[i]], float(mixing[me, i])) for i in graph.hears(me)]
-        tells = [Link(names[i], self._addresses[names[i]], float(mixing[i, me])) for i in graph.tells(me)]
+        hears = [GossipLink(names[i], self._addresses[names[i]], float(mixing[me, i])) for i in graph.hears(me)]
+        tells = [GossipLink(names[i], self._addresses[names[i]], float(mixing[i, me])) for i in graph.tells(me)]
         return float(mixing[me, me]), hears, tells

@@ -5,7 +5,7 @@
     end_leg      everybody rests: what was done in this leg cannot be lost any more
     lose         a worker is gone: its slots that are not done go to the others from the next leg on
 
-It is a node: ``Home`` inside it speaks to the workers, and a loop (or the simulator) holds it. Judging and keeping models is done by
+It is a node: ``Controller`` inside it speaks to the workers, and a loop (or the simulator) holds it. Judging and keeping models is done by
 whoever holds it (``launch.gossip``), between ``end_leg`` and ``next_leg``. It reads no clock and starts no process.
 """
 
@@ -19,14 +19,14 @@ import numpy as np
 
 from shoal import limits
 from shoal.data.batch import Ids
-from shoal.strategies.averaging.shards import Parts
-from shoal.strategies.gossip.controller import HOME, Home
+from shoal.strategies.averaging.shards import Shards
+from shoal.strategies.gossip.controller import HOME, Controller
 from shoal.strategies.gossip.pacing import LegPace
-from shoal.strategies.gossip.progress import Fresh, Tally
+from shoal.strategies.gossip.progress import GossipProgress, NewProgress
 from shoal.strategies.gossip.topology import Graph
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Effect, Event
-from shoal.wire.messages.gossip import Along, Rest
+from shoal.wire.messages.gossip import GossipProgressReport, LegDone
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -50,14 +50,14 @@ class GossipController:
         names: list[str],
         addresses: Mapping[str, str],
         graph: Graph,
-        parts: Parts,
+        parts: Shards,
         mode: Literal["sync", "async"],
         by_speed: bool,
-        timing: Intervals = DEFAULT,
+        timing: TimingSettings = DEFAULT,
     ) -> None:
         """``names`` and ``addresses`` of the workers, by their numbers in the graph. ``by_speed``: fast ones may get more slots."""
         self.graph, self.parts = graph, parts
-        self.home = Home(names, addresses, timing)
+        self.home = Controller(names, addresses, timing)
         self.home.heard = self._heard
         self.mixed = 0  # rounds of the legs that are over
         self.counted = [0, 0]  # slots and rows that were counted in this leg
@@ -66,7 +66,7 @@ class GossipController:
         self.on_failed: Callable[[str, str], None] = lambda name, why: None
         """Called when a worker says that it cannot go on. Whoever holds this ends it and calls ``lose``."""
         self._names, self._by_speed = names, by_speed
-        self._pace, self._tally = LegPace(mode), Tally(parts.rows)
+        self._pace, self._tally = LegPace(mode), GossipProgress(parts.rows)
         self._lost: dict[str, float] = {}  # what each says went with lost neighbours, in its life
         self._now = 0
 
@@ -121,7 +121,7 @@ class GossipController:
 
     # ------------------------------------------------------------ what workers have done
 
-    def fresh(self) -> Fresh:
+    def fresh(self) -> NewProgress:
         """What workers reported since the last time."""
         found = self._tally.fresh()
         self.counted = [self.counted[0] + found.slots, self.counted[1] + found.rows]
@@ -144,9 +144,9 @@ class GossipController:
         apart = bool(self.graph.living) and len(self.graph.parts()) > len(before.parts())
         return WorkerLoss(again, apart, self.home.lose(now, name))
 
-    def _heard(self, name: str, said: Along | Rest) -> None:
+    def _heard(self, name: str, said: GossipProgressReport | LegDone) -> None:
         one = self.home.told[name]
-        if isinstance(said, Rest):
+        if isinstance(said, LegDone):
             if said.error:
                 self.on_failed(name, said.error)
                 return
@@ -155,5 +155,5 @@ class GossipController:
         self._tally.hear(name, one, said)
         # The rounds in which only others have slots are not held against it: else who was dealt little seems slow, is dealt
         # little again, and the others have the more to do.
-        if isinstance(said, Rest) or 0 < len(one.slots) < one.rounds:
+        if isinstance(said, LegDone) or 0 < len(one.slots) < one.rounds:
             self._pace.is_done(name, self._now / limits.SECOND)

@@ -23,19 +23,19 @@ from shoal.errors import BadValues
 from shoal.job import Job
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Floats
-from shoal.strategies.averaging.step_model import StepCore
+from shoal.strategies.averaging.step_model import StepModel
 from shoal.strategies.averaging.worker import own_start
 from shoal.strategies.gossip.model import RUNAWAY, mix_into
 from shoal.strategies.gossip.settings import Gossip
 
 
-class GossipCore:
+class GossipLocalModel:
     """One worker's: a ``Stepper``."""
 
     def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, number: int, slab: Floats | None) -> None:
         """With ``slab`` it goes on from that. ``train`` is in the order that ``dealt`` says."""
         assert isinstance(job.strategy, Gossip)
-        self._core, self._slots = StepCore(job, train, learner, slots), slots
+        self._core, self._slots = StepModel(job, train, learner, slots), slots
         if slab is not None:
             self._core.slab[:] = slab
         elif job.strategy.start == "own":
@@ -124,7 +124,7 @@ def _owners(job: Job, train: Data, nodes: int) -> tuple[Ids, list[str]]:
     return assign(train.labels, nodes, job.strategy.split, job.strategy.alpha, job.seed, "worker")
 
 
-def core_of(text: str, rows: Path, number: int, nodes: int, kept: Path | None) -> tuple[Job, GossipCore]:
+def core_of(text: str, rows: Path, number: int, nodes: int, kept: Path | None) -> tuple[Job, GossipLocalModel]:
     """In the process or thread that will compute; ``text`` is the job."""
     from shoal.data.mapped import train_rows
     from shoal.training.local_checkpoint import read
@@ -136,4 +136,4 @@ def core_of(text: str, rows: Path, number: int, nodes: int, kept: Path | None) -
     order, _, _ = dealt(job, data, nodes)
     train = data if order is None else ordered(data, order)
     slots = Slots(data.rows, job.data.batch, job.seed)
-    return job, GossipCore(job, train, learner, slots, number, None if kept is None else read(kept).slab)
+    return job, GossipLocalModel(job, train, learner, slots, number, None if kept is None else read(kept).slab)

@@ -23,7 +23,7 @@ _AT_ONCE = 16_384  # numbers
 MOST = limits.FRAMES * limits.FRAME_BYTES // 4  # numbers that one message may carry
 
 
-class Stepper(Protocol):
+class GossipModel(Protocol):
     """A model of one's own."""
 
     @property

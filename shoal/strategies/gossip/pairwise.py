@@ -22,21 +22,21 @@ from random import Random
 import numpy as np
 
 from shoal import limits
-from shoal.strategies.gossip.compute_queue import NEVER, Hands
+from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import (
     RUNAWAY,
     Floats,
     cut,
     whole,
 )
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import Arrays
-from shoal.wire.messages.gossip import Leg, Meet, Met
+from shoal.wire.messages.gossip import Leg, Meet, MeetReply
 
 NUMBERS = 1 << 32  # of meetings in one leg, more than there can be: a later leg has higher ones, whoever asks
 
 
-class Asked:
+class PendingMeeting:
     """A meeting that we asked for."""
 
     __slots__ = ("at", "name", "number", "since", "wait", "weights")
@@ -46,17 +46,17 @@ class Asked:
         self.since, self.wait, self.at = now, wait, now + wait
 
 
-class Meetings:
+class Pairwise:
     """One worker's part in the legs of a run."""
 
     def __init__(
         self,
         name: str,
-        hands: Hands,
+        hands: ComputeQueue,
         chance: Random,
         link: int,
         finished: Callable[[], None],
-        timing: Intervals = DEFAULT,
+        timing: TimingSettings = DEFAULT,
     ) -> None:
         self._name, self._timing = name, timing
         self._hands, self._chance, self._link, self._finished = hands, chance, link, finished
@@ -66,7 +66,7 @@ class Meetings:
         self.lost = 0.0
         self.dropped = 0
         self.frozen = True  # nobody is met between two legs
-        self.asked: Asked | None = None
+        self.asked: PendingMeeting | None = None
         self.answered: dict[str, tuple[int, Floats | None]] = {}  # by who asked: the last number, and what we moved by
         self._neighbours: list[str] = []
         self._answering: dict[str, int] = {}
@@ -140,7 +140,9 @@ class Meetings:
         if self._neighbours:  # some may have gone meanwhile
             self._number, self._since = self._number + 1, self._hands.now
             name = self._chance.choice(self._neighbours)
-            self.asked = Asked(name, self._number, weights, self._hands.now, self._timing.resend_first + 2 * self._link)
+            self.asked = PendingMeeting(
+                name, self._number, weights, self._hands.now, self._timing.resend_first + 2 * self._link
+            )
             self._hands.send(name, Meet(self._number), cut(weights))
         self._asked()
 
@@ -204,9 +206,9 @@ class Meetings:
             self._count_lost(sender)
 
     def _answer(self, sender: str, number: int, d: Floats | None) -> None:
-        self._hands.send(sender, Met(number), cut(d) if d is not None else ())
+        self._hands.send(sender, MeetReply(number), cut(d) if d is not None else ())
 
-    def answers(self, sender: str, met: Met, arrays: Arrays) -> None:
+    def answers(self, sender: str, met: MeetReply, arrays: Arrays) -> None:
         asked = self.asked
         if asked is None or asked.name != sender or asked.number != met.number:
             return

@@ -1,7 +1,7 @@
 """The workers of a gossip run as the process that was called knows them: started, reached, heard of when they end.
 
 Threads of this process that reach each other by name, or processes forked by a nursery, each of which listens at an address of its own
-(ipc in the run's private folder, or tcp). Either way a worker is a ``Gossiper`` in a loop, and calls home by that name. However this
+(ipc in the run's private folder, or tcp). Either way a worker is a ``GossipWorker`` in a loop, and calls home by that name. However this
 process ends, they end with it.
 """
 
@@ -23,10 +23,10 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.launch.forkserver import Setup
+from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.local import START_WITHIN
-from shoal.launch.process_main import Orders, Process, sweep
-from shoal.launch.process_pool import DONE, Children
+from shoal.launch.process_main import Process, ProcessOrders, sweep
+from shoal.launch.process_pool import DONE, ProcessPool
 from shoal.launch.processes import short_folder
 from shoal.launch.worker_process import number_of
 from shoal.nodes.loop import Loop
@@ -34,7 +34,7 @@ from shoal.security.safety import Safety
 from shoal.strategies.gossip.controller import HOME
 from shoal.strategies.gossip.local_model import core_of
 from shoal.strategies.gossip.settings import Gossip
-from shoal.strategies.gossip.worker import Gossiper
+from shoal.strategies.gossip.worker import GossipWorker
 from shoal.wire import Transport
 from shoal.wire.memory import Hub
 from shoal.wire.zmq import ZmqTransport
@@ -43,7 +43,7 @@ MAIN = "shoal.strategies.gossip.processes"
 _BY_ITSELF = "its process ended (exit code 0) before anybody asked it to"
 
 
-class Gossiping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GossipSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker needs to know, as plain data."""
 
     job: str  # as TOML
@@ -52,17 +52,17 @@ class Gossiping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: str = ""  # what to go on from
 
 
-class Gossipers:
+class GossipWorkers:
     """All workers of a run."""
 
     def __init__(self, job: Job, rows: str, kept: str) -> None:
-        self._job, self._facts = job, Gossiping(job.toml(), rows, job.workers, kept)
+        self._job, self._facts = job, GossipSpec(job.toml(), rows, job.workers, kept)
         self.names = [f"worker-{number}" for number in range(job.workers)]
         self.addresses = dict.fromkeys(self.names, "")
         self.ended: deque[tuple[str, str]] = deque()  # name, and why
         self.home: Transport
         self._hub, self._folder = Hub(), ""
-        self._children: Children | None = None
+        self._children: ProcessPool | None = None
         self._loops: dict[str, Loop] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._closed = False
@@ -77,15 +77,15 @@ class Gossipers:
         deadline = time.monotonic() + START_WITHIN
         over_tcp = self._job.launch.transport == "tcp"
         self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
-        self._children = Children(lambda name, why: None, self._child_ended)
+        self._children = ProcessPool(lambda name, why: None, self._child_ended)
         modules = list(self._job.launch.modules)
-        self._children.start(Setup(os.getpid(), self._folder, modules, sys.path), "gossip")
+        self._children.start(ForkserverSetup(os.getpid(), self._folder, modules, sys.path), "gossip")
         self._children.wait_until_settled(deadline)
         safety = Safety.local().checking(self._job.launch.checksums)
         self.home = ZmqTransport(HOME, _bind(self._folder, HOME, over_tcp), safety)
         for name in self.names:
             bind, work = _bind(self._folder, name, over_tcp), msgspec.to_builtins(self._facts)
-            orders = Orders(name, MAIN, "", bind, self.home.address, self._folder, work, safety=safety.plain)
+            orders = ProcessOrders(name, MAIN, "", bind, self.home.address, self._folder, work, safety=safety.plain)
             self._children.order(orders)
         self._children.wait_until_running(self.names, deadline)
         for name in self.names:
@@ -149,12 +149,12 @@ class Gossipers:
             self.home.wake()
 
 
-def loop_of(name: str, facts: Gossiping, transport: Transport) -> Loop:
+def loop_of(name: str, facts: GossipSpec, transport: Transport) -> Loop:
     """A worker, ready for its first leg."""
     number = number_of(name)
     job, core = core_of(facts.job, Path(facts.rows), number, facts.nodes, Path(facts.kept) if facts.kept else None)
     assert isinstance(job.strategy, Gossip)
-    node = Gossiper(
+    node = GossipWorker(
         name,
         core,
         job.strategy.mode,
@@ -172,7 +172,7 @@ def loop_of(name: str, facts: Gossiping, transport: Transport) -> Loop:
 def turn(loop: Loop, stopped: Callable[[], bool] = lambda: False) -> None:
     """Until it is told that it was the last leg."""
     node = loop.node
-    assert isinstance(node, Gossiper)
+    assert isinstance(node, GossipWorker)
     try:
         while not node.over and not loop.stopped.is_set() and not stopped():
             loop.turn()
@@ -180,12 +180,12 @@ def turn(loop: Loop, stopped: Callable[[], bool] = lambda: False) -> None:
         loop.close()
 
 
-def main(orders: Orders, process: Process) -> None:
+def main(orders: ProcessOrders, process: Process) -> None:
     """A worker in a process of its own."""
     transport = ZmqTransport(orders.name, orders.bind, Safety.of_plain(orders.safety))
     transport.connect(HOME, orders.coordinator)
     process.ready(transport.address)
-    turn(loop_of(orders.name, msgspec.convert(orders.work, Gossiping), transport))
+    turn(loop_of(orders.name, msgspec.convert(orders.work, GossipSpec), transport))
 
 
 def _bind(folder: str, name: str, over_tcp: bool) -> str:

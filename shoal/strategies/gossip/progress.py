@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.data.batch import Ids
-from shoal.strategies.gossip.controller import Told
-from shoal.wire.messages.gossip import Along, Rest
+from shoal.strategies.gossip.controller import WorkerState
+from shoal.wire.messages.gossip import GossipProgressReport, LegDone
 
 KINDS = ("compute", "communicate", "wait")  # what time goes for
 
 
 @dataclass(slots=True)
-class Fresh:
+class NewProgress:
     """What is new."""
 
     steps: int = 0  # of any kind: that somebody says the same again is none
@@ -29,31 +29,31 @@ class Fresh:
     spent: dict[str, float] = field(default_factory=dict)
 
 
-class Tally:
+class GossipProgress:
     """Of one run."""
 
     def __init__(self, rows: Callable[[Ids], int]) -> None:
         """``rows``: how many some slots have."""
         self._rows = rows
-        self._fresh = Fresh()
+        self._fresh = NewProgress()
         self._moved: dict[str, list[int]] = {}  # bytes sent and received, and microseconds by kind, of each worker
 
-    def fresh(self) -> Fresh:
+    def fresh(self) -> NewProgress:
         """What was told since the last time."""
-        found, self._fresh = self._fresh, Fresh()
+        found, self._fresh = self._fresh, NewProgress()
         return found
 
-    def hear(self, name: str, one: Told, said: Along | Rest) -> None:
+    def hear(self, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
         """A word of this leg; ``one`` is what its worker had told of it before."""
-        if isinstance(said, Rest):
+        if isinstance(said, LegDone):
             rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
             loss = said.along[2]
         else:
             rounds, rows, loss = said.rounds, said.rows, said.loss
             sent, received, spent = said.sent, said.received, said.spent
         fresh = self._fresh
-        fresh.steps += rounds > one.rounds or (isinstance(said, Rest) and one.rest is None)
-        one.lacks = [] if isinstance(said, Rest) else said.lacks
+        fresh.steps += rounds > one.rounds or (isinstance(said, LegDone) and one.rest is None)
+        one.lacks = [] if isinstance(said, LegDone) else said.lacks
         if rounds >= one.rounds:
             before, one.rounds = one.done, rounds
             done = self._rows(one.slots[before : one.done])

@@ -28,32 +28,32 @@ from shoal.launch.process_main import state_of
 from shoal.models.linear import Floats
 from shoal.nodes.loop import Loop
 from shoal.store.table.update import rule_named
-from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import edge_file
-from shoal.strategies.gossip.consensus import Apart
+from shoal.strategies.gossip.consensus import Consensus
 from shoal.strategies.gossip.legs import GossipController
 from shoal.strategies.gossip.local_model import dealt, who_learns
 from shoal.strategies.gossip.model import check_size
-from shoal.strategies.gossip.processes import Gossipers
+from shoal.strategies.gossip.processes import GossipWorkers
 from shoal.strategies.gossip.settings import Gossip
 from shoal.training.local_checkpoint import (
-    Keeper,
-    Kept,
-    Standing,
+    LocalCheckpoint,
+    LocalCheckpoints,
+    LocalProgress,
     is_finite,
 )
 from shoal.training.preflight import check
-from shoal.training.result import Outcome
-from shoal.training.tracker import Score
-from shoal.training.underway import Start
+from shoal.training.result import RunResult
+from shoal.training.tracker import Tracker
+from shoal.training.underway import RunStart
 from shoal.wire.effects import Effect
-from shoal.wire.messages import Course
+from shoal.wire.messages import RunProgress
 
 _LOOK = 0.05  # seconds between two looks at who has ended
 _LONG = 300  # characters of a reason that is told again
 
 
-class _LateError(Exception):
+class _GossipDeadline(Exception):
     """Nobody waits any longer."""
 
 
@@ -68,7 +68,7 @@ class GossipRun:
         dataset: Dataset,
         listener: Callable[[RunEvent], None],
         folder: Path | None = None,
-        kept: Kept | None = None,
+        kept: LocalCheckpoint | None = None,
     ) -> None:
         """With ``kept``, what a former life of the run has left, it goes on from there."""
         assert isinstance(job.strategy, Gossip)
@@ -80,9 +80,9 @@ class GossipRun:
         rule = rule_named(job.update.update().name)
         self._shape = (self.learner.keys, self.learner.width * (1 + rule.state))
         check_size(self._shape[0] * self._shape[1])
-        self.score = Score(job, dataset, self.learner, listener, folder)
+        self.score = Tracker(job, dataset, self.learner, listener, folder)
         start = self.learner.start()
-        self._keeper = Keeper(folder, job, "" if start is None else start[1], listener)
+        self._keeper = LocalCheckpoints(folder, job, "" if start is None else start[1], listener)
         _, self._shares, notes = dealt(job, dataset.train, job.workers)
         self._notes, self._folder = [*changed, *notes], folder
         position: tuple[int, Ids | None] = (0, None)
@@ -90,8 +90,8 @@ class GossipRun:
             kept.check_shape(self._shape)
             self.score.restore(kept.facts.standing)
             position = kept.position
-        parts = Parts(self.score.slots, job.workers, self._shares, None, *position)
-        self._workers = Gossipers(job, str(dataset.train.folder), "" if kept is None else str(kept.path))
+        parts = Shards(self.score.slots, job.workers, self._shares, None, *position)
+        self._workers = GossipWorkers(job, str(dataset.train.folder), "" if kept is None else str(kept.path))
         self._resumed = kept is not None
         self._legs = GossipController(
             self._workers.names,
@@ -105,11 +105,11 @@ class GossipRun:
         self._legs.on_ready, self._legs.on_failed = self._ready, self._workers.end
         self._home = self._legs.home
         self._loop: Loop
-        self._apart = Apart(self.learner, dataset.test, self._shape)
+        self._apart = Consensus(self.learner, dataset.test, self._shape)
         self._told = self._begun = False  # that it starts; everybody has rested with its first model
         self._seen = 0.0  # up to when time is counted
         self._mean: Floats | None = None  # a slab, when all rested last: it is kept, and judged if it is interrupted
-        self._at: tuple[Standing, int, int, Ids] | None = None  # how far it was then
+        self._at: tuple[LocalProgress, int, int, Ids] | None = None  # how far it was then
         self._last = ""  # who ended last, and why
         self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody went on, and how often that was told
         self._deadline: float | None = None
@@ -148,13 +148,13 @@ class GossipRun:
     # ------------------------------------------------------------ how it goes
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         return self.score.course()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         return self.score.outcome()
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> RunResult | None:
         """Until it is over; None if ``seconds`` have passed first: then it may be waited for again."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
         try:
@@ -163,7 +163,7 @@ class GossipRun:
                 if self._legs.resting:
                     self._send_off()
                 self._until_rest()
-        except _LateError:
+        except _GossipDeadline:
             return None
         except MemoryError:
             self.score.fail("no memory is left to judge the models: take a smaller one, or fewer workers")
@@ -172,12 +172,12 @@ class GossipRun:
         self._carry_out(self._legs.dismiss())
         return self.score.end()
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         """The leg that is under way is waited for; if that takes too long, what all had before it is judged, and kept."""
         score = self.score
         score.why = score.why or "interrupted"
         self._deadline = time.monotonic() + limits.DRAIN / limits.SECOND
-        with contextlib.suppress(_LateError):
+        with contextlib.suppress(_GossipDeadline):
             if self._begun and not self._legs.resting:
                 self._until_rest()
         score.take_back(*self._legs.counted)
@@ -249,7 +249,7 @@ class GossipRun:
         self._apart.take([(slab, rest.weight if whole else 1.0) for slab, rest in told if slab is not None and rest])
         self._mean, self._at = self._apart.mean, self._position()
 
-    def _position(self) -> tuple[Standing, int, int, Ids]:
+    def _position(self) -> tuple[LocalProgress, int, int, Ids]:
         parts = self._legs.parts
         return self.score.state(), self.score.steps, parts.of_pass, parts.left()
 
@@ -294,7 +294,7 @@ class GossipRun:
             self._quiet += min(time.perf_counter() - began, 2 * _LOOK)
             self._see_to_the_silent()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise _LateError
+            raise _GossipDeadline
 
     def _ready(self, name: str) -> None:
         self._listener(Joined(seconds=self.score.seconds, name=name, role="worker"))
@@ -360,7 +360,7 @@ class GossipRun:
         self._listener(Warned(seconds=self.score.seconds, what=what))
 
 
-def open_run(start: Start, begin: Callable[[], None]) -> GossipRun:
+def open_run(start: RunStart, begin: Callable[[], None]) -> GossipRun:
     """The run, not yet begun."""
     run = GossipRun(start.job, start.dataset, start.listener, start.folder, start.resume)
     begin()

@@ -29,9 +29,9 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal import limits
-from shoal.strategies.gossip.compute_queue import NEVER, Hands
+from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import Floats, cut
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages.gossip import Leg, Offer, Reached
 
 _LEAST = 1e-290  # a weight does not vanish, even where it is only given away
@@ -39,7 +39,7 @@ _LEAST = 1e-290  # a weight does not vanish, even where it is only given away
 Part = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
 
 
-class Said(NamedTuple):
+class OfferMade(NamedTuple):
     """What was offered in a round."""
 
     model: Floats
@@ -47,10 +47,12 @@ class Said(NamedTuple):
     kept: float  # and what is left of it after that
 
 
-class Rounds:
+class Synchronous:
     """One worker's part in the legs of a run."""
 
-    def __init__(self, hands: Hands, link: int, finished: Callable[[], None], timing: Intervals = DEFAULT) -> None:
+    def __init__(
+        self, hands: ComputeQueue, link: int, finished: Callable[[], None], timing: TimingSettings = DEFAULT
+    ) -> None:
         self._hands, self._link, self._finished, self._timing = hands, link, finished, timing
         self._size = hands.model.size
         self.weight = 1.0  # of push-sum
@@ -61,7 +63,7 @@ class Rounds:
         self._hears: dict[str, float] = {}
         self._tells: dict[str, float] = {}
         self._slots: Sequence[int] = ()
-        self._said: dict[int, Said] = {}  # by round
+        self._said: dict[int, OfferMade] = {}  # by round
         self._offers: dict[tuple[int, str], Part] = {}
         self._early: dict[tuple[int, str], Part] = {}  # of the next leg,
         self._early_in: dict[str, int] = {}  # as how far somebody is in it
@@ -126,7 +128,7 @@ class Rounds:
 
     def _start(self, weights: Floats) -> None:
         """Say what we have, and take a gradient at it."""
-        self._said[self.round] = Said(weights, self.weight, self._own * self.weight)
+        self._said[self.round] = OfferMade(weights, self.weight, self._own * self.weight)
         self._said.pop(self.round - 2, None)
         for name in self._tells:
             self._offer(name, self.round)

@@ -21,61 +21,61 @@ from random import Random
 from typing import Literal
 
 from shoal import limits
-from shoal.emulation import Pace
-from shoal.strategies.gossip.compute_queue import NEVER, Hands
+from shoal.emulation import Slowdown
+from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import (
     Floats,
-    Stepper,
+    GossipModel,
     cut,
     whole,
 )
-from shoal.strategies.gossip.pairwise import Meetings
-from shoal.strategies.gossip.synchronous import Rounds
-from shoal.timing import DEFAULT, Intervals
+from shoal.strategies.gossip.pairwise import Pairwise
+from shoal.strategies.gossip.synchronous import Synchronous
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Computed, Connect, Effect, Event, Received, Wake
 from shoal.wire.messages.gossip import (
-    Along,
-    Heard,
+    GossipProgressReport,
     Leg,
+    LegDone,
+    LegReceived,
     Meet,
-    Met,
+    MeetReply,
     Offer,
     Reached,
-    Rest,
     Show,
     Without,
 )
 
-_LINKED = (Offer, Reached, Meet, Met)  # what travels between neighbours
+_LINKED = (Offer, Reached, Meet, MeetReply)  # what travels between neighbours
 
 
-class Gossiper:
+class GossipWorker:
     """One worker, without its loop."""
 
     def __init__(
         self,
         name: str,
-        model: Stepper,
+        model: GossipModel,
         mode: Literal["sync", "async"] = "sync",
         *,
         chance: Random,
-        pace: Pace | None = None,
+        pace: Slowdown | None = None,
         link: float = 0.0,
         home: str = "home",
         clock: Callable[[], int] | None = None,
         traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
         quick: int = limits.MILLISECOND,
-        timing: Intervals = DEFAULT,
+        timing: TimingSettings = DEFAULT,
     ) -> None:
         """``link`` in seconds; ``clock`` is finer than the times of events; ``traffic`` are bytes sent and received."""
         self.name, self.home, self._model, self._traffic = name, home, model, traffic
         self._link, self._timing = int(link * limits.SECOND), timing
-        self.hands = Hands(model, pace, clock, quick)
-        self.part: Rounds | Meetings
+        self.hands = ComputeQueue(model, pace, clock, quick)
+        self.part: Synchronous | Pairwise
         if mode == "sync":
-            self.part = Rounds(self.hands, self._link, self._finished, timing)
+            self.part = Synchronous(self.hands, self._link, self._finished, timing)
         else:
-            self.part = Meetings(name, self.hands, chance, self._link, self._finished, timing)
+            self.part = Pairwise(name, self.hands, chance, self._link, self._finished, timing)
         self.over = False
         self.rests = True  # nothing to do until the next leg
         self._failed = False
@@ -123,14 +123,14 @@ class Gossiper:
             self._told(event)
         elif self.hands.error or (isinstance(message, Offer | Meet) and not event.arrays):
             return
-        elif isinstance(part, Rounds):
+        elif isinstance(part, Synchronous):
             if isinstance(message, Offer):
                 part.offered(sender, message, whole(event.arrays))
             elif isinstance(message, Reached):
                 part.reached(sender, message)
         elif isinstance(message, Meet):
             part.asks(sender, message, whole(event.arrays))
-        elif isinstance(message, Met):
+        elif isinstance(message, MeetReply):
             part.answers(sender, message, event.arrays)
 
     def _told(self, event: Received) -> None:
@@ -143,10 +143,10 @@ class Gossiper:
                 if number == self.part.leg and not self.hands.error:
                     self.part.without(name)
             case Show(number):
-                if number == self.part.leg and self.rests and isinstance(self.part, Meetings) and not self.part.frozen:
+                if number == self.part.leg and self.rests and isinstance(self.part, Pairwise) and not self.part.frozen:
                     self.part.frozen, self._heard = True, False
                     self._show()
-            case Heard(number, over):
+            case LegReceived(number, over):
                 self.over |= over
                 if number == self.part.leg and (self._slab is not None or self.hands.error):
                     self._heard, self._slab, self._rest_at = True, None, NEVER
@@ -164,7 +164,7 @@ class Gossiper:
         self._along_at = self.hands.now + self._timing.heartbeat
         slots = event.arrays[0].tolist() if event.arrays else []
         # The rounds after them say nothing of how fast we learn: home must know when they begin, not only when we rest.
-        self._slots = len(slots) if isinstance(self.part, Meetings) and slots else NEVER
+        self._slots = len(slots) if isinstance(self.part, Pairwise) and slots else NEVER
         self.part.begin(leg, slots, self._gone)
 
     def _connect(self, links: dict[str, str]) -> None:
@@ -182,7 +182,7 @@ class Gossiper:
         """The leg is done."""
         self.rests, self._heard, self._along_at = True, False, NEVER
         self._wait = self._timing.resend_first
-        if isinstance(self.part, Rounds) and not self.hands.error:
+        if isinstance(self.part, Synchronous) and not self.hands.error:
             self._show()
         else:
             self._rest_at = self.hands.now
@@ -207,7 +207,7 @@ class Gossiper:
             hands = self.hands
             self.hands.send(
                 self.home,
-                Along(
+                GossipProgressReport(
                     self.part.leg, self.part.round, hands.rows, hands.loss, self._spent_by_now(), sent, received, lacks
                 ),
             )
@@ -216,12 +216,12 @@ class Gossiper:
             self.hands.send(self.home, self._rest(), cut(self._slab) if self._slab is not None else ())
             self._shown += self._slab.nbytes if self._slab is not None else 0
 
-    def _rest(self) -> Rest:
+    def _rest(self) -> LegDone:
         part, hands = self.part, self.hands
         moved = map(float, (*self._moved(), *self._spent_by_now()))
         along = [float(part.round), float(hands.rows), hands.loss, *moved]
-        weight, met = (part.weight, 0) if isinstance(part, Rounds) else (1.0, part.met)
-        return Rest(part.leg, along, weight, met, part.lost, hands.error)
+        weight, met = (part.weight, 0) if isinstance(part, Synchronous) else (1.0, part.met)
+        return LegDone(part.leg, along, weight, met, part.lost, hands.error)
 
     def _moved(self) -> tuple[int, int]:
         """Bytes sent and received, without the models that are shown to home: to judge them is no part of the algorithm."""

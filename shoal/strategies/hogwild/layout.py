@@ -5,17 +5,19 @@ from __future__ import annotations
 from shoal.data.datasets import Dataset
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.launch.shared_memory import Segment
+from shoal.launch.shared_memory import SharedMemory
 from shoal.models.learner import Learner
 from shoal.models.linear import Linear
 from shoal.store.table.update import rule_named
 from shoal.strategies.hogwild import loop
-from shoal.strategies.hogwild.loop import Race
+from shoal.strategies.hogwild.loop import HogwildLoop
 from shoal.strategies.hogwild.settings import Hogwild
 from shoal.strategies.hogwild.worker import PLAN, race_of
 
 
-def shared(job: Job, dataset: Dataset, learner: Learner, slots: int, seats: int) -> tuple[Segment, Race | None]:
+def shared(
+    job: Job, dataset: Dataset, learner: Learner, slots: int, seats: int
+) -> tuple[SharedMemory, HogwildLoop | None]:
     """With the weights to begin with in it, for rounds of so many slots at most. Of threads also the loop that they run.
 
     slab        the model: of a linear one a row for each key, its weight and what the rule keeps of it; of a module one row, all weights side by side,
@@ -34,17 +36,17 @@ def shared(job: Job, dataset: Dataset, learner: Learner, slots: int, seats: int)
     }
     if not isinstance(job.model, Linear):
         count, state = learner.keys * learner.width, rule_named(job.update.update().name).state
-        segment = Segment.make({"slab": ((1, count * (1 + state)), "float32"), **shapes})
+        segment = SharedMemory.make({"slab": ((1, count * (1 + state)), "float32"), **shapes})
         start = learner.start()
         assert start is not None
         segment["slab"][0, :count] = start[0].reshape(-1)
         return segment, None
     race = race_of(job, dataset.train)
     if job.launch.how == "threads":
-        return Segment.make({"slab": (race.shape, "float32"), **shapes}), race
+        return SharedMemory.make({"slab": (race.shape, "float32"), **shapes}), race
     plan = {PLAN + name: one for name, one in race.plan.items()}
     of_plan = {name: (one.shape, one.dtype.str) for name, one in plan.items()}
-    segment = Segment.make({"slab": (race.shape, "float32"), **shapes, **of_plan})
+    segment = SharedMemory.make({"slab": (race.shape, "float32"), **shapes, **of_plan})
     for name, one in plan.items():
         segment[name][...] = one
     return segment, None

@@ -38,7 +38,7 @@ from shoal.data.batch import Batch, Floats, Ids
 from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
 from shoal.store.table import codegen
-from shoal.store.table.update import Rule, rule_named
+from shoal.store.table.update import UpdateRule, rule_named
 from shoal.strategies.hogwild import loop_kernels
 from shoal.strategies.hogwild.settings import Hogwild
 from shoal.tables import Update
@@ -72,7 +72,7 @@ def lost(shared: Ids) -> tuple[int, int]:
     return made, made - int(shared[CANARY, 0])
 
 
-class Race:
+class HogwildLoop:
     """The loop of one way, for one set of rows."""
 
     def __init__(
@@ -176,7 +176,7 @@ def _hot_first(model: Linear, most: int, rows: Batch, features: int) -> Plan:
     return plan
 
 
-def loops(rule: Rule, way: str) -> ModuleType:
+def loops(rule: UpdateRule, way: str) -> ModuleType:
     """The loop of a way, compiled with this rule in it: ``race`` of this module."""
     match way:
         case "batched":

@@ -22,28 +22,28 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
-from shoal.launch.forkserver import Setup
+from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.local import START_WITHIN
-from shoal.launch.process_main import Orders
+from shoal.launch.process_main import ProcessOrders
 from shoal.launch.process_pool import DONE as AS_IT_SHOULD
-from shoal.launch.process_pool import Children
-from shoal.launch.shared_memory import Segment
+from shoal.launch.process_pool import ProcessPool
+from shoal.launch.shared_memory import SharedMemory
 from shoal.launch.worker_process import number_of
 from shoal.strategies.hogwild.worker import (
     ENDED,
     LEAVE,
     LEAVING,
     NEWS,
-    Lane,
-    Racer,
-    Racing,
+    HogwildCompute,
+    HogwildSpec,
+    HogwildWorker,
 )
 
 MAIN = "shoal.strategies.hogwild.worker"
 _BY_ITSELF = "its process ended (exit code 0) before anybody asked it to"
 
 
-class News(NamedTuple):
+class WorkerNews(NamedTuple):
     """One thing that was heard."""
 
     number: int
@@ -51,11 +51,17 @@ class News(NamedTuple):
     why: str = ""  # it ended; empty: as it should
 
 
-class Racers:
+class HogwildWorkers:
     """All workers of a run."""
 
     def __init__(
-        self, job: Job, rows: str, about: str, segment: Segment, seats: int, lane: Callable[[int], Lane] | None
+        self,
+        job: Job,
+        rows: str,
+        about: str,
+        segment: SharedMemory,
+        seats: int,
+        lane: Callable[[int], HogwildCompute] | None,
     ) -> None:
         """With ``lane``, which makes one for a seat, they are threads."""
         self._job, self._rows, self._about, self._segment, self._lane = job, rows, about, segment, lane
@@ -71,14 +77,14 @@ class Racers:
         os.set_blocking(self._ears, False)
         self._poll = select.poll()
         self._poll.register(self._ears, select.POLLIN)
-        self._children: Children | None = None
+        self._children: ProcessPool | None = None
         self._closed = False
 
     def start(self) -> None:
         """What they come from."""
         if self._lane is None:
-            self._children = Children(lambda name, why: None, self._ended)
-            self._children.start(Setup(os.getpid(), "", list(self._job.launch.modules), sys.path), "hogwild")
+            self._children = ProcessPool(lambda name, why: None, self._ended)
+            self._children.start(ForkserverSetup(os.getpid(), "", list(self._job.launch.modules), sys.path), "hogwild")
             self._children.wait_until_settled(time.monotonic() + START_WITHIN)
 
     @property
@@ -112,9 +118,9 @@ class Racers:
             thread.start()
             return name
         assert self._children is not None
-        facts = Racing(self._job.toml(), self._rows, self._about, self._segment.place, seat, bell, self._news)
+        facts = HogwildSpec(self._job.toml(), self._rows, self._about, self._segment.place, seat, bell, self._news)
         try:
-            self._children.order(Orders(name, MAIN, "", "", "", "", msgspec.to_builtins(facts)))
+            self._children.order(ProcessOrders(name, MAIN, "", "", "", "", msgspec.to_builtins(facts)))
             self._children.wait_until_running([name], time.monotonic() + START_WITHIN)
         except BaseException as error:
             self._ended(name, str(error))
@@ -131,7 +137,7 @@ class Racers:
             raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
         self._children.signal(name, number)
 
-    def hear(self, seconds: float) -> list[News]:
+    def hear(self, seconds: float) -> list[WorkerNews]:
         """What was said; nothing if nobody said anything for so long."""
         if not self._poll.poll(1000 * seconds):
             return []
@@ -142,9 +148,9 @@ class Racers:
             if what == LEAVING:
                 self._leaving.add(number)
             elif what == ENDED and not why and number not in self._leaving:
-                found.append(News(number, what, _BY_ITSELF))
+                found.append(WorkerNews(number, what, _BY_ITSELF))
             else:
-                found.append(News(number, what, why))
+                found.append(WorkerNews(number, what, why))
         return found
 
     def let_go(self, number: int) -> int:
@@ -177,11 +183,11 @@ class Racers:
 
     # ------------------------------------------------------------ inside
 
-    def _in_thread(self, number: int, lane: Lane, seat: int, bell: int) -> None:
+    def _in_thread(self, number: int, lane: HogwildCompute, seat: int, bell: int) -> None:
         why = AS_IT_SHOULD
         try:
             pace = self._job.emulate.pace(number, self._job.seed)
-            Racer(number, bell, self._news, pace).work(lane, self._segment, seat)
+            HogwildWorker(number, bell, self._news, pace).work(lane, self._segment, seat)
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
         self._ended(f"worker-{number}", why)

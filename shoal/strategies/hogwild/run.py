@@ -31,8 +31,8 @@ from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats, Linear
 from shoal.strategies.hogwild import loop
 from shoal.strategies.hogwild.layout import check_possible, shared
-from shoal.strategies.hogwild.loop import Race
-from shoal.strategies.hogwild.processes import News, Racers, enough_files
+from shoal.strategies.hogwild.loop import HogwildLoop
+from shoal.strategies.hogwild.processes import HogwildWorkers, WorkerNews, enough_files
 from shoal.strategies.hogwild.settings import Hogwild
 from shoal.strategies.hogwild.worker import (
     BUSY,
@@ -42,14 +42,14 @@ from shoal.strategies.hogwild.worker import (
     LEAVE,
     LOSS,
     READY,
-    LinearLane,
+    LinearCompute,
 )
-from shoal.training.local_checkpoint import Keeper, Kept, is_finite
+from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints, is_finite
 from shoal.training.preflight import check
-from shoal.training.result import Outcome
-from shoal.training.tracker import Score
-from shoal.training.underway import Start
-from shoal.wire.messages import Course
+from shoal.training.result import RunResult
+from shoal.training.tracker import Tracker
+from shoal.training.underway import RunStart
+from shoal.wire.messages import RunProgress
 
 _LOOK = 0.05  # seconds between two looks at how far they are
 _SPARE = 8  # seats for those that come later
@@ -61,7 +61,7 @@ _LONG = 300  # characters of a reason that is told again
 _CANARY = ("updates counted", "updates lost")
 
 
-class _LateError(Exception):
+class _HogwildDeadline(Exception):
     """Nobody waits any longer."""
 
 
@@ -76,7 +76,7 @@ class HogwildRun:
         dataset: Dataset,
         listener: Callable[[RunEvent], None],
         folder: Path | None = None,
-        kept: Kept | None = None,
+        kept: LocalCheckpoint | None = None,
     ) -> None:
         """With ``kept``, what a former life of the run has left, it goes on from there."""
         assert isinstance(job.strategy, Hogwild)
@@ -84,11 +84,11 @@ class HogwildRun:
         self.learner = check(job, dataset)
         self.job, self.dataset, self._strategy, self._listener = job, dataset, job.strategy, listener
         self.patience = 2 * job.timing.intervals().dead / limits.SECOND
-        self.score = Score(job, dataset, self.learner, listener, folder)
+        self.score = Tracker(job, dataset, self.learner, listener, folder)
         self._slots = self.score.slots
         start = self.learner.start()
         self._about = "" if start is None else start[1]
-        self._kept, self._keeper = kept, Keeper(folder, job, self._about, listener)
+        self._kept, self._keeper = kept, LocalCheckpoints(folder, job, self._about, listener)
         # The pass, and which of its slots are to be done, in one: an interruption comes before it is changed, or after.
         self._place = (-1, np.zeros(self._slots.per_pass, np.bool_))
         if kept is not None:
@@ -99,7 +99,7 @@ class HogwildRun:
             self._place[1][left - of_pass * self._slots.per_pass] = True
         self._order = self._slots.contents(max(0, self._place[0]))  # of the slots in this pass
         self._told = self._begun = False  # that it starts; the first slot
-        self._race: Race | None = None  # of threads
+        self._race: HogwildLoop | None = None  # of threads
         self._last, self._was_sent_off = "", True  # who ended last, and why; not by an error of its own
         self._lost_before = [self.score.counts[name] for name in _CANARY]
         # Workers, by number. One is starting, then here; busy from GO to DONE.
@@ -111,7 +111,7 @@ class HogwildRun:
         self._sums = np.zeros(2)  # counted so far: losses, and seconds that workers were busy
         self._idle = 0.0  # seconds that they were not, and that are not told yet
         self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody did something, and how often that was told
-        self._unheard: deque[News] = deque()
+        self._unheard: deque[WorkerNews] = deque()
         self._deadline: float | None = None
 
     # ------------------------------------------------------------ the beginning and the end
@@ -126,7 +126,9 @@ class HogwildRun:
                 self._kept.check_shape(self._segment["slab"].shape)
                 self._segment["slab"][...] = self._kept.slab
                 self._kept = None  # it is as large as the model
-            self._racers = Racers(self.job, str(self.dataset.train.folder), self._about, self._segment, seats, lane)
+            self._racers = HogwildWorkers(
+                self.job, str(self.dataset.train.folder), self._about, self._segment, seats, lane
+            )
             on_error.callback(self.close)
             self.learner.settle()
             self._racers.start()
@@ -149,9 +151,9 @@ class HogwildRun:
             self._segment.close()
             self.learner.release()
 
-    def _lane(self, seat: int) -> LinearLane:
+    def _lane(self, seat: int) -> LinearCompute:
         assert self._race is not None
-        return LinearLane(self._race, self._segment, seat)
+        return LinearCompute(self._race, self._segment, seat)
 
     # ------------------------------------------------------------ who is there
 
@@ -180,20 +182,20 @@ class HogwildRun:
     # ------------------------------------------------------------ how it goes
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         return self.score.course()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         return self.score.outcome()
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> RunResult | None:
         """Until it is over; None if ``seconds`` have passed first: then it may be waited for again."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
         try:
             self._begin()
             while not self.score.why:
                 self._round()
-        except _LateError:
+        except _HogwildDeadline:
             return None
         except MemoryError:
             self.score.fail("no memory is left to judge the model: take a smaller one, or fewer keys (data.hash_bits)")
@@ -204,11 +206,11 @@ class HogwildRun:
             self._keep()
         return self.score.end()
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         score = self.score
         score.why = score.why or "interrupted"
         self._deadline = time.monotonic() + limits.DRAIN / limits.SECOND
-        with contextlib.suppress(_LateError):  # what the others have learned will do
+        with contextlib.suppress(_HogwildDeadline):  # what the others have learned will do
             while self._busy:
                 self._attend()
         self._close_round()
@@ -331,7 +333,7 @@ class HogwildRun:
         if self.score.why or self._keeper.due:  # kept when everybody is done with the slot that he has
             self._segment["desk"][loop.STOP, 0] = 1
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise _LateError
+            raise _HogwildDeadline
 
     def _count(self) -> int:
         """What is marked in the tally since the last time; how many slots."""
@@ -357,7 +359,7 @@ class HogwildRun:
 
     # ------------------------------------------------------------ coming and going
 
-    def _heard(self, news: News) -> None:
+    def _heard(self, news: WorkerNews) -> None:
         number, what, why = news
         if number not in self._here and number not in self._starting:
             return
@@ -413,7 +415,7 @@ class HogwildRun:
         self._listener(Warned(seconds=self.score.seconds, what=what))
 
 
-def open_run(start: Start, begin: Callable[[], None]) -> HogwildRun:
+def open_run(start: RunStart, begin: Callable[[], None]) -> HogwildRun:
     """The run, not yet begun."""
     run = HogwildRun(start.job, start.dataset, start.listener, start.folder, start.resume)
     begin()

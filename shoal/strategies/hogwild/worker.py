@@ -27,14 +27,14 @@ import numpy as np
 from shoal.data.dense_file import sparse
 from shoal.data.mapped import train_rows
 from shoal.data.slots import Slots
-from shoal.emulation import Pace
+from shoal.emulation import Slowdown
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.launch.shared_memory import Place, Segment, open_of
+from shoal.launch.shared_memory import SharedLayout, SharedMemory, open_of
 from shoal.launch.worker_process import number_of
 from shoal.models.learner import Data, learner_of
 from shoal.models.linear import Linear
-from shoal.nodes.dense_batches import Slices
+from shoal.nodes.dense_batches import DenseBatches
 from shoal.store.table.codegen import dense_kernels
 from shoal.store.table.update import rule_named
 from shoal.strategies.hogwild import loop
@@ -48,12 +48,12 @@ from shoal.strategies.hogwild.loop import (
     ROWS,
     SLOTS,
     STOP,
-    Race,
+    HogwildLoop,
 )
 from shoal.strategies.hogwild.settings import Hogwild
 
 if TYPE_CHECKING:
-    from shoal.launch.process_main import Orders, Process
+    from shoal.launch.process_main import Process, ProcessOrders
 
 GO, LEAVE = b"g", b"l"
 READY, DONE, ENDED, LEAVING = range(4)
@@ -64,29 +64,29 @@ PLAN = "plan "  # before the names of what repeats
 _AT_ONCE = 0.05  # seconds in one piece: it is not heard meanwhile that the worker is to leave
 
 
-class Racing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HogwildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a process needs to know, as plain data."""
 
     job: str  # as TOML
     rows: str  # the folder of the packed set
     about: str  # the module, as the process that keeps the score has it
-    place: Place
+    place: SharedLayout
     seat: int
     bell: tuple[int, int]  # both ends: it rings its own when it is sent a SIGTERM
     news: int
 
 
-class Lane(Protocol):
+class HogwildCompute(Protocol):
     """What computes."""
 
     def run(self, most: int) -> int:
         """So many slots at most; fewer only if none is left, or all are to stop."""
 
 
-class LinearLane:
+class LinearCompute:
     """Slots of sparse rows, by the compiled loop."""
 
-    def __init__(self, race: Race, segment: Segment, seat: int) -> None:
+    def __init__(self, race: HogwildLoop, segment: SharedMemory, seat: int) -> None:
         slab, desk, sums, tally, order = (segment[name] for name in ("slab", "desk", "sums", "tally", "order"))
         self._run = partial(race.run, slab, desk, sums, tally, order, seat)
 
@@ -94,10 +94,10 @@ class LinearLane:
         return self._run(most)
 
 
-class ModuleLane:
+class ModuleCompute:
     """Slots of a module: its parameters are the shared memory, and the rule writes there."""
 
-    def __init__(self, job: Job, data: Data, segment: Segment, seat: int, number: int, about: str) -> None:
+    def __init__(self, job: Job, data: Data, segment: SharedMemory, seat: int, number: int, about: str) -> None:
         from shoal.models.torch_learner import ModuleLearner
 
         learner = learner_of(job.model, data, job.seed, number)
@@ -106,7 +106,7 @@ class ModuleLane:
             raise Invalid(f"the module is not the same in every process: {learner.about} here, {about} in the first")
         learner.settle(alone=True)
         self._learner, self._mean, self._canary = learner, job.strategy.combine == "mean", job.strategy.canary > 0
-        self._slices = Slices(data, Slots(data.rows, job.data.batch, job.seed), learner.keys)
+        self._slices = DenseBatches(data, Slots(data.rows, job.data.batch, job.seed), learner.keys)
         update = job.update.update()
         rule = rule_named(update.name)
         self._push = dense_kernels(rule).push_range
@@ -145,7 +145,7 @@ def _next(desk: Any) -> int:
             return number
 
 
-def race_of(job: Job, data: Data, plan: dict[str, Any] | None = None) -> Race:
+def race_of(job: Job, data: Data, plan: dict[str, Any] | None = None) -> HogwildLoop:
     """The compiled loop over these rows; with ``plan``, what repeats as another one has made it."""
     assert isinstance(job.strategy, Hogwild) and isinstance(job.model, Linear)
     train, counts = sparse(data), None
@@ -153,19 +153,19 @@ def race_of(job: Job, data: Data, plan: dict[str, Any] | None = None) -> Race:
         counts = np.ones(job.model.keys(train.features), np.float32)
         counts[: train.features] = train.counts
     rows, mean = train.slice(0, train.rows), job.strategy.combine == "mean"
-    return Race(
+    return HogwildLoop(
         job.model, job.update.update(), job.strategy, rows, job.data.batch, train.features, mean=mean, counts=counts, plan=plan
     )  # fmt: skip
 
 
-def plan_in(segment: Segment) -> dict[str, Any]:
+def plan_in(segment: SharedMemory) -> dict[str, Any]:
     return {name.removeprefix(PLAN): one for name, one in segment.arrays.items() if name.startswith(PLAN)}
 
 
-class Racer:
+class HogwildWorker:
     """A worker at its bell."""
 
-    def __init__(self, number: int, bell: int, news: int, pace: Pace | None) -> None:
+    def __init__(self, number: int, bell: int, news: int, pace: Slowdown | None) -> None:
         self._number, self._bell, self._news, self._pace = number, bell, news, pace
         self._poll = select.poll()
         self._poll.register(bell, select.POLLIN)
@@ -174,7 +174,7 @@ class Racer:
     def say(self, what: int) -> None:
         os.write(self._news, NEWS.pack(self._number, what))
 
-    def work(self, lane: Lane, segment: Segment, seat: int) -> None:
+    def work(self, lane: HogwildCompute, segment: SharedMemory, seat: int) -> None:
         """Until it is to leave."""
         cell, sums = segment["desk"][CELLS + seat], segment["sums"][seat]
         self.say(READY)
@@ -183,7 +183,7 @@ class Racer:
             self.say(DONE)
         self.say(LEAVING)
 
-    def _round(self, lane: Lane, cell: Any, sums: Any) -> None:
+    def _round(self, lane: HogwildCompute, cell: Any, sums: Any) -> None:
         while not self._poll.poll(0):  # in the middle of a round nothing is said but that it is to leave
             most, began, rows = self._most, time.perf_counter(), int(cell[ROWS])
             done = lane.run(most)
@@ -201,7 +201,7 @@ class Racer:
 
 def prefork(work: dict[str, Any]) -> None:
     """Load what such workers run, in the process that they are forked from: each would take a fifth of a second for it."""
-    job = Job.of(tomllib.loads(msgspec.convert(work, Racing).job))
+    job = Job.of(tomllib.loads(msgspec.convert(work, HogwildSpec).job))
     assert isinstance(job.strategy, Hogwild)
     rule = rule_named(job.update.update().name)
     if isinstance(job.model, Linear):
@@ -210,19 +210,19 @@ def prefork(work: dict[str, Any]) -> None:
         dense_kernels(rule)
 
 
-def main(orders: Orders, process: Process) -> None:
+def main(orders: ProcessOrders, process: Process) -> None:
     """A worker in a process of its own. SIGTERM asks it to finish the slot that it has, and go."""
-    facts = msgspec.convert(orders.work, Racing)
+    facts = msgspec.convert(orders.work, HogwildSpec)
     number, pid = number_of(orders.name), facts.place.pid
     bell, own = open_of(pid, facts.bell[0], os.O_RDONLY), open_of(pid, facts.bell[1], os.O_WRONLY)
     signal.signal(signal.SIGTERM, lambda *_: os.write(own, LEAVE))
     process.ready()
-    segment, news = Segment.open(facts.place), open_of(pid, facts.news, os.O_WRONLY)
+    segment, news = SharedMemory.open(facts.place), open_of(pid, facts.news, os.O_WRONLY)
     job = Job.of(tomllib.loads(facts.job))
     data = train_rows(Path(facts.rows), job.data, job.seed)
-    lane: Lane
+    lane: HogwildCompute
     if isinstance(job.model, Linear):
-        lane = LinearLane(race_of(job, data, plan_in(segment)), segment, facts.seat)
+        lane = LinearCompute(race_of(job, data, plan_in(segment)), segment, facts.seat)
     else:
-        lane = ModuleLane(job, data, segment, facts.seat, number, facts.about)
-    Racer(number, bell, news, job.emulate.pace(number, job.seed)).work(lane, segment, facts.seat)
+        lane = ModuleCompute(job, data, segment, facts.seat, number, facts.about)
+    HogwildWorker(number, bell, news, job.emulate.pace(number, job.seed)).work(lane, segment, facts.seat)

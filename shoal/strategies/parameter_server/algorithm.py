@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from shoal.errors import BadValues, Invalid
 from shoal.limits import ADMIT, SLOTS_PER_STEP
-from shoal.nodes.strategy import TABLE, Lane, OnServers, Rows, Slot
+from shoal.nodes.strategy import TABLE, ServerStrategy, Slot, SlotRows, StrategyContext
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.strategy import register
@@ -28,16 +28,16 @@ _UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they coun
 
 
 @dataclass(slots=True, eq=False)
-class Begun:
+class InflightStep:
     """A slot whose weights are on their way."""
 
     slot: Slot
-    local: Rows | None  # None: void
+    local: SlotRows | None  # None: void
     pull: Task
     found: Task | None = None  # its gradient, if that was begun while the one before was computed
 
 
-class ParameterServer(OnServers, frozen=True, kw_only=True):
+class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
     """What the three have in common."""
 
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, and of the slots in a step (S0-03)
@@ -65,9 +65,9 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
         apply, max_delay = self.consistency(slots_per_pass)
         return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay, admit=self.admit, evict=self.evict)
 
-    async def run(self, lane: Lane) -> None:
+    async def run(self, lane: StrategyContext) -> None:
         """Slot after slot, until it is over."""
-        begun: deque[Begun] = deque()  # slots whose weights are on their way, in order
+        begun: deque[InflightStep] = deque()  # slots whose weights are on their way, in order
         pushed: deque[Task] = deque()
         clock: int | None = None  # our steps, once we know where we were entered
         while True:
@@ -100,18 +100,20 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
         if not self.in_steps:  # there nobody waits for workers, and another lane may be at work
             await lane.client.park()
 
-    def _pull(self, lane: Lane, slot: Slot, clock: int | None) -> Begun:
+    def _pull(self, lane: StrategyContext, slot: Slot, clock: int | None) -> InflightStep:
         if lane.is_void(slot):
             nothing = Task("nothing to pull")
             nothing.finish()
-            return Begun(slot, None, nothing)
+            return InflightStep(slot, None, nothing)
         local = lane.local(slot)
         if self.in_steps:
-            return Begun(slot, local, lane.client.pull(TABLE, local.listed, slot=slot))
+            return InflightStep(slot, local, lane.client.pull(TABLE, local.listed, slot=slot))
         # Used when the slots before it are pushed: that is the clock it has to be good for.
-        return Begun(slot, local, lane.client.pull(TABLE, local.listed, clock=clock))
+        return InflightStep(slot, local, lane.client.pull(TABLE, local.listed, clock=clock))
 
-    async def _push(self, lane: Lane, one: Begun, weights: Any, clock: int, second: Begun | None) -> Begun | None:
+    async def _push(
+        self, lane: StrategyContext, one: InflightStep, weights: Any, clock: int, second: InflightStep | None
+    ) -> InflightStep | None:
         """The gradient of a slot goes; where it can, the same message asks for the weights of the next (then it is named).
 
         ``second`` is the slot that is computed next: it need not wait until this one is pushed.
@@ -120,7 +122,7 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
         if local is None:
             void = client.push(TABLE, (), (), slot=slot, void=True)
             lane.push(slot, None, 0.0, void)
-            return Begun(slot, None, void)
+            return InflightStep(slot, None, void)
         if self.in_steps and is_newer(client, one.pull, one.slot):
             if lane.leaves(slot):
                 return None  # another one pushed it, and some servers have that already
@@ -153,16 +155,16 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
         if push is None:
             return None
         lane.push(slot, local, loss, push)
-        return Begun(slot if following is None or coming is None else following, coming, push)
+        return InflightStep(slot if following is None or coming is None else following, coming, push)
 
-    def _begin_early(self, lane: Lane, one: Begun, before: Task, pull: Task) -> None:
+    def _begin_early(self, lane: StrategyContext, one: InflightStep, before: Task, pull: Task) -> None:
         """Its weights are here while the slot before is computed: whoever computes goes on without a break."""
         if before.done or pull.error is not None or one.local is None:
             return
         if not (self.in_steps and is_newer(lane.client, one.pull, one.slot)):
             one.found = lane.early(one.local, pull.value, self.combine == "mean")
 
-    async def _settle(self, lane: Lane, pushed: deque[Task]) -> None:
+    async def _settle(self, lane: StrategyContext, pushed: deque[Task]) -> None:
         """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
         # A slot of a step is counted only when the step is whole; a push that looks ahead is done when that pull is, which may
         # wait for all of ours that are begun.
@@ -217,12 +219,12 @@ def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
     return any(taken) and not all(taken)  # all: it was counted before, and what is computed now counts nowhere
 
 
-async def _all(lane: Lane, tasks: deque[Task]) -> None:
+async def _all(lane: StrategyContext, tasks: deque[Task]) -> None:
     while tasks:
         await _one(lane, tasks)
 
 
-async def _one(lane: Lane, tasks: deque[Task]) -> None:
+async def _one(lane: StrategyContext, tasks: deque[Task]) -> None:
     task = tasks.popleft()
     await task
     lane.waited(task)

@@ -21,17 +21,17 @@ from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswe
 from shoal.events import counted
 from shoal.inspect.status import (
     PATIENCE,
-    Looking,
+    StatusClient,
     address_of,
     look_at,
     transport_to,
 )
 from shoal.job import Job
-from shoal.launch.coordinator_process import Saw
+from shoal.launch.coordinator_process import ProcessEnded
 from shoal.launch.local import START_WITHIN, Cluster
 from shoal.launch.processes import REASON, ProcessCluster
-from shoal.launch.scheduler_process import Scheduling
-from shoal.nodes.journal import Journal
+from shoal.launch.scheduler_process import SchedulerProcess
+from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.strategies.parameter_server.run import Launcher
 from shoal.timing import Timing
@@ -72,17 +72,17 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
     standing = check_free(address, group, safety)
     servers = sum(one.role == "server" for one in standing.members)
     found = msgspec.structs.replace(job, servers=servers, copies=min(standing.copies, servers))
-    return found, Attaching(address, group)
+    return found, GroupAttachment(address, group)
 
 
-class Attaching:
+class GroupAttachment:
     """Where the nodes of a group's run are: its workers here, its servers there."""
 
     def __init__(self, address: str, group: str) -> None:
         self._address, self._group = address, group
 
-    def __call__(self, job: Job, journal: Journal) -> AttachedCluster:
-        return AttachedCluster(self._address, self._group, job, journal)
+    def __call__(self, job: Job, journal: JournalFile) -> GroupCluster:
+        return GroupCluster(self._address, self._group, job, journal)
 
     def begins(self, job: Job) -> str:
         return f"starting {counted(job.workers, 'worker')} on {counted(job.servers, 'server')} of another cluster"
@@ -103,7 +103,7 @@ def _check_key(safety: Safety, group: str) -> None:
     )
 
 
-def check_free(address: str, group: str, safety: Safety | None = None) -> m.Standing:
+def check_free(address: str, group: str, safety: Safety | None = None) -> m.StatusReply:
     """How the cluster stands; raises if this group cannot begin a run there."""
     with contextlib.closing(look_at(address, safety)) as looking:
         try:
@@ -124,10 +124,10 @@ def check_free(address: str, group: str, safety: Safety | None = None) -> m.Stan
     return standing
 
 
-class AttachedCluster(ProcessCluster):
+class GroupCluster(ProcessCluster):
     """The processes of one group, and the cluster that they are guests of."""
 
-    def __init__(self, manager: str, group: str, job: Job, journal: Journal) -> None:
+    def __init__(self, manager: str, group: str, job: Job, journal: JournalFile) -> None:
         safety = _safety(job, manager)
         # With keys the scheduler is called by its key, too, and a Unix socket has none: the coordinator would not have it.
         transport = "tcp" if safety.has_keys else job.launch.transport
@@ -135,7 +135,7 @@ class AttachedCluster(ProcessCluster):
         self.group, self._manager = group, manager
         self._address = manager  # what our processes call the coordinator's
         self._taken.add(SCHEDULER)
-        self._looking = Looking(self._to_scheduler)
+        self._looking = StatusClient(self._to_scheduler)
         self._joined = False
 
     @property
@@ -175,7 +175,7 @@ class AttachedCluster(ProcessCluster):
         assert self._run_facts is not None
         journal = self._journal.path or f"{self._folder}/scheduler.journal"
         with self._telling_ends:
-            facts = Scheduling(self.group, str(journal), self._run_facts, list(self._saw))
+            facts = SchedulerProcess(self.group, str(journal), self._run_facts, list(self._saw))
             self._children.order(self._orders(SCHEDULER, SCHEDULER, msgspec.to_builtins(facts)))
         self._children.wait_until_running([SCHEDULER], deadline)
 
@@ -207,7 +207,7 @@ class AttachedCluster(ProcessCluster):
     def _lost(self, name: str, reason: str) -> None:
         if name == SCHEDULER:
             return
-        saw = Saw(name, reason[:REASON], self._tokens.get(name, ""))
+        saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
         with self._telling_ends:
             self._saw.append(saw)
             self._children.hand_on(SCHEDULER, saw)

@@ -31,36 +31,36 @@ from shoal.events import Evaluated, RunEvent, Stopped, Warned
 from shoal.inspect.status import (
     ADDRESS,
     PATIENCE,
-    Status,
+    ClusterStatus,
     further,
     write_address,
 )
 from shoal.job import Job
 from shoal.launch import coordinator_process, worker_process
-from shoal.launch.arrivals import Coming
+from shoal.launch.arrivals import Arrivals
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.processes import ProcessCluster, safety_of
-from shoal.nodes.evaluator import Evaluator, Judged
-from shoal.nodes.journal import Journal
+from shoal.nodes.evaluator import Evaluator, Judgement
+from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
-from shoal.nodes.scheduling import State, Whole
+from shoal.nodes.scheduling import JournalSnapshot, ScheduleState
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.store.checkpoint.manifest import Manifest
-from shoal.training.best_model import Best
+from shoal.training.best_model import BestModel
 from shoal.training.preflight import check, table_of
-from shoal.training.result import Outcome
-from shoal.training.underway import Start
+from shoal.training.result import RunResult
+from shoal.training.underway import RunStart
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import member_name
 
-Launcher = Callable[[Job, Journal], Cluster]  # where the nodes of a run are
-NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
+Launcher = Callable[[Job, JournalFile], Cluster]  # where the nodes of a run are
+NOTHING = m.RunProgress(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
 
 
-class Training:
+class ServerRun:
     """One run. Use as a context: leaving it ends everything that was started."""
 
     def __init__(
@@ -88,19 +88,19 @@ class Training:
         self._per_pass = job.slots(dataset.train.rows).per_pass
         self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # how far it is, as far as we know
         self._unheard = False  # the coordinator does not answer, and there is no time to ask again
-        journal = Journal(folder / "coordinator.journal" if folder is not None else None)
+        journal = JournalFile(folder / "coordinator.journal" if folder is not None else None)
         self._cluster = (launcher or _cluster_of)(job, journal)
-        self._cluster.train(coordinator_process.Facts.of(job, dataset, folder), self._heard)
+        self._cluster.train(coordinator_process.RunFacts.of(job, dataset, folder), self._heard)
         if resume is not None:
-            state = msgspec.json.decode(resume[1].state, type=State)
-            self._cluster.begin_with(msgspec.msgpack.encode(Whole(state)))
+            state = msgspec.json.decode(resume[1].state, type=ScheduleState)
+            self._cluster.begin_with(msgspec.msgpack.encode(JournalSnapshot(state)))
         self._gone = threading.Condition()  # a worker has ended
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._worker_gone
         self._evaluator: Evaluator | None = None
-        self._coming = Coming(self, job, self._over, self._warn)
+        self._coming = Arrivals(self, job, self._over, self._warn)
 
-    def __enter__(self) -> Training:
+    def __enter__(self) -> ServerRun:
         try:
             self._start()
         except BaseException:
@@ -137,7 +137,7 @@ class Training:
         """How often a coordinator or a server was started again, by name."""
         return dict(self._processes.supervisor.restarts)
 
-    def look(self, seconds: float = _LOOK_WITHIN) -> m.Standing:
+    def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
         """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
         standing = self._cluster.look(seconds)
         if standing.course is not None:
@@ -145,14 +145,14 @@ class Training:
         return standing
 
     @property
-    def course(self) -> m.Course:
+    def course(self) -> m.RunProgress:
         """How far it is: now, or when the coordinator was last heard."""
         if not self._cluster.ended and not self._unheard and not self._closed.is_set():
             with contextlib.suppress(ShoalError):
                 self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
         return self._course
 
-    def status(self) -> Status:
+    def status(self) -> ClusterStatus:
         """Who is here, who holds what, and how new it is."""
         return self._cluster.status()
 
@@ -209,7 +209,7 @@ class Training:
         else:
             raise Invalid(f"no worker {name!r} here (workers: {', '.join(self.workers)})")
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> RunResult | None:
         """Until the run is over; None if ``seconds`` have passed first."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._over.wait(0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))):
@@ -221,14 +221,14 @@ class Training:
         self._see_off()
         return self.outcome()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         """How it stands: at the end, or after an interruption."""
         course, evaluator = self.course, self._evaluator
         ended = self._over.is_set() and not course.failed
         judged = None
         if evaluator is not None:
             judged = evaluator.best if self.job.stop.keeps_best or course.failed else evaluator.last
-        return Outcome(
+        return RunResult(
             judged,
             self._why or "interrupted",
             not ended,
@@ -244,7 +244,7 @@ class Training:
             course.left,
         )
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         """Somebody wants it to end now: keep and judge what the servers have, if they still answer, and say how it stands."""
         self._why = self._why or "interrupted"
         pulled, workers = None, len(self.workers)
@@ -262,7 +262,7 @@ class Training:
                 self._listener(self._told(judged, workers))
         return self.outcome()
 
-    def _told(self, judged: Judged, workers: int) -> Evaluated:
+    def _told(self, judged: Judgement, workers: int) -> Evaluated:
         """An evaluation that nobody had asked for."""
         course = self.course
         return Evaluated(
@@ -317,7 +317,7 @@ class Training:
         worker.clock = time.monotonic_ns
         kept = None
         if self._folder is not None and self.job.stop.keeps_best:
-            kept = Best(self._folder / "best.safetensors", self.learner, self._listener)
+            kept = BestModel(self._folder / "best.safetensors", self.learner, self._listener)
         found = kept.read() if kept is not None and self._goes_on else None
         self._evaluator = Evaluator(
             worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
@@ -377,7 +377,7 @@ class Training:
         return found
 
 
-def _cluster_of(job: Job, journal: Journal) -> Cluster:
+def _cluster_of(job: Job, journal: JournalFile) -> Cluster:
     modules = tuple(job.launch.modules)
     if job.launch.how == "threads":
         return ThreadCluster(job.servers, modules, journal, job.copies)
@@ -385,7 +385,7 @@ def _cluster_of(job: Job, journal: Journal) -> Cluster:
     return ProcessCluster(job.servers, job.launch.transport, modules, journal, *how)
 
 
-def open_run(start: Start, begin: Callable[[], None]) -> Training:
+def open_run(start: RunStart, begin: Callable[[], None]) -> ServerRun:
     """The run, not yet begun."""
     begin()
-    return Training(start.job, start.dataset, start.listener, start.folder, start.resume, start.launcher)
+    return ServerRun(start.job, start.dataset, start.listener, start.folder, start.resume, start.launcher)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal import limits
-from shoal.timing import Intervals
+from shoal.timing import TimingSettings
 from shoal.wire.messages.base import Arrays
 from shoal.wire.messages.peers import Heard, Word
 
@@ -27,7 +27,7 @@ class Delivery:
 
 
 @dataclass(slots=True)
-class Kept:
+class SentMessage:
     """A word that somebody may still need."""
 
     delivery: Delivery
@@ -35,7 +35,7 @@ class Kept:
     size: int
     again: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: when it may be sent again, and the wait
 
-    def may_send(self, now: int, to: str, turn: int, timing: Intervals) -> bool:
+    def may_send(self, now: int, to: str, turn: int, timing: TimingSettings) -> bool:
         """To one that lacks it: not while it may be on its way, and not by everybody at once (``turn``)."""
         at, wait = self.again.get(to) or (self.since + turn * timing.resend_first, timing.resend_first)
         if now < at:
@@ -44,13 +44,13 @@ class Kept:
         return True
 
 
-class Streams:
+class Broadcast:
     """Everything that was said, as far as one peer has heard it."""
 
     def __init__(self) -> None:
         self.heard: dict[str, int] = {}  # of each life: all up to this number
         self._early: dict[str, dict[int, Delivery]] = {}
-        self._kept: dict[str, dict[int, Kept]] = {}  # by life and number, numbers upwards
+        self._kept: dict[str, dict[int, SentMessage]] = {}  # by life and number, numbers upwards
         self._now: list[Delivery] = []
         self.copied: dict[str, int] = {}  # up to these they were in the model that we took over: we never had the words
         self.repeated = 0  # came again, and were not heard again
@@ -94,7 +94,7 @@ class Streams:
             number += 1
             del early[number]
             size = sum(array.nbytes for array in delivery.arrays)
-            self._kept.setdefault(origin, {})[number] = Kept(delivery, now, size)
+            self._kept.setdefault(origin, {})[number] = SentMessage(delivery, now, size)
             self._now.append(delivery)
             self.heard[origin] = number
         for behind in [one for one in early if one <= number]:  # a snapshot had them
@@ -107,7 +107,7 @@ class Streams:
         found, self._now = self._now, []
         return found
 
-    def lacking(self, theirs: Mapping[str, int]) -> Iterator[Kept]:
+    def lacking(self, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
         """What is kept here and was not heard there."""
         for origin, words in self._kept.items():
             known = theirs.get(origin, 0)

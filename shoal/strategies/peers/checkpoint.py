@@ -15,20 +15,22 @@ import numpy as np
 from shoal.errors import BadCheckpoint
 from shoal.models.linear import Floats
 from shoal.schedule.stop_rules import Patience
-from shoal.strategies.peers.run_log import State
-from shoal.training.local_checkpoint import Keeper, Kept, Standing
-from shoal.wire.messages.peers import Judged, Run
+from shoal.strategies.peers.run_log import RunLogState
+from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints, LocalProgress
+from shoal.wire.messages.peers import EvaluationDone, Run
 
 
-def keep(keeper: Keeper, state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]) -> None:
+def keep(
+    keeper: LocalCheckpoints, state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]
+) -> None:
     """What one peer gave when it was asked for all."""
-    book = msgspec.msgpack.decode(state, type=State)
+    book = msgspec.msgpack.decode(state, type=RunLogState)
     done = sum(beyond - first for first, beyond in book.counted)
     if not done:
         return
     last = book.judged[-1] if book.judged else None
     sent, received = (sum(one[i] for one in book.moved.values()) for i in (0, 1))
-    standing = Standing(
+    standing = LocalProgress(
         done,
         book.rows,
         0 if last is None else last.number + 1,
@@ -42,13 +44,13 @@ def keep(keeper: Keeper, state: bytes, flat: Floats, per_pass: int, keys: int, c
     keeper.keep(flat.reshape(keys, -1), of_pass, np.array(left, np.int64), standing, done)
 
 
-def begin_of(kept: Kept, per_pass: int) -> State:
+def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLogState:
     """The book that everybody begins with when the run is taken up again."""
     check_left(kept, per_pass)
     was, (of_pass, left) = kept.facts.standing, kept.position
     counted = counted_of(of_pass, left.tolist(), per_pass)
     patience = was.patience
-    last = Judged(
+    last = EvaluationDone(
         number=max(0, was.evaluations - 1),
         seconds=was.seconds,
         now=was.seconds,
@@ -62,7 +64,7 @@ def begin_of(kept: Kept, per_pass: int) -> State:
         patience=[patience.best, patience.mark, patience.without, patience.objective],
         by="",
     )
-    return State(
+    return RunLogState(
         counted=counted,
         rows=was.examples,
         seconds=was.seconds,
@@ -73,7 +75,7 @@ def begin_of(kept: Kept, per_pass: int) -> State:
     )
 
 
-def check_left(kept: Kept, per_pass: int) -> None:
+def check_left(kept: LocalCheckpoint, per_pass: int) -> None:
     """Its slots are of no later pass than it says, each there once; all others are counted."""
     of_pass, left = kept.position
     end = (of_pass + 1) * per_pass

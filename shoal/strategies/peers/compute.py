@@ -3,7 +3,7 @@
 A visit learns for about 25 ms, or up to the rows after which it is to be told, whichever is less; before it learns it adds what others
 changed meanwhile. While the others are behind, it is not told, and what is learned is added to what will be.
 
-What was known when a visit began is kept with it (``Moment``): copies and evaluations are of that very moment.
+What was known when a visit began is kept with it (``ComputeMoment``): copies and evaluations are of that very moment.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shoal import limits
-from shoal.schedule.intervals import Spans, count
+from shoal.schedule.intervals import Intervals, count
 from shoal.schedule.runs import Runs
-from shoal.strategies.peers.leader import Facts
+from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.replica import (
     Change,
     Floats,
-    Hold,
     Replica,
-    Visit,
+    ReplicaHold,
+    SlotVisit,
     visit,
 )
-from shoal.strategies.peers.run_log import State
+from shoal.strategies.peers.run_log import RunLogState
 from shoal.wire.effects import Compute
 from shoal.wire.messages import peers as p
 
@@ -34,10 +34,10 @@ _KEPT = 0.8  # of what was known about the pace, when there is news
 
 
 @dataclass(slots=True)
-class Unsaid:
+class UnsentLearning:
     """What was learned and not told yet."""
 
-    slots: Spans = field(default_factory=Spans)
+    slots: Intervals = field(default_factory=Intervals)
     rows: int = 0
     loss: float = 0.0
     knew: int = 0  # changes of others that each of the slots knew of, summed
@@ -50,11 +50,11 @@ class Unsaid:
 
 
 @dataclass(slots=True)
-class Moment:
+class ComputeMoment:
     """What was known when a visit began."""
 
     version: p.Heard = field(default_factory=dict)
-    state: State | None = None  # of the book, where a copy is cut
+    state: RunLogState | None = None  # of the book, where a copy is cut
     done: int = 0
     rows: int = 0
     loss: tuple[float, int] = (0.0, 0)
@@ -64,24 +64,24 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Under:
+class SlotUnderway:
     """A visit that is under way."""
 
     token: int
-    todo: Visit
-    moment: Moment
+    todo: SlotVisit
+    moment: ComputeMoment
     began: int
 
 
-class AtWork:
+class PeerCompute:
     """Of one peer."""
 
-    def __init__(self, replica: Replica, facts: Facts, hold: Hold | None) -> None:
+    def __init__(self, replica: Replica, facts: PeerFacts, hold: ReplicaHold | None) -> None:
         self._replica, self._facts, self._hold = replica, facts, hold
-        self.todo, self.unsaid = Spans(), Unsaid()
+        self.todo, self.unsaid = Intervals(), UnsentLearning()
         self.inbox: list[Change] = []
         self.model: Floats | None = None  # to begin with
-        self.under: Under | None = None
+        self.under: SlotUnderway | None = None
         self._token = 0
         self._pace = 0.0  # nanoseconds a slot
         self._learned = False  # the last visit did
@@ -101,11 +101,11 @@ class AtWork:
     def _every(self) -> int:
         return self._first or self._facts.every
 
-    def plan(self, *, learns: bool, may_tell: bool, must_tell: bool, weighs: bool, copies: bool) -> Visit | None:
+    def plan(self, *, learns: bool, may_tell: bool, must_tell: bool, weighs: bool, copies: bool) -> SlotVisit | None:
         """The next visit, if there is a reason for one."""
         if self.under is not None:
             return None
-        todo = Visit(weigh=weighs, copy=copies)
+        todo = SlotVisit(weigh=weighs, copy=copies)
         todo.restore, self.model = self.model, None
         todo.add, self.inbox = self.inbox, []
         todo.run = self.todo.pop(self._chunk(may_tell)) if learns else []
@@ -127,13 +127,13 @@ class AtWork:
             most = min(most, max(1, -(-(self._every - self.unsaid.rows) // self._facts.slots.batch)))
         return most
 
-    def start(self, now: int, todo: Visit, moment: Moment) -> Compute:
+    def start(self, now: int, todo: SlotVisit, moment: ComputeMoment) -> Compute:
         self._spend(now, COMPUTED if todo.goes_on else IDLE)
         self._token += 1
-        self.under = Under(self._token, todo, moment, now)
+        self.under = SlotUnderway(self._token, todo, moment, now)
         return Compute(self._token, partial(visit, self._replica, todo, self._hold))
 
-    def end(self, now: int, token: int) -> Under | None:
+    def end(self, now: int, token: int) -> SlotUnderway | None:
         """A visit is over: which one; None if that is no news."""
         under = self.under
         if under is None or token != under.token:
@@ -142,7 +142,7 @@ class AtWork:
         self._spend(now, COMPUTED if under.todo.run else COMMUNICATED)
         return under
 
-    def learned(self, now: int, under: Under, rows: int, loss: float) -> None:
+    def learned(self, now: int, under: SlotUnderway, rows: int, loss: float) -> None:
         took, slots = now - under.began, count(under.todo.run)
         if slots:
             self._pace = _KEPT * self._pace + (1 - _KEPT) * took / slots if self._pace else took / slots
@@ -150,19 +150,19 @@ class AtWork:
 
     def word(self, moved: tuple[int, int], others: int) -> p.Learned:
         """What is to be told; from now on it is. ``others``: changes of others that were heard."""
-        unsaid, self.unsaid = self.unsaid, Unsaid()
+        unsaid, self.unsaid = self.unsaid, UnsentLearning()
         spent, self._spent = [one // 1_000 for one in self._spent], [0, 0, 0]
         knew = unsaid.knew // unsaid.slots.size if unsaid.slots else others
         return p.Learned(unsaid.slots.runs, unsaid.rows, unsaid.loss, spent, moved, 0, max(0, others - knew))
 
     def drop(self) -> Runs:
         """Learn nothing more; what was to be learned."""
-        runs, self.todo = self.todo.runs, Spans()
+        runs, self.todo = self.todo.runs, Intervals()
         return runs
 
     def forget(self) -> None:
         """What was learned and not told never was."""
-        self.unsaid, self.todo = Unsaid(), Spans()
+        self.unsaid, self.todo = UnsentLearning(), Intervals()
 
     def _spend(self, now: int, kind: int) -> None:
         """Everything since the last time was this."""

@@ -13,34 +13,34 @@ from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
 from shoal.job import Job
-from shoal.schedule.stop_rules import Stopping
+from shoal.schedule.stop_rules import StopDecision
 from shoal.strategies.peers.partition_merge import is_over
 from shoal.training.tracker import started
-from shoal.wire.messages import Course
-from shoal.wire.messages.peers import Account, Judged
+from shoal.wire.messages import RunProgress
+from shoal.wire.messages.peers import EvaluationDone, PeerStatus
 
 LEFT = "it left"
 KINDS = ("compute", "communicate", "idle")  # what an account's seconds are, in its order
 _TELL = 0.25  # seconds between two records of progress
 
 
-class Story:
+class PeerEvents:
     """One run's."""
 
     def __init__(self, job: Job, slots: Slots, listener: Callable[[RunEvent], None]) -> None:
         self._job, self._slots, self._listener = job, slots, listener
         until = job.stop.steps
-        self._limit, self._reason = Stopping(job.stop).limit(slots.per_pass, until)
+        self._limit, self._reason = StopDecision(job.stop).limit(slots.per_pass, until)
         self.names: dict[str, str] = {}  # of all that were ever here, by life
         self.why: dict[str, str] = {}  # a process ended, by life, as it was seen here
         self.gone: dict[str, str] = {}  # told
         self.lead = ""  # its life
-        self.judged: list[Judged] = []  # told
-        self.account: Account | None = None  # the furthest
+        self.judged: list[EvaluationDone] = []  # told
+        self.account: PeerStatus | None = None  # the furthest
         self.seconds = 0.0
         self.lost = 0
         self._before = 0  # evaluations of former lives of the run
-        self._told: Account | None = None  # as progress
+        self._told: PeerStatus | None = None  # as progress
         self._told_at = -math.inf
 
     @property
@@ -60,7 +60,7 @@ class Story:
         """The names of those that are here."""
         return [name for life, name in self.names.items() if life not in self.gone]
 
-    def hear(self, account: Account) -> list[Judged]:
+    def hear(self, account: PeerStatus) -> list[EvaluationDone]:
         """What it says that is new; evaluations are told and returned."""
         self.seconds = max(self.seconds, account.seconds)
         for peer in account.peers:
@@ -118,11 +118,11 @@ class Story:
             )
         )
 
-    def course(self, over: str, failed: bool, ended: bool, counts: dict[str, int]) -> Course:
+    def course(self, over: str, failed: bool, ended: bool, counts: dict[str, int]) -> RunProgress:
         """How far it is, as a coordinator would say it."""
         now = self.account
         done = now.done if now else 0
-        return Course(
+        return RunProgress(
             done,
             done if ended and not failed and over != self._reason else self._limit,
             self._slots.per_pass,
@@ -147,7 +147,7 @@ class Story:
             why = f"{self.names[before]} is gone: {self.gone[before] or LEFT}" if before in self.gone else ""
         self._listener(Elected(seconds=self.seconds, name=self.names[life], why=why))
 
-    def _judged(self, one: Judged) -> None:
+    def _judged(self, one: EvaluationDone) -> None:
         self.judged.append(one)
         self.seconds = max(self.seconds, one.now)
         self._listener(

@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from shoal import limits
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Connect, Effect, Send
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
@@ -26,7 +26,7 @@ from shoal.wire.messages.base import Array, Arrays
 _FLOATS = limits.PIECE_BYTES // 4  # in one piece
 
 
-class Other(Protocol):
+class DonorState(Protocol):
     """A member, as a newcomer sees it."""
 
     peer: p.Peer
@@ -38,7 +38,7 @@ class Other(Protocol):
 class Newcomer:
     """One that has no model yet."""
 
-    def __init__(self, through: list[tuple[str, str]], timing: Intervals = DEFAULT) -> None:
+    def __init__(self, through: list[tuple[str, str]], timing: TimingSettings = DEFAULT) -> None:
         self._timing = timing
         self.donor = ""
         self.donors_lost = 0
@@ -59,7 +59,7 @@ class Newcomer:
 
     # ------------------------------------------------------------ asking
 
-    def tick(self, now: int, me: str, members: Mapping[str, Other]) -> list[Effect]:
+    def tick(self, now: int, me: str, members: Mapping[str, DonorState]) -> list[Effect]:
         if not self._answered or not members:
             return self._greet(now)
         if self._left == 0:
@@ -91,7 +91,7 @@ class Newcomer:
         # Calls go by the names of lives from now on.
         return [Connect(name, "") for name, address in self._through if address]
 
-    def _choose(self, now: int, me: str, members: Mapping[str, Other]) -> bool:
+    def _choose(self, now: int, me: str, members: Mapping[str, DonorState]) -> bool:
         """Whom to fetch from: only when all have entered us, and not all newcomers from the same."""
         filled = sorted(life for life, one in members.items() if one.filled)
         if not filled or not all(one.lists_me for one in members.values()):
@@ -114,7 +114,7 @@ class Newcomer:
 
     # ------------------------------------------------------------ getting
 
-    def piece(self, now: int, me: str, sender: str, piece: p.Piece, arrays: Arrays) -> list[Effect]:
+    def piece(self, now: int, me: str, sender: str, piece: p.ModelPiece, arrays: Arrays) -> list[Effect]:
         expected = sender == self.donor and piece.request == self._request and piece.piece == len(self._pieces)
         if not expected or self._left == 0 or piece.pieces <= piece.piece:
             return []
@@ -128,7 +128,7 @@ class Newcomer:
         self._ask_at = now + self._wait
         return [self._fetch(me)]
 
-    def ready(self, members: Mapping[str, Other]) -> p.Heard | None:
+    def ready(self, members: Mapping[str, DonorState]) -> p.Heard | None:
         """The version of the model that may be adopted now."""
         if self._left != 0:
             return None
@@ -141,7 +141,7 @@ class Newcomer:
         return version
 
 
-class Numbers:
+class ModelNumbers:
     """For those who come: each gets another one, also when the one before has not been entered by anybody yet."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Donor:
         request, state, flat, version = self._cut[life]
         pieces = max(1, -(-flat.size // _FLOATS))
         first = number == 0
-        message = p.Piece(request, number, pieces, version if first else {}, state if first else b"")
+        message = p.ModelPiece(request, number, pieces, version if first else {}, state if first else b"")
         return Send(life, message, (flat[number * _FLOATS : (number + 1) * _FLOATS],))
 
     def done(self, life: str) -> None:

@@ -27,21 +27,21 @@ from shoal.inspect.status import address_of, is_of_peers, look_at
 from shoal.job import Job
 from shoal.launch.processes import short_folder
 from shoal.security.address import check_address
-from shoal.strategies.peers.events import Story
-from shoal.strategies.peers.observer import Watching
+from shoal.strategies.peers.events import PeerEvents
+from shoal.strategies.peers.observer import PeerObserver
 from shoal.strategies.peers.peer import PeerNode
 from shoal.strategies.peers.worker import (
-    Life,
-    Made,
-    PeerWork,
+    PeerIncarnation,
+    PeerParts,
+    PeerSpec,
     live,
     sockets,
 )
 from shoal.training.preflight import import_own
 from shoal.wire.messages.peers import (
-    Account,
-    Here,
     Peer,
+    PeerGreeting,
+    PeerStatus,
     Watch,
 )
 from shoal.wire.zmq import ZmqTransport
@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Joined:
+class JoinedRun:
     """What a peer that joined has to say at the end."""
 
     name: str
@@ -73,13 +73,13 @@ class Joined:
 
 
 @contextlib.contextmanager
-def at(where: str, comes: str = "") -> Iterator[tuple[Watching, Here, str]]:
+def at(where: str, comes: str = "") -> Iterator[tuple[PeerObserver, PeerGreeting, str]]:
     """Whoever answers there: how to ask, what it says of the run, and the address. ``comes``: for one that wants to take part."""
     if "://" not in where and (Path(where) / "job.toml").exists() and not is_of_peers(where):
         raise Invalid(f"{where} is no run of peers: only those (--strategy peer-to-peer) can be joined and left")
     address = address_of(where)
     check_address(address)
-    watching = Watching(ZmqTransport(f"home-{secrets.token_hex(4)}"))
+    watching = PeerObserver(ZmqTransport(f"home-{secrets.token_hex(4)}"))
     try:
         watching.meet([Peer(_DOOR, _DOOR, 0, address)])
         try:
@@ -106,7 +106,7 @@ def _why_silent(where: str, address: str) -> str:
     )
 
 
-def join(where: str, say: Say, closing: threading.Event, asked: threading.Event) -> Joined:
+def join(where: str, say: Say, closing: threading.Event, asked: threading.Event) -> JoinedRun:
     """Take part until the run ends, ``asked`` (it leaves in order) or ``closing`` (at once) is set."""
     with at(where, secrets.token_hex(8)) as (_, here, address):
         pass
@@ -120,10 +120,10 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
             f"bring the same files to {job.data.source}"
         )
     say(f"{counted(len(here.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")
-    made = Made(PeerWork(here.job, str(dataset.folder), here.number))
+    made = PeerParts(PeerSpec(here.job, str(dataset.folder), here.number))
     with _folder(address) as folder:
-        life = Life(made, sockets(made, folder))
-        telling = _Telling(say)
+        life = PeerIncarnation(made, sockets(made, folder))
+        telling = _JoinedEvents(say)
         say(f"this is {life.me.name}, at {life.me.address}: shoal status, join and leave find the run there, too")
         try:
             node = live(life, [], [(one.life, one.address) for one in here.peers], closing, asked, telling.look)
@@ -134,7 +134,7 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
     return _result(node, made)
 
 
-def standing(where: str) -> Account:
+def standing(where: str) -> PeerStatus:
     """How a run of peers stands, by the word of whoever answers there."""
     with at(where) as (watching, here, _):
         watching.forget(_DOOR)  # the same one as another that we have met
@@ -162,7 +162,7 @@ def leave(where: str, name: str, say: Say) -> None:
         )
 
 
-class _Telling:
+class _JoinedEvents:
     """How it goes, for whoever looks on; and, when the run has ended, that it may go."""
 
     def __init__(self, say: Say) -> None:
@@ -206,21 +206,21 @@ class _Telling:
             self._say(f"{self._names[self._lead]} leads" + (": that is this one" if self._lead == mesh.me.life else ""))
 
 
-def _result(node: PeerNode, made: Made) -> Joined:
+def _result(node: PeerNode, made: PeerParts) -> JoinedRun:
     book, ended = node.book, node.book.ended
     last = book.last
     judged = {} if last is None else msgspec.structs.asdict(last)
     # In all its lives: it may have been held for gone, and have come back.
     learned = sum(slots for life, (slots, _) in book.rates.items() if life.startswith(f"{node.mesh.me.name}."))
     if ended is None:
-        return Joined(node.mesh.me.name, learned, "", False, None, judged, book.done)
+        return JoinedRun(node.mesh.me.name, learned, "", False, None, judged, book.done)
     model = made.learner.keep(made.core.weights())
     events: list[RunEvent] = []
-    story = Story(made.job, made.slots, events.append)
+    story = PeerEvents(made.job, made.slots, events.append)
     story.tell_started(made.dataset, made.job.workers)
     story.hear(node.account(time.monotonic_ns(), Watch(0)))
     events.append(Stopped(seconds=story.seconds, why=ended.why))
-    return Joined(node.mesh.me.name, learned, ended.why, ended.failed, model, judged, book.done, made.job, events)
+    return JoinedRun(node.mesh.me.name, learned, ended.why, ended.failed, model, judged, book.done, made.job, events)
 
 
 @contextlib.contextmanager

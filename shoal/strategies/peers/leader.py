@@ -20,15 +20,15 @@ from dataclasses import dataclass
 
 from shoal.data.slots import Slots
 from shoal.job import Job
-from shoal.schedule.intervals import Spans, count
+from shoal.schedule.intervals import Intervals, count
 from shoal.schedule.runs import Runs
 from shoal.schedule.stop_rules import (
     ENDLESS,
     Patience,
-    Stop,
-    Stopping,
+    StopDecision,
+    StopRules,
 )
-from shoal.strategies.peers.run_log import Book
+from shoal.strategies.peers.run_log import RunLog
 from shoal.strategies.peers.settings import PeerToPeer
 from shoal.wire.messages import peers as p
 
@@ -37,17 +37,17 @@ _LEAST = 4  # the last deals have so many times fewer rows than are told at once
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PeerFacts:
     """What all peers of a run agree on."""
 
     slots: Slots
-    stop: Stop
+    stop: StopRules
     evaluate: int  # slots between two evaluations
     every: int  # rows between two times that a peer tells
     owned: bool = False
 
     @classmethod
-    def of(cls, job: Job, rows: int) -> Facts:
+    def of(cls, job: Job, rows: int) -> PeerFacts:
         assert isinstance(job.strategy, PeerToPeer)
         slots, passes = Slots(rows, job.data.batch, job.seed), job.evaluate.every
         evaluate = max(1, round(passes * slots.per_pass)) if passes < ENDLESS / slots.per_pass else ENDLESS
@@ -60,11 +60,11 @@ class Facts:
 
     @property
     def limit(self) -> tuple[int, str]:
-        return Stopping(self.stop).limit(self.slots.per_pass, self.stop.steps)
+        return StopDecision(self.stop).limit(self.slots.per_pass, self.stop.steps)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class LogCut:
     """The weights that are judged: what is in them."""
 
     number: int
@@ -76,7 +76,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LeaderView:
     """Who is there, as the one that leads sees it."""
 
     living: Sequence[str]
@@ -85,18 +85,18 @@ class View:
     deals_to: Sequence[str]  # those of the living that may be dealt something
 
 
-class Lead:
+class Leader:
     """One peer's, while it leads."""
 
-    def __init__(self, me: str, facts: Facts, book: Book) -> None:
+    def __init__(self, me: str, facts: PeerFacts, book: RunLog) -> None:
         self._me, self._facts, self._book = me, facts, book
-        self._stopping = Stopping(facts.stop)
+        self._stopping = StopDecision(facts.stop)
         if book.last is not None and book.last.patience:
             best, mark, without, objective = book.last.patience
             self._stopping.restore(Patience(best, mark, round(without or 0), objective))
         self._limit, self._reason = facts.limit
-        self._pool, self._seen = Spans(), (-1, -1)
-        self._open: Cut | None = None  # is judged now
+        self._pool, self._seen = Intervals(), (-1, -1)
+        self._open: LogCut | None = None  # is judged now
         self._held = book.last.done if book.last is not None else -1  # slots in the last weights that were cut
         self._mark = book.mark
         self._why, self._failed, self._judges, self._floor = "", False, True, 0
@@ -115,14 +115,14 @@ class Lead:
             return False  # what is unjudged then is judged when all rest
         return not self._why and book.done // self._facts.evaluate > last.done // self._facts.evaluate
 
-    def is_last_due(self, view: View) -> bool:
+    def is_last_due(self, view: LeaderView) -> bool:
         """All rest, and something is unjudged."""
         book = self._book
         if self._open is not None or book.ended is not None or book.halt is None or not book.halt.judge:
             return False
         return not self._is_judged(view) and self._all_rest(view)
 
-    def _is_judged(self, view: View) -> bool:
+    def _is_judged(self, view: LeaderView) -> bool:
         """All that is counted, by one that has the weights still: a former life of the run has not."""
         last = self._book.last
         return last is not None and last.done == self._book.done and last.by in view.living
@@ -130,13 +130,13 @@ class Lead:
     def cut(self, seconds: float, done: int, rows: int, loss: tuple[float, int], workers: int) -> None:
         """The weights were cut: they are judged while others are learned."""
         number = 0 if self._book.last is None else self._book.last.number + 1
-        self._open, self._held = Cut(number, seconds, done, rows, loss, workers), done
+        self._open, self._held = LogCut(number, seconds, done, rows, loss, workers), done
 
     @property
-    def open(self) -> Cut | None:
+    def open(self) -> LogCut | None:
         return self._open
 
-    def judged(self, seconds: float, loss: float, metrics: Mapping[str, float | None]) -> p.Judged:
+    def judged(self, seconds: float, loss: float, metrics: Mapping[str, float | None]) -> p.EvaluationDone:
         """What is found of those that were cut last."""
         cut, self._open = self._open, None
         assert cut is not None
@@ -153,7 +153,7 @@ class Lead:
             self.end(why, failed=True)
         elif why:
             self.end(why, judges=False)
-        return p.Judged(
+        return p.EvaluationDone(
             cut.number, cut.seconds, seconds, cut.done, cut.rows, loss if fine else None, found, train,
             cut.workers, best, patience, self._me,
         )  # fmt: skip
@@ -173,7 +173,7 @@ class Lead:
         per_pass, reached = self._facts.slots.per_pass, self._book.next
         self._floor = 0 if failed or now else max(0, reached - 1) // per_pass * per_pass
 
-    def look(self, seconds: float, view: View) -> list[p.Word]:
+    def look(self, seconds: float, view: LeaderView) -> list[p.Word]:
         """What there is to be said now."""
         book = self._book
         if book.ended is not None:
@@ -181,7 +181,7 @@ class Lead:
         if book.halt is not None:
             if not self._is_settled(view):
                 return []
-            return [p.Ended(book.halt.why, book.halt.failed or self._failed, seconds)]
+            return [p.PeersEnded(book.halt.why, book.halt.failed or self._failed, seconds)]
         if book.last is None and not self._why:
             return []
         if not self._why:
@@ -193,12 +193,12 @@ class Lead:
             return [p.Halt(self._why, self._failed, self._judges)]
         return self._deal(view)
 
-    def _all_rest(self, view: View) -> bool:
+    def _all_rest(self, view: LeaderView) -> bool:
         book = self._book
         at_work = any(book.open.get(life) for life in view.living)
         return all(life in book.rested for life in view.living) and not at_work and all(map(view.is_closed, view.gone))
 
-    def _is_settled(self, view: View) -> bool:
+    def _is_settled(self, view: LeaderView) -> bool:
         """All rest, and nothing is left to be judged."""
         book = self._book
         assert book.halt is not None
@@ -208,7 +208,7 @@ class Lead:
 
     # ------------------------------------------------------------ dealing
 
-    def _deal(self, view: View) -> list[p.Word]:
+    def _deal(self, view: LeaderView) -> list[p.Word]:
         book, pool = self._book, self._free(view)
         room = self._room(pool)
         if room <= 0 or not view.deals_to:
@@ -232,9 +232,9 @@ class Lead:
             if runs:
                 room -= count(runs)
                 found.append((life, runs))
-        return [p.Dealt([(life, list(runs)) for life, runs in found], again)] if found else []
+        return [p.SlotsDealt([(life, list(runs)) for life, runs in found], again)] if found else []
 
-    def _free(self, view: View) -> Spans:
+    def _free(self, view: LeaderView) -> Intervals:
         """What nobody has any more; looked for only when somebody is gone or gave something back, for that is when there is any."""
         book = self._book
         seen = (book.returned, sum(map(view.is_closed, view.gone)))
@@ -242,7 +242,7 @@ class Lead:
             self._pool, self._seen = book.free(view.is_closed), seen
         return self._pool
 
-    def _room(self, pool: Spans) -> int:
+    def _room(self, pool: Intervals) -> int:
         """Slots that may be dealt."""
         if self._why:
             return pool.within([(0, self._floor)])

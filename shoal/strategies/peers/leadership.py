@@ -16,27 +16,27 @@ from typing import Any
 import numpy as np
 
 from shoal import limits
-from shoal.strategies.peers.leader import Facts, Lead, View
+from shoal.strategies.peers.leader import Leader, LeaderView, PeerFacts
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.ownership import Owning
-from shoal.strategies.peers.queries import Answers
+from shoal.strategies.peers.ownership import Ownership
+from shoal.strategies.peers.queries import PeerQueries
 from shoal.strategies.peers.replica import Floats
-from shoal.strategies.peers.run_log import Book
+from shoal.strategies.peers.run_log import RunLog
 from shoal.wire.effects import Effect, Store
 from shoal.wire.messages import peers as p
 
 Judge = Callable[[Floats], tuple[float, Mapping[str, float | None]]]
 
 
-class Leading:
+class Leadership:
     """One peer's."""
 
     def __init__(
-        self, mesh: Mesh, facts: Facts, judge: Judge, answers: Answers, owning: Owning | None, before: float
+        self, mesh: Mesh, facts: PeerFacts, judge: Judge, answers: PeerQueries, owning: Ownership | None, before: float
     ) -> None:
         """``before``: seconds of the run, where it is taken up again."""
         self._mesh, self._facts, self._judge, self._answers, self._owning = mesh, facts, judge, answers, owning
-        self.lead: Lead | None = None
+        self.lead: Leader | None = None
         self.stop = ""  # somebody wants it to end, and why
         self._before = round(before * limits.SECOND)
         self._clock: int | None = None  # when the run began, by our own clock
@@ -65,19 +65,19 @@ class Leading:
 
     # ------------------------------------------------------------ deciding
 
-    def view(self, book: Book) -> View:
+    def view(self, book: RunLog) -> LeaderView:
         mesh, owning = self._mesh, self._owning
         living = [one.life for one in mesh.living]
         if owning is None:
-            return View(living, list(mesh.gone), mesh.is_closed, living)
+            return LeaderView(living, list(mesh.gone), mesh.is_closed, living)
         known = () if book.owners is None else (*book.owners.lives, *book.owners.others)
 
         def is_closed(life: str) -> bool:
             return mesh.is_closed(life) and owning.is_closed(life, book, living)
 
-        return View(living, list(mesh.gone), is_closed, [life for life in living if life in known])
+        return LeaderView(living, list(mesh.gone), is_closed, [life for life in living if life in known])
 
-    def decide(self, now: int, book: Book, may_lead: bool) -> list[p.Word]:
+    def decide(self, now: int, book: RunLog, may_lead: bool) -> list[p.Word]:
         """What there is to be said, if it is us who decide; when that is heard there may be more."""
         mesh = self._mesh
         if not may_lead or mesh.leads != mesh.me.life:
@@ -86,7 +86,7 @@ class Leading:
         if self.lead is None:
             if not mesh.may_begin_to_lead:
                 return []  # somebody may have decided what we have not heard, or may still decide
-            self.lead = Lead(mesh.me.life, self._facts, book)
+            self.lead = Leader(mesh.me.life, self._facts, book)
         if self.stop:
             self.lead.end(self.stop, now=True)
         if not self._has_begun(now):
@@ -102,7 +102,7 @@ class Leading:
 
     # ------------------------------------------------------------ judging
 
-    def is_to_weigh(self, now: int, book: Book) -> bool:
+    def is_to_weigh(self, now: int, book: RunLog) -> bool:
         """Weights are to be cut, to be judged."""
         if self.lead is None or not self._has_begun(now):
             return False

@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal import limits
-from shoal.strategies.peers.broadcast import Streams
-from shoal.strategies.peers.members import Member, all_know, have_heard
+from shoal.strategies.peers.broadcast import Broadcast
+from shoal.strategies.peers.members import PeerMember, all_know, have_heard
 from shoal.strategies.peers.partition_merge import rank
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import peers as p
 
 
-class Standing:
+class Liveness:
     """What the holder of a mesh may ask."""
 
-    def __init__(self, me: p.Peer, founders: Sequence[p.Peer], timing: Intervals = DEFAULT) -> None:
+    def __init__(self, me: p.Peer, founders: Sequence[p.Peer], timing: TimingSettings = DEFAULT) -> None:
         self.me, self.timing = me, timing
         self.gone: dict[str, str] = {}  # by life, and why; for good
-        self.streams = Streams()
+        self.streams = Broadcast()
         self.streams.heard[me.life] = 0
-        self.members = {one.life: Member(one, -1, True, patient=True, knows=True) for one in founders if one != me}
+        self.members = {one.life: PeerMember(one, -1, True, patient=True, knows=True) for one in founders if one != me}
         self._filled = True
         self._living: list[p.Peer] | None = None  # if that has not changed
         self._known: tuple[tuple[object, ...], bool] = ((), False)  # all know of all who are gone; as of these

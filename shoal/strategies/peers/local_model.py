@@ -21,17 +21,17 @@ from shoal.job import Job
 from shoal.models.learner import Data, Learner
 from shoal.models.linear import Floats
 from shoal.strategies.peers import kernels
-from shoal.training.local_model import Core
+from shoal.training.local_model import LocalModel
 
 Keys = npt.NDArray[np.uint64]
 _SCAN = 32  # all weights are compared unless there are so many times more than keys in the rows: those are sorted afterwards
 
 
-class PeerCore:
+class PeerLocalModel:
     """One peer's."""
 
     def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots) -> None:
-        self._core = Core(job, train, learner, slots)
+        self._core = LocalModel(job, train, learner, slots)
         self._slots, self._width = slots, learner.width
         self.size = learner.keys * learner.width
         self._shadow = self._flat()

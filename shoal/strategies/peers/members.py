@@ -16,7 +16,7 @@ from shoal.wire.messages import peers as p
 
 
 @dataclass(slots=True)
-class Member:
+class PeerMember:
     """Another peer."""
 
     peer: p.Peer
@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(slots=True, frozen=True)
-class About:
+class RunInfo:
     """What a newcomer must know of the run before it begins."""
 
     job: str = ""
@@ -45,7 +45,7 @@ class About:
     features: int = 0
 
 
-Members = dict[str, Member]
+Members = dict[str, PeerMember]
 Told = Collection[tuple[Mapping[str, int], Mapping[str, int]]]  # what each has heard, and what of that it only copied
 
 

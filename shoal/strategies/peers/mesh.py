@@ -19,11 +19,11 @@ from collections.abc import Sequence
 
 from shoal import limits
 from shoal.strategies.peers.broadcast import Delivery
-from shoal.strategies.peers.join import Donor, Newcomer, Numbers
-from shoal.strategies.peers.liveness import Standing
+from shoal.strategies.peers.join import Donor, ModelNumbers, Newcomer
+from shoal.strategies.peers.liveness import Liveness
 from shoal.strategies.peers.members import (
-    About,
-    Member,
+    PeerMember,
+    RunInfo,
     can_be,
     is_cut_short,
     turn,
@@ -31,13 +31,13 @@ from shoal.strategies.peers.members import (
 from shoal.strategies.peers.partition_merge import (
     SILENT,
     SMALLER,
-    Halves,
+    PartitionMerge,
     gives_way,
     is_over,
     rank,
 )
-from shoal.strategies.peers.validate import Fit
-from shoal.timing import DEFAULT, Intervals
+from shoal.strategies.peers.validate import MessageCheck
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
@@ -47,7 +47,7 @@ _UNTOLD = limits.PEER_WINDOW // 4
 CUT_SHORT = "it lacks words that nobody can hand on any more"
 
 
-class Mesh(Standing):
+class Mesh(Liveness):
     """One peer's part in it. Whoever holds it hands in what came, and carries out what is returned."""
 
     def __init__(
@@ -55,25 +55,25 @@ class Mesh(Standing):
         me: p.Peer,
         founders: Sequence[p.Peer] = (),
         *,
-        about: About | None = None,
-        timing: Intervals = DEFAULT,
+        about: RunInfo | None = None,
+        timing: TimingSettings = DEFAULT,
     ) -> None:
         super().__init__(me, founders, timing)
-        self.about = about or About()
-        self.fit: Fit | None = None  # what can be said at all; None: whatever it is
+        self.about = about or RunInfo()
+        self.fit: MessageCheck | None = None  # what can be said at all; None: whatever it is
         self.put_out = ""  # why this life is over
         self.ways: list[tuple[str, str]] = []  # then: names and addresses of whom to ask, for the next life
         self.counts: Counter[str] = Counter()
-        self.here: p.Here | None = None  # a newcomer's answer
+        self.here: p.PeerGreeting | None = None  # a newcomer's answer
         self._leaves = False
         self._newcomer: Newcomer | None = None
-        self._donor, self._numbers = Donor(), Numbers()
+        self._donor, self._numbers = Donor(), ModelNumbers()
         self._beat, self._dead_after = timing.heartbeat, timing.dead
         self._begun = self._last = self._woke = -1
         self._next_beat = self._next_look = self._told_heard = 0
         self._answered = 0  # when a newcomer was
         self._untold = 0  # words that came since we told what we have heard
-        self._halves = Halves(timing.called)
+        self._halves = PartitionMerge(timing.called)
 
     @classmethod
     def joining(
@@ -81,8 +81,8 @@ class Mesh(Standing):
         me: p.Peer,
         through: Sequence[tuple[str, str]],
         *,
-        about: About | None = None,
-        timing: Intervals = DEFAULT,
+        about: RunInfo | None = None,
+        timing: TimingSettings = DEFAULT,
     ) -> Mesh:
         """A newcomer, which asks these (name and address) in turn."""
         mesh = cls(me, about=about, timing=timing)
@@ -113,7 +113,7 @@ class Mesh(Standing):
     # ------------------------------------------------------------ what is said
 
     def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
-        self._leaves |= isinstance(word, p.Leaving)  # then the others may well hold us for gone
+        self._leaves |= isinstance(word, p.PeerLeaving)  # then the others may well hold us for gone
         number = self.streams.heard[self.me.life] + 1
         after = self._after(word)
         self.streams.take(now, Delivery(self.me.life, number, word, arrays, after))
@@ -123,7 +123,7 @@ class Mesh(Standing):
         """What must be heard before this word, or those who alone know it may die."""
         match word:
             # Nobody may learn that all is counted, and never what; nor take who owns for new, not having heard who did before.
-            case p.Halt() | p.Ended() | p.Owners():
+            case p.Halt() | p.PeersEnded() | p.OwnersChanged():
                 return self.version
             case p.Owned(parts):  # nobody may add to the weights what they never hear to have been learned
                 lives = dict.fromkeys(life for _, upto in parts for life in upto if life != self.me.life)
@@ -133,12 +133,12 @@ class Mesh(Standing):
     def heard_now(self) -> list[Delivery]:
         return self.streams.drain()
 
-    def _said(self, now: int, number: int, word: p.Word, after: p.Heard) -> p.Said:
+    def _said(self, now: int, number: int, word: p.Word, after: p.Heard) -> p.Relay:
         """With what we have heard, but not every time: it grows with the number of peers."""
         if now - self._told_heard < self._beat and self._untold < _UNTOLD * len(self.members):
-            return p.Said(self.me.life, number, word, {}, after)
+            return p.Relay(self.me.life, number, word, {}, after)
         self._told_heard, self._untold = now, 0
-        return p.Said(self.me.life, number, word, self.version, after)
+        return p.Relay(self.me.life, number, word, self.version, after)
 
     # ------------------------------------------------------------ events
 
@@ -150,16 +150,16 @@ class Mesh(Standing):
                 return self._tick(now)
             case Received(sender, p.Beat() as beat):
                 return self._beaten(now, sender, beat)
-            case Received(sender, p.Said() as said, arrays):
+            case Received(sender, p.Relay() as said, arrays):
                 return self._heard(now, sender, said, arrays)
             case Received(sender, p.Greet() as greet):
                 return self._greeted(sender, greet)
-            case Received(sender, p.Here() as here):
+            case Received(sender, p.PeerGreeting() as here):
                 return self._answer(now, here)
             case Received(sender, p.Fetch() as fetch):
                 known = self._filled and fetch.life in self.members and not self.put_out
                 return self._donor.fetch(fetch) if known else []
-            case Received(sender, p.Piece() as piece, arrays) if self._newcomer is not None and not self._filled:
+            case Received(sender, p.ModelPiece() as piece, arrays) if self._newcomer is not None and not self._filled:
                 known = sender in self.members and not self.put_out
                 return self._newcomer.piece(now, self.me.life, sender, piece, arrays) + self._fill(now) if known else []
         return None
@@ -232,7 +232,7 @@ class Mesh(Standing):
         self._told_heard, self._untold = now, 0
         return self._send_all(self._beat_now())
 
-    def _send_all(self, message: p.Beat | p.Said, arrays: Arrays = ()) -> list[Effect]:
+    def _send_all(self, message: p.Beat | p.Relay, arrays: Arrays = ()) -> list[Effect]:
         return [Send(life, message, arrays) for life in self.members]
 
     def _beaten(self, now: int, sender: str, beat: p.Beat) -> list[Effect]:
@@ -274,7 +274,7 @@ class Mesh(Standing):
             effects += self._newcomer.tick(now, self.me.life, self.members) + self._fill(now)
         return effects
 
-    def _is_cut_short(self, one: Member) -> bool:
+    def _is_cut_short(self, one: PeerMember) -> bool:
         """We lack what this one copied, and nobody can hand on: one of the two must begin anew.
 
         All must know who is gone: what they told to have heard of those is final then, but for what one of them can hand on.
@@ -290,7 +290,7 @@ class Mesh(Standing):
             is_cut_short(one.heard, copied, told, self.gone) for _, copied in told
         )
 
-    def _learn(self, now: int, one: Member, heard: p.Heard) -> list[Effect]:
+    def _learn(self, now: int, one: PeerMember, heard: p.Heard) -> list[Effect]:
         """This one has heard so much: send what it lacks."""
         one.learn(heard)
         if not self._filled or not one.filled:
@@ -302,7 +302,7 @@ class Mesh(Standing):
             its_turn = turn(self.members, self.me, self.gone, word.origin, word.number)
             if kept.may_send(now, one.peer.life, its_turn, self.timing):
                 effects.append(
-                    Send(one.peer.life, p.Said(word.origin, word.number, word.word, {}, word.after), word.arrays)
+                    Send(one.peer.life, p.Relay(word.origin, word.number, word.word, {}, word.after), word.arrays)
                 )
                 self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
                 if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
@@ -318,7 +318,7 @@ class Mesh(Standing):
             known = peer.life == self.me.life or peer.life in self.members or peer.life in self.gone
             if known or full or not can_be(peer):
                 continue
-            self.members[peer.life] = Member(peer, now)
+            self.members[peer.life] = PeerMember(peer, now)
             self.counts["entered"] += 1
             effects.append(Connect(peer.life, peer.address, mutual=True))
         return effects
@@ -390,7 +390,7 @@ class Mesh(Standing):
 
     # ------------------------------------------------------------ what came
 
-    def _heard(self, now: int, sender: str, said: p.Said, arrays: Arrays) -> list[Effect]:
+    def _heard(self, now: int, sender: str, said: p.Relay, arrays: Arrays) -> list[Effect]:
         if self.put_out or (self._newcomer is not None and self.here is None):
             return []
         if sender in self.gone:
@@ -419,10 +419,10 @@ class Mesh(Standing):
         peers = [self.me, *(one.peer for one in self.members.values())]
         about, gone, lost = self.about, dict(self.gone), self._halves.lost
         number = self._numbers.give(greet.comes, [one.number for one in peers]) if greet.comes else 0
-        here = p.Here(greet.request, about.job, about.rows, about.features, peers, gone, lost, number)
+        here = p.PeerGreeting(greet.request, about.job, about.rows, about.features, peers, gone, lost, number)
         return [Send(sender, here)]
 
-    def _answer(self, now: int, here: p.Here) -> list[Effect]:
+    def _answer(self, now: int, here: p.PeerGreeting) -> list[Effect]:
         answered = self.here is not None and bool(self.members)
         if self._newcomer is None or self._filled or answered or self.put_out:
             return []

@@ -25,12 +25,12 @@ from shoal.models.linear import Floats
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.messages.peers import (
-    Account,
     Greet,
-    Here,
+    ModelPiece,
     Peer,
-    Piece,
-    Stop,
+    PeerGreeting,
+    PeerStatus,
+    StopPeers,
     Watch,
     Weigh,
 )
@@ -41,7 +41,7 @@ _PIECE_WITHIN = 5.0  # seconds for one piece of a model
 Answer = TypeVar("Answer", bound=m.Message)
 
 
-class Watching:
+class PeerObserver:
     """One pair of eyes. Any thread may use it, one at a time."""
 
     def __init__(self, transport: Transport) -> None:
@@ -80,16 +80,16 @@ class Watching:
     def known(self) -> list[Peer]:
         return list(self._peers.values())
 
-    def greet(self, life: str, seconds: float, comes: str = "") -> Here:
+    def greet(self, life: str, seconds: float, comes: str = "") -> PeerGreeting:
         """Who is here, and what it is about, by the word of this one; ``comes``: for somebody who wants to take part."""
-        return self._ask("greet it", [life], lambda number: Greet(number, comes), Here, seconds)[1]
+        return self._ask("greet it", [life], lambda number: Greet(number, comes), PeerGreeting, seconds)[1]
 
-    def account(self, judged: int, seconds: float) -> Account:
+    def account(self, judged: int, seconds: float) -> PeerStatus:
         """How it stands, by the word of the one that leads if it speaks; raises Unanswered."""
         first = [life for life in self._peers if life == self.lead]
         others = [life for life in self._peers if life != self.lead]
         _, account = self._ask(
-            "say how the run stands", first + others, lambda number: Watch(number, judged), Account, seconds
+            "say how the run stands", first + others, lambda number: Watch(number, judged), PeerStatus, seconds
         )
         self.lead = account.lead
         return account
@@ -107,7 +107,7 @@ class Watching:
         with self._lock:
             if not self._closed and life in self._peers:
                 self._request += 1
-                self._transport.send(life, Stop(self._request, why, leave, ended), ())
+                self._transport.send(life, StopPeers(self._request, why, leave, ended), ())
                 self._transport.flush()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Watching:
         found, state, piece, pieces = [], b"", 0, 1
         while piece < pieces:
             message = make(request, piece)
-            _, part, arrays = self._exchange("give its model", [life], message, Piece, _PIECE_WITHIN, piece, ended)
+            _, part, arrays = self._exchange("give its model", [life], message, ModelPiece, _PIECE_WITHIN, piece, ended)
             pieces = part.pieces
             state = state or part.state
             found += [np.array(array, np.float32) for array in arrays]
@@ -171,7 +171,7 @@ class Watching:
                     again, asked = now + _AGAIN, asked + 1
                 for event in self._transport.receive(max(0.0, min(again, deadline) - now)):
                     answer = event.message
-                    if isinstance(answer, m.No) and answer.kind == "version":
+                    if isinstance(answer, m.Refusal) and answer.kind == "version":
                         raise Invalid(f"{event.sender} speaks another version of shoal: {answer.reason}")
                     same = getattr(answer, "request", None) == getattr(question, "request", 0)
                     if same and isinstance(answer, kind) and piece in (None, getattr(answer, "piece", None)):

@@ -21,8 +21,8 @@ import numpy as np
 from shoal import limits
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.replica import Change
-from shoal.strategies.peers.run_log import Book
-from shoal.timing import DEFAULT, Intervals
+from shoal.strategies.peers.run_log import RunLog
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Effect, Send
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
@@ -34,7 +34,7 @@ OPEN = 16  # contributions on their way; then what is learned is added to the ne
 
 
 @dataclass(slots=True)
-class Sent:
+class UnconfirmedShare:
     """A contribution that is not in every part yet."""
 
     number: int
@@ -46,7 +46,7 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Gathered:
+class GatheredShares:
     """What came for an owner's parts, and was not told yet."""
 
     since: int = -1
@@ -55,35 +55,35 @@ class Gathered:
     parts: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
-class Owning:
+class Ownership:
     """One peer's part in it: as a contributor, and as an owner."""
 
-    def __init__(self, me: str, parts: int, keys: int, timing: Intervals = DEFAULT) -> None:
+    def __init__(self, me: str, parts: int, keys: int, timing: TimingSettings = DEFAULT) -> None:
         self._me, self._parts, self._timing = me, parts, timing
         self._bounds = np.array([-(-part * keys // parts) for part in range(parts + 1)], np.uint64)
         self._number = 0
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, UnconfirmedShare] = {}
         self._mine = [0] * parts  # by part: up to which contribution of ours it is in what all have
         self._begun = 0  # the version of the owners with which we began to take what comes
         self._has: list[dict[str, int]] = [{} for _ in range(parts)]  # as an owner: up to which contribution of each
         self._early: dict[
-            str, dict[int, tuple[p.Share, Arrays]]
+            str, dict[int, tuple[p.OwnedShare, Arrays]]
         ] = {}  # came before what goes before them, or before we began
-        self._gathered = Gathered()
+        self._gathered = GatheredShares()
         self._yielded = 0
 
     # ------------------------------------------------------------ who owns what
 
-    def choose(self, book: Book, living: Sequence[str]) -> p.Owners | None:
+    def choose(self, book: RunLog, living: Sequence[str]) -> p.OwnersChanged | None:
         """The one that leads: others than those who own now, or nothing."""
         known = [] if book.owners is None else [*book.owners.lives, *book.owners.others]
         if not living or sorted(set(known)) == sorted(living):
             return None
         lives = [living[part * len(living) // self._parts] for part in range(self._parts)]
         version = 1 if book.owners is None else book.owners.version + 1
-        return p.Owners(version, lives, [life for life in living if life not in lives])
+        return p.OwnersChanged(version, lives, [life for life in living if life not in lives])
 
-    def is_closed(self, life: str, book: Book, living: Sequence[str]) -> bool:
+    def is_closed(self, life: str, book: RunLog, living: Sequence[str]) -> bool:
         """Of one that is gone: nothing of it can come into any part any more."""
         owners = book.owners
         if owners is None or life not in book.since:
@@ -92,7 +92,7 @@ class Owning:
             return False
         return all(book.yielded.get(one, 0) >= owners.version for one in living if one in book.since)
 
-    def _begins(self, book: Book, mesh: Mesh) -> bool:
+    def _begins(self, book: RunLog, mesh: Mesh) -> bool:
         """All that owned before have told all they had."""
         owners = book.owners
         if owners is None:
@@ -115,10 +115,10 @@ class Owning:
         """What was learned; its number."""
         self._number += 1
         cuts = np.searchsorted(change[0], self._bounds).tolist()
-        self._sent[self._number] = Sent(self._number, change, cuts)
+        self._sent[self._number] = UnconfirmedShare(self._number, change, cuts)
         return self._number
 
-    def send(self, now: int, book: Book) -> list[Effect]:
+    def send(self, now: int, book: RunLog) -> list[Effect]:
         """What owners have not told to be in, at first and again after a while; to new owners at once."""
         owners = book.owners
         if owners is None:
@@ -131,7 +131,7 @@ class Owning:
             sent.wait = first if sent.version != owners.version else min(2 * sent.wait, most)
             sent.at, sent.version = now, owners.version
             for owner, parts in self._lacking(sent.number, owners):
-                message = p.Share(self._me, sent.number, owners.version, parts)
+                message = p.OwnedShare(self._me, sent.number, owners.version, parts)
                 arrays = _cut(sent, parts)
                 if owner == self._me:
                     self.share(now, message, arrays, book)
@@ -139,7 +139,7 @@ class Owning:
                     effects.append(Send(owner, message, arrays))
         return effects
 
-    def _lacking(self, number: int, owners: p.Owners) -> Iterator[tuple[str, list[int]]]:
+    def _lacking(self, number: int, owners: p.OwnersChanged) -> Iterator[tuple[str, list[int]]]:
         found: dict[str, list[int]] = {}
         for part, owner in enumerate(owners.lives):
             if self._mine[part] < number:
@@ -172,7 +172,7 @@ class Owning:
 
     # ------------------------------------------------------------ owning
 
-    def share(self, now: int, share: p.Share, arrays: Arrays, book: Book) -> None:
+    def share(self, now: int, share: p.OwnedShare, arrays: Arrays, book: RunLog) -> None:
         """A contribution came. What is not the next one of its peer waits, or comes again."""
         if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]) or share.version < self._yielded:
             return
@@ -181,7 +181,7 @@ class Owning:
             early[share.number] = (share, arrays)
         self._take_early(now, share.life, book)
 
-    def _take_early(self, now: int, life: str, book: Book) -> None:
+    def _take_early(self, now: int, life: str, book: RunLog) -> None:
         """Nothing of which we have not heard that it was learned: of one that dies then, nobody would know what is in the weights."""
         owners = book.owners
         if owners is None or owners.version != self._begun or life not in (*owners.lives, *owners.others):
@@ -211,7 +211,7 @@ class Owning:
             if first < stop:
                 gathered.changes.append((keys[first:stop], values[first:stop]))
 
-    def words(self, now: int, book: Book, mesh: Mesh, hurry: bool) -> list[tuple[p.Word, Arrays]]:
+    def words(self, now: int, book: RunLog, mesh: Mesh, hurry: bool) -> list[tuple[p.Word, Arrays]]:
         """What there is to be told as an owner."""
         found: list[tuple[p.Word, Arrays]] = []
         gathered, owners = self._gathered, book.owners
@@ -219,7 +219,7 @@ class Owning:
         full = gathered.came >= len(mesh.living)
         ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or full or hurry) and mesh.may_say
         if gathered.since >= 0 and (yields or ripe):
-            self._gathered = Gathered()
+            self._gathered = GatheredShares()
             found.append((p.Owned(sorted(gathered.parts.items())), _added(gathered.changes)))
         if yields and owners is not None:
             self._yielded, self._begun = owners.version, 0
@@ -227,7 +227,7 @@ class Owning:
                 found.append((p.Yielded(owners.version), ()))
         return found
 
-    def begin(self, now: int, book: Book, mesh: Mesh) -> None:
+    def begin(self, now: int, book: RunLog, mesh: Mesh) -> None:
         """Take what comes, if we own something now and all who owned before have told what they had."""
         owners = book.owners
         if owners is not None and self._begun < owners.version == self._yielded and self._begins(book, mesh):
@@ -258,7 +258,7 @@ def _alike(found: Sequence[tuple[int, tuple[int, int]]]) -> list[tuple[tuple[int
     return pieces
 
 
-def _cut(sent: Sent, parts: Sequence[int]) -> Change:
+def _cut(sent: UnconfirmedShare, parts: Sequence[int]) -> Change:
     """Those keys of a contribution that are in these parts."""
     keys, values = sent.change
     runs = [one for _, one in _alike([(part, (0, 0)) for part in parts])]

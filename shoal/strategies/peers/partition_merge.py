@@ -44,7 +44,7 @@ def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:
     return len(side), -first.number, first.life
 
 
-class Halves:
+class PartitionMerge:
     """Those who are gone and may be there still, as one peer knows them."""
 
     def __init__(self, called: int = DEFAULT.called) -> None:

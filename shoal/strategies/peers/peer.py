@@ -24,22 +24,22 @@ from shoal import limits
 from shoal.errors import ShoalError
 from shoal.schedule.runs import Runs
 from shoal.strategies.peers.broadcast import Delivery
-from shoal.strategies.peers.compute import AtWork, Moment, Under
-from shoal.strategies.peers.leader import Facts
-from shoal.strategies.peers.leadership import Judge, Leading
+from shoal.strategies.peers.compute import ComputeMoment, PeerCompute, SlotUnderway
+from shoal.strategies.peers.leader import PeerFacts
+from shoal.strategies.peers.leadership import Judge, Leadership
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.ownership import Owning
-from shoal.strategies.peers.queries import Answers, account
+from shoal.strategies.peers.ownership import Ownership
+from shoal.strategies.peers.queries import PeerQueries, account
 from shoal.strategies.peers.replica import (
     Change,
     Floats,
-    Found,
-    Hold,
     Replica,
-    Visit,
+    ReplicaHold,
+    SlotResult,
+    SlotVisit,
 )
-from shoal.strategies.peers.run_log import Book, State
-from shoal.strategies.peers.validate import Fit
+from shoal.strategies.peers.run_log import RunLog, RunLogState
+from shoal.strategies.peers.validate import MessageCheck
 from shoal.wire.effects import Computed, Effect, Event, Received, Send, Stored, Wake
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
@@ -57,11 +57,11 @@ class PeerNode:
         self,
         mesh: Mesh,
         replica: Replica,
-        facts: Facts,
+        facts: PeerFacts,
         judge: Judge,
         *,
-        begin: State | None = None,
-        hold: Hold | None = None,
+        begin: RunLogState | None = None,
+        hold: ReplicaHold | None = None,
         link: float = 0.0,
         traffic: Traffic = lambda: (0, 0),
         keys: int = 0,
@@ -73,16 +73,16 @@ class PeerNode:
         """
         self.name, self.mesh, self.facts = mesh.me.life, mesh, facts
         self._parts = parts if facts.owned else 0
-        mesh.fit = Fit(keys, facts.limit[0], facts.slots.batch, self._parts)
-        self.book = Book(begin, self._parts)
+        mesh.fit = MessageCheck(keys, facts.limit[0], facts.slots.batch, self._parts)
+        self.book = RunLog(begin, self._parts)
         self.why = ""  # why it left; empty: in order, or it did not
-        self.owning = Owning(self.name, parts, keys, mesh.timing) if facts.owned else None
-        self.work = AtWork(replica, facts, hold)
+        self.owning = Ownership(self.name, parts, keys, mesh.timing) if facts.owned else None
+        self.work = PeerCompute(replica, facts, hold)
         self.left = False  # it said that it leaves
         self.may_go = False  # nobody needs anything of it any more, or so much time has passed that nobody will ask
         self.put_out = ""  # the others hold it for gone: begin a new life, with what ``rest`` says
-        self._traffic, self._answers = traffic, Answers()
-        self._leading = Leading(
+        self._traffic, self._answers = traffic, PeerQueries()
+        self._leading = Leadership(
             mesh, facts, judge, self._answers, self.owning, begin.seconds if begin is not None else 0.0
         )
         self._link = round(link * limits.SECOND)
@@ -106,7 +106,7 @@ class PeerNode:
         """All that are here, for whoever must find them again."""
         return [one.peer for one in self.mesh.members.values()]
 
-    def rest(self, now: int) -> tuple[State, p.Heard]:
+    def rest(self, now: int) -> tuple[RunLogState, p.Heard]:
         """Of one that was put out: its book, and what its model has heard."""
         return self.book.state(self._leading.seconds(now)), self.mesh.version
 
@@ -138,9 +138,9 @@ class PeerNode:
                 return [Send(sender, self.account(now, watch))] if self.mesh.filled else []
             case Received(sender, p.Weigh() as weigh):
                 return self._answers.weigh(sender, weigh) if self.mesh.filled else []
-            case Received(_, p.Stop() as stop):
+            case Received(_, p.StopPeers() as stop):
                 return self._stopped(now, stop)
-            case Received(sender, p.Share() as share, arrays):
+            case Received(sender, p.OwnedShare() as share, arrays):
                 return self._share(now, sender, share, arrays)
         return self.mesh.handle(now, event) or []
 
@@ -174,8 +174,8 @@ class PeerNode:
 
     def _adopt(self, now: int, packed: bytes, slab: Floats) -> None:
         """A newcomer's first model."""
-        state = msgspec.msgpack.decode(packed, type=State)
-        self.book, self._leading.lead = Book(state, self._parts), None
+        state = msgspec.msgpack.decode(packed, type=RunLogState)
+        self.book, self._leading.lead = RunLog(state, self._parts), None
         self.work.model = slab
         if state.judged:
             self._leading.set_clock(now, state.seconds)
@@ -204,16 +204,16 @@ class PeerNode:
                     self.work.inbox.append((arrays[0], arrays[1]))
             case p.Owned() if self.owning is not None and len(arrays) == 2:
                 self.work.inbox += self.owning.owned(word, (arrays[0], arrays[1]))
-            case p.Dealt(slots):
+            case p.SlotsDealt(slots):
                 self._leading.set_clock(now, 0.0)
                 if self.book.halt is None and not self.left:
                     self._dealt([runs for life, runs in slots if life == self.name])
-            case p.Judged():
+            case p.EvaluationDone():
                 if word.now:  # its clock may be ahead of ours
                     self._leading.set_clock(now, word.now)
             case p.Halt():
                 self.work.drop()
-            case p.Leaving(why) if origin != self.name:
+            case p.PeerLeaving(why) if origin != self.name:
                 return self.mesh.tell_ended(now, origin, why)
         return []
 
@@ -244,7 +244,7 @@ class PeerNode:
         if self.owning is not None:
             todo.owned, todo.without = True, self.owning.pending() if todo.copy else []
         state = book.state(self._leading.seconds(now)) if todo.copy else None
-        moment = Moment(self.mesh.version, state, book.done, book.rows, book.loss, self._others, wanted)
+        moment = ComputeMoment(self.mesh.version, state, book.done, book.rows, book.loss, self._others, wanted)
         return [self.work.start(now, todo, moment)]
 
     def _computed(self, now: int, token: int, found: Any, error: BaseException | None) -> list[Effect]:
@@ -253,7 +253,7 @@ class PeerNode:
             return []
         if error is not None:
             return self._failed(now, error)
-        assert isinstance(found, Found)
+        assert isinstance(found, SlotResult)
         self.work.learned(now, under, found.rows, found.loss)
         if self.mesh.put_out:
             return []
@@ -270,7 +270,7 @@ class PeerNode:
             effects += self._hand(now, under, found.slab)
         return effects
 
-    def _tell(self, now: int, change: Change, moment: Moment) -> list[Effect]:
+    def _tell(self, now: int, change: Change, moment: ComputeMoment) -> list[Effect]:
         """Say what was learned, and what it changed."""
         word = self.work.word(self._traffic(), self._others)
         if self.owning is not None:
@@ -287,11 +287,11 @@ class PeerNode:
         moment.said.append(word)
         return effects + self._say(now, word, (keys[last:], values[last:]))
 
-    def _hand(self, now: int, under: Under, slab: Floats) -> list[Effect]:
+    def _hand(self, now: int, under: SlotUnderway, slab: Floats) -> list[Effect]:
         """A copy with the version that is in it: what was heard when the visit began, and what we have said since."""
         moment = under.moment
         assert moment.state is not None
-        book = Book(moment.state, self._parts)
+        book = RunLog(moment.state, self._parts)
         for word in moment.said:
             book.take(self.name, word)
         version = {**moment.version, self.name: moment.version.get(self.name, 0) + len(moment.said)}
@@ -302,7 +302,7 @@ class PeerNode:
             effects += self.mesh.hand(now, life, state, flat, version)
         return effects
 
-    def _share(self, now: int, sender: str, share: p.Share, arrays: Arrays) -> list[Effect]:
+    def _share(self, now: int, sender: str, share: p.OwnedShare, arrays: Arrays) -> list[Effect]:
         fit = self.mesh.fit
         if self.owning is None or self.left or sender not in self.mesh.members or share.life != sender:
             return []
@@ -327,7 +327,7 @@ class PeerNode:
 
     # ------------------------------------------------------------ the end
 
-    def _stopped(self, now: int, stop: p.Stop) -> list[Effect]:
+    def _stopped(self, now: int, stop: p.StopPeers) -> list[Effect]:
         if stop.ended:
             return self.mesh.tell_ended(now, stop.ended, stop.why)
         if stop.leave:
@@ -355,7 +355,7 @@ class PeerNode:
 
     def _go(self, now: int, why: str, back: Runs) -> list[Effect]:
         self.left, self._leading.lead, self.why, self._over_at = True, None, why, now
-        return self._say(now, p.Leaving(why, back))
+        return self._say(now, p.PeerLeaving(why, back))
 
     def _failed(self, now: int, error: BaseException) -> list[Effect]:
         """It cannot compute: the others go on without it. If there is nobody else, that is the end of the run."""
@@ -383,7 +383,7 @@ class PeerNode:
             return []
         add, self.work.inbox = self.work.inbox, []
         restore, self.work.model = self.work.model, None
-        return [self.work.start(now, Visit(restore=restore, add=add, take=True), Moment())]
+        return [self.work.start(now, SlotVisit(restore=restore, add=add, take=True), ComputeMoment())]
 
     def _look_whether_over(self, now: int) -> None:
         if self.ended and self._over_at is None:
@@ -393,7 +393,7 @@ class PeerNode:
         quiet = self.mesh.is_quiet if self.ended else not self.mesh.unheard
         self.may_go = (quiet and self.work.is_idle) or now - self._over_at > self.mesh.timing.drain
 
-    def account(self, now: int, watch: p.Watch) -> p.Account:
+    def account(self, now: int, watch: p.Watch) -> p.PeerStatus:
         """How the run stands, as far as we have heard."""
         limit, per_pass = self.facts.limit[0], self.facts.slots.per_pass
         seconds, is_closed = self._leading.seconds(now), self._leading.view(self.book).is_closed

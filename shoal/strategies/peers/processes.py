@@ -23,16 +23,16 @@ from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, StartFailed
 from shoal.events import counted
 from shoal.job import Job
-from shoal.launch.forkserver import Setup
+from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.local import START_WITHIN
-from shoal.launch.process_main import Orders, sweep
-from shoal.launch.process_pool import DONE, Children
+from shoal.launch.process_main import ProcessOrders, sweep
+from shoal.launch.process_pool import DONE, ProcessPool
 from shoal.launch.processes import short_folder
 from shoal.strategies.peers.worker import (
     Founders,
-    Life,
-    Made,
-    PeerWork,
+    PeerIncarnation,
+    PeerParts,
+    PeerSpec,
     life_of,
     live,
     work_of,
@@ -46,7 +46,7 @@ MAIN = "shoal.strategies.peers.worker"
 Ended = Callable[[str, str], None]  # name of a peer, and why: on a thread that nobody waits for
 
 
-class Crew(Protocol):
+class PeerCrew(Protocol):
     """Peers that were started here."""
 
     peers: dict[str, Peer]  # by name, as they came up
@@ -67,9 +67,9 @@ class Crew(Protocol):
     def close(self) -> None: ...
 
 
-def crew_of(job: Job, dataset: Dataset, kept: Path | None, ended: Ended) -> Crew:
+def crew_of(job: Job, dataset: Dataset, kept: Path | None, ended: Ended) -> PeerCrew:
     work = work_of(job, dataset, kept)
-    return ThreadCrew(work, ended) if job.launch.how == "threads" else ProcessCrew(job, work, ended)
+    return PeerThreadCrew(work, ended) if job.launch.how == "threads" else PeerProcessCrew(job, work, ended)
 
 
 def name_of(number: int) -> str:
@@ -80,17 +80,17 @@ def _eyes() -> str:
     return f"home-{secrets.token_hex(4)}"
 
 
-class ProcessCrew:
+class PeerProcessCrew:
     """Each is a process."""
 
-    def __init__(self, job: Job, work: PeerWork, ended: Ended) -> None:
+    def __init__(self, job: Job, work: PeerSpec, ended: Ended) -> None:
         self._job, self._work, self._ended = job, work, ended
         self.peers: dict[str, Peer] = {}
         self.failed: dict[str, str] = {}
         self._lives: dict[str, str] = {}  # by name
         # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
         self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
-        self._children = Children(lambda name, why: None, self._on_ended)
+        self._children = ProcessPool(lambda name, why: None, self._on_ended)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -103,7 +103,7 @@ class ProcessCrew:
     def start(self, count: int) -> list[Peer]:
         """So many, who know of each other and begin; one that dies before that is left out."""
         deadline = time.monotonic() + START_WITHIN
-        setup = Setup(os.getpid(), self._folder, list(self._job.launch.modules), sys.path)
+        setup = ForkserverSetup(os.getpid(), self._folder, list(self._job.launch.modules), sys.path)
         self._children.start(setup, "peers")
         self._children.wait_until_settled(deadline)
         for number in range(count):
@@ -150,7 +150,7 @@ class ProcessCrew:
         work = msgspec.structs.replace(self._work, number=number, life=life_of(name), through=list(through))
         bind = "tcp://127.0.0.1:*" if self._job.launch.transport == "tcp" else f"ipc://{self._folder}/{work.life}"
         facts = msgspec.to_builtins(work)
-        self._children.order(Orders(name, MAIN, "", bind, "", self._folder, facts, inbox=True))
+        self._children.order(ProcessOrders(name, MAIN, "", bind, "", self._folder, facts, inbox=True))
         self._lives[name] = work.life
 
     def _note(self, number: int) -> Peer:
@@ -162,10 +162,10 @@ class ProcessCrew:
         self._ended(name, "" if why == DONE else why)
 
 
-class ThreadCrew:
+class PeerThreadCrew:
     """Each is a thread, with threads of its own to compute and to judge."""
 
-    def __init__(self, work: PeerWork, ended: Ended) -> None:
+    def __init__(self, work: PeerSpec, ended: Ended) -> None:
         self._work, self._ended = work, ended
         self.peers: dict[str, Peer] = {}
         self.failed: dict[str, str] = {}
@@ -204,10 +204,10 @@ class ThreadCrew:
         if late := self.here:
             print(f"shoal: {counted(len(late), 'thread')} did not end: {', '.join(late)}", file=sys.stderr)
 
-    def _life(self, number: int) -> Life:
-        return Life(Made(msgspec.structs.replace(self._work, number=number)), self._hub.open)
+    def _life(self, number: int) -> PeerIncarnation:
+        return PeerIncarnation(PeerParts(msgspec.structs.replace(self._work, number=number)), self._hub.open)
 
-    def _begin(self, life: Life, founders: list[Peer], through: list[tuple[str, str]]) -> None:
+    def _begin(self, life: PeerIncarnation, founders: list[Peer], through: list[tuple[str, str]]) -> None:
         name = life.me.name
         self.peers[name] = life.me
 

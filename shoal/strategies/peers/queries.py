@@ -13,7 +13,7 @@ import numpy as np
 from shoal import limits
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.replica import Floats
-from shoal.strategies.peers.run_log import PARTLY, TOLD, Book
+from shoal.strategies.peers.run_log import PARTLY, TOLD, RunLog
 from shoal.wire.effects import Effect, Send
 from shoal.wire.messages import peers as p
 
@@ -21,7 +21,7 @@ _FLOATS = limits.PIECE_BYTES // 4
 _WHO = 8  # that are served at the same time
 
 
-class Answers:
+class PeerQueries:
     """One peer's."""
 
     def __init__(self) -> None:
@@ -50,7 +50,9 @@ class Answers:
         if not asked.whole:
             weights = self._weights.get(asked.number)
             return [
-                _piece(sender, asked, weights) if weights is not None else Send(sender, p.Piece(asked.request, 0, 0))
+                _piece(sender, asked, weights)
+                if weights is not None
+                else Send(sender, p.ModelPiece(asked.request, 0, 0))
             ]
         found = self._copies.get(sender)
         if found is not None and found[0] == asked.request:
@@ -75,12 +77,12 @@ def _piece(to: str, asked: p.Weigh, found: Floats, state: bytes = b"", version: 
     pieces = max(1, -(-found.size // _FLOATS))
     part = found[asked.piece * _FLOATS : (asked.piece + 1) * _FLOATS]
     first = asked.piece == 0
-    piece = p.Piece(asked.request, asked.piece, pieces, (version or {}) if first else {}, state if first else b"")
+    piece = p.ModelPiece(asked.request, asked.piece, pieces, (version or {}) if first else {}, state if first else b"")
     return Send(to, piece, (part,))
 
 
 def account(
-    book: Book,
+    book: RunLog,
     mesh: Mesh,
     watch: p.Watch,
     limit: int,
@@ -88,14 +90,14 @@ def account(
     seconds: float,
     moved: tuple[int, int],
     is_closed: Callable[[str], bool],
-) -> p.Account:
+) -> p.PeerStatus:
     """How it stands, as far as one peer has heard."""
     bytes_moved = {**book.moved, mesh.me.life: moved}
     counts = {name: number for name, number in book.counts.items() if number}
     if partly := book.partly(is_closed):
         counts[PARTLY] = partly
     over = book.ended.why if book.ended is not None else book.halt.why if book.halt is not None else ""
-    return p.Account(
+    return p.PeerStatus(
         watch.request,
         mesh.leads,
         [mesh.me, *(one.peer for one in mesh.members.values())],
@@ -117,6 +119,6 @@ def account(
     )
 
 
-def _after(judged: Sequence[p.Judged], known: int) -> list[p.Judged]:
+def _after(judged: Sequence[p.EvaluationDone], known: int) -> list[p.EvaluationDone]:
     """Those from this number on, as many as one message holds."""
     return [one for one in judged if one.number >= known][:TOLD]

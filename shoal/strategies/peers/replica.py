@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import limits
-from shoal.emulation import Pace
+from shoal.emulation import Slowdown
 from shoal.errors import BadValues
 from shoal.schedule.runs import Runs
 
@@ -46,7 +46,7 @@ class Replica(Protocol):
 
 
 @dataclass(slots=True)
-class Visit:
+class SlotVisit:
     """What is to be done, in this order."""
 
     restore: Floats | None = None
@@ -61,7 +61,7 @@ class Visit:
 
 
 @dataclass(slots=True)
-class Found:
+class SlotResult:
     """What came of it."""
 
     loss: float = 0.0
@@ -71,9 +71,9 @@ class Found:
     slab: Floats | None = None
 
 
-def visit(replica: Replica, todo: Visit, hold: Hold | None) -> Found:
+def visit(replica: Replica, todo: SlotVisit, hold: ReplicaHold | None) -> SlotResult:
     """``hold`` emulates that rows take longer than they do."""
-    found = Found()
+    found = SlotResult()
     if hold is not None and not todo.goes_on:
         hold.begin()
     if todo.restore is not None:
@@ -109,14 +109,14 @@ def _copy(replica: Replica, without: Sequence[Change]) -> Floats:
     return slab
 
 
-class Hold:
+class ReplicaHold:
     """Makes rows take as long as they are to be emulated, without drift: what one wait took too long the next is shorter by.
 
     ``clock`` in nanoseconds and ``wait`` for seconds are handed in. Where visits follow each other, what lies between them is part of
     the time that rows take.
     """
 
-    def __init__(self, pace: Pace, clock: Callable[[], int], wait: Callable[[float], object]) -> None:
+    def __init__(self, pace: Slowdown, clock: Callable[[], int], wait: Callable[[float], object]) -> None:
         self._pace, self._clock, self._wait = pace, clock, wait
         self._since = clock()
         self._over = 0.0  # seconds that were waited for too long

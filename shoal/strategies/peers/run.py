@@ -26,21 +26,21 @@ from shoal.inspect.status import ADDRESS
 from shoal.job import Job
 from shoal.launch.process_main import state_of
 from shoal.models.linear import Floats, Linear
-from shoal.nodes.evaluator import Judged
+from shoal.nodes.evaluator import Judgement
 from shoal.strategies.peers.checkpoint import check_left, keep
-from shoal.strategies.peers.events import LEFT, Story
-from shoal.strategies.peers.observer import Watching
+from shoal.strategies.peers.events import LEFT, PeerEvents
+from shoal.strategies.peers.observer import PeerObserver
 from shoal.strategies.peers.partition_merge import is_over
-from shoal.strategies.peers.processes import Crew, crew_of
+from shoal.strategies.peers.processes import PeerCrew, crew_of
 from shoal.strategies.peers.settings import PeerToPeer
-from shoal.training.best_model import Best
-from shoal.training.local_checkpoint import Keeper, Kept
+from shoal.training.best_model import BestModel
+from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints
 from shoal.training.preflight import check
-from shoal.training.result import Outcome
-from shoal.training.underway import Start
-from shoal.wire.messages import Course
+from shoal.training.result import RunResult
+from shoal.training.underway import RunStart
+from shoal.wire.messages import RunProgress
 from shoal.wire.messages import peers as p
-from shoal.wire.messages.peers import Account, Peer
+from shoal.wire.messages.peers import Peer, PeerStatus
 
 _LOOK = 0.1  # seconds between two looks
 _ANSWER = 1.0  # seconds: who does not say how it stands by then is passed over, for now
@@ -58,7 +58,7 @@ class PeerRun:
         dataset: Dataset,
         listener: Callable[[RunEvent], None],
         folder: Path | None = None,
-        kept: Kept | None = None,
+        kept: LocalCheckpoint | None = None,
     ) -> None:
         """With ``kept``, what a former life of the run has left, it goes on from there."""
         assert isinstance(job.strategy, PeerToPeer)
@@ -69,28 +69,28 @@ class PeerRun:
         self.learner = check(job, dataset)
         self.job, self.dataset, self._listener, self._folder = job, dataset, listener, folder
         self._slots = Slots(dataset.train.rows, job.data.batch, job.seed)
-        self.story = Story(job, self._slots, listener)
+        self.story = PeerEvents(job, self._slots, listener)
         start = self.learner.start()
-        self._keeper = Keeper(folder, job, "" if start is None else start[1], listener)
-        self._best: Best | None = None
+        self._keeper = LocalCheckpoints(folder, job, "" if start is None else start[1], listener)
+        self._best: BestModel | None = None
         if folder is not None and job.stop.keeps_best:
-            self._best = Best(folder / "best.safetensors", self.learner, listener)
-        self._kept: dict[bool, Judged] = {}  # by whether it is the best: the last that was copied, and the best
+            self._best = BestModel(folder / "best.safetensors", self.learner, listener)
+        self._kept: dict[bool, Judgement] = {}  # by whether it is the best: the last that was copied, and the best
         if kept is not None:
             check_left(kept, self._slots.per_pass)
             self.story.goes_on_from(kept.facts.standing.evaluations, kept.facts.standing.seconds)
             if self._best is not None and (found := self._best.read()) is not None:
                 self._kept[True] = found
-        self._crew: Crew = crew_of(job, dataset, None if kept is None else kept.path, self._ended)
+        self._crew: PeerCrew = crew_of(job, dataset, None if kept is None else kept.path, self._ended)
         self._ends: deque[tuple[str, str]] = deque()  # names of peers of ours whose process ended, and why
         self._news = threading.Event()
-        self._watching: Watching | None = None
+        self._watching: PeerObserver | None = None
         self._began = False
         self._why, self._failed, self._over = "", False, False
         self._interrupted = False
         self._silent_since = math.inf
         self._reminded = 0
-        self._to_copy: deque[p.Judged] = deque()
+        self._to_copy: deque[p.EvaluationDone] = deque()
         self.final: dict[str, Floats] = {}  # weights of each peer at the end, by name; if ``compare`` is set
         self.compare = False
 
@@ -100,7 +100,7 @@ class PeerRun:
         try:
             self.learner.settle()
             founders = self._crew.start(self.job.workers)
-            self._watching = Watching(self._crew.eyes())
+            self._watching = PeerObserver(self._crew.eyes())
             self._watching.meet(founders)
             self._write_address(founders[0])
         except BaseException:
@@ -165,15 +165,15 @@ class PeerRun:
     # ------------------------------------------------------------ how it goes
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         return self.story.course(self._why, self._failed, self._over, self._counts())
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         account, story = self.story.account, self.story
         judged = self._kept.get(self.job.stop.keeps_best or self._failed) or self._kept.get(False)
         sent, received = account.moved if account else (0, 0)
         done = account.done if account else 0
-        return Outcome(
+        return RunResult(
             judged,
             self._why or "interrupted",
             self._failed or not self._over,
@@ -187,7 +187,7 @@ class PeerRun:
             self._counts(),
         )
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> RunResult | None:
         """Until it is over; None if ``seconds`` have passed first: then it may be waited for again."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         self._begin()
@@ -200,7 +200,7 @@ class PeerRun:
                 self._news.clear()
         return self.outcome()
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         """The peers are told; they finish what they are at, and the model is judged. Whoever takes too long is left behind."""
         deadline = time.monotonic() + limits.DRAIN / limits.SECOND
         asked, self._interrupted = 0.0, True
@@ -220,7 +220,7 @@ class PeerRun:
     # ------------------------------------------------------------ looking
 
     @property
-    def _eyes(self) -> Watching:
+    def _eyes(self) -> PeerObserver:
         assert self._watching is not None, "not begun"
         return self._watching
 
@@ -307,7 +307,7 @@ class PeerRun:
                 continue  # with whoever judged it: the next one is copied
             loss = math.inf if one.loss is None else one.loss
             weights = flat if isinstance(self.job.model, Linear) else flat.reshape(-1, self.learner.width)
-            judged = Judged(one.number, weights, loss, one.metrics)
+            judged = Judgement(one.number, weights, loss, one.metrics)
             self._kept[False] = judged
             if one.best:
                 self._kept[True] = judged
@@ -325,7 +325,7 @@ class PeerRun:
         if self._lives():
             self._warn("cannot keep the run: no peer gave its model in time")
 
-    def _end(self, account: Account) -> None:
+    def _end(self, account: PeerStatus) -> None:
         self._why, self._failed = account.over, account.failed
         if (self._keeper.has_some or self._interrupted) and not self._failed:
             self._keep()
@@ -377,7 +377,7 @@ class PeerRun:
         self._listener(Warned(seconds=self.story.seconds, what=what))
 
 
-def open_run(start: Start, begin: Callable[[], None]) -> PeerRun:
+def open_run(start: RunStart, begin: Callable[[], None]) -> PeerRun:
     """The run, not yet begun."""
     run = PeerRun(start.job, start.dataset, start.listener, start.folder, start.resume)
     begin()

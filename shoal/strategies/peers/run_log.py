@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from shoal import limits
-from shoal.schedule.intervals import Spans, count
+from shoal.schedule.intervals import Intervals, count
 from shoal.wire.messages import peers as p
 
 TOLD = 200  # evaluations at most in one account, and in what a newcomer is given
@@ -33,14 +33,14 @@ class Contribution(msgspec.Struct, frozen=True, array_like=True):
     loss: float
 
 
-class State(msgspec.Struct, frozen=True):
+class RunLogState(msgspec.Struct, frozen=True):
     """A book at one moment: for a newcomer, or for a run that is taken up again."""
 
     counted: list[p.Run] = []
     rows: int = 0
     loss: tuple[float, int] = (0.0, 0)
     seconds: float = 0.0
-    judged: list[p.Judged] = []  # the last ones
+    judged: list[p.EvaluationDone] = []  # the last ones
     out: dict[str, list[p.Run]] = {}
     next: int = 0
     spent: list[int] = []
@@ -50,17 +50,17 @@ class State(msgspec.Struct, frozen=True):
     counts: dict[str, int] = {}
     halt: p.Halt | None = None
     rested: list[str] = []
-    ended: p.Ended | None = None
-    owners: p.Owners | None = None
+    ended: p.PeersEnded | None = None
+    owners: p.OwnersChanged | None = None
     since: dict[str, int] = {}  # by life: the version of the owners of which it was the first time
     yielded: dict[str, int] = {}
     included: list[dict[str, int]] = []  # by part: of each peer, up to which contribution
     told: dict[str, int] = {}  # of each peer, the last contribution that it told of
     open: dict[str, list[Contribution]] = {}
 
-    def anew(self) -> State:
+    def anew(self) -> RunLogState:
         """For a run that is taken up again by others: what was learned, and nothing of who was here."""
-        return State(
+        return RunLogState(
             self.counted,
             self.rows,
             self.loss,
@@ -73,16 +73,16 @@ class State(msgspec.Struct, frozen=True):
         )
 
 
-class Book:
+class RunLog:
     """One peer's."""
 
-    def __init__(self, state: State | None = None, parts: int = 0) -> None:
+    def __init__(self, state: RunLogState | None = None, parts: int = 0) -> None:
         """``parts`` of the weights are owned; 0: everybody tells all."""
-        state = state or State()
-        self.counted = Spans(state.counted)
+        state = state or RunLogState()
+        self.counted = Intervals(state.counted)
         self.rows, self.loss = state.rows, state.loss
         self.judged = list(state.judged)
-        self.out = {life: Spans(runs) for life, runs in state.out.items()}
+        self.out = {life: Intervals(runs) for life, runs in state.out.items()}
         self.next = max(state.next, self.counted.end)
         self.spent = list(state.spent) or [0, 0, 0]
         self.moved = dict(state.moved)
@@ -98,8 +98,8 @@ class Book:
         self.returned = 0  # times that something was given back
         self.mark = self.loss  # where the last evaluation was
 
-    def state(self, seconds: float) -> State:
-        return State(
+    def state(self, seconds: float) -> RunLogState:
+        return RunLogState(
             self.counted.runs,
             self.rows,
             self.loss,
@@ -131,7 +131,7 @@ class Book:
         return self.counted.size
 
     @property
-    def last(self) -> p.Judged | None:
+    def last(self) -> p.EvaluationDone | None:
         """The last evaluation."""
         return self.judged[-1] if self.judged else None
 
@@ -141,7 +141,7 @@ class Book:
         waiting = sum(count(one.slots) for one in self.open.get(life, ()))
         return max(0, (spans.size if spans is not None else 0) - waiting)
 
-    def free(self, is_closed: Callable[[str], bool]) -> Spans:
+    def free(self, is_closed: Callable[[str], bool]) -> Intervals:
         """Slots that were dealt and that nobody has any more."""
         found = self.counted.missing(self.next)
         for life, spans in self.out.items():
@@ -158,20 +158,20 @@ class Book:
         match word:
             case p.Learned():
                 self._learned(life, word)
-            case p.Dealt():
+            case p.SlotsDealt():
                 self._dealt(word)
-            case p.Judged():
+            case p.EvaluationDone():
                 self._judged(word)
-            case p.Leaving():
+            case p.PeerLeaving():
                 if (spans := self.out.get(life)) is not None and spans.remove(word.back):
                     self.returned += 1
             case p.Halt():
                 self.halt = self.halt or word
             case p.Rested():
                 self.rested[life] = None
-            case p.Ended():
+            case p.PeersEnded():
                 self.ended = self.ended or word
-            case p.Owners():
+            case p.OwnersChanged():
                 self._owners(word)
             case p.Yielded():
                 self.yielded[life] = max(word.version, self.yielded.get(life, 0))
@@ -207,15 +207,15 @@ class Book:
         self.rows += rows
         self.loss = (self.loss[0] + loss, self.loss[1] + rows)
 
-    def _dealt(self, word: p.Dealt) -> None:
+    def _dealt(self, word: p.SlotsDealt) -> None:
         for life, runs in word.slots:
-            fresh = Spans(runs)
+            fresh = Intervals(runs)
             self.next = max(self.next, fresh.end)
             fresh.remove(self.counted)
-            self.out.setdefault(life, Spans()).add(fresh)
+            self.out.setdefault(life, Intervals()).add(fresh)
         self.counts[AGAIN] += word.again
 
-    def _judged(self, word: p.Judged) -> None:
+    def _judged(self, word: p.EvaluationDone) -> None:
         if self.last is None or word.number > self.last.number:
             self.judged.append(word)
             self.mark = self.loss
@@ -226,7 +226,7 @@ class Book:
         """Up to this one its contributions are in every part."""
         return min((part.get(life, 0) for part in self.included), default=0)
 
-    def _owners(self, word: p.Owners) -> None:
+    def _owners(self, word: p.OwnersChanged) -> None:
         for one in (*word.lives, *word.others):
             self.since[one] = min(word.version, self.since.get(one, word.version))
         if self.owners is None or word.version > self.owners.version:

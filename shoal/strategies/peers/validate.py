@@ -21,7 +21,7 @@ _MOST = 1 << 50  # of what is added up: bytes, microseconds, numbers of contribu
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MessageCheck:
     """Of one run."""
 
     keys: int  # weights; 0: not known
@@ -40,15 +40,15 @@ class Fit:
         if arrays:
             return "a change with a word that has none"
         match word:
-            case p.Dealt(slots, again):
+            case p.SlotsDealt(slots, again):
                 fits = all(self._are_slots(runs) for _, runs in slots) and again <= self.slots
-            case p.Judged():
+            case p.EvaluationDone():
                 numbers = word.seconds, word.now
                 fits = word.done <= self.slots and word.rows <= self.slots * self.batch and word.number <= _MOST
                 fits = fits and all(map(math.isfinite, numbers)) and len(word.patience) in (0, 4)
-            case p.Leaving():
+            case p.PeerLeaving():
                 fits = self._are_slots(word.back)
-            case p.Owners(version, lives, others):
+            case p.OwnersChanged(version, lives, others):
                 fits = len(lives) == self.parts and len(others) <= limits.PEERS and version <= _MOST
             case p.Yielded(version):
                 fits = version <= _MOST

@@ -23,35 +23,35 @@ from shoal.data.mapped import whole_set
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError
 from shoal.job import Job
-from shoal.launch.process_main import Line, Orders, Process
+from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders
 from shoal.models.learner import learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.loop import Loop
 from shoal.security.safety import Safety
 from shoal.strategies.peers.checkpoint import begin_of
-from shoal.strategies.peers.leader import Facts
-from shoal.strategies.peers.local_model import PeerCore
-from shoal.strategies.peers.members import About
+from shoal.strategies.peers.leader import PeerFacts
+from shoal.strategies.peers.local_model import PeerLocalModel
+from shoal.strategies.peers.members import RunInfo
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.replica import Hold
-from shoal.strategies.peers.run_log import State
+from shoal.strategies.peers.replica import ReplicaHold
+from shoal.strategies.peers.run_log import RunLogState
 from shoal.training.local_checkpoint import read
 from shoal.wire import Transport
 from shoal.wire.effects import Received
-from shoal.wire.messages.peers import Peer, Stop
+from shoal.wire.messages.peers import Peer, StopPeers
 from shoal.wire.zmq import ZmqTransport
 
 _LOOK = 0.5  # seconds at most between two looks at whether it may go
 
 _made: dict[
-    tuple[str, str, str], Made
+    tuple[str, str, str], PeerParts
 ] = {}  # before this process was forked; a peer is one process, so nobody shares it
 
 Open = Callable[[str], Transport]  # for a life of this name
 
 
-class PeerWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a peer needs to know, as plain data."""
 
     job: str  # as TOML
@@ -62,14 +62,14 @@ class PeerWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: str = ""  # what to go on from
 
 
-class Founders(Line, frozen=True, tag="founders"):
+class Founders(ProcessMessage, frozen=True, tag="founders"):
     """Top process to a peer: "these begin"."""
 
     peers: list[Peer]
 
 
-def work_of(job: Job, dataset: Dataset, kept: Path | None) -> PeerWork:
-    return PeerWork(job.toml(), str(dataset.folder), kept=str(kept or ""))
+def work_of(job: Job, dataset: Dataset, kept: Path | None) -> PeerSpec:
+    return PeerSpec(job.toml(), str(dataset.folder), kept=str(kept or ""))
 
 
 def life_of(name: str) -> str:
@@ -77,18 +77,18 @@ def life_of(name: str) -> str:
     return f"{name}.{secrets.token_hex(4)}"
 
 
-class Made:
+class PeerParts:
     """What a peer learns and judges with."""
 
-    def __init__(self, work: PeerWork) -> None:
+    def __init__(self, work: PeerSpec) -> None:
         self.work = work
         self.job = Job.of(tomllib.loads(work.job))
         self.dataset = whole_set(Path(work.data), self.job.data, self.job.seed)
         train = self.dataset.train
         self.learner = learner_of(self.job.model, train, self.job.seed, work.number)
         self.slots = Slots(train.rows, self.job.data.batch, self.job.seed)
-        self.core = PeerCore(self.job, train, self.learner, self.slots)
-        self.begin: State | None = None
+        self.core = PeerLocalModel(self.job, train, self.learner, self.slots)
+        self.begin: RunLogState | None = None
         if work.kept:
             kept = read(Path(work.kept))
             self.begin = begin_of(kept, self.slots.per_pass)
@@ -101,34 +101,34 @@ class Made:
         return PeerNode(
             mesh,
             self.core,
-            Facts.of(self.job, self.dataset.train.rows),
+            PeerFacts.of(self.job, self.dataset.train.rows),
             lambda weights: learner.judge(test, weights),
             begin=self.begin,
-            hold=None if pace is None else Hold(pace, time.monotonic_ns, threading.Event().wait),
+            hold=None if pace is None else ReplicaHold(pace, time.monotonic_ns, threading.Event().wait),
             link=emulate.link,
             traffic=lambda: transport.traffic,
             keys=self.core.size,
         )
 
 
-class Life:
+class PeerIncarnation:
     """A peer that has an address, and has not begun yet. ``number``: its place among those who may lead; as a rule that of its name."""
 
-    def __init__(self, made: Made, open_: Open, number: int | None = None) -> None:
+    def __init__(self, made: PeerParts, open_: Open, number: int | None = None) -> None:
         name = f"worker-{made.work.number}"
         life = made.work.life or life_of(name)
         self.made, self.open = made, open_
         self.transport = open_(life)
         self.me = Peer(life, name, made.work.number if number is None else number, self.transport.address)
 
-    def again(self, number: int) -> Life:
+    def again(self, number: int) -> PeerIncarnation:
         """The same one, under a new name on the wire; of those who may lead it comes last."""
         self.made.work, self.made.begin = msgspec.structs.replace(self.made.work, life=""), None
-        return Life(self.made, self.open, number)
+        return PeerIncarnation(self.made, self.open, number)
 
 
 def live(
-    life: Life,
+    life: PeerIncarnation,
     founders: list[Peer],
     through: list[tuple[str, str]],
     closing: threading.Event,
@@ -140,7 +140,7 @@ def live(
     known = {peer.life: peer for peer in founders}
     while True:
         made = life.made
-        about = About(made.work.job, made.dataset.train.rows, made.dataset.features)
+        about = RunInfo(made.work.job, made.dataset.train.rows, made.dataset.features)
         timing = made.job.timing.intervals()
         mesh = (
             Mesh.joining(life.me, through, about=about, timing=timing)
@@ -181,13 +181,13 @@ def _turn(
             return  # nobody counts on it yet
         if asked is not None and asked.is_set() and not told:
             told = True
-            loop.tell(Received("home", Stop(0, "asked to leave", leave=True)))
+            loop.tell(Received("home", StopPeers(0, "asked to leave", leave=True)))
         may = look(node)
         if node.put_out or (node.may_go and (may or not node.ended)):
             return
 
 
-def sockets(made: Made, folder: str) -> Open:
+def sockets(made: PeerParts, folder: str) -> Open:
     """Lives that are called by other processes: in this folder, or, without one, by a port of this machine."""
     safety = Safety.local().checking(made.job.launch.checksums)
     return lambda life: ZmqTransport(life, f"ipc://{folder}/{life}" if folder else "tcp://127.0.0.1:*", safety)
@@ -196,20 +196,20 @@ def sockets(made: Made, folder: str) -> Open:
 def prefork(work: dict[str, object]) -> None:
     """Make what peers learn with, in the process that they are forked from: it takes a while, and they share the memory of what none of
     them changes. A module is made by each for itself: PyTorch has threads."""
-    ordered = msgspec.convert(work, PeerWork)
+    ordered = msgspec.convert(work, PeerSpec)
     if isinstance(Job.of(tomllib.loads(ordered.job)).model, Linear):
-        _made[ordered.job, ordered.data, ordered.kept] = Made(ordered)
+        _made[ordered.job, ordered.data, ordered.kept] = PeerParts(ordered)
 
 
-def main(orders: Orders, process: Process) -> None:
+def main(orders: ProcessOrders, process: Process) -> None:
     """A peer in a process of its own. SIGTERM asks it to finish what it is at, say what it learned, and go."""
     asked, never = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    work = msgspec.convert(orders.work, PeerWork)
-    made = _made.pop((work.job, work.data, work.kept), None) or Made(work)
+    work = msgspec.convert(orders.work, PeerSpec)
+    made = _made.pop((work.job, work.data, work.kept), None) or PeerParts(work)
     made.work = work
     made.learner.settle(alone=True)
-    life = Life(made, sockets(made, "" if orders.bind.startswith("tcp:") else orders.folder))
+    life = PeerIncarnation(made, sockets(made, "" if orders.bind.startswith("tcp:") else orders.folder))
     process.ready(life.me.address)
     with os.fdopen(process.inbox, "rb") as lines:
         line = b"" if work.through else lines.readline()

@@ -17,17 +17,17 @@ from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
 from shoal.events import RunEvent
 from shoal.job import Job
-from shoal.training.local_model import Core
+from shoal.training.local_model import LocalModel
 from shoal.training.preflight import check
-from shoal.training.result import Outcome
-from shoal.training.tracker import Score
-from shoal.training.underway import Start
-from shoal.wire.messages import Course
+from shoal.training.result import RunResult
+from shoal.training.tracker import Tracker
+from shoal.training.underway import RunStart
+from shoal.wire.messages import RunProgress
 
 _AT_ONCE = 0.05  # seconds in one piece: nothing else is heard meanwhile
 
 
-class Alone:
+class SerialRun:
     """One run. Use as a context, as ``Training``."""
 
     def __init__(
@@ -35,15 +35,15 @@ class Alone:
     ) -> None:
         self.learner = check(job, dataset)
         self.job, self.dataset = job, dataset
-        self.score = Score(job, dataset, self.learner, listener, folder)
+        self.score = Tracker(job, dataset, self.learner, listener, folder)
         self._slots = self.score.slots
         self._pace = job.emulate.pace(0, job.seed)
-        self._core: Core
+        self._core: LocalModel
         self._order: Ids | None = None  # of the slots in this pass
 
-    def __enter__(self) -> Alone:
+    def __enter__(self) -> SerialRun:
         self.learner.settle()
-        self._core = Core(self.job, self.dataset.train, self.learner, self._slots)
+        self._core = LocalModel(self.job, self.dataset.train, self.learner, self._slots)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -58,10 +58,10 @@ class Alone:
         return []
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunProgress:
         return self.score.course()
 
-    def wait(self, seconds: float | None = None) -> Outcome:
+    def wait(self, seconds: float | None = None) -> RunResult:
         """Run it to its end."""
         score = self.score
         score.begin(workers=1)
@@ -76,13 +76,13 @@ class Alone:
             score.judge(self._core.weights)
         return score.end()
 
-    def interrupted(self) -> Outcome:
+    def interrupted(self) -> RunResult:
         self.score.why = self.score.why or "interrupted"
         if self.score.done:
             self.score.judge(self._core.weights)
         return self.outcome()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         return self.score.outcome()
 
     # ------------------------------------------------------------ inside
@@ -105,8 +105,8 @@ class Alone:
         return took
 
 
-def open_run(start: Start, begin: Callable[[], None]) -> Alone:
+def open_run(start: RunStart, begin: Callable[[], None]) -> SerialRun:
     """The run, not yet begun; it is never taken up again."""
-    run = Alone(start.job, start.dataset, start.listener, start.folder)
+    run = SerialRun(start.job, start.dataset, start.listener, start.folder)
     begin()
     return run

@@ -12,7 +12,7 @@ import msgspec
 from shoal.wire.messages.base import Count, Message
 
 
-class Link(msgspec.Struct, frozen=True, array_like=True):
+class GossipLink(msgspec.Struct, frozen=True, array_like=True):
     """A worker that another one hears or speaks to."""
 
     name: str
@@ -27,8 +27,8 @@ class Leg(Message, frozen=True, tag="leg"):
     number: Count  # of the leg
     rounds: Count  # of everybody: who has fewer slots takes part in the others without a gradient
     own: float  # weight of its own model in a mean
-    hears: list[Link]
-    tells: list[Link]
+    hears: list[GossipLink]
+    tells: list[GossipLink]
     rides: Count = 0  # push-sum, a share of the weights' weight rides with every message: 1; 2 if not all hear of all
 
 
@@ -63,14 +63,14 @@ class Meet(Message, frozen=True, tag="meet"):
     number: Count  # of this meeting, by who asks: higher than any before, one at a time
 
 
-class Met(Message, frozen=True, tag="met"):
+class MeetReply(Message, frozen=True, tag="met"):
     """Neighbour, async: "I have moved by this towards you: move as much towards me"; without it: "not now"."""
 
     frames: ClassVar[str] = "VVVV"
     number: Count
 
 
-class Along(Message, frozen=True, tag="along"):
+class GossipProgressReport(Message, frozen=True, tag="along"):
     """Worker to caller: "so far I am"."""
 
     leg: Count
@@ -83,7 +83,7 @@ class Along(Message, frozen=True, tag="along"):
     lacks: list[str] = []  # neighbours that it has been waiting for
 
 
-class Rest(Message, frozen=True, tag="rest"):
+class LegDone(Message, frozen=True, tag="rest"):
     """Worker to caller, again and again until it is heard: "I am done with this leg, and this is my model".
 
     Without the model (async): "I am done, and still meet others; ask me to show it when all are".
@@ -104,11 +104,11 @@ class Show(Message, frozen=True, tag="show"):
     leg: Count
 
 
-class Heard(Message, frozen=True, tag="heard"):
+class LegReceived(Message, frozen=True, tag="heard"):
     """Caller to worker: "I have your model of this leg"; with ``over``: "it was the last one, go"."""
 
     leg: Count
     over: bool = False
 
 
-GossipMessage = Leg | Without | Offer | Reached | Meet | Met | Along | Rest | Show | Heard
+GossipMessage = Leg | Without | Offer | Reached | Meet | MeetReply | GossipProgressReport | LegDone | Show | LegReceived

@@ -17,7 +17,7 @@ CLUSTER = "cluster"  # how the tables of no group are called where groups are na
 SCHEDULER = "scheduler"  # a role, and in each group a name
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
+class GroupLimits(msgspec.Struct, frozen=True, array_like=True):
     """What the operator allows a group; one that was never named has these defaults."""
 
     name: str
@@ -31,7 +31,7 @@ class Allow(Message, frozen=True, tag="allow"):
     """Operator to coordinator: "this group may have so much, from now on"."""
 
     request: int
-    group: Group
+    group: GroupLimits
 
 
 class Dissolve(Message, frozen=True, tag="dissolve"):
@@ -41,7 +41,7 @@ class Dissolve(Message, frozen=True, tag="dissolve"):
     group: str
 
 
-class Lost(Message, frozen=True, tag="lost"):
+class GroupProcessEnded(Message, frozen=True, tag="lost"):
     """Scheduler to coordinator: "I saw this process of my group end"."""
 
     incarnation: Count
@@ -86,4 +86,4 @@ def dealer(group: str) -> str:
     return f"{group}/{SCHEDULER}" if group else limits.COORDINATOR
 
 
-GroupMessage = Allow | Dissolve | Lost
+GroupMessage = Allow | Dissolve | GroupProcessEnded

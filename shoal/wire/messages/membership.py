@@ -6,30 +6,30 @@ import msgspec
 
 from shoal import limits
 from shoal.tables import Table
-from shoal.timing import DEFAULT, Intervals
+from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import groups as g
 from shoal.wire.messages.base import Count, Message
 from shoal.wire.messages.moves import Move
 
 __all__ = [
     "Alive",
-    "Course",
     "Create",
     "Delay",
     "Done",
     "Drop",
     "Heartbeat",
     "Hello",
+    "IncarnationOver",
     "Leave",
-    "Look",
     "Member",
-    "Over",
-    "Place",
-    "Placed",
+    "MemberStatus",
     "Refresh",
+    "Replicas",
+    "RunProgress",
     "Save",
-    "Seen",
-    "Standing",
+    "StatusReply",
+    "StatusRequest",
+    "TablePlaces",
     "View",
     "Welcome",
 ]
@@ -48,7 +48,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     group: str = ""  # of workers that do the same job; empty: the cluster's own
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class Replicas(msgspec.Struct, frozen=True, array_like=True):
     """Who holds a segment: the first of the servers owns it, the others back it up. None: nobody is left."""
 
     epoch: int  # the number of the view in which its set of servers last changed
@@ -59,14 +59,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     instead: str = ""  # whose place it takes when it is full; empty: it is one more
 
 
-class Placed(msgspec.Struct, frozen=True, array_like=True):
+class TablePlaces(msgspec.Struct, frozen=True, array_like=True):
     """A table and where its segments are; segment i starts at key starts[i] and ends where the next one starts."""
 
     number: int  # never given twice, so that a table created again under the same name is another table
     name: str
     spec: Table
     starts: list[int]
-    places: list[Place]
+    places: list[Replicas]
     origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
     cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
@@ -78,9 +78,9 @@ class View(Message, frozen=True, tag="view"):
     number: Count
     generation: Count
     members: list[Member]
-    tables: list[Placed]
-    groups: list[g.Group] = []  # those that the operator has named
-    timing: Intervals = DEFAULT  # that everybody goes by
+    tables: list[TablePlaces]
+    groups: list[g.GroupLimits] = []  # those that the operator has named
+    timing: TimingSettings = DEFAULT  # that everybody goes by
 
 
 class Hello(Message, frozen=True, tag="hello"):
@@ -102,7 +102,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
 
 
-class Over(Message, frozen=True, tag="over"):
+class IncarnationOver(Message, frozen=True, tag="over"):
     """Coordinator: "the life that said hello with this token has ended; if it is still yours, begin another"."""
 
     token: str
@@ -167,13 +167,13 @@ class Refresh(Message, frozen=True, tag="refresh"):
     request: int
 
 
-class Look(Message, frozen=True, tag="look"):
+class StatusRequest(Message, frozen=True, tag="look"):
     """Anyone to coordinator: "how does it stand?"."""
 
     request: int
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True):
+class MemberStatus(msgspec.Struct, frozen=True, array_like=True):
     """A member, as the coordinator knows it."""
 
     name: str
@@ -188,7 +188,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     address: str = ""
 
 
-class Course(msgspec.Struct, frozen=True, array_like=True):
+class RunProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a run is."""
 
     done: int  # slots counted
@@ -210,7 +210,7 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
 
 
-class Standing(Message, frozen=True, tag="standing"):
+class StatusReply(Message, frozen=True, tag="standing"):
     """Coordinator: "this is how it stands"."""
 
     request: int
@@ -218,13 +218,13 @@ class Standing(Message, frozen=True, tag="standing"):
     view: Count
     generation: Count
     copies: Count
-    members: list[Seen]
+    members: list[MemberStatus]
     lost: dict[str, str]  # servers that are gone, and why
-    course: Course | None  # of the run, if there is one
+    course: RunProgress | None  # of the run, if there is one
     checkpoint: str  # the newest one; empty: none
     counts: dict[str, int]  # what happened to the coordinator
     moves: list[Move] = []  # segments that are changing hands
-    timing: Intervals = DEFAULT  # that everybody goes by
+    timing: TimingSettings = DEFAULT  # that everybody goes by
 
 
 class Save(Message, frozen=True, tag="save"):
@@ -240,6 +240,6 @@ class Done(Message, frozen=True, tag="done"):
 
 
 MembershipMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh
-    | Save | Look | Standing | Done
+    View | Hello | Welcome | IncarnationOver | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh
+    | Save | StatusRequest | StatusReply | Done
 )  # fmt: skip

@@ -40,14 +40,14 @@ class Learned(msgspec.Struct, frozen=True, array_like=True, tag="learned"):
     stale: Count = 0  # changes of others that were told before this one, and that it was computed without
 
 
-class Dealt(msgspec.Struct, frozen=True, array_like=True, tag="dealt"):
+class SlotsDealt(msgspec.Struct, frozen=True, array_like=True, tag="dealt"):
     """The one that leads: "learn from these"."""
 
     slots: list[tuple[str, list[Run]]]  # by life
     again: Count = 0  # so many of them were somebody's who is gone
 
 
-class Judged(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
+class EvaluationDone(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
     """The one that leads: "I have judged the model"."""
 
     number: Count
@@ -76,7 +76,7 @@ class Rested(msgspec.Struct, frozen=True, array_like=True, tag="rested"):
     """ "I say nothing more" (after Halt)."""
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+class PeersEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """The one that leads: "all rest, and have heard all: go"."""
 
     why: str
@@ -84,14 +84,14 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     seconds: float
 
 
-class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
+class PeerLeaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
     """ "I leave; these slots I shall not do"."""
 
     why: str  # empty: in order; otherwise what went wrong, and the others stop talking to me (S4-05)
     back: list[Run] = []
 
 
-class Owners(msgspec.Struct, frozen=True, array_like=True, tag="owners"):
+class OwnersChanged(msgspec.Struct, frozen=True, array_like=True, tag="owners"):
     """The one that leads, owned: "from now on these own the parts of the weights"."""
 
     version: Count
@@ -111,10 +111,12 @@ class Owned(msgspec.Struct, frozen=True, array_like=True, tag="owned"):
     parts: list[tuple[Count, dict[str, Count]]]  # part, and of each peer (by life) up to which contribution
 
 
-Word = Learned | Dealt | Judged | Halt | Rested | Ended | Leaving | Owners | Yielded | Owned
+Word = (
+    Learned | SlotsDealt | EvaluationDone | Halt | Rested | PeersEnded | PeerLeaving | OwnersChanged | Yielded | Owned
+)
 
 
-class Said(Message, frozen=True, tag="said"):
+class Relay(Message, frozen=True, tag="said"):
     """Peer to peer: "this was said, by me or by one that is gone"."""
 
     frames: ClassVar[str] = "KV"
@@ -147,7 +149,7 @@ class Greet(Message, frozen=True, tag="greet"):
     comes: str = ""  # whoever wants to take part, and a word that nobody else says: it gets a number of its own
 
 
-class Here(Message, frozen=True, tag="here"):
+class PeerGreeting(Message, frozen=True, tag="here"):
     """Peer: "these are, and this is the run"."""
 
     request: int
@@ -170,7 +172,7 @@ class Fetch(Message, frozen=True, tag="fetch"):
     piece: Count = 0
 
 
-class Piece(Message, frozen=True, tag="piece"):
+class ModelPiece(Message, frozen=True, tag="piece"):
     """Peer: "this is a piece of it, of the version that the first one names"."""
 
     frames: ClassVar[str] = "V"
@@ -181,7 +183,7 @@ class Piece(Message, frozen=True, tag="piece"):
     state: bytes = b""  # of the first: what is known besides the weights
 
 
-class Account(Message, frozen=True, tag="account"):
+class PeerStatus(Message, frozen=True, tag="account"):
     """Peer to whoever was called: "this is how it stands" (an answer to ``Watch``)."""
 
     request: int
@@ -196,7 +198,7 @@ class Account(Message, frozen=True, tag="account"):
     seconds: float
     spent: list[Count]
     moved: tuple[Count, Count]
-    judged: list[Judged]  # after the one that was asked for
+    judged: list[EvaluationDone]  # after the one that was asked for
     staleness: list[Count]
     counts: dict[str, Count]
     over: str = ""
@@ -212,7 +214,7 @@ class Watch(Message, frozen=True, tag="watch"):
 
 
 class Weigh(Message, frozen=True, tag="weigh"):
-    """Whoever was called, to a peer: "give me the weights of this evaluation", piece by piece (``Piece``; none: it has them not).
+    """Whoever was called, to a peer: "give me the weights of this evaluation", piece by piece (``ModelPiece``; none: it has them not).
 
     ``whole``: "give me all that you have, as it is now"; a new request is a new moment.
     """
@@ -223,7 +225,7 @@ class Weigh(Message, frozen=True, tag="weigh"):
     whole: bool = False
 
 
-class Stop(Message, frozen=True, tag="stop"):
+class StopPeers(Message, frozen=True, tag="stop"):
     """Whoever was called, to the one that leads: "end it"; to any peer, with ``leave``: "you leave"; ``ended``: "this life ended"."""
 
     request: int
@@ -232,7 +234,7 @@ class Stop(Message, frozen=True, tag="stop"):
     ended: str = ""
 
 
-class Share(Message, frozen=True, tag="share"):
+class OwnedShare(Message, frozen=True, tag="share"):
     """Peer to an owner, again until ``Owned`` has it: "this is what I changed in your parts"."""
 
     frames: ClassVar[str] = "KV"
@@ -242,4 +244,6 @@ class Share(Message, frozen=True, tag="share"):
     parts: list[Count]
 
 
-PeerMessage = Said | Beat | Greet | Here | Fetch | Piece | Account | Watch | Weigh | Stop | Share
+PeerMessage = (
+    Relay | Beat | Greet | PeerGreeting | Fetch | ModelPiece | PeerStatus | Watch | Weigh | StopPeers | OwnedShare
+)

@@ -1,6 +1,6 @@
 """What servers say to each other about copies, and to the coordinator about copies and checkpoints.
 
-A ``Change`` is one entry of a primary's log; ``Books`` are all that is known of a segment besides its rows. Part of the page
+A ``ReplicatedChange`` is one entry of a primary's log; ``SegmentBooks`` are all that is known of a segment besides its rows. Part of the page
 that ``messages`` is.
 """
 
@@ -27,15 +27,15 @@ __all__ = [
     "Adopted",
     "Append",
     "Appended",
-    "Books",
-    "Change",
-    "Clocked",
+    "ClockedWorker",
     "Counts",
     "Fill",
     "Filled",
     "Full",
     "Level",
     "Levels",
+    "ReplicatedChange",
+    "SegmentBooks",
     "Shrink",
     "Snap",
     "Snapped",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
+class ReplicatedChange(msgspec.Struct, frozen=True, array_like=True):
     """One thing that happened to the segments of a server, in the order of its log: what a backup does after it."""
 
     seq: Count
@@ -82,7 +82,7 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
         return self.mark + np.flatnonzero(np.unpackbits(np.frombuffer(self.bits, np.uint8), bitorder="little"))
 
 
-class Clocked(msgspec.Struct, frozen=True, array_like=True):
+class ClockedWorker(msgspec.Struct, frozen=True, array_like=True):
     """A worker, as one segment knows it."""
 
     name: str
@@ -92,12 +92,12 @@ class Clocked(msgspec.Struct, frozen=True, array_like=True):
     counted: Counts
 
 
-class Books(msgspec.Struct, frozen=True, array_like=True):
+class SegmentBooks(msgspec.Struct, frozen=True, array_like=True):
     """All that is known of a segment besides its rows."""
 
     version: Count
     ledger: dict[int, Counts] = {}  # by stream
-    clocks: dict[int, Clocked] = {}  # by the workers' incarnations
+    clocks: dict[int, ClockedWorker] = {}  # by the workers' incarnations
     events: Events = []  # the vector clocks of its keys
 
 
@@ -113,7 +113,7 @@ class Append(Message, frozen=True, tag="append"):
     covers: list[int]  # the segments that these are for
     base: Count  # where its following of this log begins
     committed: Count
-    changes: list[Change]
+    changes: list[ReplicatedChange]
 
 
 class Appended(Message, frozen=True, tag="appended"):
@@ -140,7 +140,7 @@ class Fill(Message, frozen=True, tag="fill"):
     pieces: Count
     rows: Count  # in this piece, ...
     words: Count  # ... and floats in each: what was cut short on its way is not taken
-    books: Books | None = None  # with the first piece
+    books: SegmentBooks | None = None  # with the first piece
 
 
 class Filled(Message, frozen=True, tag="filled"):
@@ -176,7 +176,7 @@ class Levels(Message, frozen=True, tag="levels"):
     incarnation: Count  # of the new primary
     segments: list[int]
     seqs: list[Count]
-    changes: list[Change]
+    changes: list[ReplicatedChange]
 
 
 class Adopt(Message, frozen=True, tag="adopt"):
@@ -190,7 +190,7 @@ class Adopt(Message, frozen=True, tag="adopt"):
     to: Count
     segments: list[int]
     seq: Count
-    changes: list[Change]
+    changes: list[ReplicatedChange]
 
 
 class Adopted(Message, frozen=True, tag="adopted"):
@@ -239,7 +239,7 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
     file: str
     bytes: Count
     sha256: str
-    books: Books
+    books: SegmentBooks
 
 
 class Snapped(Message, frozen=True, tag="snapped"):

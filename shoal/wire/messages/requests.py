@@ -14,21 +14,21 @@ from shoal.wire.messages.base import (
 )
 
 __all__ = [
-    "Ask",
     "Busy",
     "Call",
     "Called",
     "Counted",
     "Fence",
     "Forgot",
-    "Held",
-    "Moved",
-    "No",
     "Park",
     "Pull",
     "Push",
+    "PushHeld",
+    "Refusal",
     "Rollback",
-    "Told",
+    "SegmentsMoved",
+    "TableStatusReply",
+    "TableStatusRequest",
     "Values",
 ]
 
@@ -118,7 +118,7 @@ class Park(Message, frozen=True, tag="park"):
     spell: Count
 
 
-class Ask(Message, frozen=True, tag="ask"):
+class TableStatusRequest(Message, frozen=True, tag="ask"):
     """Client to server: "how is this table doing?"."""
 
     request: int
@@ -167,14 +167,14 @@ class Counted(Message, frozen=True, tag="counted"):
     part: bool = False  # new in some segments only: others had it before
 
 
-class Held(Message, frozen=True, tag="held"):
+class PushHeld(Message, frozen=True, tag="held"):
     """Server: "I have it, and it waits for this"."""
 
     request: int
     waits: str
 
 
-class Told(Message, frozen=True, tag="told"):
+class TableStatusReply(Message, frozen=True, tag="told"):
     """Server: "this is how the table is doing"."""
 
     request: int
@@ -194,7 +194,7 @@ class Fence(Message, frozen=True, tag="fence"):
     incarnation: Count
 
 
-class Moved(Message, frozen=True, tag="moved"):
+class SegmentsMoved(Message, frozen=True, tag="moved"):
     """Server: "not all of that is mine: look at this view or a newer one, and send it again"."""
 
     request: int
@@ -216,7 +216,7 @@ class Busy(Message, frozen=True, tag="busy"):
     why: str = ""
 
 
-class No(Message, frozen=True, tag="no"):
+class Refusal(Message, frozen=True, tag="no"):
     """Anyone: "no, and this is why; nothing was changed"."""
 
     request: int
@@ -225,6 +225,6 @@ class No(Message, frozen=True, tag="no"):
 
 
 RequestMessage = (
-    Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence
-    | Moved | Rollback | Busy | No
+    Push | Pull | Call | Park | TableStatusRequest | Values | Called | Counted | Forgot | PushHeld | TableStatusReply | Fence
+    | SegmentsMoved | Rollback | Busy | Refusal
 )  # fmt: skip

@@ -11,8 +11,8 @@ from shoal.wire.messages.base import (
 
 __all__ = [
     "Deal",
-    "Judge",
-    "Ready",
+    "EvaluateNow",
+    "EvaluationReady",
     "Run",
     "Want",
 ]
@@ -53,7 +53,7 @@ class Deal(Message, frozen=True, tag="deal"):
     over: str = ""  # nothing will come any more, and why; or you are asked to leave
 
 
-class Ready(Message, frozen=True, tag="ready"):
+class EvaluationReady(Message, frozen=True, tag="ready"):
     """Evaluator to coordinator: "I hold the weights of this evaluation, this is what I found; what next?"."""
 
     request: int
@@ -67,7 +67,7 @@ class Ready(Message, frozen=True, tag="ready"):
     clock: Signed = NO_CLOCK  # the step that these weights are of: later than was asked for, if that was past
 
 
-class Judge(Message, frozen=True, tag="judge"):
+class EvaluateNow(Message, frozen=True, tag="judge"):
     """Coordinator: "judge the model now"; or, if the number is negative, "not yet"."""
 
     request: int
@@ -76,4 +76,4 @@ class Judge(Message, frozen=True, tag="judge"):
     over: bool = False  # this was the last one
 
 
-SchedulingMessage = Want | Deal | Ready | Judge
+SchedulingMessage = Want | Deal | EvaluationReady | EvaluateNow

@@ -7,8 +7,8 @@ import numpy as np
 from shoal.chaos.audit import (
     PROBES,
     TABLE,
-    Account,
-    Probes,
+    PushAudit,
+    PushProbes,
     balance,
 )
 from shoal.cluster.placement import segments_of
@@ -16,8 +16,8 @@ from shoal.keys import KeyRange
 from shoal.store.hashed import mixed
 
 
-def account(found: dict[int, float], acknowledged: int, **more: object) -> Account:
-    settings = {"sent": acknowledged, "probes": Probes(), "versions": {}, "per_pass": 4} | more
+def account(found: dict[int, float], acknowledged: int, **more: object) -> PushAudit:
+    settings = {"sent": acknowledged, "probes": PushProbes(), "versions": {}, "per_pass": 4} | more
     keys = np.array(list(found), np.uint64)
     return balance(keys, np.array(list(found.values()), np.float32), acknowledged, **settings)  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ def test_while_a_run_is_not_over_what_is_not_reported_yet_is_no_fault() -> None:
 
 
 def test_our_own_pushes_count_between_what_was_acknowledged_and_what_was_sent() -> None:
-    probes = Probes(np.array([PROBES, PROBES + 1], np.uint64), np.array([3, 2]), np.array([2, 2]))
+    probes = PushProbes(np.array([PROBES, PROBES + 1], np.uint64), np.array([3, 2]), np.array([2, 2]))
     assert account(ones(4) | {PROBES: 2.0, PROBES + 1: 2.0}, 4, probes=probes).balanced
     assert account(ones(4) | {PROBES: 3.0, PROBES + 1: 2.0}, 4, probes=probes).balanced  # the third may have got there
     assert account(ones(4) | {PROBES: 1.0, PROBES + 1: 2.0}, 4, probes=probes).lost == 1
@@ -81,7 +81,7 @@ def test_the_models_own_versions_are_held_against_it_too() -> None:
 
 def test_every_segment_has_a_key_of_our_own() -> None:
     cut = segments_of(TABLE, 16)
-    probes = Probes.for_segments([keys.start for keys in cut])
+    probes = PushProbes.for_segments([keys.start for keys in cut])
     assert len(probes.keys) == len(cut)
     for key, keys in zip(mixed(probes.keys).tolist(), cut, strict=True):
         assert keys.start <= key < keys.stop, KeyRange(keys.start, keys.stop)

@@ -6,17 +6,17 @@ import io
 
 import pytest
 
-from shoal.chaos.audit import Account
-from shoal.chaos.plan import Fault
-from shoal.chaos.recovery import Healed
-from shoal.chaos.report import Report, judged, shown
+from shoal.chaos.audit import PushAudit
+from shoal.chaos.plan import ChaosFault
+from shoal.chaos.recovery import Recovery
+from shoal.chaos.report import ChaosReport, judged, shown
 from shoal.chaos.show import audience, frame
-from shoal.chaos.state import Board
+from shoal.chaos.state import ChaosState
 from shoal.job import Job
 
 
-def board() -> Board:
-    made = Board(Job(servers=3, workers=4, copies=2), seed=7, clean_loss=0.4398, loss=0.4412)
+def board() -> ChaosState:
+    made = ChaosState(Job(servers=3, workers=4, copies=2), seed=7, clean_loss=0.4398, loss=0.4412)
     made.seconds, made.share, made.acknowledged, made.faults, made.recoveries = 21.0, 0.64, 81_204, 3, 2
     made.members = {"coordinator": "up", "server-0": "up", "server-1": "down", "server-2": "filling"}
     made.members |= {"worker-0": "up", "worker-1": "paused", "worker-10": "suspected"}
@@ -26,7 +26,7 @@ def board() -> Board:
     return made
 
 
-def text(made: Board, width: int = 100, height: int = 30, plain: bool = False) -> str:
+def text(made: ChaosState, width: int = 100, height: int = 30, plain: bool = False) -> str:
     return "\n".join(line.plain for line in frame(made, width, height, plain=plain))
 
 
@@ -66,17 +66,19 @@ def test_where_there_is_no_terminal_happenings_are_lines() -> None:
     ]
 
 
-def report(**changes: object) -> Report:
+def report(**changes: object) -> ChaosReport:
     facts: dict[str, object] = dict.fromkeys(("sent", "acknowledged", "counted"), 1_000)
     facts |= {"lost": 0, "doubled": 0, "faults": 1, "recoveries": 1, "loss": 0.44, "clean_loss": 0.43, "seconds": 30.0}
     facts |= {"clean_seconds": 20.0, "ok": True, "why": "500 steps done", "wrong": [], "seed": 7, "data": "clicks"}
     facts |= {"strategy": "async", "workers": 4, "servers": 3, "copies": 2, "steps": 500, "rollbacks": 0}
-    healed = Healed(fault=Fault("kill", "server-1"), at=3.0, detected=0.3, promoted=0.6, full=2.0, back=1.5, well=2.0)
+    healed = Recovery(
+        fault=ChaosFault("kill", "server-1"), at=3.0, detected=0.3, promoted=0.6, full=2.0, back=1.5, well=2.0
+    )
     facts |= {"healed": [healed], "throughput": [(1.0, 5.0), (2.0, 6.0)], "losses": [(1.0, 0.5)]}
-    return Report(**(facts | changes))  # type: ignore[arg-type]
+    return ChaosReport(**(facts | changes))  # type: ignore[arg-type]
 
 
-def printed(made: Report) -> str:
+def printed(made: ChaosReport) -> str:
     from rich.console import Console
 
     stream = io.StringIO()
@@ -100,9 +102,9 @@ def test_a_drill_in_which_nothing_was_broken_is_not_called_good() -> None:
 
 
 def test_a_rollback_is_wrong_unless_it_was_asked_for() -> None:
-    assert judged(Account(), "", 1, beyond=False)
-    assert judged(Account(), "", 1, beyond=True) == []
-    assert judged(Account(), "no worker is left", 0, beyond=True) == ["the run failed: no worker is left"]
+    assert judged(PushAudit(), "", 1, beyond=False)
+    assert judged(PushAudit(), "", 1, beyond=True) == []
+    assert judged(PushAudit(), "no worker is left", 0, beyond=True) == ["the run failed: no worker is left"]
 
 
 def test_a_drill_beyond_that_never_went_there_is_not_called_good() -> None:

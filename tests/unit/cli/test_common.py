@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from shoal import client as clients
 from shoal.cli.main import main
 from shoal.errors import Unanswered
-from shoal.inspect.evaluate import Judging
+from shoal.inspect.evaluate import ModelEvaluator
 from shoal.job import Job
 
 
@@ -58,7 +58,7 @@ def test_rows_that_have_nothing_in_common_with_a_model_are_not_judged_without_a_
     data: str, has: int, features: int | None, strange: bool
 ) -> None:
     job = Job.of({"data": {"source": "clicks"}})
-    judging = cast(Judging, SimpleNamespace(job=job, _data=SimpleNamespace(features=has)))
-    note = Judging._strange(judging, data, features)
+    judging = cast(ModelEvaluator, SimpleNamespace(job=job, _data=SimpleNamespace(features=has)))
+    note = ModelEvaluator._strange(judging, data, features)
     assert bool(note) == strange
     assert not strange or ("clicks" in note and "1,000,000" in note and f"{has:,}" in note)

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from shoal.cli import groups
 from shoal.errors import ShoalError
 from shoal.inspect import evaluate
-from shoal.inspect.evaluate import Found
+from shoal.inspect.evaluate import EvaluationResult
 
 
 class Judging:
@@ -26,11 +26,11 @@ class Judging:
 
     def __exit__(self, *exception: object) -> None: ...
 
-    def look(self) -> Found:
+    def look(self) -> EvaluationResult:
         self._left -= 1
         if self._left < 0:
             raise ShoalError("part of table 'weights' was held by server-1 alone, which is gone")
-        return Found(10, 0.5, {}, 7, live=True)
+        return EvaluationResult(10, 0.5, {}, 7, live=True)
 
 
 @pytest.fixture(autouse=True)

@@ -74,12 +74,12 @@ def test_what_would_never_end_is_refused_before_anything_is_started(
 def test_each_of_several_workers_takes_its_share_of_the_memory_and_one_alone_takes_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[remote_node.Terms] = []
+    seen: list[remote_node.JoinTerms] = []
 
     class Visitor:
         name = "worker-x"
 
-        def __init__(self, terms: remote_node.Terms, *_: object) -> None:
+        def __init__(self, terms: remote_node.JoinTerms, *_: object) -> None:
             seen.append(terms)
 
         def leave(self, number: int) -> None: ...

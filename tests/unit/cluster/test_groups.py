@@ -15,8 +15,8 @@ from shoal.wire.messages.groups import (
     CLUSTER,
     Allow,
     Dissolve,
-    Group,
-    Lost,
+    GroupLimits,
+    GroupProcessEnded,
     is_group,
     namespace,
     seen,
@@ -74,7 +74,7 @@ def test_who_may_not_join_is_told_why(greeting: m.Hello, why: str) -> None:
 
 def test_a_group_that_is_full_takes_nobody_more_but_who_comes_back() -> None:
     roster = roster_of("b/one", "b/two", "a/one")
-    groups.allow(roster, Group("b", members=2))
+    groups.allow(roster, GroupLimits("b", members=2))
     assert "has 2 members, and may have 2" in groups.refuses(roster, hello("b/three"))
     assert groups.refuses(roster, hello("b/two")) == ""
     assert groups.refuses(roster, hello("a/two")) == ""
@@ -94,15 +94,15 @@ def test_a_member_changes_tables_of_its_own_group_only() -> None:
 def test_what_a_group_may_have_is_the_operators_to_say() -> None:
     roster = roster_of("b/ann", "operator")
     with pytest.raises(Invalid, match="operator's to say"):
-        groups.check_change(roster, "b/ann", Allow(1, Group("b", mb=1_000)))
-    groups.check_change(roster, "operator", Allow(1, Group("b", mb=1_000)))
+        groups.check_change(roster, "b/ann", Allow(1, GroupLimits("b", mb=1_000)))
+    groups.check_change(roster, "operator", Allow(1, GroupLimits("b", mb=1_000)))
     with pytest.raises(Invalid, match="names of groups"):
-        groups.check_change(roster, "operator", Allow(1, Group("b", reads=["a/b"])))
+        groups.check_change(roster, "operator", Allow(1, GroupLimits("b", reads=["a/b"])))
 
 
 def test_a_quota_counts_every_weight_a_table_may_come_to_have() -> None:
     roster = roster_of("b/ann")
-    groups.allow(roster, Group("b", mb=1, tables=2))
+    groups.allow(roster, GroupLimits("b", mb=1, tables=2))
     mega = limits.MB // 4  # floats
     with pytest.raises(Invalid, match=r"would have 1\.0 MB of weights, and group 'b' has 0\.0 of 1 MB"):
         groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=mega + 1)))
@@ -118,7 +118,7 @@ def test_a_quota_counts_every_weight_a_table_may_come_to_have() -> None:
 
 
 def test_a_member_pushes_to_its_own_and_pulls_what_its_group_may_read() -> None:
-    named = {"b": Group("b", reads=["a", CLUSTER])}
+    named = {"b": GroupLimits("b", reads=["a", CLUSTER])}
     assert (
         groups.refused("b/ann", "b", {}, "b/w", push=True) == groups.refused("operator", "", {}, "b/w", push=True) == ""
     )
@@ -136,14 +136,14 @@ def test_only_its_scheduler_says_that_a_member_of_a_group_has_ended() -> None:
     roster = roster_of("b/worker-0", "operator")
     roster.join(0, "b/scheduler", "scheduler", "s.0", "memory:s", 9, "b")
     roster.join(0, "a/scheduler", "scheduler", "t.0", "memory:t", 10, "a")
-    word = Lost(9, "b/worker-0", "b/worker-0", "killed")
+    word = GroupProcessEnded(9, "b/worker-0", "b/worker-0", "killed")
     assert groups.ended(roster, "b/scheduler", word)
-    assert not groups.ended(roster, "a/scheduler", Lost(10, "b/worker-0", "b/worker-0", "killed"))
+    assert not groups.ended(roster, "a/scheduler", GroupProcessEnded(10, "b/worker-0", "b/worker-0", "killed"))
     assert not groups.ended(roster, "operator", word)
-    assert not groups.ended(roster, "b/scheduler", Lost(8, "b/worker-0", "b/worker-0", "killed"))
-    assert not groups.ended(roster, "b/scheduler", Lost(9, "b/worker-0", "another life", "killed"))
-    assert not groups.ended(roster, "b/scheduler", Lost(9, "b/worker-0", "", "killed"))
-    assert not groups.ended(roster, "b/scheduler", Lost(9, "server-0", "server-0", "killed"))
+    assert not groups.ended(roster, "b/scheduler", GroupProcessEnded(8, "b/worker-0", "b/worker-0", "killed"))
+    assert not groups.ended(roster, "b/scheduler", GroupProcessEnded(9, "b/worker-0", "another life", "killed"))
+    assert not groups.ended(roster, "b/scheduler", GroupProcessEnded(9, "b/worker-0", "", "killed"))
+    assert not groups.ended(roster, "b/scheduler", GroupProcessEnded(9, "server-0", "server-0", "killed"))
 
 
 def test_a_group_is_dissolved_by_its_own_or_when_it_is_not_at_work() -> None:
@@ -163,7 +163,7 @@ def test_a_group_is_dissolved_by_its_own_or_when_it_is_not_at_work() -> None:
 def test_a_group_that_nobody_knows_is_not_dissolved_in_silence() -> None:
     roster = roster_of("a/bob", "operator")
     roster.create("b/w", SMALL)
-    groups.allow(roster, Group("c", mb=7))
+    groups.allow(roster, GroupLimits("c", mb=7))
     with pytest.raises(Invalid, match=r"no group 'd' to dissolve \(groups: b, c\)"):
         groups.dissolve(roster, "d", "operator")
     assert groups.dissolve(roster, "c", "operator") == []  # it was allowed something, and has nothing
@@ -172,7 +172,7 @@ def test_a_group_that_nobody_knows_is_not_dissolved_in_silence() -> None:
 
 def test_what_groups_may_have_outlives_the_coordinator() -> None:
     roster = roster_of("b/ann")
-    groups.allow(roster, Group("b", mb=7, reads=[CLUSTER]))
+    groups.allow(roster, GroupLimits("b", mb=7, reads=[CLUSTER]))
     after = Roster()
     membership_journal.replay(after, membership_journal.record_of(roster))
     assert after.groups == roster.groups
@@ -208,4 +208,6 @@ def test_a_member_of_a_group_lets_nobody_else_go() -> None:
 def test_a_group_does_not_read_without_an_end() -> None:
     roster = roster_of("operator")
     with pytest.raises(Invalid, match="at most"):
-        groups.check_change(roster, "operator", Allow(1, Group("b", reads=[f"g{i}" for i in range(limits.GROUPS + 1)])))
+        groups.check_change(
+            roster, "operator", Allow(1, GroupLimits("b", reads=[f"g{i}" for i in range(limits.GROUPS + 1)]))
+        )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from shoal.cluster.load_stats import Loads
+from shoal.cluster.load_stats import LoadStats
 from shoal.limits import LOAD_LEAST, LOAD_PATIENCE, LOAD_STEADY
 from shoal.tables import Dense
 from shoal.timing import DEFAULT
-from shoal.wire.messages import Heartbeat, Place, Placed
+from shoal.wire.messages import Heartbeat, Replicas, TablePlaces
 
 
-def table(*owners: str, since: int = 0) -> dict[str, Placed]:
+def table(*owners: str, since: int = 0) -> dict[str, TablePlaces]:
     starts = [10 * i for i in range(len(owners))]
-    places = [Place(1, [owner], since=since) for owner in owners]
-    return {"w": Placed(1, "w", Dense(rows=10 * len(owners)), starts, places)}
+    places = [Replicas(1, [owner], since=since) for owner in owners]
+    return {"w": TablePlaces(1, "w", Dense(rows=10 * len(owners)), starts, places)}
 
 
 def test_an_owner_is_believed_and_nobody_else() -> None:
-    loads = Loads()
+    loads = LoadStats()
     told = {0: 5.0, 1: 7.0, 9: 1.0, -1: 1.0}
     loads.heard("ann", Heartbeat(1, 3, {}, {1: told, 8: {0: 1.0}}, {1: {0: 4, 1: 14}}), table("ann", "bob"))
     assert loads.rates == {1: {0: 5.0}} and loads.halves == {1: {0: 4}}
@@ -28,7 +28,7 @@ def test_an_owner_is_believed_and_nobody_else() -> None:
 
 
 def test_what_was_measured_before_a_segment_was_cut_is_not_taken_for_what_it_is_now() -> None:
-    loads = Loads()
+    loads = LoadStats()
     loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: 5.0}}), table("ann", since=4))
     assert loads.rates == {1: {}}
     loads.heard("ann", Heartbeat(1, 4, {}, {1: {0: 5.0}}), table("ann", since=4))
@@ -39,13 +39,13 @@ SERVERS = ["ann", "bob"]
 LONG = LOAD_STEADY * DEFAULT.load_every
 
 
-def hot(loads: Loads, at: int, tables: dict[str, Placed]) -> None:
+def hot(loads: LoadStats, at: int, tables: dict[str, TablePlaces]) -> None:
     """The owner of this segment is asked for all there is."""
     loads.rates[1] = {segment: LOAD_LEAST if segment == at else 0.0 for segment in range(len(tables["w"].places))}
 
 
 def test_only_one_that_is_the_hottest_for_a_while_is_taken_for_hot() -> None:
-    loads, tables = Loads(), table("ann", "bob")
+    loads, tables = LoadStats(), table("ann", "bob")
     hot(loads, 0, tables)
     assert not loads.is_time(0, SERVERS, tables)
     assert not loads.is_time(LONG - 1, SERVERS, tables)
@@ -60,7 +60,7 @@ def test_only_one_that_is_the_hottest_for_a_while_is_taken_for_hot() -> None:
 
 
 def test_nothing_is_done_about_what_was_told_before_the_owners_changed() -> None:
-    loads, tables = Loads(), table("ann", "bob")
+    loads, tables = LoadStats(), table("ann", "bob")
     hot(loads, 0, tables)
     assert not loads.is_time(0, SERVERS, tables)
     tables = table("ann", "bob", "bob")
@@ -70,7 +70,7 @@ def test_nothing_is_done_about_what_was_told_before_the_owners_changed() -> None
 
 
 def test_after_every_trade_it_takes_longer_until_others_are_here() -> None:
-    loads, tables, now = Loads(), table("ann", "bob"), 0
+    loads, tables, now = LoadStats(), table("ann", "bob"), 0
     hot(loads, 0, tables)
     assert not loads.is_time(now, SERVERS, tables)
     for tellings in [LOAD_STEADY * 2**i for i in range(1, 5)]:
@@ -85,7 +85,7 @@ def test_after_every_trade_it_takes_longer_until_others_are_here() -> None:
 
 
 def test_what_is_known_of_a_segment_stays_when_it_changes_hands_and_is_shared_when_it_is_split() -> None:
-    loads = Loads()
+    loads = LoadStats()
     loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: 5.0, 1: 8.0}}), table("ann", "ann"))
     assert loads.by_server(table("bob", "ann")) == {"bob": 5.0, "ann": 8.0}
     loads.was_split(1, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shoal.cluster.membership_client import Change, Membership
+from shoal.cluster.membership_client import MembershipClient, ViewChange
 from shoal.limits import SECOND
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
@@ -22,8 +22,8 @@ def hellos(effects: list[Effect]) -> list[str]:
     return [one.message.token for one in effects if isinstance(one, Send) and isinstance(one.message, m.Hello)]
 
 
-def member(joined: bool = True) -> Membership:
-    made = Membership("me", "worker", "token", "at me")
+def member(joined: bool = True) -> MembershipClient:
+    made = MembershipClient("me", "worker", "token", "at me")
     made.reaches = {"server"}
     if joined:
         made.tick(START)
@@ -49,7 +49,7 @@ def test_a_welcome_makes_a_member() -> None:
     made = member(joined=False)
     made.tick(START)
     change, effects = made.handle(START, m.Welcome("token.0", 5, view(3, ("ann", "here"))))
-    assert change == Change(view=True)
+    assert change == ViewChange(view=True)
     assert (made.joined, made.incarnation, made.view.number, made.asking_since) == (True, 5, 3, 0)
     assert effects == [Connect("ann", "here")]
 
@@ -72,37 +72,37 @@ def test_a_heartbeat_tells_the_view_in_effect_and_what_failed() -> None:
 def test_the_welcome_of_another_life_is_ignored() -> None:
     made = member(joined=False)
     made.tick(START)
-    assert made.handle(START, m.Welcome("token.1", 5, view(3))) == (Change(), [])
-    assert made.handle(START, m.Welcome("other.0", 5, view(3))) == (Change(), [])
+    assert made.handle(START, m.Welcome("token.1", 5, view(3))) == (ViewChange(), [])
+    assert made.handle(START, m.Welcome("other.0", 5, view(3))) == (ViewChange(), [])
     assert not made.joined
 
 
 def test_a_second_welcome_changes_nothing() -> None:
     made = member()
-    assert made.handle(START, m.Welcome("token.0", 6, view(9))) == (Change(), [])
+    assert made.handle(START, m.Welcome("token.0", 6, view(9))) == (ViewChange(), [])
     assert (made.incarnation, made.view.number) == (5, 3)
 
 
 def test_only_newer_views_are_taken() -> None:
     made = member()
-    assert made.handle(START, view(2)) == (Change(), [])
-    assert made.handle(START, view(3)) == (Change(), [])
-    assert made.handle(START, view(7))[0] == Change(view=True)
-    assert made.handle(START, view(5)) == (Change(), [])  # overtaken on the way
+    assert made.handle(START, view(2)) == (ViewChange(), [])
+    assert made.handle(START, view(3)) == (ViewChange(), [])
+    assert made.handle(START, view(7))[0] == ViewChange(view=True)
+    assert made.handle(START, view(5)) == (ViewChange(), [])  # overtaken on the way
     assert made.view.number == 7
 
 
 def test_a_later_coordinators_views_are_newer_whatever_their_number() -> None:
     made = member()
-    assert made.handle(START, view(1, term=2))[0] == Change(view=True)
-    assert made.handle(START, view(9, term=1))[0] == Change()
+    assert made.handle(START, view(1, term=2))[0] == ViewChange(view=True)
+    assert made.handle(START, view(9, term=1))[0] == ViewChange()
     assert (made.view.term, made.view.number) == (2, 1)
 
 
 def test_a_view_before_the_welcome_is_ignored() -> None:
     made = member(joined=False)
     made.tick(START)
-    assert made.handle(START, view(3)) == (Change(), [])
+    assert made.handle(START, view(3)) == (ViewChange(), [])
 
 
 def test_a_member_is_connected_to_the_roles_it_reaches() -> None:
@@ -119,42 +119,44 @@ def test_a_fenced_member_says_hello_as_a_new_life() -> None:
     made = member()
     made.show(3)
     change, effects = made.handle(START + SECOND, m.Fence(0, 5))
-    assert change == Change(fenced=True)
+    assert change == ViewChange(fenced=True)
     assert hellos(effects) == ["token.1"]
     assert (made.joined, made.shown, made.asking_since) == (False, 0, START + SECOND)
-    assert made.handle(START + SECOND, m.Welcome("token.0", 5, view(9)))[0] == Change()  # from its former life
-    assert made.handle(START + SECOND, m.Welcome("token.1", 8, view(2)))[0] == Change(view=True)
+    assert made.handle(START + SECOND, m.Welcome("token.0", 5, view(9)))[0] == ViewChange()  # from its former life
+    assert made.handle(START + SECOND, m.Welcome("token.1", 8, view(2)))[0] == ViewChange(view=True)
     assert (made.incarnation, made.view.number) == (8, 2)
 
 
 def test_a_fence_for_another_incarnation_is_ignored() -> None:
     made = member()
-    assert made.handle(START, m.Fence(0, 4)) == (Change(), [])
-    assert made.handle(START, m.Fence(77, 6)) == (Change(), [])
+    assert made.handle(START, m.Fence(0, 4)) == (ViewChange(), [])
+    assert made.handle(START, m.Fence(77, 6)) == (ViewChange(), [])
     assert made.joined
 
 
 def test_one_who_was_removed_before_it_heard_of_it_begins_another_life() -> None:
     made = member(joined=False)
     made.tick(START)
-    assert made.handle(START, m.Over("token.7")) == (Change(), [])
-    change, effects = made.handle(START, m.Over("token.0"))
-    assert change == Change()  # nothing was lost: it had no life yet
+    assert made.handle(START, m.IncarnationOver("token.7")) == (ViewChange(), [])
+    change, effects = made.handle(START, m.IncarnationOver("token.0"))
+    assert change == ViewChange()  # nothing was lost: it had no life yet
     assert hellos(effects) == ["token.1"]
-    assert made.handle(START, m.Over("token.0")) == (Change(), [])
+    assert made.handle(START, m.IncarnationOver("token.0")) == (ViewChange(), [])
 
 
 def test_a_member_ignores_that_its_hello_came_too_late() -> None:
     made = member()
-    assert made.handle(START, m.Over("token.0")) == (Change(), [])
+    assert made.handle(START, m.IncarnationOver("token.0")) == (ViewChange(), [])
     assert made.joined
 
 
 def test_a_refusal_is_passed_on() -> None:
     made = member(joined=False)
     made.tick(START)
-    assert made.handle(START, m.No(0, "setting", "the cluster is full"))[0] == Change(refused="the cluster is full")
-    assert member().handle(START, m.No(0, "setting", "late"))[0] == Change()
+    assert made.handle(START, m.Refusal(0, "setting", "the cluster is full"))[0] == ViewChange(
+        refused="the cluster is full"
+    )
+    assert member().handle(START, m.Refusal(0, "setting", "late"))[0] == ViewChange()
 
 
 def test_who_leaves_says_so() -> None:
@@ -175,7 +177,7 @@ def test_the_back_off_starts_again_with_every_life() -> None:
 def test_a_view_that_gives_its_name_to_another_is_as_good_as_a_fence() -> None:
     made = member()
     ours, other = (m.View(1, number, 0, [m.Member("me", of, "worker", "")], []) for number, of in ((4, 5), (5, 9)))
-    assert made.handle(START, ours)[0] == Change(view=True)
+    assert made.handle(START, ours)[0] == ViewChange(view=True)
     change, effects = made.handle(START, other)
-    assert change == Change(fenced=True) and hellos(effects) == ["token.1"]
+    assert change == ViewChange(fenced=True) and hellos(effects) == ["token.1"]
     assert not made.joined and made.view is ours, "what is given to the other one is not taken"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal import limits
-from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.balance_plan import WantedMove
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.limits import SECOND
@@ -294,7 +294,7 @@ def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_w
     made.create("w", Dense(rows=8))
     made.people["ann"].view = made.people["bob"].view = made.number
     made.leave("bob")
-    smaller = [Wanted("w", segment, "bob", "", "leaving") for segment in range(len(made.tables["w"].places))]
+    smaller = [WantedMove("w", segment, "bob", "", "leaving") for segment in range(len(made.tables["w"].places))]
     made.people["bob"].view = made.number
     assert made.begin(0, smaller) == [] and holders(made, "w") == {"ann", "bob"}
     made.people["ann"].view, made.people["ann"].suspected = made.number, True
@@ -325,7 +325,7 @@ def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> N
     made = roster("ann", "bob", "cat", copies=3)
     made.create("w", Dense(rows=8))
     first = made.tables["w"].places[0].servers
-    swap = [Wanted("w", 0, first[0], first[1], "count")]
+    swap = [WantedMove("w", 0, first[0], first[1], "count")]
     made.people[first[0]].view = made.people[first[1]].view = made.number
     assert made.begin(0, swap) == []
     made.people[first[2]].view = made.number
@@ -339,7 +339,7 @@ def test_half_a_trade_is_not_begun() -> None:
     made.create("w", Dense(rows=8))
     owners = [place.servers[0] for place in made.tables["w"].places]
     mine, other = owners.index("ann"), owners.index("bob")
-    trade = [Wanted("w", mine, "ann", "bob", "load", "", 1), Wanted("w", other, "bob", "ann", "load", "", 1)]
+    trade = [WantedMove("w", mine, "ann", "bob", "load", "", 1), WantedMove("w", other, "bob", "ann", "load", "", 1)]
     made.people["ann"].view = made.people["bob"].view = made.number
     made.apart["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
     before = dict(made.tables)

@@ -12,13 +12,13 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from shoal.cluster.balance_plan import Wanted
-from shoal.cluster.load_stats import Loads
+from shoal.cluster.balance_plan import WantedMove
+from shoal.cluster.load_stats import LoadStats
 from shoal.cluster.rebalance import plan
 from shoal.limits import LOAD_ABOVE, LOAD_KEPT, LOAD_LEAST, SECOND
 from shoal.tables import Dense
 from shoal.timing import DEFAULT
-from shoal.wire.messages import Heartbeat, Place, Placed
+from shoal.wire.messages import Heartbeat, Replicas, TablePlaces
 
 PARTS = 16
 MINUTE = 60 * SECOND
@@ -31,12 +31,12 @@ class Town:
         self.names = [f"server-{i}" for i in range(servers)]
         self.rates, self.noise, self.random = rates, noise, random.Random(seed)
         starts = [10 * i for i in range(len(rates))]
-        places = [Place(1, [self.names[i % servers]], since=1) for i in range(len(rates))]
-        self.table = Placed(1, "w", Dense(rows=10 * len(rates)), starts, places)
-        self.loads, self.view, self.now = Loads(), 1, 0
+        places = [Replicas(1, [self.names[i % servers]], since=1) for i in range(len(rates))]
+        self.table = TablePlaces(1, "w", Dense(rows=10 * len(rates)), starts, places)
+        self.loads, self.view, self.now = LoadStats(), 1, 0
         self.known: dict[str, dict[int, float]] = {name: {} for name in self.names}
         self.fresh: dict[int, int] = {}  # tellings until a segment's owner has watched it all the time
-        self.moved: list[tuple[int, Wanted]] = []
+        self.moved: list[tuple[int, WantedMove]] = []
 
     def join(self, name: str) -> None:
         self.names.append(name)
@@ -72,7 +72,7 @@ class Town:
         self.view += 1
         places = list(self.table.places)
         for one in wanted:
-            places[one.segment] = Place(self.view, [one.target], since=self.view)
+            places[one.segment] = Replicas(self.view, [one.target], since=self.view)
             self.fresh[one.segment] = 2
             self.moved.append((self.now, one))
         self.table = replace(self.table, places=places)

@@ -14,10 +14,10 @@ import pytest
 
 from shoal.data.batch import Batch
 from shoal.data.csr_file import (
-    Aside,
+    CsrFile,
+    CsrWriter,
     LabelCount,
-    Packed,
-    Writer,
+    StagingFolder,
     sweep,
 )
 from shoal.errors import Invalid
@@ -35,14 +35,14 @@ SECOND = batch_of([{2: 0.5}], [1])
 
 
 @pytest.fixture
-def packed(tmp_path: Path) -> Packed:
-    with Writer(tmp_path / "set") as writer:
+def packed(tmp_path: Path) -> CsrFile:
+    with CsrWriter(tmp_path / "set") as writer:
         writer.append(FIRST, np.array([3, 9]))
         writer.append(SECOND)
         return writer.finish("here", features=8)
 
 
-def test_rows_come_back_as_they_went_in(packed: Packed) -> None:
+def test_rows_come_back_as_they_went_in(packed: CsrFile) -> None:
     assert (packed.rows, len(packed), packed.features, packed.nonzeros) == (3, 3, 8, 3)
     taken = packed.take(np.array([2, 0, 2]))
     assert taken.indptr.tolist() == [0, 1, 3, 4]
@@ -57,7 +57,7 @@ def test_rows_come_back_as_they_went_in(packed: Packed) -> None:
     assert [path.name for path in packed.folder.parent.iterdir()] == ["set"]  # and nothing beside it
 
 
-def test_a_slice_is_a_view_of_the_map(packed: Packed) -> None:
+def test_a_slice_is_a_view_of_the_map(packed: CsrFile) -> None:
     part = packed.slice(1, 3)
     assert part.indptr.tolist() == [0, 0, 1]
     assert part.columns.tolist() == [2]
@@ -67,13 +67,13 @@ def test_a_slice_is_a_view_of_the_map(packed: Packed) -> None:
         part.labels[0] = 3
 
 
-def test_labels_are_counted_with_the_first_line_of_each(packed: Packed) -> None:
+def test_labels_are_counted_with_the_first_line_of_each(packed: CsrFile) -> None:
     assert packed.meta.labels == [LabelCount(-1.0, 1, 9), LabelCount(1.0, 2, 3)]
     assert not packed.meta.more_labels
 
 
 def test_only_so_many_labels_are_counted(tmp_path: Path) -> None:
-    with Writer(tmp_path / "set") as writer:
+    with CsrWriter(tmp_path / "set") as writer:
         writer.append(batch_of([{} for _ in range(40)], [float(label) for label in range(40)]))
         packed = writer.finish()
     assert [label.value for label in packed.meta.labels] == list(range(16))
@@ -81,7 +81,7 @@ def test_only_so_many_labels_are_counted(tmp_path: Path) -> None:
 
 
 def test_values_that_are_all_one_are_not_stored(tmp_path: Path) -> None:
-    with Writer(tmp_path / "set") as writer:
+    with CsrWriter(tmp_path / "set") as writer:
         writer.append(batch_of([{1: 1.0}], [0]))
         writer.append(batch_of([{2: 1.0}], [0], ones=True))
         packed = writer.finish()
@@ -90,7 +90,7 @@ def test_values_that_are_all_one_are_not_stored(tmp_path: Path) -> None:
 
 
 def test_the_first_value_that_is_not_one_brings_the_ones_before_it(tmp_path: Path) -> None:
-    with Writer(tmp_path / "set") as writer:
+    with CsrWriter(tmp_path / "set") as writer:
         writer.append(batch_of([{1: 1.0, 2: 1.0}], [0], ones=True))
         writer.append(batch_of([{1: 7.0}], [0]))
         writer.append(batch_of([{3: 1.0}], [0], ones=True))
@@ -100,7 +100,7 @@ def test_the_first_value_that_is_not_one_brings_the_ones_before_it(tmp_path: Pat
 
 
 def test_a_set_without_features_is_a_set(tmp_path: Path) -> None:
-    with Writer(tmp_path / "set") as writer:
+    with CsrWriter(tmp_path / "set") as writer:
         writer.append(batch_of([{}, {}], [1, 0]))
         packed = writer.finish(features=3)
     assert packed.take(np.array([1, 0])).labels.tolist() == [0, 1]
@@ -108,14 +108,14 @@ def test_a_set_without_features_is_a_set(tmp_path: Path) -> None:
 
 
 def test_a_huge_id_takes_no_disk_for_the_ids_below_it(tmp_path: Path) -> None:
-    with Writer(tmp_path / "set") as writer:
+    with CsrWriter(tmp_path / "set") as writer:
         writer.append(batch_of([{200_000_000: 1.0}], [1]))
         packed = writer.finish()
     assert packed.features == 200_000_001 and packed.counts[-1] == 1
     assert (packed.folder / "counts.u32").stat().st_blocks * 512 < 10_000_000
 
 
-def test_a_row_that_is_not_there_is_refused(packed: Packed) -> None:
+def test_a_row_that_is_not_there_is_refused(packed: CsrFile) -> None:
     for row in (-1, 3, 2**40):
         with pytest.raises(Invalid, match="there are 3"):
             packed.take(np.array([0, row]))
@@ -124,48 +124,48 @@ def test_a_row_that_is_not_there_is_refused(packed: Packed) -> None:
 
 
 @pytest.mark.parametrize("name", ["labels.f32", "indptr.i64", "columns.u32", "values.f32", "counts.u32"])
-def test_a_file_that_was_cut_is_found_when_it_is_opened(packed: Packed, name: str) -> None:
+def test_a_file_that_was_cut_is_found_when_it_is_opened(packed: CsrFile, name: str) -> None:
     path = packed.folder / name
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(Invalid, match=rf"{name} is damaged .*delete .*set and load again"):
-        Packed.open(packed.folder)
+        CsrFile.open(packed.folder)
     path.unlink()
     with pytest.raises(Invalid, match=f"{name} is damaged"):
-        Packed.open(packed.folder)
+        CsrFile.open(packed.folder)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 1}', "\xff", "[" * 5_000])
-def test_a_description_that_makes_no_sense_is_an_error_that_says_what_to_do(packed: Packed, text: str) -> None:
+def test_a_description_that_makes_no_sense_is_an_error_that_says_what_to_do(packed: CsrFile, text: str) -> None:
     (packed.folder / "meta.json").write_text(text)
     with pytest.raises(Invalid, match="delete"):
-        Packed.open(packed.folder)
+        CsrFile.open(packed.folder)
 
 
-def test_rows_that_end_before_they_start_are_found_before_they_are_read(packed: Packed) -> None:
+def test_rows_that_end_before_they_start_are_found_before_they_are_read(packed: CsrFile) -> None:
     with (packed.folder / "indptr.i64").open("r+b") as file:
         file.seek(8)
         file.write(np.array([1 << 40], np.int64).tobytes())
-    damaged = Packed.open(packed.folder)
+    damaged = CsrFile.open(packed.folder)
     with pytest.raises(Invalid, match="damaged"):
         damaged.take(np.array([0]))
     with pytest.raises(Invalid, match="damaged"):
         damaged.slice(0, 2)
 
 
-def test_another_process_maps_the_set_for_itself(packed: Packed) -> None:
+def test_another_process_maps_the_set_for_itself(packed: CsrFile) -> None:
     assert len(pickle.dumps(packed)) < 1_000
     assert pickle.loads(pickle.dumps(packed)).take(np.array([2])).columns.tolist() == [2]
 
 
 def test_an_error_while_packing_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), Writer(tmp_path / "set") as writer:
+    with pytest.raises(RuntimeError), CsrWriter(tmp_path / "set") as writer:
         writer.append(FIRST)
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_of_two_that_pack_the_same_set_the_second_takes_the_firsts(tmp_path: Path) -> None:
-    with Writer(tmp_path / "set") as ann, Writer(tmp_path / "set") as bob:
+    with CsrWriter(tmp_path / "set") as ann, CsrWriter(tmp_path / "set") as bob:
         ann.append(FIRST)
         bob.append(FIRST)
         assert ann.finish().rows == bob.finish().rows == 2
@@ -188,7 +188,7 @@ def test_what_a_killed_writer_left_is_no_set_and_is_swept_away(tmp_path: Path) -
     (left,) = tmp_path.iterdir()
     assert sweep(tmp_path) == 0  # it is young: its writer may be about to lock it
     os.utime(left, (0, 0))
-    with Aside(tmp_path / "other") as alive:
+    with StagingFolder(tmp_path / "other") as alive:
         os.utime(alive.path, (0, 0))
         assert sweep(tmp_path) == 1
         assert alive.path.is_dir()  # locked: somebody is at work there

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.data import digits
-from shoal.data.datasets import NAMED, Dataset, Source, load, names
+from shoal.data.datasets import NAMED, Dataset, DataSource, load, names
 from shoal.data.synthetic import TEST_FROM, Clicks
 from shoal.errors import Invalid
 
@@ -34,7 +34,7 @@ def cache(tmp_path: Path) -> Path:
 
 def test_a_file_is_cut_into_rows_to_train_on_and_rows_to_test_on(rows: Path, cache: Path) -> None:
     told: list[str] = []
-    dataset = load(Source(str(rows), held_out=0.2), seed=0, cache=cache, progress=told.append)
+    dataset = load(DataSource(str(rows), held_out=0.2), seed=0, cache=cache, progress=told.append)
     assert dataset.name == "rows.svm" and dataset.notes == [] and dataset.classes
     assert dataset.train.rows + dataset.test.rows == 1_000
     assert 150 < dataset.test.rows < 250
@@ -43,9 +43,9 @@ def test_a_file_is_cut_into_rows_to_train_on_and_rows_to_test_on(rows: Path, cac
 
 
 def test_the_rows_that_are_held_out_do_not_depend_on_the_seed(rows: Path, cache: Path) -> None:
-    first, second = (load(Source(str(rows)), seed, cache) for seed in (0, 1))
+    first, second = (load(DataSource(str(rows)), seed, cache) for seed in (0, 1))
     assert first.folder == second.folder
-    fewer = load(Source(str(rows), rows=500), 0, cache)
+    fewer = load(DataSource(str(rows), rows=500), 0, cache)
     assert fewer.test.columns.tolist() == first.test.columns[: fewer.test.nonzeros].tolist()
 
 
@@ -61,35 +61,35 @@ def test_a_pipe_a_socket_and_a_device_are_refused_before_they_are_opened(
         server.bind(listening.name)
         for path in (pipe, listening, device):
             with pytest.raises(Invalid, match=f"{path.name}' is no plain file: write the rows to one first"):
-                load(Source(str(path)), 0, cache)
+                load(DataSource(str(path)), 0, cache)
     np.savez(tmp_path / "good.npz", x=np.eye(9), y=np.arange(9))
     with pytest.raises(Invalid, match=f"{pipe.name}' is no plain file"):
-        load(Source(str(tmp_path / "good.npz"), test=str(pipe)), 0, cache)
+        load(DataSource(str(tmp_path / "good.npz"), test=str(pipe)), 0, cache)
 
 
 def test_three_rows_are_enough_to_try(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "tiny.svm").write_text("1 1:1\n-1 2:1\n1 3:1\n")
-    dataset = load(Source(str(tmp_path / "tiny.svm")), 0, cache)
+    dataset = load(DataSource(str(tmp_path / "tiny.svm")), 0, cache)
     assert (dataset.train.rows, dataset.test.rows) == (2, 1)
     assert dataset.test.meta.labels[0].line == 2
     (tmp_path / "tiny.svm").write_text("1 1:1\n")
     with pytest.raises(Invalid, match="none is held out to test on: give a test set"):
-        load(Source(str(tmp_path / "tiny.svm")), 0, cache)
+        load(DataSource(str(tmp_path / "tiny.svm")), 0, cache)
     assert [path.name for path in cache.iterdir()] == [dataset.folder.name]  # nothing half was left
 
 
 def test_a_test_file_is_tested_on_and_may_have_more_features(rows: Path, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "test.svm").write_text("1 90:1\n")
-    dataset = load(Source(str(rows), test=str(tmp_path / "test.svm")), 0, cache)
+    dataset = load(DataSource(str(rows), test=str(tmp_path / "test.svm")), 0, cache)
     assert (dataset.train.rows, dataset.test.rows, dataset.features) == (1_000, 1, 90)
     assert len(dataset.train.counts) == 90
 
 
 def test_a_set_is_packed_once_and_opened_by_other_processes(rows: Path, cache: Path) -> None:
-    dataset = load(Source(str(rows)), 0, cache)
+    dataset = load(DataSource(str(rows)), 0, cache)
     stamp = (dataset.folder / "train" / "columns.u32").stat().st_mtime_ns
     told: list[str] = []
-    again = load(Source(str(rows)), 0, cache, told.append)
+    again = load(DataSource(str(rows)), 0, cache, told.append)
     assert told == [] and (again.folder / "train" / "columns.u32").stat().st_mtime_ns == stamp
     assert Dataset.open(dataset.folder).train.columns.tolist() == dataset.train.columns.tolist()
 
@@ -98,13 +98,13 @@ def test_a_set_is_packed_once_and_opened_by_other_processes(rows: Path, cache: P
     "change", [{"held_out": 0.3}, {"rows": 10}, {"features": 70}, {"hash_bits": 8}, {"bad_lines": 1}]
 )
 def test_another_setting_is_another_entry(rows: Path, cache: Path, change: dict[str, object]) -> None:
-    assert load(Source(str(rows)), 0, cache).folder != load(Source(str(rows), **change), 0, cache).folder  # type: ignore[arg-type]
+    assert load(DataSource(str(rows)), 0, cache).folder != load(DataSource(str(rows), **change), 0, cache).folder  # type: ignore[arg-type]
 
 
 def test_a_file_that_changed_is_packed_again(rows: Path, cache: Path) -> None:
-    before = load(Source(str(rows)), 0, cache)
+    before = load(DataSource(str(rows)), 0, cache)
     rows.write_text("1 1:1\n-1 5:1\n1 2:1\n")
-    assert load(Source(str(rows)), 0, cache).train.rows == 2
+    assert load(DataSource(str(rows)), 0, cache).train.rows == 2
     assert before.train.rows > 800  # who has it open still does
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(rows: Path, cache: Pat
             rows.write_text("1 1:1\n")
 
     with pytest.raises(Invalid, match="was changed while it was read: load it again"):
-        load(Source(str(rows)), 0, cache, meddle)
+        load(DataSource(str(rows)), 0, cache, meddle)
     assert list(cache.iterdir()) == []
 
 
@@ -122,52 +122,52 @@ def test_skipped_lines_are_noted_and_kept_with_the_set(rows: Path, cache: Path) 
     with rows.open("a") as file:
         file.write("oops\n")
     for _ in range(2):  # also when it comes from the cache
-        (note,) = load(Source(str(rows), bad_lines=2), 0, cache).notes
+        (note,) = load(DataSource(str(rows), bad_lines=2), 0, cache).notes
         assert note.startswith("1 bad lines skipped: line 1001: label 'oops'")
 
 
 def test_hashing_makes_as_many_features_as_it_says(rows: Path, cache: Path) -> None:
-    assert load(Source(str(rows), hash_bits=5), 0, cache).features == 32
+    assert load(DataSource(str(rows), hash_bits=5), 0, cache).features == 32
 
 
 def test_a_made_up_set_is_made_of_its_own_rows(cache: Path) -> None:
-    dataset = load(Source("clicks", rows=1_000, features=5_000), seed=4, cache=cache)
+    dataset = load(DataSource("clicks", rows=1_000, features=5_000), seed=4, cache=cache)
     maker = Clicks(4, 5_000)
     assert dataset.train.columns.tolist() == maker.rows(0, 1_000).columns.tolist()
     assert dataset.test.columns.tolist() == maker.rows(TEST_FROM, 100).columns.tolist()
     assert dataset.features == 5_000 and dataset.name == "clicks"
-    assert load(Source("clicks", rows=1_000, features=5_000), seed=5, cache=cache).folder != dataset.folder
+    assert load(DataSource("clicks", rows=1_000, features=5_000), seed=5, cache=cache).folder != dataset.folder
 
 
 def test_a_click_log_is_known_by_its_tabs(tmp_path: Path, cache: Path) -> None:
     lines = "\n".join("\t".join([str(n % 2), str(n), *[""] * 12, *["0a"] * 26]) for n in range(50))
     (tmp_path / "log").write_text(lines)
-    dataset = load(Source(str(tmp_path / "log")), 0, cache)
+    dataset = load(DataSource(str(tmp_path / "log")), 0, cache)
     assert dataset.features == 1 << 20
     assert dataset.train.rows + dataset.test.rows == 50
     with pytest.raises(Invalid, match="say hash_bits instead of features"):
-        load(Source(str(tmp_path / "log"), features=10), 0, cache)
+        load(DataSource(str(tmp_path / "log"), features=10), 0, cache)
 
 
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        (Source("rcv2"), "no file 'rcv2': did you mean rcv1?"),
-        (Source("Criteo-TB"), "did you mean criteo_tb?"),
-        (Source("nowhere.svm"), "names are clicks, rcv1-like, rcv1"),
-        (Source("clicks", rows=0), "rows = 0"),
-        (Source("clicks", batch=0), "batch = 0"),
-        (Source("clicks", held_out=1.0), "held_out = 1.0"),
-        (Source("clicks", bad_lines=-1), "bad_lines = -1"),
-        (Source("clicks", features=0), "features = 0"),
-        (Source("clicks", features=10), "made-up sets have"),
-        (Source("clicks", hash_bits=3), "clicks is made up"),
-        (Source("x", hash_bits=32), "hash_bits = 32: 1 to 31"),
-        (Source("x", hash_bits=3, features=3), "leave one out"),
-        (Source("rcv1", format="criteo"), "rcv1 is libsvm text: leave the format out"),
+        (DataSource("rcv2"), "no file 'rcv2': did you mean rcv1?"),
+        (DataSource("Criteo-TB"), "did you mean criteo_tb?"),
+        (DataSource("nowhere.svm"), "names are clicks, rcv1-like, rcv1"),
+        (DataSource("clicks", rows=0), "rows = 0"),
+        (DataSource("clicks", batch=0), "batch = 0"),
+        (DataSource("clicks", held_out=1.0), "held_out = 1.0"),
+        (DataSource("clicks", bad_lines=-1), "bad_lines = -1"),
+        (DataSource("clicks", features=0), "features = 0"),
+        (DataSource("clicks", features=10), "made-up sets have"),
+        (DataSource("clicks", hash_bits=3), "clicks is made up"),
+        (DataSource("x", hash_bits=32), "hash_bits = 32: 1 to 31"),
+        (DataSource("x", hash_bits=3, features=3), "leave one out"),
+        (DataSource("rcv1", format="criteo"), "rcv1 is libsvm text: leave the format out"),
     ],
 )
-def test_what_cannot_be_loaded_says_what_to_do(source: Source, what: str, cache: Path) -> None:
+def test_what_cannot_be_loaded_says_what_to_do(source: DataSource, what: str, cache: Path) -> None:
     with pytest.raises(Invalid) as caught:
         load(source, 0, cache)
     assert what in str(caught.value)
@@ -177,14 +177,14 @@ def test_a_named_set_says_where_its_files_belong(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "nothing"))
     monkeypatch.delenv("SHOAL_DATA", raising=False)
     with pytest.raises(Invalid, match=r"put a9a/a9a\.xz into a folder and name it in SHOAL_DATA"):
-        load(Source("a9a"), 0, tmp_path)
+        load(DataSource("a9a"), 0, tmp_path)
     assert {known.name: known.available for known in names()} == {
         "clicks": True, "rcv1-like": True, "rcv1": False, "a9a": False, "criteo_tb": False, "criteo_kaggle": False,
         "mnist": False, "digits": digits.installed(),
     }  # fmt: skip
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     with pytest.raises(Invalid, match=rf"a9a needs {tmp_path}/a9a/a9a\.xz, which is not there"):
-        load(Source("a9a"), 0, tmp_path)
+        load(DataSource("a9a"), 0, tmp_path)
     for file in (NAMED["a9a"].train, NAMED["a9a"].test):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("1 1:1\n")
@@ -205,7 +205,7 @@ def test_a_named_set_says_where_its_files_belong(monkeypatch: pytest.MonkeyPatch
 def test_the_named_sets_have_the_rows_they_are_known_for(
     cache: Path, name: str, train: int, test: int, features: int, positive: int
 ) -> None:
-    dataset = load(Source(name), 0, cache)
+    dataset = load(DataSource(name), 0, cache)
     assert (dataset.train.rows, dataset.test.rows, dataset.features) == (train, test, features)
     assert (dataset.train.labels > 0).sum() == positive
     assert int(dataset.train.counts.sum(dtype=np.int64)) == dataset.train.nonzeros
@@ -299,14 +299,14 @@ def run(code: str, *arguments: str, **environment: str) -> str:
 def test_a_relative_path_is_the_same_set_from_anywhere(
     rows: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    absolute = load(Source(str(rows)), 0, cache)
+    absolute = load(DataSource(str(rows)), 0, cache)
     monkeypatch.chdir(tmp_path)
-    assert load(Source("rows.svm"), 0, cache).folder == absolute.folder
+    assert load(DataSource("rows.svm"), 0, cache).folder == absolute.folder
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_text("{")])
 def test_a_spoilt_entry_says_to_delete_it(rows: Path, cache: Path, spoil: Callable[[Path], object]) -> None:
-    dataset = load(Source(str(rows)), 0, cache)
+    dataset = load(DataSource(str(rows)), 0, cache)
     spoil(dataset.folder / "facts.json")
     with pytest.raises(Invalid, match="delete it and load again"):
-        load(Source(str(rows)), 0, cache)
+        load(DataSource(str(rows)), 0, cache)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from shoal.data.batch import Batch
-from shoal.data.csr_file import LabelCount, Packed, Writer
+from shoal.data.csr_file import CsrFile, CsrWriter, LabelCount
 from shoal.data.dense_file import (
-    About,
-    Arrays,
-    Examples,
+    DenseExamples,
+    DenseFile,
+    DenseInfo,
     classes_of,
     open_rows,
     sparse,
@@ -27,11 +27,11 @@ IMAGES = np.arange(5 * 2 * 3, dtype=np.uint8).reshape(5, 2, 3)
 LABELS = np.array([2, 0, 1, 0, 2], np.float32)
 
 
-def packed(folder: Path, inputs: np.ndarray = IMAGES, labels: np.ndarray = LABELS) -> Arrays:
+def packed(folder: Path, inputs: np.ndarray = IMAGES, labels: np.ndarray = LABELS) -> DenseFile:
     numbers = np.arange(1, len(labels) + 1)
     halves = (slice(0, 3), slice(3, None))
-    parts = ((Examples(inputs[half], labels[half]), numbers[half]) for half in halves)
-    return write(folder / "set", parts, About("here", 0.5, -1.0, 3))
+    parts = ((DenseExamples(inputs[half], labels[half]), numbers[half]) for half in halves)
+    return write(folder / "set", parts, DenseInfo("here", 0.5, -1.0, 3))
 
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_file_that_was_cut_is_found_when_it_is_opened(tmp_path: Path, name: st
     path = packed(tmp_path).folder / name
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(Invalid, match=rf"{name} is damaged .*delete .*set and load again"):
-        Arrays.open(path.parent)
+        DenseFile.open(path.parent)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 1}', "\xff", "[" * 5_000])
@@ -91,7 +91,7 @@ def test_a_description_that_makes_no_sense_is_an_error_that_says_what_to_do(tmp_
     folder = packed(tmp_path).folder
     (folder / "arrays.json").write_text(text)
     with pytest.raises(Invalid, match="delete"):
-        Arrays.open(folder)
+        DenseFile.open(folder)
 
 
 def test_rows_of_no_size_and_other_formats_are_refused(tmp_path: Path) -> None:
@@ -99,35 +99,35 @@ def test_rows_of_no_size_and_other_formats_are_refused(tmp_path: Path) -> None:
     text = " ".join(path.read_text().split())
     path.write_text(text.replace("[ 2, 3 ]", "[-2, 3]"))
     with pytest.raises(Invalid, match="damaged"):
-        Arrays.open(path.parent)
+        DenseFile.open(path.parent)
     path.write_text(text.replace('"format": 1', '"format": 99'))
     with pytest.raises(Invalid, match="has format 99"):
-        Arrays.open(path.parent)
+        DenseFile.open(path.parent)
     with pytest.raises(Invalid, match="no packed set in"):
-        Arrays.open(tmp_path)
+        DenseFile.open(tmp_path)
 
 
 def test_an_error_while_packing_leaves_nothing(tmp_path: Path) -> None:
-    def parts() -> Iterator[tuple[Examples, np.ndarray]]:
-        yield Examples(IMAGES, LABELS), np.arange(5)
+    def parts() -> Iterator[tuple[DenseExamples, np.ndarray]]:
+        yield DenseExamples(IMAGES, LABELS), np.arange(5)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write(tmp_path / "set", parts(), About())
+        write(tmp_path / "set", parts(), DenseInfo())
     with pytest.raises(Invalid, match="has no rows"):
-        write(tmp_path / "set", [], About("nothing"))
+        write(tmp_path / "set", [], DenseInfo("nothing"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_opened_as_what_it_is(tmp_path: Path) -> None:
     dense = packed(tmp_path)
-    with Writer(tmp_path / "sparse") as writer:
+    with CsrWriter(tmp_path / "sparse") as writer:
         one = Batch(np.array([0, 1]), np.array([3], np.uint32), None, np.ones(1, np.float32))
         writer.append(one)
         writer.finish()
-    assert isinstance(open_rows(dense.folder), Arrays)
+    assert isinstance(open_rows(dense.folder), DenseFile)
     other = open_rows(tmp_path / "sparse")
-    assert isinstance(other, Packed) and sparse(other) is other
+    assert isinstance(other, CsrFile) and sparse(other) is other
     with pytest.raises(Invalid, match=r"here has dense rows \(2 x 3\), and sparse ones are needed"):
         sparse(dense)
 

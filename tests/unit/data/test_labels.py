@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from shoal.data.batch import Batch
-from shoal.data.csr_file import Packed, Writer
+from shoal.data.csr_file import CsrFile, CsrWriter
 from shoal.data.labels import are_classes, check_labels, signs
 from shoal.errors import Invalid
 
 
-def packed(folder: Path, *labels: float) -> Packed:
-    with Writer(folder / "set") as writer:
+def packed(folder: Path, *labels: float) -> CsrFile:
+    with CsrWriter(folder / "set") as writer:
         rows = np.array(labels, np.float32)
         writer.append(Batch(np.zeros(len(rows) + 1, np.int64), np.empty(0, np.uint32), None, rows))
         return writer.finish("rows.svm", features=1)

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from shoal.data import mnist
-from shoal.data.datasets import Source, load, names
-from shoal.data.dense_file import Arrays
+from shoal.data.datasets import DataSource, load, names
+from shoal.data.dense_file import DenseFile
 from shoal.errors import Invalid
 
 needs_data = pytest.mark.skipif("SHOAL_DATA" not in os.environ, reason="SHOAL_DATA is not set")
@@ -43,7 +43,7 @@ PACKED = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in CON
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Small originals, no files here, no mirror, no npm."""
     originals = [
-        mnist.Original(
+        mnist.MnistFile(
             name,
             len(content),
             hashlib.sha256(content).hexdigest(),
@@ -296,14 +296,14 @@ def test_a_set_that_was_packed_needs_its_files_no_more(
 ) -> None:
     server = mirror(PACKED)
     assert {one.name: (one.available, one.where) for one in names()}["mnist"] == (False, "$SHOAL_DATA/mnist")
-    dataset = load(Source("mnist"), 0)
+    dataset = load(DataSource("mnist"), 0)
     monkeypatch.setattr(mnist, "MIRRORS", [])
     for path in (tmp_path / "own" / "data" / "mnist").iterdir():
         path.unlink()
-    assert load(Source("mnist"), 1).folder == dataset.folder and len(server.asked) == 4
+    assert load(DataSource("mnist"), 1).folder == dataset.folder and len(server.asked) == 4
     assert {one.name: (one.available, one.where) for one in names()}["mnist"] == (True, "in the cache")
     with pytest.raises(Invalid, match="mnist cannot be had here"):
-        load(Source("mnist", rows=7), 0)
+        load(DataSource("mnist", rows=7), 0)
 
 
 def test_images_are_in_a_fixed_order_of_chance_and_test_images_as_they_were(
@@ -311,9 +311,9 @@ def test_images_are_in_a_fixed_order_of_chance_and_test_images_as_they_were(
 ) -> None:
     put(tmp_path / "mnist", PACKED)
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
-    dataset, again = load(Source("mnist"), 0, tmp_path / "one"), load(Source("mnist"), 5, tmp_path / "two")
+    dataset, again = load(DataSource("mnist"), 0, tmp_path / "one"), load(DataSource("mnist"), 5, tmp_path / "two")
     train, test = dataset.train, dataset.test
-    assert isinstance(train, Arrays) and isinstance(test, Arrays)
+    assert isinstance(train, DenseFile) and isinstance(test, DenseFile)
     assert dataset.dense and dataset.shape == (28, 28) and dataset.features == 784 and not dataset.classes
     assert train.labels.tolist() != [row % 10 for row in range(40)] and sorted(train.labels) == sorted(
         list(range(10)) * 4
@@ -322,20 +322,20 @@ def test_images_are_in_a_fixed_order_of_chance_and_test_images_as_they_were(
     assert again.train.labels.tolist() == train.labels.tolist()
     whole = np.frombuffer(CONTENTS["train-images-idx3-ubyte"], np.uint8, offset=16).reshape(40, 28, 28)
     assert sorted(map(bytes, train.inputs)) == sorted(map(bytes, whole))
-    fewer = load(Source("mnist", rows=7), 0, tmp_path / "one").train
-    assert isinstance(fewer, Arrays)
+    fewer = load(DataSource("mnist", rows=7), 0, tmp_path / "one").train
+    assert isinstance(fewer, DenseFile)
     assert sorted(map(bytes, fewer.inputs)) == sorted(map(bytes, whole[:7]))
 
 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (Source("mnist", test="x"), "mnist takes no other rows to test on"),
-        (Source("mnist", features=3), "mnist has dense rows: leave features"),
-        (Source("digits", hash_bits=3), "digits has dense rows: leave features, hash_bits"),
+        (DataSource("mnist", test="x"), "mnist takes no other rows to test on"),
+        (DataSource("mnist", features=3), "mnist has dense rows: leave features"),
+        (DataSource("digits", hash_bits=3), "digits has dense rows: leave features, hash_bits"),
     ],
 )
-def test_settings_of_text_are_refused(source: Source, said: str, tmp_path: Path) -> None:
+def test_settings_of_text_are_refused(source: DataSource, said: str, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=said):
         load(source, 0, tmp_path)
 
@@ -343,9 +343,9 @@ def test_settings_of_text_are_refused(source: Source, said: str, tmp_path: Path)
 @needs_data
 def test_mnist_has_the_rows_it_is_known_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    dataset = load(Source("mnist"), 0, tmp_path)
+    dataset = load(DataSource("mnist"), 0, tmp_path)
     train, test = dataset.train, dataset.test
-    assert isinstance(train, Arrays) and isinstance(test, Arrays)
+    assert isinstance(train, DenseFile) and isinstance(test, DenseFile)
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert [label.rows for label in train.meta.labels] == counts
     assert [label.rows for label in test.meta.labels] == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

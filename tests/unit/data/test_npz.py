@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from shoal.data import digits, npz
-from shoal.data.datasets import Dataset, Source, load
-from shoal.data.dense_file import Arrays
+from shoal.data.datasets import Dataset, DataSource, load
+from shoal.data.dense_file import DenseFile
 from shoal.errors import Invalid
 
 X = np.arange(200 * 4 * 3, dtype=np.uint8).reshape(200, 4, 3)
@@ -27,9 +27,9 @@ def saved(tmp_path: Path, name: str = "rows.npz", **arrays: Any) -> Path:
     return tmp_path / name
 
 
-def loaded(tmp_path: Path, path: Path, **settings: Any) -> tuple[Dataset, Arrays, Arrays]:
-    dataset = load(Source(str(path), **settings), 0, tmp_path / "cache")
-    assert isinstance(dataset.train, Arrays) and isinstance(dataset.test, Arrays)
+def loaded(tmp_path: Path, path: Path, **settings: Any) -> tuple[Dataset, DenseFile, DenseFile]:
+    dataset = load(DataSource(str(path), **settings), 0, tmp_path / "cache")
+    assert isinstance(dataset.train, DenseFile) and isinstance(dataset.test, DenseFile)
     return dataset, dataset.train, dataset.test
 
 
@@ -259,20 +259,20 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(
 
 def test_digits_are_a_stand_in_of_28_by_28(tmp_path: Path) -> None:
     sklearn = pytest.importorskip("sklearn.datasets")
-    dataset = load(Source("digits"), 0, tmp_path)
+    dataset = load(DataSource("digits"), 0, tmp_path)
     train, test = dataset.train, dataset.test
-    assert isinstance(train, Arrays) and isinstance(test, Arrays)
+    assert isinstance(train, DenseFile) and isinstance(test, DenseFile)
     assert dataset.name == "digits" and dataset.shape == (28, 28) and train.rows + test.rows == digits.ROWS
     assert train.meta.classes == 10 and 100 < test.rows < 260
     first = sklearn.load_digits().images
     small = {bytes(image) for image in first.astype(np.uint8)}
     assert all(bytes(np.ascontiguousarray(image)) in small for image in test.inputs[:, 2:26:3, 2:26:3])
     assert not test.inputs[:, :2].any() and not test.inputs[:, :, 26:].any()
-    fewer = load(Source("digits", rows=100, held_out=0.5), 0, tmp_path)
+    fewer = load(DataSource("digits", rows=100, held_out=0.5), 0, tmp_path)
     assert fewer.train.rows + fewer.test.rows == 100 and fewer.test.rows > 30
 
 
 def test_without_scikit_learn_digits_say_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(Invalid, match=r"scikit-learn, which is not installed: pip install 'shoal\[sklearn\]'"):
-        load(Source("digits"), 0, tmp_path)
+        load(DataSource("digits"), 0, tmp_path)

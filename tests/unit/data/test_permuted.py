@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.data.csr_file import Packed
-from shoal.data.datasets import Source, load
-from shoal.data.dense_file import About, Examples, write
+from shoal.data.csr_file import CsrFile
+from shoal.data.datasets import DataSource, load
+from shoal.data.dense_file import DenseExamples, DenseInfo, write
 from shoal.data.permuted import ordered
 from shoal.errors import Invalid
 
 
-def sparse_rows() -> Packed:
-    found = load(Source("rcv1-like", rows=60, features=1_000), 0).train
-    assert isinstance(found, Packed)
+def sparse_rows() -> CsrFile:
+    found = load(DataSource("rcv1-like", rows=60, features=1_000), 0).train
+    assert isinstance(found, CsrFile)
     return found
 
 
@@ -31,8 +31,8 @@ def test_pieces_of_sparse_rows_come_in_the_order_that_was_asked_for() -> None:
 
 def test_pieces_of_dense_rows_do_too_and_fewer_rows_are_a_smaller_set(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
-    examples = Examples(draw.normal(size=(20, 3)).astype(np.float32), np.arange(20, dtype=np.float32))
-    rows = write(tmp_path / "rows", [(examples, np.arange(1, 21))], About())
+    examples = DenseExamples(draw.normal(size=(20, 3)).astype(np.float32), np.arange(20, dtype=np.float32))
+    rows = write(tmp_path / "rows", [(examples, np.arange(1, 21))], DenseInfo())
     some = ordered(rows, np.array([19, 3, 4]))
     assert some.rows == 3
     assert np.array_equal(some.slice(0, 2).labels, [19, 3])

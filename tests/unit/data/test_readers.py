@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shoal.data.datasets import NAMED
-from shoal.data.readers import Format, Reader, guess, read
-from shoal.data.text import Lines
+from shoal.data.readers import Format, RowReader, guess, read
+from shoal.data.text import TextChunks
 from shoal.errors import Invalid
 from shoal.limits import LINE
 
@@ -40,7 +40,7 @@ def click(label: int = 1, **fields: str) -> bytes:
 def test_rows_are_read_from_plain_and_packed_files(
     write: Callable[[bytes], Path], pack: Callable[[bytes], bytes]
 ) -> None:
-    reader = Reader(write(pack(TEXT + b"\n")), "libsvm")
+    reader = RowReader(write(pack(TEXT + b"\n")), "libsvm")
     ((batch, lines),) = list(reader)
     assert batch.labels.tolist() == [1, -1, 0]
     assert batch.indptr.tolist() == [0, 2, 3, 4]
@@ -61,7 +61,7 @@ def test_files_that_were_joined_after_packing_are_read_to_the_end(write: Callabl
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 17, 1_000])
 def test_chunks_of_any_size_have_the_same_lines(write: Callable[[bytes], Path], chunk: int) -> None:
-    lines = Lines(write(TEXT), chunk)
+    lines = TextChunks(write(TEXT), chunk)
     parts = [bytes(lines.data[:stop]) for stop in lines]
     assert b"".join(parts) == TEXT + b"\n"
     assert all(part.endswith(b"\n") for part in parts)
@@ -99,18 +99,18 @@ def test_a_bad_line_is_named_with_what_is_wrong_and_what_to_do(
         read(path, "libsvm")
     assert str(caught.value).startswith(f"{path}, line 2: ")
     assert "bad_lines" in str(caught.value) or "hash_bits" in str(caught.value)
-    reader = Reader(path, "libsvm", bad_lines=1)
+    reader = RowReader(path, "libsvm", bad_lines=1)
     assert sum(len(batch) for batch, _ in reader) == 2
     assert reader.skipped == 1 and reader.notes()[0].startswith("1 bad lines skipped: line 2: ")
 
 
 def test_one_bad_line_more_than_allowed_is_one_too_many(write: Callable[[bytes], Path]) -> None:
     path = write(b"1 1:1\n" + b"bad\n" * 8)
-    reader = Reader(path, "libsvm", bad_lines=8)
+    reader = RowReader(path, "libsvm", bad_lines=8)
     assert sum(len(batch) for batch, _ in reader) == 1
     assert reader.skipped == 8 and len(reader.examples) == 5 and "; and 3 more" in reader.notes()[0]
     with pytest.raises(Invalid, match=r"line 9: .*7 bad lines were allowed"):
-        list(Reader(path, "libsvm", bad_lines=7))
+        list(RowReader(path, "libsvm", bad_lines=7))
 
 
 def test_only_the_start_of_a_bad_line_is_shown(write: Callable[[bytes], Path]) -> None:
@@ -123,14 +123,14 @@ def test_only_the_start_of_a_bad_line_is_shown(write: Callable[[bytes], Path]) -
 def test_a_line_that_is_too_long_is_a_bad_one_and_the_next_is_read(write: Callable[[bytes], Path], extra: int) -> None:
     start = b"1 1:1 #"
     long = start + b"x" * (LINE - len(start) + extra)
-    reader = Reader(write(b"0 2:1\n" + long + b"\n-1 3:1\n"), "libsvm", bad_lines=1)
+    reader = RowReader(write(b"0 2:1\n" + long + b"\n-1 3:1\n"), "libsvm", bad_lines=1)
     rows = [(label, line) for batch, lines in reader for label, line in zip(batch.labels, lines, strict=True)]
     assert rows == ([(0, 1), (-1, 3)] if extra else [(0, 1), (1, 2), (-1, 3)])
     assert reader.skipped == (1 if extra else 0)
 
 
 def test_at_most_so_many_rows_are_read_and_what_comes_behind_does_not_matter(write: Callable[[bytes], Path]) -> None:
-    reader = Reader(write(b"1 1:1\n0 2:1\n1 9:1\nbad\n"), "libsvm", rows=2)
+    reader = RowReader(write(b"1 1:1\n0 2:1\n1 9:1\nbad\n"), "libsvm", rows=2)
     assert [batch.labels.tolist() for batch, _ in reader] == [[1, 0]]
     assert (reader.rows, reader.features) == (2, 2)
 
@@ -138,13 +138,13 @@ def test_at_most_so_many_rows_are_read_and_what_comes_behind_does_not_matter(wri
 def test_ids_above_the_features_that_were_said_are_bad(write: Callable[[bytes], Path]) -> None:
     path = write(b"1 10:1\n1 11:1\n")
     with pytest.raises(Invalid, match="line 2: id of '11:1' is above 10"):
-        list(Reader(path, "libsvm", features=10))
-    reader = Reader(path, "libsvm", features=20)
+        list(RowReader(path, "libsvm", features=10))
+    reader = RowReader(path, "libsvm", features=20)
     assert len(list(reader)) == 1 and reader.features == 20
 
 
 def test_hashed_ids_may_be_large_and_what_falls_together_is_added(write: Callable[[bytes], Path]) -> None:
-    reader = Reader(write(b"1 5:1.5 77777777777777777:2\n"), "libsvm", hash_bits=1)
+    reader = RowReader(write(b"1 5:1.5 77777777777777777:2\n"), "libsvm", hash_bits=1)
     ((batch, _),) = list(reader)
     assert reader.features == 2
     assert batch.values is not None and batch.values.sum() == 3.5
@@ -188,7 +188,7 @@ def test_a_bad_line_of_a_click_log_is_named(write: Callable[[bytes], Path], line
     path = write(click(1) + b"\n" + line + b"\n" + click(0))
     with pytest.raises(Invalid, match=f"line 2: {what}"):
         read(path, "criteo")
-    assert sum(len(batch) for batch, _ in Reader(path, "criteo", bad_lines=1)) == 2
+    assert sum(len(batch) for batch, _ in RowReader(path, "criteo", bad_lines=1)) == 2
 
 
 def test_what_kind_of_text_it_is_the_first_row_says(write: Callable[[bytes], Path]) -> None:

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.data import split_plot
-from shoal.data.csr_file import Packed
-from shoal.data.datasets import Dataset, Source, load
-from shoal.data.dense_file import Arrays
-from shoal.data.split import Split, assign, check_split, split
+from shoal.data.csr_file import CsrFile
+from shoal.data.datasets import Dataset, DataSource, load
+from shoal.data.dense_file import DenseFile
+from shoal.data.split import SplitInfo, assign, check_split, split
 from shoal.errors import Invalid
 from shoal.strategies.gossip.settings import Gossip
 
@@ -29,14 +29,14 @@ def images(tmp_path: Path) -> Dataset:
     x = np.arange(300, dtype=np.uint8)[:, None, None] + np.zeros((1, 2, 2), np.uint8)
     x[256:] ^= np.uint8([[0, 1], [2, 3]])  # no two rows alike
     np.savez(tmp_path / "rows.npz", x_train=x, y_train=np.arange(300) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
-    return load(Source(str(tmp_path / "rows.npz")), 0, tmp_path / "cache")
+    return load(DataSource(str(tmp_path / "rows.npz")), 0, tmp_path / "cache")
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Dataset:
     lines = (f"{n % 3 - 1} {n + 1}:{0.1 + n / 7:.9g} 900:{-n}\n" for n in range(1, 301))
     (tmp_path / "rows.svm").write_text("".join(lines) + "0.5\n0.5 7:1e-9 8:3e9\n")
-    return load(Source(str(tmp_path / "rows.svm")), 0, tmp_path / "cache")
+    return load(DataSource(str(tmp_path / "rows.svm")), 0, tmp_path / "cache")
 
 
 @settings(max_examples=100, deadline=None)
@@ -92,17 +92,17 @@ def test_another_seed_is_another_split_where_there_is_chance() -> None:
 def test_the_files_have_all_rows_once_and_are_sets_themselves(tmp_path: Path, images: Dataset, by: Any) -> None:
     folder = tmp_path / "parts"
     said = split(images, 4, folder, by)
-    assert msgspec.json.decode((folder / "split.json").read_bytes(), type=Split) == said
+    assert msgspec.json.decode((folder / "split.json").read_bytes(), type=SplitInfo) == said
     assert said.labels == [0, 1, 2] and np.sum(said.counts, axis=0).tolist() == [100, 100, 100]
     assert np.sum(said.counts, axis=1).tolist() == said.sizes and said.test_rows == 9
     parts = []
     for client, name in enumerate(said.files):
-        part = load(Source(str(folder / name), test=str(folder / said.test)), 0, tmp_path / "cache")
-        assert isinstance(part.train, Arrays) and part.test.rows == 9 and part.train.rows == said.sizes[client]
+        part = load(DataSource(str(folder / name), test=str(folder / said.test)), 0, tmp_path / "cache")
+        assert isinstance(part.train, DenseFile) and part.test.rows == 9 and part.train.rows == said.sizes[client]
         meta = part.train.meta
         assert (meta.classes, meta.factor, meta.shift) == (3, images.train.meta.factor, images.train.meta.shift)
         parts.append(part.train)
-    assert isinstance(images.train, Arrays)
+    assert isinstance(images.train, DenseFile)
     rows = [(bytes(x), y) for part in parts for x, y in zip(part.inputs, part.labels, strict=True)]
     assert sorted(rows) == sorted((bytes(x), y) for x, y in zip(images.train.inputs, images.train.labels, strict=True))
 
@@ -121,7 +121,7 @@ def test_sparse_rows_become_text_that_is_read_back_bit_by_bit(tmp_path: Path, te
     assert said.files == ["client-0.svm", "client-1.svm"] and said.shape == [900]
 
     def rows(packed: Any) -> list[tuple[float, list[int], list[float]]]:
-        assert isinstance(packed, Packed) and packed.values is not None
+        assert isinstance(packed, CsrFile) and packed.values is not None
         cuts = packed.indptr.tolist()
         columns, values = packed.columns.tolist(), packed.values.tolist()
         labels = packed.labels.tolist()
@@ -129,7 +129,7 @@ def test_sparse_rows_become_text_that_is_read_back_bit_by_bit(tmp_path: Path, te
 
     found = []
     for name in said.files:
-        source = Source(str(tmp_path / "parts" / name), test=str(tmp_path / "parts" / said.test), features=900)
+        source = DataSource(str(tmp_path / "parts" / name), test=str(tmp_path / "parts" / said.test), features=900)
         part = load(source, 0, tmp_path / "cache")
         found += rows(part.train)
         assert rows(part.test) == rows(text.test) and part.features == 900
@@ -139,7 +139,7 @@ def test_sparse_rows_become_text_that_is_read_back_bit_by_bit(tmp_path: Path, te
 def test_labels_that_are_numbers_can_be_cut_but_not_dealt_by_chance(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(1_500, 2))
     np.savez(tmp_path / "numbers.npz", x=x, y=x[:, 0])
-    dataset = load(Source(str(tmp_path / "numbers.npz")), 0, tmp_path / "cache")
+    dataset = load(DataSource(str(tmp_path / "numbers.npz")), 0, tmp_path / "cache")
     said = split(dataset, 2, tmp_path / "parts", "label")
     assert said.labels == [] and said.counts == []
     with pytest.raises(Invalid, match="different labels are numbers, not classes: split by even"):
@@ -184,7 +184,7 @@ def test_the_picture_is_drawn_whatever_the_number_of_clients_and_labels(
     tmp_path: Path, clients: int, labels: int
 ) -> None:
     counts = [[7] * labels] * clients
-    said = Split(
+    said = SplitInfo(
         "a $set$", 7 * labels * clients, 1, [2], "dirichlet", 0.5, 3,
         [f"client-{n}.npz" for n in range(clients)], "test.npz",
         [7 * labels] * clients, [float(n) for n in range(labels)], counts, [],

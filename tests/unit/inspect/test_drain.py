@@ -18,8 +18,8 @@ ANN, BOB = m.Member("ann", 1, "server", "memory:ann"), m.Member("bob", 2, "serve
 
 
 def view(*members: m.Member, owners: Sequence[str], last: str = "") -> m.View:
-    places = [m.Place(1, [owner] if owner else [], "" if owner else last) for owner in owners]
-    table = m.Placed(1, "w", Dense(rows=8), list(range(len(owners))), places)
+    places = [m.Replicas(1, [owner] if owner else [], "" if owner else last) for owner in owners]
+    table = m.TablePlaces(1, "w", Dense(rows=8), list(range(len(owners))), places)
     return m.View(1, 1, 0, list(members), [table])
 
 
@@ -35,8 +35,8 @@ class Eyes:
     def drain(self, name: str) -> m.Message:
         return m.Done(1)
 
-    def look(self) -> m.Standing:
-        return m.Standing(1, 1, 1, 0, 1, [], self._lost, None, "", {})
+    def look(self) -> m.StatusReply:
+        return m.StatusReply(1, 1, 1, 0, 1, [], self._lost, None, "", {})
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 
 import shoal
 from shoal.errors import Invalid
-from shoal.inspect.query import Kept
-from shoal.models.inputs import Inputs
+from shoal.inspect.query import SavedModel
+from shoal.models.inputs import ModelInputs
 from shoal.models.torch_module import Module
 from shoal.models.trained_module import TrainedModule
 
@@ -23,11 +23,11 @@ TENSORS: dict[str, Any] = {
 
 
 def model() -> TrainedModule:
-    return TrainedModule(Module(net="linear"), Inputs((3,), False, 1.0, 0.0, 2), TENSORS)
+    return TrainedModule(Module(net="linear"), ModelInputs((3,), False, 1.0, 0.0, 2), TENSORS)
 
 
 def test_the_weights_of_a_module_are_known_by_the_names_of_its_parameters() -> None:
-    asked = Kept(model(), "m", None)
+    asked = SavedModel(model(), "m", None)
     named = [(asked.name(key, place), weight) for key, place, weight in asked.ask("top", k=4)]
     assert named == [("head.bias[1]", 6.0), ("scale", -5.0), ("body.weight[1, 2]", 4.0), ("body.weight[0, 2]", 3.0)]
     assert shoal.query(model(), "nonzeros") == {"weights": 9, "nonzero": 7, "negative": 2}

@@ -6,9 +6,9 @@ import pytest
 
 from shoal.errors import ClusterError
 from shoal.inspect import drain
-from shoal.launch.process_pool import Child
+from shoal.launch.process_pool import ChildState
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 
 NAME = "server-1"
 
@@ -25,9 +25,9 @@ class Supervising:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ProcessCluster:
-    made = ProcessCluster(2, "ipc", (), Journal(None), restart=True)
+    made = ProcessCluster(2, "ipc", (), JournalFile(None), restart=True)
     made._servers.add(NAME)
-    made._children.known[NAME] = Child(pid=4711, running=True)
+    made._children.known[NAME] = ChildState(pid=4711, running=True)
     monkeypatch.setattr(made, "supervisor", Supervising())
     monkeypatch.setattr(made, "_fork", lambda *orders: pytest.fail("it was started again"))
     return made

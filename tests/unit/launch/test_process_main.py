@@ -14,18 +14,27 @@ import pytest
 
 from shoal.errors import Invalid
 from shoal.launch.forkserver import (
-    Ended,
-    Fork,
-    Forked,
+    ChildEnded,
+    ChildForked,
+    ForkOrder,
+    ForkserverReady,
+    ModulesRefused,
     Order,
-    Refused,
     Report,
-    Settled,
-    Signal,
+    SignalOrder,
 )
-from shoal.launch.process_main import Failed, Line, Orders, Running, end_with, prepare, say, sweep
+from shoal.launch.process_main import (
+    ProcessFailed,
+    ProcessMessage,
+    ProcessOrders,
+    ProcessRunning,
+    end_with,
+    prepare,
+    say,
+    sweep,
+)
 
-ORDERS = Orders(
+ORDERS = ProcessOrders(
     "ann", "worker", "token", "ipc:///a/ann", "ipc:///a/coordinator", "/a", {"job": {"seed": 7}, "rows": []}
 )
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
@@ -40,17 +49,24 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-@pytest.mark.parametrize("order", [Fork(ORDERS), Signal("ann", 15)], ids=lambda one: type(one).__name__)
-def test_an_order_arrives_as_it_was_given(order: Line) -> None:
+@pytest.mark.parametrize("order", [ForkOrder(ORDERS), SignalOrder("ann", 15)], ids=lambda one: type(one).__name__)
+def test_an_order_arrives_as_it_was_given(order: ProcessMessage) -> None:
     assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
 
 
 @pytest.mark.parametrize(
     "report",
-    [Settled(), Refused("why"), Forked("ann", 7), Running("ann", "tcp://a"), Failed("ann", "why"), Ended("ann", -9)],
+    [
+        ForkserverReady(),
+        ModulesRefused("why"),
+        ChildForked("ann", 7),
+        ProcessRunning("ann", "tcp://a"),
+        ProcessFailed("ann", "why"),
+        ChildEnded("ann", -9),
+    ],
     ids=lambda one: type(one).__name__,
 )
-def test_a_report_is_one_line_and_arrives_as_it_was_given(report: Line) -> None:
+def test_a_report_is_one_line_and_arrives_as_it_was_given(report: ProcessMessage) -> None:
     with pipe() as (source, target):
         say(target, report)
         line = os.read(source, 65_536)
@@ -61,7 +77,7 @@ def test_a_report_is_one_line_and_arrives_as_it_was_given(report: Line) -> None:
 @pytest.mark.parametrize("character", ["x", "\n", "\x01", "\U0001f41f", '"'])
 def test_a_long_error_is_cut_so_that_its_line_stays_whole_among_others(character: str) -> None:
     with pipe() as (source, target):
-        say(target, Failed("n" * 64, character * 100_000))
+        say(target, ProcessFailed("n" * 64, character * 100_000))
         line = os.read(source, 65_536)
     assert len(line) <= select.PIPE_BUF and line.endswith(b"\n")
     assert msgspec.json.decode(line, type=Report).error == character * 500 + "..."
@@ -70,7 +86,7 @@ def test_a_long_error_is_cut_so_that_its_line_stays_whole_among_others(character
 def test_what_nobody_hears_is_no_error() -> None:
     with pipe() as (source, target):
         os.close(source)
-        say(target, Running("ann"))
+        say(target, ProcessRunning("ann"))
 
 
 def test_the_watch_leaves_the_bytes_alone_and_returns_when_it_is_told_to() -> None:

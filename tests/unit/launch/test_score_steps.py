@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.data.datasets import load
 from shoal.job import Job
 from shoal.models.learner import learner_of
-from shoal.training.tracker import Score
+from shoal.training.tracker import Tracker
 
 
 def test_steps_are_those_that_were_taken_when_a_rank_is_lost_or_others_go_on() -> None:
@@ -19,12 +19,12 @@ def test_steps_are_those_that_were_taken_when_a_rank_is_lost_or_others_go_on() -
     )
     dataset = load(job.data, job.seed)
     learner = learner_of(job.model, dataset.train, job.seed)
-    score = Score(job, dataset, learner, lambda event: None, slots_per_step=4)
+    score = Tracker(job, dataset, learner, lambda event: None, slots_per_step=4)
     assert score.limit == 24  # 4, 4, 2; 4, 4, 2; 4
     score.add(4, 80, 1.0, 0.1, {}, steps=1)
     score.step_by(3)
     assert (score.steps, score.limit) == (1, 20)  # 3, 3; 3, 3, 3, 1
     score.add(3, 60, 1.0, 0.1, {}, steps=1)
-    again = Score(job, dataset, learner, lambda event: None, slots_per_step=1)
+    again = Tracker(job, dataset, learner, lambda event: None, slots_per_step=1)
     again.restore(score.state())
     assert (again.steps, again.done, again.limit) == (2, 7, 12)  # 1, 1, 1; 1, 1

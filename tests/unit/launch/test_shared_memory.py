@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import Invalid, StartFailed
-from shoal.launch.shared_memory import Place, Segment
+from shoal.launch.shared_memory import SharedLayout, SharedMemory
 
 SHAPES = {"slab": ((3, 5), "float32"), "tally": ((7,), "int8"), "none": ((0, 4), "int64")}
 
@@ -23,8 +23,8 @@ def mapped() -> int:
 
 
 def test_what_one_writes_the_other_reads() -> None:
-    mine = Segment.make(SHAPES)
-    theirs = Segment.open(mine.place)
+    mine = SharedMemory.make(SHAPES)
+    theirs = SharedMemory.open(mine.place)
     mine["slab"][1, 2] = 7.5
     theirs["tally"][:] = 1
     assert theirs["slab"][1, 2] == 7.5 and mine["tally"].sum() == 7
@@ -34,14 +34,14 @@ def test_what_one_writes_the_other_reads() -> None:
 
 
 def test_arrays_begin_on_pages_of_their_own_and_with_zeros() -> None:
-    segment = Segment.make(SHAPES)
+    segment = SharedMemory.make(SHAPES)
     assert not segment["slab"].any()
     assert all(one.ctypes.data % 4096 == 0 for one in segment.arrays.values() if one.size)
     segment.close()
 
 
 def test_another_process_finds_it_by_plain_data() -> None:
-    segment = Segment.make(SHAPES)
+    segment = SharedMemory.make(SHAPES)
     code = (
         "import sys, msgspec; from shoal.launch.shared_memory import Place, Segment\n"
         "Segment.open(msgspec.json.decode(sys.argv[1], type=Place))['slab'][:] += 2"
@@ -53,7 +53,7 @@ def test_another_process_finds_it_by_plain_data() -> None:
 
 def test_nothing_of_it_stays_when_it_is_closed_and_nobody_holds_an_array() -> None:
     before, descriptors = mapped(), set(os.listdir("/proc/self/fd"))
-    segment = Segment.make(SHAPES)
+    segment = SharedMemory.make(SHAPES)
     slab = segment["slab"]
     assert mapped() > before
     segment.close()
@@ -64,21 +64,21 @@ def test_nothing_of_it_stays_when_it_is_closed_and_nobody_holds_an_array() -> No
 
 
 def test_nobody_opens_it_once_it_is_closed() -> None:
-    segment = Segment.make(SHAPES)
+    segment = SharedMemory.make(SHAPES)
     place = segment.place
     segment.close()
     with pytest.raises(StartFailed, match="cannot open what process"):
-        Segment.open(msgspec.structs.replace(place, descriptor=10_000))
+        SharedMemory.open(msgspec.structs.replace(place, descriptor=10_000))
 
 
 def test_more_memory_than_there_is_is_refused_with_the_next_move() -> None:
     with pytest.raises(Invalid, match=r"take [\d,]+ MB of shared memory: [\d,]+ MB are free: take fewer keys"):
-        Segment.make({"slab": ((1 << 44,), "float32")})
+        SharedMemory.make({"slab": ((1 << 44,), "float32")})
 
 
 def test_its_place_is_plain_data() -> None:
-    segment = Segment.make(SHAPES)
-    again = msgspec.json.decode(msgspec.json.encode(segment.place), type=Place)
+    segment = SharedMemory.make(SHAPES)
+    again = msgspec.json.decode(msgspec.json.encode(segment.place), type=SharedLayout)
     assert again == segment.place
     assert np.prod(again.arrays["slab"][1]) == 15
     segment.close()

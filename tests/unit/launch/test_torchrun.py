@@ -16,8 +16,18 @@ import pytest
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
 from shoal.launch import torchrun_cluster
-from shoal.launch.torchrun import Closed, Here, Nurse, Over, Rank, rank, roles, staffed, take_part
-from shoal.launch.torchrun_cluster import Head
+from shoal.launch.torchrun import (
+    RankClosed,
+    RankForkserver,
+    RankHello,
+    RankRelease,
+    TorchrunRank,
+    rank,
+    roles,
+    staffed,
+    take_part,
+)
+from shoal.launch.torchrun_cluster import HeadRank
 
 VARIABLES = {
     "RANK": "3",
@@ -34,17 +44,17 @@ VARIABLES = {
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
-def of(world: int = 5, hosts: int = 1, restarts: int = 0) -> Rank:
-    return Rank(0, world, hosts, restarts, f"\0shoal-test-{secrets.token_hex(8)}".encode())
+def of(world: int = 5, hosts: int = 1, restarts: int = 0) -> TorchrunRank:
+    return TorchrunRank(0, world, hosts, restarts, f"\0shoal-test-{secrets.token_hex(8)}".encode())
 
 
 @contextmanager
-def head_of(me: Rank) -> Iterator[Head]:
-    with closing(Head(me)) as head, head:
+def head_of(me: TorchrunRank) -> Iterator[HeadRank]:
+    with closing(HeadRank(me)) as head, head:
         yield head
 
 
-def come_in(head: Head, line: bytes) -> socket.socket:
+def come_in(head: HeadRank, line: bytes) -> socket.socket:
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one.settimeout(PATIENCE)
     one.connect(head.rank.door)
@@ -143,7 +153,7 @@ def test_there_are_as_many_workers_as_ranks_for_them_and_that_is_said(servers: i
     ],
 )
 def test_what_does_not_go_with_torchrun_is_refused_with_the_next_move(
-    settings: dict[str, object], me: Rank, words: str
+    settings: dict[str, object], me: TorchrunRank, words: str
 ) -> None:
     from shoal.settings import changed
 
@@ -153,7 +163,7 @@ def test_what_does_not_go_with_torchrun_is_refused_with_the_next_move(
 
 
 def test_a_group_that_was_started_again_hears_that_only_out_goes_on() -> None:
-    with closing(Head(of(restarts=1))) as head:
+    with closing(HeadRank(of(restarts=1))) as head:
         head.staffed(Job(), anew=True)
         assert head.words.endswith("torchrun has started it again, and it begins anew: with --out it would go on")
         head.staffed(Job())
@@ -165,13 +175,13 @@ def test_a_group_that_was_started_again_hears_that_only_out_goes_on() -> None:
 
 def test_only_ranks_that_are_awaited_are_let_in() -> None:
     with head_of(of(2)) as head:
-        for nonsense in (b"hello", msgspec.json.encode(Here(2)), msgspec.json.encode(Here(0)), b""):
+        for nonsense in (b"hello", msgspec.json.encode(RankHello(2)), msgspec.json.encode(RankHello(0)), b""):
             with come_in(head, nonsense) as one:
                 assert one.recv(100) == b""  # hung up
-        with come_in(head, msgspec.json.encode(Here(1))) as one:
+        with come_in(head, msgspec.json.encode(RankHello(1))) as one:
             assert list(head.seats()) == [1]
             assert head.seats()[1].pid == os.getpid()
-            with come_in(head, msgspec.json.encode(Here(1))) as again:
+            with come_in(head, msgspec.json.encode(RankHello(1))) as again:
                 assert again.recv(100) == b""
 
 
@@ -181,7 +191,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     words = "no word from rank 1, 3 in 1 s: look at what it printed"
     with (
         head_of(of(4)) as head,
-        come_in(head, msgspec.json.encode(Here(2))),
+        come_in(head, msgspec.json.encode(RankHello(2))),
         pytest.raises(StartFailed, match=re.escape(words)),
     ):
         head.seats()
@@ -190,10 +200,10 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("end", "code"), [(None, 0), (SystemExit(2), 2), (SystemExit(), 0), (ValueError(), 1)])
 def test_the_others_are_told_how_the_head_ended_also_those_that_come_late(end: BaseException | None, code: int) -> None:
     heard: list[bytes] = []
-    head = Head(of(2))
+    head = HeadRank(of(2))
 
     def late() -> None:
-        with come_in(head, msgspec.json.encode(Here(1))) as one:
+        with come_in(head, msgspec.json.encode(RankHello(1))) as one:
             heard.append(one.recv(100))
 
     with closing(head), pytest.raises(type(end)) if end is not None else nullcontext(), head:
@@ -202,21 +212,21 @@ def test_the_others_are_told_how_the_head_ended_also_those_that_come_late(end: B
         if end is not None:
             raise end
     one.join(PATIENCE)
-    assert [msgspec.json.decode(line, type=Over) for line in heard] == [Over(code)]
+    assert [msgspec.json.decode(line, type=RankRelease) for line in heard] == [RankRelease(code)]
 
 
 def test_a_nursery_of_another_rank_is_ordered_and_heard_by_pipes() -> None:
-    with head_of(of(2)) as head, come_in(head, msgspec.json.encode(Here(1))) as one:
+    with head_of(of(2)) as head, come_in(head, msgspec.json.encode(RankHello(1))) as one:
         away = head.seats()[1].nursery()
         line, (orders, reports), _, _ = socket.recv_fds(one, 100, 2)
-        assert msgspec.json.decode(line, type=Nurse) == Nurse()
+        assert msgspec.json.decode(line, type=RankForkserver) == RankForkserver()
         assert away.stdin is not None and away.stdout is not None
         with away.stdin, away.stdout:
             away.stdin.write(b"do this\n")
             os.write(reports, b"done\n")
             assert (os.read(orders, 100), away.stdout.read(100)) == (b"do this\n", b"done\n")
             assert away.poll() is None
-            one.send(msgspec.json.encode(Closed(-9)))
+            one.send(msgspec.json.encode(RankClosed(-9)))
             assert away.wait(PATIENCE) == away.poll() == -9
         os.close(orders)
         os.close(reports)
@@ -224,7 +234,7 @@ def test_a_nursery_of_another_rank_is_ordered_and_heard_by_pipes() -> None:
 
 def test_a_rank_that_is_gone_has_no_nursery_any_more() -> None:
     with head_of(of(2)) as head:
-        with come_in(head, msgspec.json.encode(Here(1))):
+        with come_in(head, msgspec.json.encode(RankHello(1))):
             seat = head.seats()[1]
             away = seat.nursery()
         assert away.wait(PATIENCE) < 0

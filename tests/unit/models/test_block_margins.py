@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import Invalid
-from shoal.models.block_margins import AGAIN, RELAX, Standing
-from shoal.models.columns import Blocks, Columns
+from shoal.models.block_margins import AGAIN, RELAX, BlockMargins
+from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.models.linear import Linear
 from shoal.models.optimum import judge
 from tests.unit.models.test_columns import some_rows
@@ -19,19 +19,19 @@ from tests.unit.models.test_columns import some_rows
 ROWS, FEATURES, BLOCKS = 60, 24, 4
 
 
-def standing(seed: int, ones: bool = False, loss: Any = "logistic", delay: int = 0) -> tuple[Standing, np.ndarray]:
+def standing(seed: int, ones: bool = False, loss: Any = "logistic", delay: int = 0) -> tuple[BlockMargins, np.ndarray]:
     rows, dense = some_rows(ROWS, FEATURES, seed, ones)
-    blocks = Blocks.cut("range", BLOCKS, (dense != 0).sum(0).astype(np.uint32), False, ROWS)
-    return Standing(Columns(rows, blocks, False, FEATURES, loss), delay), dense
+    blocks = ColumnBlocks.cut("range", BLOCKS, (dense != 0).sum(0).astype(np.uint32), False, ROWS)
+    return BlockMargins(CscColumns(rows, blocks, False, FEATURES, loss), delay), dense
 
 
-def weights_at(one: Standing) -> np.ndarray:
+def weights_at(one: BlockMargins) -> np.ndarray:
     full = np.zeros(FEATURES)
     full[one.columns.keys] = one.all_weights
     return full
 
 
-def some_weights(one: Standing, block: int, draw: np.random.Generator) -> np.ndarray:
+def some_weights(one: BlockMargins, block: int, draw: np.random.Generator) -> np.ndarray:
     weights = draw.normal(size=len(one.weights(block))).astype(np.float32)
     weights[draw.random(len(weights)) < 0.4] = -0.0
     weights[draw.random(len(weights)) < 0.2] = 0.0
@@ -92,7 +92,7 @@ def test_margins_made_anew_are_the_ones_that_were_moved() -> None:
         places = one.places(block, everything=True)
         some = np.sort(draw.choice(places, len(places) // 2, replace=False))
         one.take(block, some, some_weights(one, block, draw)[some])
-    other = Standing(one.columns, delay=2)
+    other = BlockMargins(one.columns, delay=2)
     other.refresh(one.all_weights)
     np.testing.assert_allclose(other.margins, one.margins, atol=1e-6)
     for block in range(BLOCKS):
@@ -130,7 +130,7 @@ def test_weights_and_places_must_agree() -> None:
 
 def test_a_part_without_rows_says_nothing_and_stops_nobody() -> None:
     rows, _ = some_rows(0, 8, 0)
-    one = Standing(Columns(rows, Blocks(np.array([0, 4, 8], np.uint64)), True, 8))
+    one = BlockMargins(CscColumns(rows, ColumnBlocks(np.array([0, 4, 8], np.uint64)), True, 8))
     loss, places, values = one.gradient(1, everything=True)
     assert loss == 0.0 and len(places) == len(values)
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from shoal.data.datasets import Dataset, Source, load  # noqa: E402
+from shoal.data.datasets import Dataset, DataSource, load  # noqa: E402
 from shoal.data.slots import Slots  # noqa: E402
 from shoal.errors import BadValues, Invalid  # noqa: E402
 from shoal.models.learner import learner_of, trained  # noqa: E402
@@ -21,7 +21,7 @@ from shoal.models.torch_learner import ModuleLearner  # noqa: E402
 from shoal.models.torch_module import Module  # noqa: E402
 from shoal.models.trained_module import TrainedModule  # noqa: E402
 from shoal.models.zoo import cnn, sheet  # noqa: E402
-from shoal.nodes.dense_batches import Piece, Slices  # noqa: E402
+from shoal.nodes.dense_batches import DenseBatches, RowsPiece  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same tests on a GPU, where there is one
 NETS = """
@@ -86,7 +86,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(home: Path) -> Dataset:
-    return load(Source(str(home / "quadrants.npz")), 0, home / "cache")
+    return load(DataSource(str(home / "quadrants.npz")), 0, home / "cache")
 
 
 def quadrants(path: Path, rows: int = 400) -> None:
@@ -104,8 +104,8 @@ def learner(rows: Dataset, net: str = "cnn", **settings: Any) -> ModuleLearner:
     return found
 
 
-def piece(rows: Dataset, slot: tuple[int, int] = (0, 0), keys: int = 1) -> Piece:
-    return Slices(rows.train, Slots(rows.train.rows, 32, 0), keys).local(slot)
+def piece(rows: Dataset, slot: tuple[int, int] = (0, 0), keys: int = 1) -> RowsPiece:
+    return DenseBatches(rows.train, Slots(rows.train.rows, 32, 0), keys).local(slot)
 
 
 def test_the_zoo_has_its_layers_in_their_order() -> None:
@@ -154,8 +154,8 @@ def test_what_dropout_draws_is_the_slots_whoever_computes_it(rows: Dataset, devi
     if device == "cpu":  # on a GPU sums are made in any order
         np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, second, atol=1e-5)
-    same_rows = Piece(rows.train, piece(rows).inputs, 0, 32, 1, piece(rows).listed)
-    twin = Piece(rows.train, same_rows.inputs, 0, 32, 2, same_rows.listed)
+    same_rows = RowsPiece(rows.train, piece(rows).inputs, 0, 32, 1, piece(rows).listed)
+    twin = RowsPiece(rows.train, same_rows.inputs, 0, 32, 2, same_rows.listed)
     assert (one.gradient(same_rows, weights, True)[1] != one.gradient(twin, weights, True)[1]).any()
 
 
@@ -266,7 +266,7 @@ def test_sparse_rows_are_spread_out_for_a_module(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     lines = [f"{2 * int(draw.random() < 0.5) - 1} {k + 1}:1 {k + 7}:2.5" for k in draw.integers(0, 5, 60)]
     (tmp_path / "rows.svm").write_text("\n".join(lines) + "\n")
-    rows = load(Source(str(tmp_path / "rows.svm")), 0, tmp_path / "cache")
+    rows = load(DataSource(str(tmp_path / "rows.svm")), 0, tmp_path / "cache")
     one = learner(rows, "linear", loss="cross_entropy")
     x, y = piece(rows).read()
     assert x.shape == (len(y), 11) and set(y.tolist()) == {0.0, 1.0} and set(x.sum(1).tolist()) == {3.5}

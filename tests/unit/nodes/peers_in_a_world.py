@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND, SECOND
-from shoal.schedule.stop_rules import Stop
+from shoal.schedule.stop_rules import StopRules
 from shoal.simulation.world import World
-from shoal.strategies.peers.leader import Facts
+from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.run_log import State
+from shoal.strategies.peers.run_log import RunLogState
 from shoal.wire.messages import peers as p
 
 Floats = npt.NDArray[np.float32]
@@ -80,15 +80,15 @@ class Peers:
     def __init__(
         self,
         founders: int,
-        stop: Stop,
+        stop: StopRules,
         seed: int = 1,
         per_pass: int = 60,
         owned: bool = False,
         every: int = 5,
-        begin: State | None = None,
+        begin: RunLogState | None = None,
     ) -> None:
         self.world = World(seed)
-        self.facts = Facts(Slots(per_pass, 1, 0), stop, per_pass, every, owned)
+        self.facts = PeerFacts(Slots(per_pass, 1, 0), stop, per_pass, every, owned)
         self.replicas: dict[str, Counting] = {}
         self.nodes: dict[str, PeerNode] = {}
         self._lives, self._begin = numbers(), begin

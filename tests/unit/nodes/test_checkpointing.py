@@ -16,10 +16,10 @@ import pytest
 from shoal import limits
 from shoal.events import RunEvent, Saved, Warned
 from shoal.keys import KeyRange
-from shoal.nodes.checkpointing import Checkpointing
+from shoal.nodes.checkpointing import CheckpointProtocol
 from shoal.simulation.disk import Crashed, SimulatedDisk
 from shoal.store.checkpoint.manifest import (
-    Best,
+    BestCheckpoint,
     Manifest,
     folder_of,
     images,
@@ -27,8 +27,8 @@ from shoal.store.checkpoint.manifest import (
     prepare,
     read_best,
 )
-from shoal.store.checkpoint.writer import LATE, Snapping, Snappings
-from shoal.store.image import Image
+from shoal.store.checkpoint.writer import LATE, SnapshotWriter, SnapshotWriters
+from shoal.store.image import SegmentImage
 from shoal.tables import Dense, Sparse, Step
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -66,10 +66,10 @@ class Town:
         spec = Dense(rows=40, apply=Step(slots=2)) if spec is None else spec
         self.members = [m.Member(f"server-{i}", i, "server", "") for i in range(1, servers + 1)]
         names = [one.name for one in self.members]
-        places = [m.Place(1, [names[i % servers], names[(i + 1) % servers]]) for i in range(4)]
-        self.view = m.View(1, 5, 0, self.members, [m.Placed(9, "w", spec, [0, 10, 20, 30], places)])
-        self.checkpointing = Checkpointing(self.disk, ROOT, "job", every, **settings)
-        self.servers = {one.name: Snapping(self.disk) for one in self.members}
+        places = [m.Replicas(1, [names[i % servers], names[(i + 1) % servers]]) for i in range(4)]
+        self.view = m.View(1, 5, 0, self.members, [m.TablePlaces(9, "w", spec, [0, 10, 20, 30], places)])
+        self.checkpointing = CheckpointProtocol(self.disk, ROOT, "job", every, **settings)
+        self.servers = {one.name: SnapshotWriter(self.disk) for one in self.members}
         self.told: list[RunEvent] = []
         self.sent: list[m.Message] = []
         self.dumb: set[str] = set()  # servers that say and do nothing
@@ -94,7 +94,7 @@ class Town:
     def restart_coordinator(self) -> None:
         """It dies with all it was about to do; servers go on, and what they sent still arrives."""
         self._queue = deque((name, effect) for name, effect in self._queue if name != "coordinator")
-        self.checkpointing = Checkpointing(self.disk, ROOT, "job")
+        self.checkpointing = CheckpointProtocol(self.disk, ROOT, "job")
 
     def change(self, **changes: Any) -> None:
         self.view = msgspec.structs.replace(self.view, number=self.view.number + 1, **changes)
@@ -102,7 +102,7 @@ class Town:
     def replace(self, segment: int, *servers: str) -> None:
         table = self.view.tables[0]
         places = list(table.places)
-        places[segment] = m.Place(self.view.number + 1, list(servers))
+        places[segment] = m.Replicas(self.view.number + 1, list(servers))
         self.change(tables=[msgspec.structs.replace(table, places=places)])
 
     def _tick(self) -> list[Effect]:
@@ -151,13 +151,13 @@ class Town:
         return effects
 
 
-def image_of(table: m.Placed, segment: int, version: int) -> Image:
+def image_of(table: m.TablePlaces, segment: int, version: int) -> SegmentImage:
     keys = KeyRange(table.starts[segment], [*table.starts[1:], table.spec.span][segment])
-    books = m.Books(version, {0: m.Counts(version)})
+    books = m.SegmentBooks(version, {0: m.Counts(version)})
     if isinstance(table.spec, Dense):
-        return Image(segment, keys, books, np.full((len(keys), 1), version, np.float32))
+        return SegmentImage(segment, keys, books, np.full((len(keys), 1), version, np.float32))
     names = np.array([keys.start, keys.stop - 1], np.uint64)
-    return Image(segment, keys, books, np.full((2, 1), version, np.float32), names)
+    return SegmentImage(segment, keys, books, np.full((2, 1), version, np.float32), names)
 
 
 def left(town: Town) -> list[str]:
@@ -266,7 +266,7 @@ def test_the_best_one_is_kept_whenever_its_loss_is_known() -> None:
         town.go()
         town._take("coordinator", town.checkpointing.judged(cut, loss))
         town.go()
-    assert read_best(town.disk, ROOT) == Best(2, 0.3)
+    assert read_best(town.disk, ROOT) == BestCheckpoint(2, 0.3)
     assert town.disk.names(ROOT) == ["00000002", "00000004", "best.json"]
     assert town.checkpointing.judged(99, 0.1) == []  # there is no such checkpoint
 
@@ -296,8 +296,8 @@ def test_what_was_lost_on_the_way_is_asked_again_and_written_once() -> None:
 def test_an_answer_that_was_lost_is_given_again_without_writing_again() -> None:
     disk = SimulatedDisk()
     disk.make_folder(Path("/f"))
-    snapping, snap = Snapping(disk), m.Snap(3, 9, 5, "/f", 4)
-    table = m.Placed(9, "w", Dense(rows=40), [0, 20], [])
+    snapping, snap = SnapshotWriter(disk), m.Snap(3, 9, 5, "/f", 4)
+    table = m.TablePlaces(9, "w", Dense(rows=40), [0, 20], [])
     assert snapping.ask("c", 1, snap, [0, 1]) == ([0, 1], [])
     store = snapping.write(7, "c", snap, "w", [image_of(table, 0, 4)])
     assert snapping.ask("c", 1, snap, [0, 1]) == ([1], [])  # one is on its way
@@ -318,7 +318,7 @@ def test_a_groups_next_run_numbers_its_checkpoints_from_one() -> None:
     disk = SimulatedDisk()
     disk.make_folder(Path("/first/00000050"))
     disk.make_folder(Path("/second/00000001"))
-    snappings, table = Snappings(disk), m.Placed(9, "w", Dense(rows=40), [0, 20], [])
+    snappings, table = SnapshotWriters(disk), m.TablePlaces(9, "w", Dense(rows=40), [0, 20], [])
     last, first = m.Snap(50, 9, 5, "/first/00000050"), m.Snap(1, 10, 6, "/second/00000001")
     old = snappings.of("a/scheduler", last)
     assert old.ask("a/scheduler", 1, last, [0, 1]) == ([0, 1], [])
@@ -328,7 +328,7 @@ def test_a_groups_next_run_numbers_its_checkpoints_from_one() -> None:
 
 
 def test_what_a_scheduler_asked_for_that_is_gone_is_forgotten() -> None:
-    snappings, snap = Snappings(SimulatedDisk()), m.Snap(2, 9, 5, "/f/00000002")
+    snappings, snap = SnapshotWriters(SimulatedDisk()), m.Snap(2, 9, 5, "/f/00000002")
     for asker in ("coordinator", *(f"g{i}/scheduler" for i in range(20))):
         snappings.of(asker, snap).ask(asker, 1, snap, [0])
     snappings.live({"coordinator", "g3/scheduler"})
@@ -341,11 +341,11 @@ def test_what_a_scheduler_asked_for_that_is_gone_is_forgotten() -> None:
 @pytest.mark.parametrize("owner", ["", "a", "bb"])
 def test_servers_write_for_a_group_into_no_checkpoint_but_its_own(owner: str) -> None:
     disk, root = SimulatedDisk(), Path("/run/checkpoints")
-    table = m.Placed(9, "b/w", Dense(rows=40), [0, 20], [])
+    table = m.TablePlaces(9, "b/w", Dense(rows=40), [0, 20], [])
 
     def write(number: int) -> list[m.Written]:
         snap = m.Snap(number, 9, 5, str(folder_of(root, number)))
-        snapping = Snappings(disk).of("b/scheduler", snap)
+        snapping = SnapshotWriters(disk).of("b/scheduler", snap)
         snapping.ask("b/scheduler", 1, snap, [0])
         written: list[m.Written] = snapping.write(7, "b/scheduler", snap, "w", [image_of(table, 0, 4)]).function()
         return written
@@ -359,16 +359,16 @@ def test_servers_write_for_a_group_into_no_checkpoint_but_its_own(owner: str) ->
 
 
 def test_books_too_long_for_one_message_come_in_several_and_far_too_long_ones_are_told() -> None:
-    snapping, snap = Snapping(SimulatedDisk()), m.Snap(3, 9, 5, "/f", 4)
+    snapping, snap = SnapshotWriter(SimulatedDisk()), m.Snap(3, 9, 5, "/f", 4)
     far = m.Counts.of(0, [(1 << 19) - 1])  # a ring of bits as long as 64 KB
-    books = [m.Books(1, dict.fromkeys(range(3), far)) for _ in range(6)]
+    books = [m.SegmentBooks(1, dict.fromkeys(range(3), far)) for _ in range(6)]
     written = [m.Written(9, i, f"w-{i}.safetensors", 8, "0" * 64, one) for i, one in enumerate(books)]
     snapping.ask("c", 1, snap, range(6))
     snapping.write(1, "c", snap, "w", [])
     said = [one.message for one in snapping.stored(1, Stored(1, written)) if isinstance(one, Send)]
     assert len(said) == 3 and all(len(coding.encode(one)) < limits.HEADER_BYTES for one in said)
     assert [w for one in said if isinstance(one, m.Snapped) for w in one.written] == written
-    endless = m.Books(1, dict.fromkeys(range(40), far))
+    endless = m.SegmentBooks(1, dict.fromkeys(range(40), far))
     snapping.write(2, "c", snap, "w", [])
     (said_no,) = snapping.stored(1, Stored(2, [msgspec.structs.replace(written[0], books=endless)]))
     assert isinstance(said_no, Send) and isinstance(said_no.message, m.Snapped)
@@ -532,7 +532,7 @@ def test_old_checkpoints_that_cannot_be_removed_are_told_and_the_new_one_counts(
 
 
 def test_a_disk_that_stands_still_is_told_once() -> None:
-    checkpointing, run = Checkpointing(SimulatedDisk(), ROOT), Run()
+    checkpointing, run = CheckpointProtocol(SimulatedDisk(), ROOT), Run()
     view = Town().view
     checkpointing.soon()
     (store,) = checkpointing.tick(0, 5, lambda: view, run)
@@ -599,7 +599,7 @@ def test_what_strangers_and_former_lives_say_is_not_believed() -> None:
     town.dumb = {"server-1", "server-2"}
     town.checkpointing.soon()
     town.go()
-    fake = [m.Written(9, i, f"w-{i}.safetensors", 8, "0" * 64, m.Books(12)) for i in range(4)]
+    fake = [m.Written(9, i, f"w-{i}.safetensors", 8, "0" * 64, m.SegmentBooks(12)) for i in range(4)]
     tell = town.checkpointing.snapped
     assert tell(town.now, "stranger", m.Snapped(1, 1, fake)) == []
     assert tell(town.now, "server-1", m.Snapped(1, 77, [], "no")) == []

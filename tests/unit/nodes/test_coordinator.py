@@ -12,8 +12,8 @@ from shoal.tables import Dense, Table, Update
 from shoal.timing import DEFAULT
 from shoal.wire import coding
 from shoal.wire import messages as m
-from shoal.wire.effects import Durable, Effect, Ended, Persist, Received, Send, Tick, Wake
-from shoal.wire.messages.groups import Allow, Group
+from shoal.wire.effects import Durable, Effect, Persist, ProcessEnd, Received, Send, Tick, Wake
+from shoal.wire.messages.groups import Allow, GroupLimits
 
 
 @dataclass
@@ -124,7 +124,7 @@ def test_a_disk_that_is_full_refuses_newcomers_and_nobody_else() -> None:
     office.join("ann")
     office.disk_error = "no space left on device"
     ((to, message),) = office.say("bob", m.Hello("bob", "worker", "bob.0"))
-    assert to == "bob" and isinstance(message, m.No) and "no space left" in message.reason
+    assert to == "bob" and isinstance(message, m.Refusal) and "no space left" in message.reason
     assert office.members == ["ann"]
     office.disk_error = ""
     office.now += SECOND  # it is tried again every second
@@ -156,12 +156,12 @@ def test_every_life_of_the_coordinator_has_its_own_term() -> None:
 
 def test_a_name_that_is_not_the_senders_is_refused() -> None:
     ((to, message),) = Office().say("mallory", m.Hello("ann", "server", "t"))
-    assert to == "mallory" and isinstance(message, m.No) and "your name is 'mallory'" in message.reason
+    assert to == "mallory" and isinstance(message, m.Refusal) and "your name is 'mallory'" in message.reason
 
 
 def test_a_role_that_is_none_is_refused() -> None:
     ((_, message),) = Office().say("ann", m.Hello("ann", "king", "t"))
-    assert isinstance(message, m.No) and message.request == 0
+    assert isinstance(message, m.Refusal) and message.request == 0
 
 
 def test_every_member_is_told_of_every_change() -> None:
@@ -178,7 +178,7 @@ def test_a_second_process_of_the_same_name_fences_the_first() -> None:
     second = office.join("ann", "worker", "two")
     assert second.incarnation > first.incarnation
     assert office.beat("ann", first.incarnation) == [("ann", m.Fence(0, first.incarnation))]
-    assert office.say("ann", m.Hello("ann", "worker", "one")) == [("ann", m.Over("one"))]
+    assert office.say("ann", m.Hello("ann", "worker", "one")) == [("ann", m.IncarnationOver("one"))]
     assert office.coordinator.roster.people["ann"].member.incarnation == second.incarnation
 
 
@@ -198,7 +198,7 @@ def test_of_two_living_processes_of_a_name_the_first_is_refused() -> None:
     second = office.join("ann", "worker", "second.0").incarnation
     office.beat("ann", second)
     (refused,) = answers(office.say("ann", m.Hello("ann", "worker", "first.1", "")))
-    assert isinstance(refused, m.No) and "has taken the name" in refused.reason
+    assert isinstance(refused, m.Refusal) and "has taken the name" in refused.reason
 
 
 def test_a_heartbeat_is_answered_with_what_the_sender_lacks() -> None:
@@ -286,8 +286,8 @@ def test_a_process_that_was_seen_to_end_is_removed_even_if_it_held_segments() ->
     office = Office()
     office.join("ann")
     office.create(1)
-    office.feed(Ended("nobody", "who?"))
-    office.feed(Ended("ann", "killed by signal 9"))
+    office.feed(ProcessEnd("nobody", "who?"))
+    office.feed(ProcessEnd("ann", "killed by signal 9"))
     assert office.members == []
     assert office.coordinator.roster.lost["ann"] == "killed by signal 9"
     assert all(place.servers == [] for place in office.coordinator.roster.tables["w"].places)
@@ -328,21 +328,21 @@ def test_a_create_that_is_sent_again_is_not_done_twice() -> None:
     office = Office()
     office.join("ann")
     office.create(1)
-    assert answers(office.create(1)) == [m.Held(1, "ann")]  # whom it waits for
+    assert answers(office.create(1)) == [m.PushHeld(1, "ann")]  # whom it waits for
     office.beat("ann", 1)
     assert answers(office.create(1)) == [m.Done(1)]
     assert office.coordinator.roster.tables_made == 1
     (answer,) = answers(office.create(2))
-    assert isinstance(answer, m.No) and "exists already" in answer.reason
+    assert isinstance(answer, m.Refusal) and "exists already" in answer.reason
 
 
 def test_a_create_that_cannot_be_is_answered_at_once() -> None:
     office = Office()
     (answer,) = answers(office.create(1))
-    assert isinstance(answer, m.No) and "only a member" in answer.reason
+    assert isinstance(answer, m.Refusal) and "only a member" in answer.reason
     office.join("ann", "client")
     (answer,) = answers(office.create(1))
-    assert isinstance(answer, m.No) and "no server has joined" in answer.reason
+    assert isinstance(answer, m.Refusal) and "no server has joined" in answer.reason
     office.join("bob")
     assert answers(office.create(1)) == [answer]  # asked again: the same answer
     assert answers(office.create(2)) == []
@@ -354,7 +354,7 @@ def test_a_server_that_dies_is_not_waited_for() -> None:
     office.join("bob")
     office.create(1)
     office.beat("ann", 1)
-    assert answers(office.feed(Ended("bob", "killed"))) == [m.Done(1)]
+    assert answers(office.feed(ProcessEnd("bob", "killed"))) == [m.Done(1)]
 
 
 def test_a_table_that_a_server_cannot_set_up_is_dropped_and_the_reason_told() -> None:
@@ -369,7 +369,7 @@ def test_a_table_that_a_server_cannot_set_up_is_dropped_and_the_reason_told() ->
     assert office.coordinator.roster.tables == {}
     assert answers(said) == []  # until every server has forgotten it
     office.beat("bob", 2)
-    assert answers(office.beat("ann", 1)) == [m.No(1, "table", "ann: no update 'mine' here")]
+    assert answers(office.beat("ann", 1)) == [m.Refusal(1, "table", "ann: no update 'mine' here")]
     assert answers(office.create(2)) == []  # the name is free again
 
 
@@ -393,7 +393,7 @@ def test_drop_and_delay_are_settled_like_create() -> None:
     assert answers(office.say("ann", m.Drop(3, "w"))) == []
     assert answers(office.beat("ann", 1)) == [m.Done(3)]
     (answer,) = answers(office.say("ann", m.Drop(4, "w")))
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
 
 
 def test_answers_are_remembered_but_not_for_ever() -> None:
@@ -436,7 +436,7 @@ def test_members_of_the_former_term_go_on_as_who_they_are_and_strangers_are_fenc
     assert office.beat("ann", 1, view.number - 1) == [("ann", view)]
     assert office.beat("ann", 1) == [("ann", m.Alive(2, view.number))]
     assert office.beat("tom", 4) == [("tom", m.Fence(0, 4))]
-    assert office.say("tom", m.Hello("tom", "client", "tom.0")) == [("tom", m.Over("tom.0"))]
+    assert office.say("tom", m.Hello("tom", "client", "tom.0")) == [("tom", m.IncarnationOver("tom.0"))]
     (again,) = office.say("eve", m.Hello("eve", "worker", "eve.0"))
     assert again == ("eve", m.Welcome("eve.0", 3, view))
 
@@ -455,7 +455,7 @@ def test_a_change_is_on_disk_before_anybody_hears_of_it() -> None:
     office = with_all()
     office.disk_error = None  # it never answers
     before = office.coordinator.view
-    assert office.feed(Ended("eve", "killed")) == []
+    assert office.feed(ProcessEnd("eve", "killed")) == []
     assert office.coordinator.view is before
     assert office.beat("eve", 3) == []  # not fenced: that it is over may be forgotten
     assert office.beat("ann", 1, before.number) == [("ann", m.Alive(1, before.number))]
@@ -467,7 +467,7 @@ def test_a_change_is_on_disk_before_anybody_hears_of_it() -> None:
 def test_what_changes_while_a_record_is_written_goes_out_together_with_the_next() -> None:
     office = with_all()
     office.disk_error = None
-    effects = office.coordinator.handle(office.now, Ended("eve", "killed"))
+    effects = office.coordinator.handle(office.now, ProcessEnd("eve", "killed"))
     (persist,) = [one for one in effects if isinstance(one, Persist)]
     for name in ("one", "two"):
         assert office.say(name, m.Hello(name, "worker", f"{name}.0")) == []
@@ -483,14 +483,14 @@ def test_a_full_disk_is_tried_again_every_second_and_nothing_is_announced_until_
     office = with_all()
     office.disk_error = "no space left on device"
     lines = len(office.journal)
-    office.feed(Ended("eve", "killed"))
+    office.feed(ProcessEnd("eve", "killed"))
     said = office.say("new", m.Hello("new", "worker", "new.0"))
     said += office.wait(2 * SECOND, ("ann", 1), ("bob", 2))
-    assert {message.reason for to, message in said if to == "new" and isinstance(message, m.No)} == {
+    assert {message.reason for to, message in said if to == "new" and isinstance(message, m.Refusal)} == {
         "the journal cannot be written: no space left on device"
     }
     said = answers(office.create(7, "v")) + answers(office.wait(2 * SECOND, ("ann", 1), ("bob", 2)))
-    assert said == [m.No(7, "full", "the journal cannot be written: no space left on device")]
+    assert said == [m.Refusal(7, "full", "the journal cannot be written: no space left on device")]
     assert (office.members, len(office.journal)) == (["ann", "bob", "eve"], lines)
     office.disk_error = ""
     office.wait(2 * SECOND, ("ann", 1), ("bob", 2))
@@ -509,7 +509,7 @@ def test_a_change_of_tables_that_is_sent_again_to_the_next_life_is_done_once() -
     assert answers(office.beat("ann", 1)) == [m.Done(1), m.Done(2)]
     assert office.coordinator.roster.tables_made == 1
     (answer,) = answers(office.create(3, spec=Dense(rows=64)))  # another request is another matter
-    assert isinstance(answer, m.No) and "exists already" in answer.reason
+    assert isinstance(answer, m.Refusal) and "exists already" in answer.reason
 
 
 def test_a_table_of_a_former_life_that_is_asked_for_again_stays_though_the_disk_is_full_now() -> None:
@@ -537,12 +537,12 @@ def test_a_drop_that_is_sent_again_to_the_next_life_is_done() -> None:
 
 def test_an_end_that_is_told_late_ends_the_life_it_is_about_and_no_other() -> None:
     office = with_all()
-    office.feed(Ended("eve", "killed", "eve"))
+    office.feed(ProcessEnd("eve", "killed", "eve"))
     office.join("eve", "worker", "other.0")
     office = office.restart()
-    office.feed(Ended("eve", "killed", "eve"))  # the launcher repeats what it said
+    office.feed(ProcessEnd("eve", "killed", "eve"))  # the launcher repeats what it said
     assert "eve" in office.members
-    office.feed(Ended("eve", "killed again", "other"))
+    office.feed(ProcessEnd("eve", "killed again", "other"))
     assert "eve" not in office.members
 
 
@@ -576,8 +576,8 @@ def test_whatever_was_on_disk_when_it_was_killed_no_incarnation_that_was_told_is
 def test_anyone_may_look_at_how_it_stands() -> None:
     office = with_all()
     office.now += SECOND
-    ((_, answer),) = office.say("stranger", m.Look(5))
-    assert isinstance(answer, m.Standing)
+    ((_, answer),) = office.say("stranger", m.StatusRequest(5))
+    assert isinstance(answer, m.StatusReply)
     assert (answer.request, answer.term, answer.view) == (5, 1, office.coordinator.view.number)
     assert [(one.name, one.role, one.incarnation, one.silence) for one in answer.members] == [
         ("ann", "server", 1, SECOND),
@@ -607,7 +607,7 @@ def test_a_hello_has_an_end() -> None:
         m.Hello("ann", "server", "t", "tcp://127.0.0.1" + "1" * 100_000),
     ):
         ((to, no),) = office.say("ann", hello)
-        assert to == "ann" and isinstance(no, m.No)
+        assert to == "ann" and isinstance(no, m.Refusal)
     assert not office.coordinator.roster.people
 
 
@@ -615,7 +615,7 @@ def test_whose_key_was_revoked_is_gone_at_once_and_the_reason_is_kept() -> None:
     office = Office()
     office.join("ann")
     office.join("bob")
-    office.say("bob", m.No(0, "key", "its key was revoked"))
+    office.say("bob", m.Refusal(0, "key", "its key was revoked"))
     assert list(office.coordinator.roster.people) == ["ann"]
     assert office.coordinator.roster.lost["bob"] == "its key was revoked"
 
@@ -624,6 +624,8 @@ def test_what_groups_may_read_never_keeps_a_view_from_being_told() -> None:
     office = Office()
     office.join("ann", "client")
     long = [f"{'g' * 28}{i:03d}" for i in range(limits.GROUPS)]
-    answers = [office.say("ann", Allow(i, Group(f"{'b' * 20}{i}", reads=long))) for i in range(1, limits.GROUPS + 1)]
+    answers = [
+        office.say("ann", Allow(i, GroupLimits(f"{'b' * 20}{i}", reads=long))) for i in range(1, limits.GROUPS + 1)
+    ]
     assert all(said for said in answers)
     assert len(coding.encode(office.coordinator.roster.view())) < limits.HEADER_BYTES

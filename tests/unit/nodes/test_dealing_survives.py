@@ -15,7 +15,7 @@ from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided, Warned
 from shoal.job import Job
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.evaluator import Judged
+from shoal.nodes.evaluator import Judgement
 from shoal.nodes.scheduler_state import (
     about_dealing,
     counted_everywhere,
@@ -24,16 +24,16 @@ from shoal.nodes.scheduler_state import (
     without,
 )
 from shoal.nodes.scheduling import (
-    Dealing,
-    Marked,
-    State,
-    Whole,
+    JournalMark,
+    JournalSnapshot,
+    Scheduler,
+    ScheduleState,
 )
 from shoal.schedule.runs import runs, spread
-from shoal.schedule.speculative import SecondCopies
-from shoal.schedule.stop_rules import Stop
+from shoal.schedule.speculative import SpeculativeCopies
+from shoal.schedule.stop_rules import StopRules
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended, Persist, Send
+from shoal.wire.effects import Persist, ProcessEnd, Send
 from tests.support.fake_run import PER_PASS, Desk, dealing
 from tests.support.one_thread_run import JOB, Ship
 
@@ -54,10 +54,10 @@ def next_life(desk: Desk, workers: Sequence[int] = (), **made: Any) -> Desk:
     return Desk(again, desk.now + 5 * SECOND, journal=list(desk.journal), hands=desk.hands, requests=desk.requests)
 
 
-def new_run(state: State, counted: list[tuple[int, int]] | None = None, **made: Any) -> Desk:
+def new_run(state: ScheduleState, counted: list[tuple[int, int]] | None = None, **made: Any) -> Desk:
     """Everything is started again, from a checkpoint, and all workers are here."""
     again = dealing(**made)
-    again.restore(0, msgspec.json.decode(msgspec.json.encode(state), type=State), counted)
+    again.restore(0, msgspec.json.decode(msgspec.json.encode(state), type=ScheduleState), counted)
     desk = Desk(again)
     desk.want(1)
     desk.want(2)
@@ -69,7 +69,7 @@ def new_run(state: State, counted: list[tuple[int, int]] | None = None, **made: 
 
 @BOTH
 def test_a_run_goes_on_where_its_coordinator_was_started_again(slots: int) -> None:
-    made: dict[str, Any] = {"rules": Stop(epochs=4), "slots": slots, "every": 0.5}
+    made: dict[str, Any] = {"rules": StopRules(epochs=4), "slots": slots, "every": 0.5}
     desk = Desk(dealing(**made)).begin()
     for _ in range(5):
         desk.now += SECOND
@@ -136,7 +136,7 @@ def test_who_joined_in_this_life_cannot_claim_what_nobody_dealt_it() -> None:
 @BOTH
 def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_hold(slots: int) -> None:
     """Who was dealt what is not in the journal: a run that ended at once would leave it out, or have two compute it."""
-    made: dict[str, Any] = {"rules": Stop(seconds=1), "slots": slots, "every": math.inf}
+    made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots, "every": math.inf}
     desk = Desk(dealing(**made)).begin()
     for who in (1, 2):
         desk.want(who, 3)
@@ -161,7 +161,7 @@ def test_a_run_that_ends_after_a_restart_has_the_slots_of_a_worker_that_cannot_s
     slots: int, told: bool
 ) -> None:
     """It may have pushed them: a run that ended before them would have a model of more steps than it counted."""
-    made: dict[str, Any] = {"rules": Stop(seconds=1), "slots": slots, "every": math.inf}
+    made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots, "every": math.inf}
     desk = Desk(dealing(**made)).begin()
     desk.want(1, 2)
     desk.want(2, 4)
@@ -200,7 +200,7 @@ def test_in_steps_nobody_is_dealt_what_a_full_disk_does_not_know_of() -> None:
 
 
 def test_in_steps_a_line_says_a_little_more_than_was_dealt_so_that_few_deals_wait_for_one() -> None:
-    made: dict[str, Any] = {"rules": Stop(epochs=40), "slots": 1, "every": math.inf}
+    made: dict[str, Any] = {"rules": StopRules(epochs=40), "slots": 1, "every": math.inf}
     desk = Desk(dealing(**made)).begin()
     lines, furthest = [], 0
     for turn in range(60):  # each of them has all that it asks for in 10 ms
@@ -215,7 +215,7 @@ def test_in_steps_a_line_says_a_little_more_than_was_dealt_so_that_few_deals_wai
 
 
 def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
-    desk = Desk(dealing(slots=1, every=math.inf, rules=Stop(epochs=40))).begin()
+    desk = Desk(dealing(slots=1, every=math.inf, rules=StopRules(epochs=40))).begin()
     run, work = desk.dealing, desk.dealing.workload
     for _ in range(45):
         desk.now += 10 * MILLISECOND
@@ -242,8 +242,10 @@ def test_nobody_hears_of_what_a_full_disk_did_not_take_until_it_does(slots: int)
     desk.run_until_asked()
     desk.disk_error = "no space left on device"
     asked, told = desk.requests, len(desk.told)
-    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(asked + 1, 90, 1))) == []
-    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(asked + 1, 90, 1))) == []  # it asks again
+    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
+    assert (
+        desk.feed(desk.dealing.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
+    )  # it asks again
     desk.wait(3)
     assert [event.what for event in desk.all(Warned)] == ["the journal cannot be written: no space left on device"]
     assert not [event for event in desk.told[told:] if not isinstance(event, Warned)]
@@ -251,7 +253,7 @@ def test_nobody_hears_of_what_a_full_disk_did_not_take_until_it_does(slots: int)
     assert before.dealing.evaluations.held == 0
     desk.disk_error, desk.now = "", desk.now + SECOND
     (judge,) = desk.feed(desk.dealing.tick(desk.now))
-    assert isinstance(judge, m.Judge) and judge.request == asked + 1
+    assert isinstance(judge, m.EvaluateNow) and judge.request == asked + 1
     after = next_life(desk, slots=slots)
     assert after.dealing.evaluations.held == 1
     assert after.dealing.workload.counted() == desk.dealing.workload.counted()  # that line says everything
@@ -261,7 +263,7 @@ def test_a_disk_that_stays_full_does_not_hold_a_run_up_for_good() -> None:
     desk = Desk(dealing()).begin()
     desk.run_until_asked()
     desk.disk_error = "no space left on device"
-    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(desk.requests + 1, 90, 1))) == []
+    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.EvaluationReady(desk.requests + 1, 90, 1))) == []
     desk.wait(40)
     desk.run()
     assert desk.why == "2 epochs done"
@@ -273,7 +275,7 @@ def test_what_the_last_line_of_a_journal_was_to_tell_is_told_again_as_it_was(slo
     desk.run_until_asked()
     desk.ready(holds=1)
     desk.requests += 1
-    found = m.Ready(desk.requests, 90, 1, 1, 0.25, {}, "")
+    found = m.EvaluationReady(desk.requests, 90, 1, 1, 0.25, {}, "")
     (line,) = desk.dealing.ready(desk.now, "evaluator", found)
     assert isinstance(line, Persist)
     desk.journal.append(line.record)  # and there the process ended
@@ -315,7 +317,7 @@ def test_a_run_does_not_wait_for_good_for_an_evaluator_that_nobody_misses(back: 
 
 def test_after_a_restart_the_last_pass_has_as_many_slots_as_it_should_whoever_holds_them() -> None:
     """Where pushes count at once half a pass is any half of it: what a worker holds is part of that half."""
-    made: dict[str, Any] = {"rules": Stop(epochs=1.5), "every": math.inf}
+    made: dict[str, Any] = {"rules": StopRules(epochs=1.5), "every": math.inf}
     desk = Desk(dealing(**made)).begin()
     for _ in range(3):
         desk.work(1, 3)
@@ -349,7 +351,7 @@ def test_a_slot_that_is_void_is_on_disk_before_it_is_dealt(slots: int) -> None:
 
 @BOTH
 def test_an_evaluation_under_way_is_judged_once_whatever_the_coordinator_remembers(slots: int) -> None:
-    made: dict[str, Any] = {"slots": slots, "rules": Stop(epochs=5)}
+    made: dict[str, Any] = {"slots": slots, "rules": StopRules(epochs=5)}
     desk = Desk(dealing(**made)).begin()
     for _ in range(20):
         desk.work(1)
@@ -369,7 +371,7 @@ def test_an_evaluation_under_way_is_judged_once_whatever_the_coordinator_remembe
 
 
 def test_stop_rules_remember_what_they_have_seen() -> None:
-    made: dict[str, Any] = {"rules": Stop(patience=3)}
+    made: dict[str, Any] = {"rules": StopRules(patience=3)}
     desk = Desk(dealing(**made)).begin(loss=0.5)
     number = 0
     while number < 2:
@@ -384,7 +386,7 @@ def test_stop_rules_remember_what_they_have_seen() -> None:
 
 @BOTH
 def test_a_run_that_was_stopping_stops_and_one_that_had_ended_has_ended(slots: int) -> None:
-    made: dict[str, Any] = {"rules": Stop(seconds=1), "slots": slots}
+    made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots}
     desk = Desk(dealing(**made)).begin()
     desk.work(1)
     desk.wait(1.2)
@@ -457,7 +459,7 @@ def test_an_evaluator_that_was_declared_dead_comes_back_and_judges_on(rows: Data
         ship = Ship(rows, seed=seed, strategy=strategy, evaluate__every=0.5)
         ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 10 * seed + 1)  # type: ignore[misc]
         before = ship.evaluator.worker.client.incarnation
-        ship.feed("coordinator", Ended("evaluator", "it was asleep"))
+        ship.feed("coordinator", ProcessEnd("evaluator", "it was asleep"))
         ship.home()
         assert ship.evaluator.worker.client.incarnation > before
         assert ship.all(Stopped)[-1].why == "3 epochs done" and ship.ends["evaluator"].error is None
@@ -469,13 +471,13 @@ def test_an_evaluator_that_was_declared_dead_comes_back_and_judges_on(rows: Data
 
 
 def test_every_better_model_is_kept_and_one_of_a_former_life_if_it_is_better(rows: Dataset) -> None:
-    kept: list[Judged] = []
+    kept: list[Judgement] = []
     ship = Ship(rows, strategy="sync", evaluate__every=0.5)
     ship.evaluator._keep_it = kept.append
     ship.home()
     assert ship.evaluator.best is kept[-1]
     assert [one.loss for one in kept] == sorted((one.loss for one in kept), reverse=True)
-    former = Judged(2, kept[0].weights, 0.0, {})
+    former = Judgement(2, kept[0].weights, 0.0, {})
     other = Ship(rows, strategy="sync")
     other.evaluator.best = former
     assert other.home().evaluator.best is former
@@ -486,7 +488,7 @@ def test_every_better_model_is_kept_and_one_of_a_former_life_if_it_is_better(row
 
 @BOTH
 def test_a_checkpoint_says_all_that_is_needed_to_go_on(slots: int) -> None:
-    made: dict[str, Any] = {"rules": Stop(epochs=3, patience=5), "slots": slots, "every": 0.5}
+    made: dict[str, Any] = {"rules": StopRules(epochs=3, patience=5), "slots": slots, "every": 0.5}
     desk = Desk(dealing(**made)).begin(loss=0.7)
     for _ in range(4):
         desk.now += SECOND
@@ -555,7 +557,7 @@ def test_who_says_that_a_slot_read_newer_weights_is_answered_when_the_journal_ha
 @pytest.mark.parametrize("turns", range(1, 14))
 def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(turns: int) -> None:
     """In step mode: at the same steps, whatever was under way when it was cut."""
-    made: dict[str, Any] = {"rules": Stop(epochs=3), "slots": 3, "every": 0.5}
+    made: dict[str, Any] = {"rules": StopRules(epochs=3), "slots": 3, "every": 0.5}
     calm = Desk(dealing(**made)).begin().run()
     desk = Desk(dealing(**made)).begin()
     for turn in range(turns):
@@ -572,8 +574,8 @@ def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(tu
 
 
 def test_a_checkpoint_of_the_end_is_judged_again_and_ends() -> None:
-    desk = Desk(dealing(Stop(epochs=1), slots=4)).begin().run()
-    again = new_run(desk.dealing.state(2), rules=Stop(epochs=1), slots=4)
+    desk = Desk(dealing(StopRules(epochs=1), slots=4)).begin().run()
+    again = new_run(desk.dealing.state(2), rules=StopRules(epochs=1), slots=4)
     again.run()
     assert again.why == "1 epoch done" and again.dealing.workload.done == 8
 
@@ -592,14 +594,14 @@ def test_nothing_is_cut_before_the_first_weights_are_read() -> None:
 def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
     """In each mode every segment is cut at a moment of its own."""
     books = [
-        m.Books(9, {0: m.Counts(8), 1: m.Counts.of(2, [5]), -7: m.Counts(40)}),
-        m.Books(9, {0: m.Counts(8), 1: m.Counts.of(3, [6])}),
-        m.Books(9, {0: m.Counts.of(7, []), 1: m.Counts.of(0, [0, 1, 5, 6])}),
+        m.SegmentBooks(9, {0: m.Counts(8), 1: m.Counts.of(2, [5]), -7: m.Counts(40)}),
+        m.SegmentBooks(9, {0: m.Counts(8), 1: m.Counts.of(3, [6])}),
+        m.SegmentBooks(9, {0: m.Counts.of(7, []), 1: m.Counts.of(0, [0, 1, 5, 6])}),
     ]
     counted = counted_everywhere(books, PER_PASS)
     assert counted == [(0, 7), (8, 10)]
-    assert counted_everywhere([*books, m.Books(0)], PER_PASS) == counted_everywhere([], PER_PASS) == []
-    desk = new_run(State(), counted, rules=Stop(epochs=2))
+    assert counted_everywhere([*books, m.SegmentBooks(0)], PER_PASS) == counted_everywhere([], PER_PASS) == []
+    desk = new_run(ScheduleState(), counted, rules=StopRules(epochs=2))
     assert desk.dealing.workload.done == desk.dealing.examples == 9
     desk.judge()
     again = sorted(spread([*desk.want(1, 9).again, *desk.want(2, 9).again], 99))
@@ -613,7 +615,7 @@ def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
 @BOTH
 @pytest.mark.parametrize("checkpoint", [4, None])
 def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, checkpoint: int | None) -> None:
-    made: dict[str, Any] = {"rules": Stop(epochs=3), "slots": slots, "every": 0.5}
+    made: dict[str, Any] = {"rules": StopRules(epochs=3), "slots": slots, "every": 0.5}
     desk = Desk(dealing(**made)).begin()
     for _ in range(3):
         desk.work(1), desk.work(2)
@@ -669,16 +671,16 @@ def test_a_run_that_lost_a_server_goes_back_and_ends_well(rows: Dataset, strateg
 
 
 def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
-    whole = Whole(State(counted=[(0, 3)], voids={1: "nan"}))
-    assert folded([Marked([(0, 9)]), whole, Marked([(4, 6)]), Marked([(3, 4)], {5: "x"})]) == State(
-        counted=[(0, 6)], voids={1: "nan", 5: "x"}
-    )
+    whole = JournalSnapshot(ScheduleState(counted=[(0, 3)], voids={1: "nan"}))
+    assert folded(
+        [JournalMark([(0, 9)]), whole, JournalMark([(4, 6)]), JournalMark([(3, 4)], {5: "x"})]
+    ) == ScheduleState(counted=[(0, 6)], voids={1: "nan", 5: "x"})
 
 
 def test_after_a_rollback_nothing_is_known_of_who_was_slow_before() -> None:
     """All are others then: a turn is kept for nobody who is gone, and slots that come again may be copied again."""
-    desk = Desk(dealing(Stop(epochs=3), slots=3))
-    second = desk.dealing.second = SecondCopies()
+    desk = Desk(dealing(StopRules(epochs=3), slots=3))
+    second = desk.dealing.second = SpeculativeCopies()
     desk.begin()
     for who, each in ((1, 5_000), (2, 1_000), (3, 1_000)):
         second.take(who, 9 * each, 9)
@@ -689,7 +691,7 @@ def test_after_a_rollback_nothing_is_known_of_who_was_slow_before() -> None:
 
 
 def test_a_rollback_after_the_end_is_none() -> None:
-    desk = Desk(dealing(Stop(epochs=1))).begin().run()
+    desk = Desk(dealing(StopRules(epochs=1))).begin().run()
     assert desk.dealing.rollback(desk.now, None, [], "too late") == []
 
 
@@ -701,9 +703,9 @@ def test_runs_are_joined_and_taken_away() -> None:
 
 
 def test_a_state_survives_as_json(tmp_path: Path) -> None:
-    desk: Dealing = Desk(dealing(slots=3)).begin(loss=0.5).run().dealing
-    for state in (desk.state(), State(), dealing().state()):
-        assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
+    desk: Scheduler = Desk(dealing(slots=3)).begin(loss=0.5).run().dealing
+    for state in (desk.state(), ScheduleState(), dealing().state()):
+        assert msgspec.json.decode(msgspec.json.encode(state), type=ScheduleState) == state
 
 
 @BOTH

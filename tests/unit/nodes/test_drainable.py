@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shoal import limits
-from shoal.cluster.membership_client import Membership
-from shoal.nodes.drainable import Guest
+from shoal.cluster.membership_client import MembershipClient
+from shoal.nodes.drainable import DrainableServer
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Received, Send, Tick
@@ -18,7 +18,7 @@ class Plain:
     """A node that only joins and beats."""
 
     def __init__(self) -> None:
-        self.name, self.member = "ann", Membership("ann", "server", "t")
+        self.name, self.member = "ann", MembershipClient("ann", "server", "t")
         self.events: list[Event] = []
 
     def handle(self, now: int, event: Event) -> list[Effect]:
@@ -34,9 +34,9 @@ def view(leaving: bool = False, held: int = 0) -> m.View:
     return m.View(1, 4 + leaving, 0, [member], [])
 
 
-def joined(patience: int | None = 60 * SECOND) -> Guest:
+def joined(patience: int | None = 60 * SECOND) -> DrainableServer:
     node = Plain()
-    guest = Guest(node, node.member, patience)
+    guest = DrainableServer(node, node.member, patience)
     guest.handle(SECOND, Tick())
     guest.handle(SECOND, Received("coordinator", m.Welcome("t.0", 3, view())))
     assert guest.member.joined
@@ -76,16 +76,16 @@ def test_one_that_is_fenced_and_nobody_wants_to_go_lives_on() -> None:
 def test_a_refusal_of_its_wish_is_remembered_and_it_stays() -> None:
     guest = joined()
     guest.leave()
-    guest.handle(SECOND, Received("coordinator", m.No(0, "setting", "it is the last")))
+    guest.handle(SECOND, Received("coordinator", m.Refusal(0, "setting", "it is the last")))
     assert guest.stays == "it is the last" and not guest.end
 
 
 def test_a_newcomer_that_is_refused_ends_unless_it_may_be_tried_again() -> None:
     node = Plain()
-    guest = Guest(node, node.member)
-    guest.handle(SECOND, Received("coordinator", m.No(0, "full", "the journal cannot be written")))
+    guest = DrainableServer(node, node.member)
+    guest.handle(SECOND, Received("coordinator", m.Refusal(0, "full", "the journal cannot be written")))
     assert not guest.end
-    guest.handle(SECOND, Received("coordinator", m.No(0, "setting", "the name is taken")))
+    guest.handle(SECOND, Received("coordinator", m.Refusal(0, "setting", "the name is taken")))
     assert (guest.end, guest.why) == ("refused", "the name is taken")
 
 

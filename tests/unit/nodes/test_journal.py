@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import Invalid
-from shoal.nodes.journal import Journal
+from shoal.nodes.journal import JournalFile
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, *records: bytes) -> None:
-    journal = Journal(path)
+    journal = JournalFile(path)
     for record in records:
         assert journal.append(record) == ""
     journal.close()
 
 
 def read(path: Path) -> list[bytes]:
-    journal = Journal(path)
+    journal = JournalFile(path)
     journal.close()
     return journal.records
 
@@ -73,7 +73,7 @@ def test_a_record_with_a_flipped_bit_is_not_believed(path: Path) -> None:
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
-    journal = Journal()
+    journal = JournalFile()
     assert journal.append(b"one") == ""
     assert journal.records == []
     journal.close()
@@ -82,19 +82,19 @@ def test_without_a_folder_nothing_is_kept() -> None:
 def test_a_journal_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Invalid, match="choose another folder"):
-        Journal(tmp_path / "file" / "journal")
+        JournalFile(tmp_path / "file" / "journal")
     with pytest.raises(Invalid, match="choose another folder"):
-        Journal(tmp_path)
+        JournalFile(tmp_path)
 
 
 def test_a_closed_journal_can_be_closed_again(path: Path) -> None:
-    journal = Journal(path)
+    journal = JournalFile(path)
     journal.close()
     journal.close()
 
 
 def test_the_journal_is_not_inherited_by_other_programs(path: Path) -> None:
-    journal = Journal(path)
+    journal = JournalFile(path)
     assert journal._file is not None
     assert not os.get_inheritable(journal._file)
     journal.close()
@@ -119,12 +119,12 @@ assert journal.append(b"two") == ""
 
 def test_a_tail_of_zeros_is_no_record(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    journal = Journal(path)
+    journal = JournalFile(path)
     journal.append(b"one")
     journal.close()
     with path.open("ab") as file:
         file.write(bytes(4096))
-    journal = Journal(path)
+    journal = JournalFile(path)
     assert journal.records == [b"one"]
     journal.close()
 
@@ -133,13 +133,13 @@ def test_a_file_that_is_no_journal_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(b"somebody's thesis")
     with pytest.raises(Invalid, match="no journal of shoal"):
-        Journal(path)
+        JournalFile(path)
     assert path.read_bytes() == b"somebody's thesis"
 
 
 def test_a_journal_that_is_rewritten_has_the_new_records_and_goes_on(path: Path) -> None:
     write(path, b"one", b"two", b"three")
-    journal = Journal(path)
+    journal = JournalFile(path)
     journal.rewrite([b"three"])
     assert journal.append(b"four") == ""
     journal.close()
@@ -151,7 +151,7 @@ def test_a_journal_that_is_rewritten_has_the_new_records_and_goes_on(path: Path)
 def test_a_journal_that_cannot_be_rewritten_stays_as_it_was(path: Path) -> None:
     write(path, b"one", b"two")
     path.with_name(f"{path.name}.new").mkdir()  # in the way
-    journal = Journal(path)
+    journal = JournalFile(path)
     journal.rewrite([b"two"])
     assert journal.append(b"three") == ""
     journal.close()

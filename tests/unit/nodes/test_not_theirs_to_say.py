@@ -8,14 +8,14 @@ import pytest
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.membership_client import Membership
+from shoal.cluster.membership_client import MembershipClient
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.rollback import Saving
-from shoal.nodes.server_checkpoint import Keeping
-from shoal.store.server.table_server import Holding
+from shoal.nodes.rollback import RollbackDriver
+from shoal.nodes.server_checkpoint import ServerCheckpoints
+from shoal.store.server.table_server import TableServer
 from shoal.tables import Dense, Given, Table
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -24,7 +24,7 @@ from shoal.wire.messages.groups import (
     CLUSTER,
     Allow,
     Dissolve,
-    Group,
+    GroupLimits,
     namespace,
 )
 
@@ -86,7 +86,7 @@ def office() -> Office:
 
 def why(answers: list[m.Message]) -> str:
     (answer,) = answers
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
     return answer.reason
 
 
@@ -153,10 +153,10 @@ def test_a_group_is_told_the_same_whatever_is_wrong_with_what_it_names(tmp_path:
     folders = [str(tmp_path / "checkpoints" / f"0000000{number}") for number in (1, 2)]
     named = [*((Dense(rows=8, initial=one), "", one.path) for one in files)]
     named += [(Dense(rows=8), folder, folder) for folder in folders]
-    keeping = Keeping(Disk(), Membership("server-0", "server", "token"))
+    keeping = ServerCheckpoints(Disk(), MembershipClient("server-0", "server", "token"))
 
     def said(table: str, spec: Table, origin: str) -> str:
-        placed = m.Placed(1, table, spec, [0], [m.Place(1, ["server-0"])], origin)
+        placed = m.TablePlaces(1, table, spec, [0], [m.Replicas(1, ["server-0"])], origin)
         load = keeping.loader(placed)
         assert load is not None
         with pytest.raises(ShoalError) as caught:
@@ -173,9 +173,9 @@ def test_a_group_has_no_checkpoints_made_but_its_own(office: Office) -> None:
 
 
 def test_only_a_scheduler_that_is_here_has_servers_write() -> None:
-    member = Membership("server-0", "server", "token")
-    placed = m.Placed(1, "b/w", Dense(rows=8), [0], [m.Place(1, ["server-0"])])
-    keeping, holding = Keeping(Disk(), member), Holding("server-0", 1, placed, 0)
+    member = MembershipClient("server-0", "server", "token")
+    placed = m.TablePlaces(1, "b/w", Dense(rows=8), [0], [m.Replicas(1, ["server-0"])])
+    keeping, holding = ServerCheckpoints(Disk(), member), TableServer("server-0", 1, placed, 0)
     snap = m.Snap(1, 1, 1, "/runs/b/checkpoints/00000001")
     for role, may in (("client", False), ("scheduler", True)):
         member.view = m.View(1, 1, 0, [m.Member("b/scheduler", 3, role, "memory:x", group="b")], [placed])
@@ -184,12 +184,12 @@ def test_only_a_scheduler_that_is_here_has_servers_write() -> None:
 
 
 def test_a_group_is_not_told_where_the_clusters_checkpoints_lie(office: Office) -> None:
-    saving = office.coordinator.saving = Saving(Path("/run/checkpoints"))
+    saving = office.coordinator.saving = RollbackDriver(Path("/run/checkpoints"))
     assert saving.points is not None
     saving.points.saved = 3
     for who, told in (("operator", "/run/checkpoints/00000003"), ("b/ann", "")):
-        (standing,) = office.say(who, m.Look(5))
-        assert isinstance(standing, m.Standing) and standing.checkpoint == told
+        (standing,) = office.say(who, m.StatusRequest(5))
+        assert isinstance(standing, m.StatusReply) and standing.checkpoint == told
 
 
 # ---------------------------------------------------------------- who lets whom go
@@ -239,7 +239,7 @@ def test_a_hello_under_another_name_is_answered_in_few_words(office: Office) -> 
 
 @pytest.mark.parametrize("reads", [["a" * 30] * 15_000, ["a", "a"], [f"g{i}" for i in range(66)], ["/" * 500_000]])
 def test_a_group_reads_from_so_many_others_at_most(office: Office, reads: list[str]) -> None:
-    assert len(why(office.say("operator", Allow(7, Group("b", reads=reads))))) < 1_000
+    assert len(why(office.say("operator", Allow(7, GroupLimits("b", reads=reads))))) < 1_000
     assert not office.roster.groups
 
 
@@ -251,13 +251,13 @@ def test_a_view_never_gets_too_long_to_be_told(office: Office) -> None:
             "operator", m.Create(number, f"big{number}", Dense(rows=8, initial=Given("/x.f32", 1, "a" * 65_000)))
         )
     reads = [f"{i:032d}" for i in range(limits.GROUPS)]
-    said = [office.say("operator", Allow(100 + i, Group(f"g{i}", reads=reads))) for i in range(limits.GROUPS)]
-    assert any(isinstance(one, m.No) and "no room in a view" in one.reason for answers in said for one in answers)
+    said = [office.say("operator", Allow(100 + i, GroupLimits(f"g{i}", reads=reads))) for i in range(limits.GROUPS)]
+    assert any(isinstance(one, m.Refusal) and "no room in a view" in one.reason for answers in said for one in answers)
     room = 200
     last: list[m.Message] = []
     for i in range(limits.MEMBERS):
         last = office.join(f"{i:0128d}", token=f"{i}.0", address="memory:" + "x" * room)
-        if isinstance(last[-1], m.No):
+        if isinstance(last[-1], m.Refusal):
             break
     assert "full" in why(last)
     assert len(coding.encode(office.roster.view())) < limits.HEADER_BYTES
@@ -276,4 +276,4 @@ def test_who_asks_again_and_again_while_the_disk_is_slow_is_answered_once(office
 
 def answers(effects: list[Effect]) -> list[m.Message]:
     """What the operator is told, but for views."""
-    return [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, m.Done | m.No)]
+    return [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, m.Done | m.Refusal)]

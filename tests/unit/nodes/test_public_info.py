@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.events import Evaluated, Joined, Progress, Warned
-from shoal.nodes.public_info import Doorway
+from shoal.nodes.public_info import PublicInfo
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
@@ -20,7 +20,7 @@ class Run:
         return [Tell(Warned(seconds=0.0, what=what))]
 
 
-def fed(doorway: Doorway, after: int) -> m.Fed:
+def fed(doorway: PublicInfo, after: int) -> m.Fed:
     (effect,) = doorway.take("ann", m.Feed(1, after), None)
     assert isinstance(effect, Send) and isinstance(effect.message, m.Fed)
     return effect.message
@@ -31,7 +31,7 @@ def joined(number: int) -> Tell:
 
 
 def test_whoever_asks_is_told_what_the_run_is_about_and_whether_it_is_over() -> None:
-    doorway, run = Doorway(m.Described(0, "data = 'x'", "x", 5)), Run()
+    doorway, run = PublicInfo(m.Described(0, "data = 'x'", "x", 5)), Run()
     dealing: Any = run
     assert doorway.take("ann", m.Describe(7), dealing) == [Send("ann", m.Described(7, "data = 'x'", "x", 5))]
     run.ended = True
@@ -40,7 +40,7 @@ def test_whoever_asks_is_told_what_the_run_is_about_and_whether_it_is_over() -> 
 
 
 def test_what_happened_is_told_once_to_each_who_asks_and_not_what_happens_all_the_time() -> None:
-    doorway = Doorway()
+    doorway = PublicInfo()
     progress = Progress(seconds=0.0, passes=1.0, steps=1, examples=1, train_loss=None, workers=1)
     doorway.heard([joined(0), Tell(progress), joined(1)])
     first = fed(doorway, 0)
@@ -52,7 +52,7 @@ def test_what_happened_is_told_once_to_each_who_asks_and_not_what_happens_all_th
 
 
 def test_only_so_much_is_remembered_and_an_evaluation_without_its_workers() -> None:
-    doorway = Doorway()
+    doorway = PublicInfo()
     doorway.heard([joined(number) for number in range(3 * limits.FEED)])
     assert len(fed(doorway, 0).events) == limits.FEED
     judged = Evaluated(
@@ -65,7 +65,7 @@ def test_only_so_much_is_remembered_and_an_evaluation_without_its_workers() -> N
 
 
 def test_who_cannot_take_part_is_told_of_so_many_times_and_no_more() -> None:
-    doorway, dealing = Doorway(), Run()
+    doorway, dealing = PublicInfo(), Run()
     given: Any = dealing
     told = [doorway.take("x", m.Unfit("w" * 500, "y" * 5_000), given) for _ in range(2 * limits.UNFIT)]
     assert sum(map(bool, told)) == limits.UNFIT

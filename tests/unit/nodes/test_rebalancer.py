@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from shoal import limits
-from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.balance_plan import WantedMove
 from shoal.data.datasets import Dataset, load
 from shoal.events import Gone, Handed, Joined, Leaving, Warned
 from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import Guest
-from shoal.nodes.rebalancer import Opening
+from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.rebalancer import OpeningMove
 from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE
-from shoal.store.server.table_server import Holding
+from shoal.store.server.table_server import TableServer
 from shoal.wire import messages as m
 from shoal.wire.effects import Received, Tell
 from tests.support.fake_run import dealing
@@ -66,13 +66,13 @@ def is_moving(ship: Ship) -> bool:
     return bool(coordinator(ship).elastic.standing(ship.now, coordinator(ship)))
 
 
-def join(ship: Ship, name: str) -> Guest:
+def join(ship: Ship, name: str) -> DrainableServer:
     return ship.serve(name)
 
 
-def server_of(ship: Ship, name: str) -> Guest:
+def server_of(ship: Ship, name: str) -> DrainableServer:
     guest = ship.nodes[name]
-    assert isinstance(guest, Guest)
+    assert isinstance(guest, DrainableServer)
     return guest
 
 
@@ -125,7 +125,7 @@ def test_members_of_a_set_change_places_while_the_run_goes_on(
         ship = sail(rows, strategy, seed, copies=2, balance="none")
         before = held(ship)
         swaps = [
-            Wanted(TABLE, segment, *place.servers, "count")
+            WantedMove(TABLE, segment, *place.servers, "count")
             for segment, place in enumerate(coordinator(ship).roster.tables[TABLE].places)
             if place.servers[0] == "server-0"
         ]
@@ -354,10 +354,10 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
         ship.until(lambda ship=ship, until=until: ship.now > until)
         found: dict[int, set[str]] = {}
         for node in ship.nodes.values():
-            if isinstance(node, Guest) and isinstance(node.node, Server):
+            if isinstance(node, DrainableServer) and isinstance(node.node, Server):
                 for holding in node.node.tables.values():
-                    assert isinstance(holding, Holding)
-                    for segment, digest in holding.told(m.Ask(1, 1, 1, digests=True)).digests.items():
+                    assert isinstance(holding, TableServer)
+                    for segment, digest in holding.told(m.TableStatusRequest(1, 1, 1, digests=True)).digests.items():
                         found.setdefault(segment, set()).add(digest)
         assert found and all(len(digests) == 1 for digests in found.values())
 
@@ -369,7 +369,7 @@ def test_a_move_whose_server_was_lost_on_the_way_is_told_so() -> None:
     coordinator.roster.lost |= {"killed": "silent for 5 s", "gone": "it left: others have what it had"}
 
     def told(source: str) -> tuple[str, str]:
-        opening = Opening("weights", 1, [3], source, "server-9", 9, "load", "it had 90%", 0, 5)
+        opening = OpeningMove("weights", 1, [3], source, "server-9", 9, "load", "it had 90%", 0, 5)
         (tell,) = coordinator.elastic._tell(limits.SECOND, opening, coordinator)
         assert isinstance(tell, Tell) and isinstance(tell.event, Handed)
         return tell.event.why, tell.event.gain

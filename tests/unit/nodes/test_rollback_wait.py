@@ -18,7 +18,7 @@ def asked(tables: dict[str, list[str]], generation: int = 0, group: str = "") ->
     """What a worker finds that began in generation 0; tables by name, with the servers of their only segment."""
     worker = Worker("worker-0", "worker", "token", group=group)
     places = [
-        m.Placed(n, name, Dense(rows=8), [0], [m.Place(1, servers)])
+        m.TablePlaces(n, name, Dense(rows=8), [0], [m.Replicas(1, servers)])
         for n, (name, servers) in enumerate(tables.items(), 1)
     ]
     view = m.View(1, 1, generation, [m.Member("worker-0", 7, "worker", "", group=group)], places)

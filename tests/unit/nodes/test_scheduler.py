@@ -10,8 +10,8 @@ import pytest
 from shoal.events import Gone, Stopped
 from shoal.files import Disk
 from shoal.limits import COORDINATOR, SECOND
-from shoal.nodes.checkpointing import Checkpointing
-from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.checkpointing import CheckpointProtocol
+from shoal.nodes.scheduler import SchedulerNode
 from shoal.tables import Dense
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send, Tell
@@ -28,13 +28,13 @@ def view(number: int, generation: int = 0) -> m.View:
         m.Member("b/launcher", 4, "client", "", group="b"),
         m.Member("c/launcher", 5, "client", "", group="c"),
     ]
-    places = [m.Place(1, ["server-0", "server-1"]), m.Place(1, ["server-1"])]
-    return m.View(1, number, generation, members, [m.Placed(1, "b/weights", Dense(rows=8), [0, 4], places)])
+    places = [m.Replicas(1, ["server-0", "server-1"]), m.Replicas(1, ["server-1"])]
+    return m.View(1, number, generation, members, [m.TablePlaces(1, "b/weights", Dense(rows=8), [0, 4], places)])
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path) -> Scheduler:
-    made = Scheduler("b", "t", "memory:x", dealing(), Checkpointing(Disk(), tmp_path))
+def scheduler(tmp_path: Path) -> SchedulerNode:
+    made = SchedulerNode("b", "t", "memory:x", dealing(), CheckpointProtocol(Disk(), tmp_path))
     made.handle(NOW, Received(COORDINATOR, m.Welcome("t.0", 3, view(1))))
     return made
 
@@ -44,37 +44,39 @@ def said(effects: list[Effect], to: str) -> list[m.Message]:
 
 
 @pytest.mark.parametrize("stranger", ["c/launcher", "visit-1234"])
-def test_only_who_is_of_its_group_has_a_checkpoint_made(scheduler: Scheduler, stranger: str) -> None:
+def test_only_who_is_of_its_group_has_a_checkpoint_made(scheduler: SchedulerNode, stranger: str) -> None:
     assert said(scheduler.handle(NOW, Received(stranger, m.Save(7))), stranger) == []
     assert scheduler.counts["unexpected"] == 1 and scheduler.points is not None and not scheduler.points.busy
     scheduler.handle(NOW, Received("b/launcher", m.Save(7)))
     assert scheduler.points.busy
     assert [type(one) for one in said(scheduler.handle(NOW, Received("b/launcher", m.Save(7))), "b/launcher")] == [
-        m.Held
+        m.PushHeld
     ]
 
 
-def test_the_checkpoints_of_a_groups_run_are_its_groups(scheduler: Scheduler) -> None:
+def test_the_checkpoints_of_a_groups_run_are_its_groups(scheduler: SchedulerNode) -> None:
     assert scheduler.points is not None and scheduler.points.group == "b"
 
 
 @pytest.mark.parametrize("generation", [0, 1])
 def test_a_scheduler_that_is_not_wanted_any_more_ends_its_run_with_the_reason(tmp_path: Path, generation: int) -> None:
-    scheduler = Scheduler("b", "t", "memory:x", dealing(), Checkpointing(Disk(), tmp_path))
+    scheduler = SchedulerNode("b", "t", "memory:x", dealing(), CheckpointProtocol(Disk(), tmp_path))
     scheduler.handle(NOW, Received(COORDINATOR, m.Welcome("t.0", 3, view(1, generation))))
-    effects = scheduler.handle(NOW, Received(COORDINATOR, m.No(0, "key", "the key was revoked")))
+    effects = scheduler.handle(NOW, Received(COORDINATOR, m.Refusal(0, "key", "the key was revoked")))
     (stopped,) = [one.event for one in effects if isinstance(one, Tell)]
     assert isinstance(stopped, Stopped) and stopped.why == "group 'b' cannot take part: the key was revoked"
 
 
-def test_how_many_copies_there_are_is_told_as_the_view_has_them(scheduler: Scheduler) -> None:
-    (standing,) = said(scheduler.handle(NOW, Received("look-1", m.Look(2))), "look-1")
-    assert isinstance(standing, m.Standing)
+def test_how_many_copies_there_are_is_told_as_the_view_has_them(scheduler: SchedulerNode) -> None:
+    (standing,) = said(scheduler.handle(NOW, Received("look-1", m.StatusRequest(2))), "look-1")
+    assert isinstance(standing, m.StatusReply)
     assert standing.copies == 2
     assert {one.name for one in standing.members} == {"server-0", "server-1", "b/launcher"}
 
 
-def test_when_the_cluster_ends_the_run_of_a_group_says_so_and_not_that_a_server_was_lost(scheduler: Scheduler) -> None:
+def test_when_the_cluster_ends_the_run_of_a_group_says_so_and_not_that_a_server_was_lost(
+    scheduler: SchedulerNode,
+) -> None:
     effects = scheduler.handle(NOW, Received(COORDINATOR, m.Dismissed("the run is over: 2 epochs done")))
     (stopped,) = [one.event for one in effects if isinstance(one, Tell)]
     assert isinstance(stopped, Stopped) and "the cluster has ended (the run is over: 2 epochs done)" in stopped.why
@@ -83,7 +85,7 @@ def test_when_the_cluster_ends_the_run_of_a_group_says_so_and_not_that_a_server_
 
 
 @pytest.mark.parametrize(("leaving", "why"), [(True, "it left"), (False, "it is no member any more")])
-def test_a_server_that_left_in_order_is_not_told_as_lost(scheduler: Scheduler, leaving: bool, why: str) -> None:
+def test_a_server_that_left_in_order_is_not_told_as_lost(scheduler: SchedulerNode, leaving: bool, why: str) -> None:
     def take(number: int, members: list[m.Member]) -> list[Effect]:
         after = msgspec.structs.replace(view(number), members=members)
         return scheduler.handle(NOW, Received(COORDINATOR, after))

@@ -12,11 +12,11 @@ import pytest
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.scheduling import Marked
+from shoal.nodes.scheduling import JournalMark
 from shoal.schedule.runs import runs, spread
-from shoal.schedule.stop_rules import Stop
+from shoal.schedule.stop_rules import StopRules
 from shoal.wire import messages as m
-from shoal.wire.effects import Durable, Ended, Persist, Received, Send, Tell, Tick
+from shoal.wire.effects import Durable, Persist, ProcessEnd, Received, Send, Tell, Tick
 from tests.support.fake_run import PER_PASS, Desk, dealing
 
 BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
@@ -182,7 +182,7 @@ def test_evaluations_that_nobody_asked_for_are_ignored(holds: int, found: int) -
 
 
 def test_a_loss_that_is_told_twice_is_judged_once() -> None:
-    desk = Desk(dealing(Stop(epochs=2, patience=2))).begin()
+    desk = Desk(dealing(StopRules(epochs=2, patience=2))).begin()
     for _ in range(5):
         desk.ready(holds=0, found=0, loss=0.9)
     assert len(desk.all(Evaluated)) == 1 and not desk.dealing.over
@@ -192,7 +192,7 @@ def test_a_loss_that_is_told_twice_is_judged_once() -> None:
 
 
 def test_in_each_mode_an_evaluation_is_asked_for_whenever_so_many_slots_are_counted() -> None:
-    desk = Desk(dealing(Stop(epochs=4), every=0.5)).begin().run()
+    desk = Desk(dealing(StopRules(epochs=4), every=0.5)).begin().run()
     assert [event.number for event in desk.all(Evaluated)] == list(range(len(desk.all(Evaluated))))
     marks = [int(event.passes / 0.5) for event in desk.all(Evaluated)]
     assert marks[0] == 0 and marks[-1] == 8
@@ -200,7 +200,7 @@ def test_in_each_mode_an_evaluation_is_asked_for_whenever_so_many_slots_are_coun
 
 
 def test_in_step_mode_nothing_past_an_evaluation_is_dealt_until_its_weights_are_read() -> None:
-    desk = Desk(dealing(Stop(epochs=2), slots=3, every=0.5)).begin()
+    desk = Desk(dealing(StopRules(epochs=2), slots=3, every=0.5)).begin()
     for _ in range(20):
         for who in (1, 2):
             desk.work(who)
@@ -218,7 +218,7 @@ def test_in_step_mode_nothing_past_an_evaluation_is_dealt_until_its_weights_are_
 
 
 def test_one_evaluation_is_asked_for_at_a_time() -> None:
-    desk = Desk(dealing(Stop(epochs=2), every=0.25))
+    desk = Desk(dealing(StopRules(epochs=2), every=0.25))
     desk.want(1)
     desk.want(2)
     assert desk.ready().number == 0
@@ -231,7 +231,7 @@ def test_one_evaluation_is_asked_for_at_a_time() -> None:
 
 
 def test_an_evaluation_says_how_many_were_at_work_and_what_they_found() -> None:
-    desk = Desk(dealing(Stop(epochs=1))).begin()
+    desk = Desk(dealing(StopRules(epochs=1))).begin()
     desk.run(loss=0.4)
     first, last = desk.all(Evaluated)
     assert (first.train_loss, first.examples, first.workers, first.best) == (None, 0, 2, True)
@@ -245,14 +245,14 @@ def test_an_evaluation_says_how_many_were_at_work_and_what_they_found() -> None:
 @pytest.mark.parametrize(
     ("rules", "done", "why"),
     [
-        (Stop(epochs=1), 8, "1 epoch done"),
-        (Stop(epochs=0.25), 2, "0.25 epochs done"),
-        (Stop(epochs=1.5), 12, "1.5 epochs done"),
-        (Stop(steps=3), 3, "3 steps done"),
-        (Stop(steps=100, epochs=1), 8, "1 epoch done"),
+        (StopRules(epochs=1), 8, "1 epoch done"),
+        (StopRules(epochs=0.25), 2, "0.25 epochs done"),
+        (StopRules(epochs=1.5), 12, "1.5 epochs done"),
+        (StopRules(steps=3), 3, "3 steps done"),
+        (StopRules(steps=100, epochs=1), 8, "1 epoch done"),
     ],
 )
-def test_passes_and_steps_end_a_run_exactly(rules: Stop, done: int, why: str, slots: int) -> None:
+def test_passes_and_steps_end_a_run_exactly(rules: StopRules, done: int, why: str, slots: int) -> None:
     desk = Desk(dealing(rules, slots=slots)).begin().run()
     assert desk.why == why
     work = desk.dealing.workload
@@ -268,7 +268,7 @@ def test_passes_and_steps_end_a_run_exactly(rules: Stop, done: int, why: str, sl
 
 @BOTH
 def test_time_ends_a_run_when_what_is_dealt_is_counted(slots: int) -> None:
-    desk = Desk(dealing(Stop(seconds=1), slots=slots)).begin()
+    desk = Desk(dealing(StopRules(seconds=1), slots=slots)).begin()
     desk.work(1)
     desk.wait(1.1)
     assert desk.dealing.over == "1 seconds are over" and not desk.dealing.ended
@@ -281,14 +281,14 @@ def test_time_ends_a_run_when_what_is_dealt_is_counted(slots: int) -> None:
 
 @BOTH
 def test_a_target_ends_a_run(slots: int) -> None:
-    desk = Desk(dealing(Stop(target_loss=0.45), slots=slots)).begin().run(loss=0.44)
+    desk = Desk(dealing(StopRules(target_loss=0.45), slots=slots)).begin().run(loss=0.44)
     assert desk.why == "target loss 0.45 reached"
     assert desk.dealing.workload.finished
 
 
 @BOTH
 def test_a_target_that_is_reached_before_the_first_slot_ends_a_run_at_once(slots: int) -> None:
-    desk = Desk(dealing(Stop(target_loss=0.9), slots=slots))
+    desk = Desk(dealing(StopRules(target_loss=0.9), slots=slots))
     desk.want(1)
     desk.want(2)
     desk.judge(0.7)
@@ -298,7 +298,7 @@ def test_a_target_that_is_reached_before_the_first_slot_ends_a_run_at_once(slots
 
 @BOTH
 def test_patience_ends_a_run(slots: int) -> None:
-    desk = Desk(dealing(Stop(patience=3), slots=slots)).begin(loss=0.7).run(loss=0.6)
+    desk = Desk(dealing(StopRules(patience=3), slots=slots)).begin(loss=0.7).run(loss=0.6)
     assert desk.why == "no improvement in 3 evaluations"
     assert [event.best for event in desk.all(Evaluated)][:5] == [True, True, False, False, False]
 
@@ -312,7 +312,7 @@ def test_a_loss_that_is_no_number_ends_a_run(loss: float, slots: int) -> None:
 
 @BOTH
 def test_a_run_is_over_only_when_all_is_counted_and_judged(slots: int) -> None:
-    desk = Desk(dealing(Stop(epochs=1), slots=slots)).begin()
+    desk = Desk(dealing(StopRules(epochs=1), slots=slots)).begin()
     while not desk.dealing.workload.finished:
         assert not desk.dealing.over and desk.over == {1: "", 2: ""}
         for who in (1, 2):
@@ -324,7 +324,7 @@ def test_a_run_is_over_only_when_all_is_counted_and_judged(slots: int) -> None:
 
 
 def test_what_comes_after_the_end_is_no_part_of_the_run() -> None:
-    desk = Desk(dealing(Stop(epochs=1))).begin().run()
+    desk = Desk(dealing(StopRules(epochs=1))).begin().run()
     seconds, told = desk.dealing.seconds, len(desk.told)
     desk.wait(30)
     desk.gone(1)
@@ -358,7 +358,7 @@ def test_slots_of_a_worker_that_is_gone_are_done_by_another(died: bool, slots: i
 
 def test_a_worker_that_leaves_while_the_rest_is_finished_loses_nothing() -> None:
     """In step mode slots may be meant for it that it never asked for."""
-    desk = Desk(dealing(Stop(seconds=1), slots=8, every=math.inf)).begin()
+    desk = Desk(dealing(StopRules(seconds=1), slots=8, every=math.inf)).begin()
     desk.work(1, 3)
     desk.wait(1.1)
     assert desk.dealing.over
@@ -387,7 +387,7 @@ def test_a_first_want_of_one_that_leaves_is_answered_and_forgotten() -> None:
 
 
 def test_a_worker_that_joins_late_takes_part() -> None:
-    desk = Desk(dealing(Stop(epochs=9))).begin()
+    desk = Desk(dealing(StopRules(epochs=9))).begin()
     desk.feed(desk.dealing.joined(desk.now, "worker-3", "worker"))
     assert [event.name for event in desk.all(Joined)] == ["worker-3"]
     desk.want(3, 4)
@@ -439,7 +439,7 @@ def test_a_client_may_come_and_go() -> None:
 
 
 def test_a_slot_that_is_void_is_told_once_dealt_as_void_and_journalled() -> None:
-    desk = Desk(dealing(Stop(epochs=1))).begin()
+    desk = Desk(dealing(StopRules(epochs=1))).begin()
     desk.want(1, 1)
     (slot,) = desk.hands[1]
     desk.want(1, refused={slot: "nan"})
@@ -448,14 +448,14 @@ def test_a_slot_that_is_void_is_told_once_dealt_as_void_and_journalled() -> None
     assert deal.void == [slot]
     assert [(event.slot, event.why) for event in desk.all(Voided)] == [((0, slot), "nan again")]
     desk.run()
-    lines = [msgspec.msgpack.decode(record, type=Marked) for record in desk.journal]
+    lines = [msgspec.msgpack.decode(record, type=JournalMark) for record in desk.journal]
     assert {slot: "nan again"} in [line.voids for line in lines]
     assert len(desk.all(Voided)) == 1
 
 
 def test_what_is_counted_is_journalled_once_and_progress_told_four_times_a_second() -> None:
-    desk = Desk(dealing(Stop(epochs=3))).begin().run()
-    lines = [msgspec.msgpack.decode(record, type=Marked) for record in desk.journal]
+    desk = Desk(dealing(StopRules(epochs=3))).begin().run()
+    lines = [msgspec.msgpack.decode(record, type=JournalMark) for record in desk.journal]
     assert sorted(slot for line in lines for slot in spread(line.counted, 99)) == list(range(24))
     progress = desk.all(Progress)
     assert progress[-1].passes == 3.0 and progress[-1].steps == 24 and progress[-1].examples == 24
@@ -464,7 +464,7 @@ def test_what_is_counted_is_journalled_once_and_progress_told_four_times_a_secon
 
 
 def test_progress_is_the_mean_of_what_was_computed_since() -> None:
-    desk = Desk(dealing(Stop(epochs=9))).begin()
+    desk = Desk(dealing(StopRules(epochs=9))).begin()
     desk.want(1, examples=4, loss=2.0)
     desk.want(2, examples=12, loss=3.0)
     desk.wait(0.3)
@@ -530,9 +530,9 @@ def test_only_workers_want_and_only_evaluators_judge() -> None:
     for name, role in (("ann", "client"), ("eve", "evaluator"), ("bob", "worker")):
         incarnation = office.join(name, role)
         (wanted,) = office.say(name, m.Want(1, incarnation, 4))
-        assert isinstance(wanted, m.Deal if role == "worker" else m.No)
-        (judge,) = office.say(name, m.Ready(2, incarnation))
-        assert isinstance(judge, m.Judge if role == "evaluator" else m.No)
+        assert isinstance(wanted, m.Deal if role == "worker" else m.Refusal)
+        (judge,) = office.say(name, m.EvaluationReady(2, incarnation))
+        assert isinstance(judge, m.EvaluateNow if role == "evaluator" else m.Refusal)
     assert office.say("bob", m.Want(3, 99, 4)) == [m.Fence(0, 99)]
     assert office.say("mallory", m.Want(3, 1, 4)) == [m.Fence(0, 1)]
 
@@ -540,13 +540,13 @@ def test_only_workers_want_and_only_evaluators_judge() -> None:
 def test_where_there_is_no_run_a_want_is_refused() -> None:
     office = Office(Coordinator())
     (answer,) = office.say("bob", m.Want(1, office.join("bob", "worker"), 4))
-    assert isinstance(answer, m.No) and "no run here" in answer.reason
+    assert isinstance(answer, m.Refusal) and "no run here" in answer.reason
 
 
 def test_a_worker_that_is_seen_to_end_before_it_joined_is_not_waited_for() -> None:
     office = Office(Coordinator(dealing=dealing()))
     office.say("worker-0", m.Want(1, office.join("worker-0", "worker"), 4))
-    office.feed(Ended("worker-1", "exit code 1"))
+    office.feed(ProcessEnd("worker-1", "exit code 1"))
     assert any(isinstance(event, Started) for event in office.told)
 
 
@@ -579,7 +579,7 @@ def test_a_coordinator_that_is_started_again_takes_up_what_its_journal_says(slot
 
 @BOTH
 def test_a_void_slot_is_void_in_the_next_life_of_the_coordinator(slots: int) -> None:
-    line = msgspec.msgpack.encode(Marked([(0, 3)], {5: "nan"}))
+    line = msgspec.msgpack.encode(JournalMark([(0, 3)], {5: "nan"}))
     second = dealing(slots=slots)
     Coordinator(journal=[line], dealing=second)
     desk = Desk(second).begin()
@@ -589,7 +589,7 @@ def test_a_void_slot_is_void_in_the_next_life_of_the_coordinator(slots: int) -> 
 
 
 def test_time_goes_on_while_nothing_comes() -> None:
-    office = Office(Coordinator(dealing=dealing(Stop(seconds=1))))
+    office = Office(Coordinator(dealing=dealing(StopRules(seconds=1))))
     ids = [office.join(f"worker-{i}", "worker") for i in range(2)]
     for i, incarnation in enumerate(ids):
         office.say(f"worker-{i}", m.Want(1, incarnation, 0))
@@ -598,7 +598,7 @@ def test_time_goes_on_while_nothing_comes() -> None:
         office.now += 500 * MILLISECOND
         office.feed(Tick())
     assert office.coordinator.dealing.over == ""
-    office.say("eve", m.Ready(1, office.join("eve", "evaluator"), holds=0))
+    office.say("eve", m.EvaluationReady(1, office.join("eve", "evaluator"), holds=0))
     for _ in range(3):
         office.now += 500 * MILLISECOND
         office.feed(Tick())
@@ -617,7 +617,9 @@ def test_weights_of_a_later_step_are_not_told_as_those_that_were_asked_for() -> 
     assert (asked.number, asked.clock) == (0, 0)
     for found in (-1, 0):
         desk.requests += 1
-        desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(desk.requests, 91, 0, found, 0.5, clock=3)))
+        desk.feed(
+            desk.dealing.ready(desk.now, "evaluator", m.EvaluationReady(desk.requests, 91, 0, found, 0.5, clock=3))
+        )
     (told,) = desk.all(Evaluated)
     assert (told.number, told.steps) == (0, 3)
     assert desk.dealing.counts["evaluations of a later step"] == 1

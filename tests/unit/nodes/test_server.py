@@ -78,18 +78,20 @@ class Hall:
         return self.feed(Received(sender, m.Pull(**{**defaults, **more}), arrays))
 
 
-def placed(number: int, spec: Table = DENSE, owners: tuple[str, ...] = ("ann", "bob")) -> m.Placed:
+def placed(number: int, spec: Table = DENSE, owners: tuple[str, ...] = ("ann", "bob")) -> m.TablePlaces:
     starts = [i * spec.span // len(owners) for i in range(len(owners))]
-    return m.Placed(number, f"table {number}", spec, starts, [m.Place(1, [owner] if owner else []) for owner in owners])
+    return m.TablePlaces(
+        number, f"table {number}", spec, starts, [m.Replicas(1, [owner] if owner else []) for owner in owners]
+    )
 
 
-def view(number: int, *tables: m.Placed, members: list[m.Member] | None = None, generation: int = 0) -> m.View:
+def view(number: int, *tables: m.TablePlaces, members: list[m.Member] | None = None, generation: int = 0) -> m.View:
     return m.View(
         1, number, generation, [m.Member("ann", 1, "server", ""), *(FOLK if members is None else members)], [*tables]
     )
 
 
-def hall(*tables: m.Placed, inline: int = limits.INLINE_ELEMENTS) -> Hall:
+def hall(*tables: m.TablePlaces, inline: int = limits.INLINE_ELEMENTS) -> Hall:
     """Ann, a member since view 5, with these tables set up."""
     made = Hall(Server("ann", "token", inline=inline))
     made.feed(Tick())
@@ -177,11 +179,11 @@ def test_what_waits_for_a_view_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 def moved_to(view_number: int, *owners: str, since: Sequence[int]) -> m.View:
     """The table in as many parts, each with its owner since some view."""
-    places = [m.Place(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
+    places = [m.Replicas(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
     starts = [i * DENSE.span // len(owners) for i in range(len(owners))]
     servers = [m.Member(name, i, "server", "") for i, name in enumerate(("ann", "bob", "cid"), 1)]
     folk = [m.Member("eve", 12, "worker", ""), m.Member("dan", 13, "client", "")]
-    return m.View(1, view_number, 0, [*servers, *folk], [m.Placed(1, "table 1", DENSE, starts, places)])
+    return m.View(1, view_number, 0, [*servers, *folk], [m.TablePlaces(1, "table 1", DENSE, starts, places)])
 
 
 def seated_by(first: m.View) -> Hall:
@@ -200,7 +202,7 @@ def test_what_moves_elsewhere_is_no_reason_to_refuse_an_older_view() -> None:
     made.feed(
         Received("coordinator", moved_to(8, "ann", "cid", since=(8, 6)))
     )  # it was another's in view 7, which we missed
-    assert made.push([1], [1], number=1, view=6, **asked) == [("dan", m.Moved(2, 8))]
+    assert made.push([1], [1], number=1, view=6, **asked) == [("dan", m.SegmentsMoved(2, 8))]
 
 
 def test_whoever_waits_for_what_is_given_away_is_told_to_ask_by_the_new_view() -> None:
@@ -208,20 +210,20 @@ def test_whoever_waits_for_what_is_given_away_is_told_to_ask_by_the_new_view() -
     enter = {"incarnation": 12, "sender": "eve", "view": 5}
     made.pull([1], enter=True, **enter)
     ((_, held),) = made.pull([1], clock=3, **enter)
-    assert isinstance(held, m.Held)
+    assert isinstance(held, m.PushHeld)
     told = made.feed(Received("coordinator", moved_to(6, "ann", "bob", since=(1, 6))))
-    assert ("eve", m.Moved(held.request, 6)) in told
+    assert ("eve", m.SegmentsMoved(held.request, 6)) in told
 
 
 def test_an_unknown_table_has_moved() -> None:
-    assert hall().push([1], [1], table=2) == [("dan", m.Moved(1, 5))]
-    assert hall().pull([1], table=2) == [("dan", m.Moved(1, 5))]
-    assert hall().feed(Received("dan", m.Ask(1, 2, 5))) == [("dan", m.Moved(1, 5))]
+    assert hall().push([1], [1], table=2) == [("dan", m.SegmentsMoved(1, 5))]
+    assert hall().pull([1], table=2) == [("dan", m.SegmentsMoved(1, 5))]
+    assert hall().feed(Received("dan", m.TableStatusRequest(1, 2, 5))) == [("dan", m.SegmentsMoved(1, 5))]
 
 
 def test_a_table_of_which_nothing_is_held_has_moved() -> None:
     made = hall(placed(1), placed(2, owners=("bob",)))
-    assert made.pull([1], table=2) == [("dan", m.Moved(1, 5))]
+    assert made.pull([1], table=2) == [("dan", m.SegmentsMoved(1, 5))]
 
 
 def test_another_generation_is_told_of_the_rollback() -> None:
@@ -231,7 +233,7 @@ def test_another_generation_is_told_of_the_rollback() -> None:
 def test_only_a_worker_can_enter() -> None:
     made = hall()
     ((_, answer),) = made.pull([1], enter=True)
-    assert isinstance(answer, m.No) and "dan is a client" in answer.reason
+    assert isinstance(answer, m.Refusal) and "dan is a client" in answer.reason
     ((_, answer),) = made.pull([1], enter=True, sender="eve", incarnation=EVE)
     assert answer == m.Values(2, 1, [0], entered=0)
 
@@ -240,7 +242,7 @@ def test_parking_is_answered_and_releases_who_waits() -> None:
     made = hall()
     made.pull([1], enter=True, sender="eve", incarnation=EVE)
     ((_, answer),) = made.pull([1], clock=3)
-    assert answer == m.Held(2, "eve at step 0")
+    assert answer == m.PushHeld(2, "eve at step 0")
     said = made.feed(Received("eve", m.Park(3, EVE, 5, 0)))
     assert said == [("eve", m.Done(3)), ("dan", m.Values(2, 1, [0]))]
 
@@ -248,8 +250,8 @@ def test_parking_is_answered_and_releases_who_waits() -> None:
 def test_facts_are_told_to_whoever_asks() -> None:
     made = hall()
     made.push([1], [1])
-    ((to, told),) = made.feed(Received("anyone", m.Ask(9, 1, 5)))
-    assert to == "anyone" and isinstance(told, m.Told)
+    ((to, told),) = made.feed(Received("anyone", m.TableStatusRequest(9, 1, 5)))
+    assert to == "anyone" and isinstance(told, m.TableStatusReply)
     assert (told.facts["rows"], told.facts["counted"]) == (4, 1)
 
 
@@ -261,7 +263,7 @@ def test_who_waits_is_told_for_whom_every_second() -> None:
     for _ in range(40):
         made.now += SECOND // 10
         told += made.feed(Tick())
-    assert told == [("dan", m.Held(2, "eve at step 0"))] * len(told)
+    assert told == [("dan", m.PushHeld(2, "eve at step 0"))] * len(told)
     assert 3 <= len(told) <= 4
 
 
@@ -322,7 +324,7 @@ def test_a_table_that_is_not_in_the_view_is_forgotten() -> None:
     made = hall()
     made.push([1], [1])
     made.feed(Received("coordinator", view(6)))
-    assert made.pull([1], view=6) == [("dan", m.Moved(2, 6))]
+    assert made.pull([1], view=6) == [("dan", m.SegmentsMoved(2, 6))]
 
 
 def test_a_table_that_stays_keeps_its_rows() -> None:
@@ -452,7 +454,7 @@ def test_a_view_that_comes_during_a_computation_waits_for_it() -> None:
     assert list(made.server.tables) == [1]  # it is being written to
     said = made.compute()
     assert said == [("dan", m.Counted(1, new=True))]
-    assert made.compute() == [("dan", m.Moved(2, 6))]  # the pull waited behind the view
+    assert made.compute() == [("dan", m.SegmentsMoved(2, 6))]  # the pull waited behind the view
     assert list(made.server.tables) == [2]
 
 
@@ -460,7 +462,7 @@ def test_no_memory_in_the_middle_is_an_answer() -> None:
     made = hall(inline=0)
     made.push([0], [1])
     ((_, answer),) = made.compute(error=MemoryError())
-    assert isinstance(answer, m.No) and answer.kind == "full"
+    assert isinstance(answer, m.Refusal) and answer.kind == "full"
     made.push([0], [1])
     assert made.compute() == [("dan", m.Counted(2, new=True))]
 

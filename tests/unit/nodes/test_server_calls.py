@@ -17,7 +17,7 @@ from shoal.tables import Dense
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick
-from shoal.wire.messages.groups import CLUSTER, Group
+from shoal.wire.messages.groups import CLUSTER, GroupLimits
 
 
 @dataclass
@@ -34,8 +34,8 @@ class House:
         self.compute()
 
     def view(self, number: int, owner: str = "ann", generation: int = 0) -> m.View:
-        places = [m.Place(1, [owner], since=number), m.Place(1, ["bob"], since=number)]
-        table = m.Placed(1, "w", Dense(rows=8), [0, 4], places)
+        places = [m.Replicas(1, [owner], since=number), m.Replicas(1, ["bob"], since=number)]
+        table = m.TablePlaces(1, "w", Dense(rows=8), [0, 4], places)
         return m.View(1, number, generation, [m.Member("ann", 1, "server", "")], [table])
 
     def feed(self, event: Event) -> list[m.Message]:
@@ -72,8 +72,8 @@ def test_who_asks_as_one_of_a_group_is_told_only_what_that_group_may_read() -> N
 
     house = House()
     (answer,) = asks(house)
-    assert isinstance(answer, m.No) and "may not read table 'w'" in answer.reason
-    house.feed(Received("coordinator", replace(house.view(6), groups=[Group("b", reads=[CLUSTER])])))
+    assert isinstance(answer, m.Refusal) and "may not read table 'w'" in answer.reason
+    house.feed(Received("coordinator", replace(house.view(6), groups=[GroupLimits("b", reads=[CLUSTER])])))
     assert asks(house) == [m.Called(1, [4.0])]
 
 
@@ -86,14 +86,14 @@ def test_a_question_of_a_users_own_is_asked_off_the_loop_once_however_often_it_i
         return len(keys)
 
     house = House()
-    held = m.Held(1, "question 'slow', which is being asked")
+    held = m.PushHeld(1, "question 'slow', which is being asked")
     assert house.call("slow") == [held]
     assert house.call("slow") == [held]  # sent again
     assert house.call("slow", request=2) == []  # another one waits,
-    assert house.call("slow", request=2) == [m.Held(2, held.waits)]  # and is told so when it asks again
+    assert house.call("slow", request=2) == [m.PushHeld(2, held.waits)]  # and is told so when it asks again
     house.now += DEFAULT.notice
     assert held in house.feed(Tick())
-    assert house.compute() == [m.Called(1, [4.0]), m.Held(2, held.waits)]
+    assert house.compute() == [m.Called(1, [4.0]), m.PushHeld(2, held.waits)]
     assert house.compute() == [m.Called(2, [4.0])]
     assert ran == [4, 4] and not house.asked
 
@@ -106,15 +106,15 @@ def test_a_function_that_fails_is_an_answer_and_the_server_goes_on() -> None:
     house = House()
     house.call("broken")
     (no,) = house.compute()
-    assert isinstance(no, m.No) and no.kind == "question" and "MemoryError" in no.reason
+    assert isinstance(no, m.Refusal) and no.kind == "question" and "MemoryError" in no.reason
     assert house.call("count", request=2) == [m.Called(2, [4.0])]
 
 
 @pytest.mark.parametrize(
     ("more", "answer"),
     [
-        ({"view": 4}, m.Moved(1, 5)),
-        ({"table": 2}, m.Moved(1, 5)),
+        ({"view": 4}, m.SegmentsMoved(1, 5)),
+        ({"table": 2}, m.SegmentsMoved(1, 5)),
         ({"generation": 1}, m.Rollback(1, 0)),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_call_by_another_view_is_answered_as_a_pull_is(more: dict[str, int], a
 )
 def test_what_cannot_be_asked_is_refused(more: dict[str, Any], kind: str, said: str) -> None:
     (no,) = House().call(**more)
-    assert isinstance(no, m.No) and no.kind == kind and said in no.reason and len(no.reason) <= 2_000
+    assert isinstance(no, m.Refusal) and no.kind == kind and said in no.reason and len(no.reason) <= 2_000
 
 
 def test_rows_that_were_given_away_while_the_question_was_asked_are_told_as_they_were() -> None:
@@ -148,7 +148,7 @@ def test_rows_that_were_given_away_while_the_question_was_asked_are_told_as_they
     house.call("total")
     house.feed(Received("coordinator", house.view(6, owner="bob")))  # the view waits until the rows are free
     assert m.Called(1, [0.0]) in house.compute()
-    assert house.call("count", request=2) == [m.Moved(2, 6)]
+    assert house.call("count", request=2) == [m.SegmentsMoved(2, 6)]
 
 
 def test_an_answer_brings_keys_and_values() -> None:

@@ -9,7 +9,7 @@ from shoal.nodes.time_accounting import (
     EVALUATE,
     IDLE,
     WAIT,
-    Spent,
+    TimeAccounting,
 )
 
 MS = 1_000_000
@@ -27,9 +27,9 @@ class Clock:
         return self.now
 
 
-def spent(most: int = 100) -> tuple[Spent, Clock]:
+def spent(most: int = 100) -> tuple[TimeAccounting, Clock]:
     clock = Clock()
-    return Spent(clock, most), clock
+    return TimeAccounting(clock, most), clock
 
 
 def in_ms(totals: list[int]) -> dict[int, float]:

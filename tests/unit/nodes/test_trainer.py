@@ -15,11 +15,11 @@ from shoal.events import Evaluated, Gone, Started, Stopped, Voided
 from shoal.job import Job
 from shoal.models.learner import LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.slot_stream import Lane
-from shoal.schedule.slot_queue import Workload
-from shoal.schedule.speculative import SecondCopies
+from shoal.nodes.slot_stream import SlotStream
+from shoal.schedule.slot_queue import SlotQueue
+from shoal.schedule.speculative import SpeculativeCopies
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended, Tick
+from shoal.wire.effects import ProcessEnd, Tick
 from tests.support.one_thread_run import JOB, Ship
 
 STRATEGIES = ("async", "bounded", "sync")
@@ -67,10 +67,10 @@ def test_a_synchronous_run_is_the_same_whoever_dies_in_it(rows: Dataset) -> None
     assert calm.slots_done() == 50
 
 
-class Generous(SecondCopies):
+class Generous(SpeculativeCopies):
     """Lends everybody what anybody has of the oldest step, when it may just be pushed."""
 
-    def choose(self, now: int, worker: int, work: Workload) -> list[int]:
+    def choose(self, now: int, worker: int, work: SlotQueue) -> list[int]:
         held = {slot for other in work._names if other != worker for slot in work.held(other)}
         late = {slot for slot in held - set(work.held(worker)) if work.step_of(slot) <= work.steps}
         found = sorted(late - set(self._copied))
@@ -166,7 +166,7 @@ def test_a_worker_that_was_declared_dead_starts_afresh_and_counts_nothing_twice(
         ship.until(lambda ship=ship: ship.slots_done() >= 10)  # type: ignore[misc]
         trainer = ship.trainers["worker-0"]
         before = trainer.worker.client.incarnation
-        ship.feed("coordinator", Ended("worker-0", "it looked dead"))
+        ship.feed("coordinator", ProcessEnd("worker-0", "it looked dead"))
         ship.home()
         assert trainer.worker.client.incarnation > before
         assert ship.slots_done() == 75
@@ -177,7 +177,7 @@ def test_a_worker_that_was_declared_dead_starts_afresh_and_counts_nothing_twice(
 def test_a_lane_of_a_former_life_pushes_nothing_in_the_name_of_the_next(rows: Dataset) -> None:
     ship = Ship(rows, strategy="sync")
     trainer = ship.trainers["worker-0"]
-    lane, waits = Lane(trainer, [3, 4]), Lane(trainer)
+    lane, waits = SlotStream(trainer, [3, 4]), SlotStream(trainer)
     task = waits.more()
     for one in (lane, waits):
         trainer._run(one)
@@ -192,7 +192,7 @@ def test_a_lane_of_a_former_life_pushes_nothing_in_the_name_of_the_next(rows: Da
 
 def test_a_lane_that_is_given_slots_ends_with_them_and_another_with_the_run(rows: Dataset) -> None:
     trainer = Ship(rows, strategy="sync").trainers["worker-0"]
-    given, other = Lane(trainer, [3, 29]), Lane(trainer)
+    given, other = SlotStream(trainer, [3, 29]), SlotStream(trainer)
     assert not given.over and not other.over
     assert [given.next(), given.next(), given.next()] == [(0, 3), (1, 4), None]
     assert given.over and not other.over

@@ -22,7 +22,7 @@ START = 50 * SECOND
 
 def view(number: int = 3, incarnation: int = 7) -> m.View:
     members = [m.Member("ann", 1, "server", "memory:ann"), m.Member("me", incarnation, "worker", "")]
-    table = m.Placed(1, "w", Dense(rows=8), [0], [m.Place(1, ["ann"])])
+    table = m.TablePlaces(1, "w", Dense(rows=8), [0], [m.Replicas(1, ["ann"])])
     return m.View(1, number, 0, members, [table])
 
 
@@ -114,7 +114,7 @@ def test_an_error_is_met_where_it_is_awaited() -> None:
 
     whole, effects = run(made, story())
     (pull,) = sends(effects)
-    made.handle(START, Received("ann", m.No(pull.request, "full", "no memory")))
+    made.handle(START, Received("ann", m.Refusal(pull.request, "full", "no memory")))
     assert whole.result() == "no memory"
 
 
@@ -185,7 +185,7 @@ def test_what_is_asked_before_the_welcome_is_sent_after_it() -> None:
 def test_a_refused_node_says_so() -> None:
     made = node(joined=False)
     task = made.client.refresh()
-    made.handle(START, Received("coordinator", m.No(0, "setting", "the cluster is full")))
+    made.handle(START, Received("coordinator", m.Refusal(0, "setting", "the cluster is full")))
     for one in (made.joined, task):
         with pytest.raises(Refused, match="the cluster is full"):
             one.result()
@@ -197,7 +197,7 @@ def test_one_that_is_patient_waits_until_the_disk_of_the_coordinator_has_room_ag
     made.client.patient = True
     task = made.client.refresh()
     made.handle(START, Tick())
-    made.handle(START, Received("coordinator", m.No(0, "full", "the journal cannot be written")))
+    made.handle(START, Received("coordinator", m.Refusal(0, "full", "the journal cannot be written")))
     assert not made.joined.done and not task.done
     assert [type(one) for one in sends(made.handle(START + SECOND, Tick()), "coordinator")] == [m.Hello]
     made.handle(START + SECOND, Received("coordinator", m.Welcome("token.0", 7, view())))

@@ -16,7 +16,7 @@ from shoal.files import replace_file
 from shoal.job import Job
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
-from shoal.run.folder import Folder, Log
+from shoal.run.folder import EventLog, RunFolder
 from shoal.run.resume import differences
 from shoal.run.run import Run, train
 from shoal.settings import changed
@@ -39,7 +39,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_a_run_that_is_saved_is_read_back(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "a" / "run", finished().job)
+    folder = RunFolder(tmp_path / "a" / "run", finished().job)
     saved = folder.save(finished())
     assert saved == tmp_path / "a" / "run"
     assert {"job.toml", "events.jsonl", "model.safetensors", "summary.json"} <= set(names(saved))
@@ -53,22 +53,22 @@ def test_a_run_that_is_saved_is_read_back(tmp_path: Path) -> None:
 def test_a_run_that_learned_nothing_has_no_model(tmp_path: Path) -> None:
     run = finished()
     run.model = None
-    saved = Folder(tmp_path / "run", run.job).save(run)
+    saved = RunFolder(tmp_path / "run", run.job).save(run)
     assert "model.safetensors" not in names(saved)
     assert Run.load(saved).model is None
 
 
 def test_a_folder_with_a_run_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
-    Folder(tmp_path, Job(workers=3))
+    RunFolder(tmp_path, Job(workers=3))
     before = (tmp_path / "job.toml").read_text()
     with pytest.raises(Invalid, match="has a run in it already: choose another folder"):
-        Folder(tmp_path, Job(workers=4))
+        RunFolder(tmp_path, Job(workers=4))
     assert (tmp_path / "job.toml").read_text() == before
 
 
 def test_a_folder_may_have_other_things_in_it(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    folder = Folder(tmp_path, Job())
+    folder = RunFolder(tmp_path, Job())
     folder.discard()
     assert names(tmp_path) == ["notes.txt"]
 
@@ -77,14 +77,14 @@ def test_a_path_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(Invalid, match="is a file: choose another folder"):
-        Folder(file, Job())
+        RunFolder(file, Job())
     with pytest.raises(Invalid, match=r"cannot write to .*: choose another folder \(--out\)"):
-        Folder(file / "run", Job())
+        RunFolder(file / "run", Job())
     assert file.read_text() == "mine"
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "run", Job())
+    folder = RunFolder(tmp_path / "run", Job())
     folder.append("events.jsonl", b"{}\n")
     folder.append("coordinator.journal", b"x")
     folder.discard()
@@ -104,7 +104,7 @@ def test_a_train_that_cannot_begin_leaves_no_folder(out: str, data: str, says: s
 
 def test_a_relative_path_means_what_it_meant_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = Folder(Path("run"), Job())
+    folder = RunFolder(Path("run"), Job())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert folder.save(finished()) == tmp_path / "run"
@@ -116,7 +116,7 @@ def test_a_run_whose_folder_is_gone_is_saved_elsewhere_and_says_so(
     spare = tmp_path / "spare"
     spare.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(spare))
-    folder = Folder(tmp_path / "run", finished().job)
+    folder = RunFolder(tmp_path / "run", finished().job)
     folder.discard()
     saved = folder.save(finished())
     assert saved.parent == spare
@@ -125,7 +125,7 @@ def test_a_run_whose_folder_is_gone_is_saved_elsewhere_and_says_so(
 
 
 def test_a_run_that_can_be_saved_nowhere_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder(tmp_path / "run", finished().job)
+    folder = RunFolder(tmp_path / "run", finished().job)
     folder.discard()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(RunFailed, match="the model is in memory only"):
@@ -134,14 +134,14 @@ def test_a_run_that_can_be_saved_nowhere_is_in_the_error(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("missing", ["summary.json", "events.jsonl"])
 def test_a_folder_that_is_not_whole_is_no_run(missing: str, tmp_path: Path) -> None:
-    saved = Folder(tmp_path / "run", finished().job).save(finished())
+    saved = RunFolder(tmp_path / "run", finished().job).save(finished())
     (saved / missing).unlink()
     with pytest.raises(Invalid, match=f"has no {missing}: it is no run, or one that did not end"):
         Run.load(saved)
 
 
 def test_a_run_whose_files_are_damaged_is_refused(tmp_path: Path) -> None:
-    saved = Folder(tmp_path / "run", finished().job).save(finished())
+    saved = RunFolder(tmp_path / "run", finished().job).save(finished())
     (saved / "summary.json").write_text("{")
     with pytest.raises(Invalid, match="cannot be read"):
         Run.load(saved)
@@ -151,36 +151,36 @@ def test_a_run_whose_files_are_damaged_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
-    first = Folder(tmp_path / "run", Job())
+    first = RunFolder(tmp_path / "run", Job())
     for _ in range(2):
         with pytest.raises(
             Invalid, match=rf"goes on right now \(process {os.getpid()}\): choose another folder, or wait"
         ):
-            Folder.again(tmp_path / "run")
+            RunFolder.again(tmp_path / "run")
     first.release()
-    second = Folder.again(tmp_path / "run")
+    second = RunFolder.again(tmp_path / "run")
     with pytest.raises(Invalid, match="goes on right now"):
-        Folder.again(tmp_path / "run")
+        RunFolder.again(tmp_path / "run")
     second.release()
     assert names(tmp_path / "run") == ["job.toml"]
 
 
 def test_a_run_that_is_taken_up_and_does_not_begin_is_left_as_it_was(tmp_path: Path) -> None:
-    Folder(tmp_path / "run", Job()).append("events.jsonl", b"{}\n")
-    Folder.again(tmp_path / "run").discard()
+    RunFolder(tmp_path / "run", Job()).append("events.jsonl", b"{}\n")
+    RunFolder.again(tmp_path / "run").discard()
     assert names(tmp_path / "run") == ["events.jsonl", "job.toml"]
 
 
 def test_a_line_that_was_cut_short_is_gone_when_the_next_is_written(tmp_path: Path) -> None:
-    before = Folder(tmp_path / "run", Job())
-    log = Log(before, None)
+    before = RunFolder(tmp_path / "run", Job())
+    log = EventLog(before, None)
     log(EVENTS[0])
     log.settle()
     with open(tmp_path / "run" / "events.jsonl", "ab") as file:
         file.write(b'{"event":"stop')
     before.release()
-    folder = Folder.again(tmp_path / "run")
-    again = Log(folder, None, folder.events()[0])
+    folder = RunFolder.again(tmp_path / "run")
+    again = EventLog(folder, None, folder.events()[0])
     again(EVENTS[1])
     again.settle()
     assert again.events == EVENTS == read_run(tmp_path / "run" / "events.jsonl")
@@ -189,7 +189,7 @@ def test_a_line_that_was_cut_short_is_gone_when_the_next_is_written(tmp_path: Pa
 
 def test_what_was_learned_stays_until_there_is_more_unless_it_begins_anew(tmp_path: Path) -> None:
     for anew in (False, True):
-        saved = Folder(tmp_path / f"run-{anew}", finished().job)
+        saved = RunFolder(tmp_path / f"run-{anew}", finished().job)
         saved.save(finished())
         saved.begin_again(Job(workers=5), anew)
         left = {"job.toml", "lock"} if anew else {"job.toml", "lock", "events.jsonl", "model.safetensors", "loss.png"}
@@ -221,7 +221,7 @@ def test_what_makes_it_another_run_is_named(changes: dict[str, Any], named: list
 
 def test_events_are_on_disk_while_they_happen(tmp_path: Path) -> None:
     heard: list[RunEvent] = []
-    log, path = Log(Folder(tmp_path / "run", Job()), heard.append), tmp_path / "run" / "events.jsonl"
+    log, path = EventLog(RunFolder(tmp_path / "run", Job()), heard.append), tmp_path / "run" / "events.jsonl"
     for number, event in enumerate(EVENTS):
         log(event)
         assert soon(lambda number=number: path.exists() and read_run(path) == EVENTS[: number + 1] == heard)
@@ -234,7 +234,7 @@ def test_an_on_event_that_fails_is_told_once_and_called_no_more(capsys: pytest.C
         calls.append(event)
         raise ZeroDivisionError("my mistake")
 
-    log = Log(None, broken)
+    log = EventLog(None, broken)
     for event in EVENTS:
         log(event)
     log.close()
@@ -243,9 +243,9 @@ def test_an_on_event_that_fails_is_told_once_and_called_no_more(capsys: pytest.C
 
 
 def test_events_that_cannot_be_written_are_kept_and_written_at_the_end(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "run", Job())
+    folder = RunFolder(tmp_path / "run", Job())
     folder.discard()
-    log = Log(folder, None)
+    log = EventLog(folder, None)
     for event in EVENTS:
         log(event)
     log.settle()

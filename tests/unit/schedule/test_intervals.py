@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from shoal.schedule.intervals import Spans, count
+from shoal.schedule.intervals import Intervals, count
 from shoal.schedule.runs import runs
 
 
 def test_it_is_a_set_of_numbers_whatever_is_done_to_it() -> None:
     chance = random.Random(7)
-    spans, plain = Spans(), set[int]()
+    spans, plain = Intervals(), set[int]()
     for _ in range(4_000):
         first = chance.randrange(120)
         some = [(first, first + chance.randrange(12)), (chance.randrange(130), chance.randrange(130))]
@@ -31,7 +31,7 @@ def test_it_is_a_set_of_numbers_whatever_is_done_to_it() -> None:
 
 
 def test_the_lowest_are_taken_out_first_and_none_beyond_where_it_ends() -> None:
-    spans = Spans([(10, 20), (30, 40)])
+    spans = Intervals([(10, 20), (30, 40)])
     assert spans.pop(12) == [(10, 20), (30, 32)]
     assert spans.pop(100, below=35) == [(32, 35)]
     assert spans.pop(0) == [] and spans.runs == [(35, 40)]

@@ -15,7 +15,7 @@ from shoal.schedule.slot_queue import (
     DEATHS,
     IN_HAND,
     MOST,
-    Workload,
+    SlotQueue,
 )
 from shoal.tables import Step
 
@@ -37,21 +37,21 @@ class Cards:
         return order[::-1].copy() if of_pass % 2 else order
 
 
-def each(per_pass: int = 8, limit: int = 24, workers: int = 2) -> Workload:
-    return entered(Workload(Cards(per_pass), limit), workers)
+def each(per_pass: int = 8, limit: int = 24, workers: int = 2) -> SlotQueue:
+    return entered(SlotQueue(Cards(per_pass), limit), workers)
 
 
-def steps(per_pass: int = 10, slots: int = 4, limit: int = 30, workers: int = 2) -> Workload:
-    return entered(Workload(Cards(per_pass), limit, Step(slots=slots, slots_per_pass=per_pass)), workers)
+def steps(per_pass: int = 10, slots: int = 4, limit: int = 30, workers: int = 2) -> SlotQueue:
+    return entered(SlotQueue(Cards(per_pass), limit, Step(slots=slots, slots_per_pass=per_pass)), workers)
 
 
-def entered(work: Workload, workers: int) -> Workload:
+def entered(work: SlotQueue, workers: int) -> SlotQueue:
     for worker in range(1, workers + 1):
         work.enter(worker, f"worker-{worker}")
     return work
 
 
-def all_of(work: Workload, worker: int) -> list[int]:
+def all_of(work: SlotQueue, worker: int) -> list[int]:
     """Deal to one worker until nothing comes, counting nothing."""
     found: list[int] = []
     while any(dealt := work.deal(worker, 5)):
@@ -90,7 +90,7 @@ def test_who_has_nothing_left_of_its_own_helps_the_one_that_has_most() -> None:
     assert len(all_of_pass(work, 2, 8)) == 8
 
 
-def all_of_pass(work: Workload, worker: int, most: int) -> list[int]:
+def all_of_pass(work: SlotQueue, worker: int, most: int) -> list[int]:
     found: list[int] = []
     while len(found) < most:
         found += work.deal(worker, most - len(found))[1]
@@ -352,7 +352,7 @@ def test_runs_that_are_too_long_or_backwards_are_nothing() -> None:
 
 def test_absurd_runs_open_no_passes() -> None:
     cards = Cards(8)
-    work = entered(Workload(cards, 24), 1)
+    work = entered(SlotQueue(cards, 24), 1)
     work.deal(1, 2)
     asked = cards.asked
     for slots in (work.among(1, [(0, 1 << 61), (1 << 60, 1 << 61), (7, 0)]), [1 << 60, 1 << 61]):
@@ -374,9 +374,9 @@ def test_what_is_meant_for_a_worker_that_goes_is_dealt_to_those_it_may_wait_for(
     assert work.deal(2, 8)[0] == [0]
 
 
-def taken_up(counted: list[int], limit: int) -> Workload:
+def taken_up(counted: list[int], limit: int) -> SlotQueue:
     """By a coordinator that was started again, which hears what its workers hold."""
-    work = entered(Workload(Cards(8), limit), 2)
+    work = entered(SlotQueue(Cards(8), limit), 2)
     work.resume(counted, dealt=0)
     return work
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND
-from shoal.schedule.slot_queue import Workload
-from shoal.schedule.speculative import KNOWN, STUCK, SecondCopies
+from shoal.schedule.slot_queue import SlotQueue
+from shoal.schedule.speculative import KNOWN, STUCK, SpeculativeCopies
 from shoal.tables import Step
 
 
-def steps(workers: int = 4, slots: int = 8, passes: int = 4) -> Workload:
+def steps(workers: int = 4, slots: int = 8, passes: int = 4) -> SlotQueue:
     per_pass = 80
-    work = Workload(Slots(per_pass, 1, 0), passes * per_pass, Step(slots, slots_per_pass=per_pass))
+    work = SlotQueue(Slots(per_pass, 1, 0), passes * per_pass, Step(slots, slots_per_pass=per_pass))
     for worker in range(1, workers + 1):
         work.enter(worker, f"worker-{worker}")
     return work
 
 
-def known(copies: SecondCopies, slow: float = 5.0) -> None:
+def known(copies: SpeculativeCopies, slow: float = 5.0) -> None:
     """Worker 1 takes so many times as long as the others."""
     for worker in range(1, 5):
         copies.take(worker, int(1_000 * (slow if worker == 1 else 1) * KNOWN * 2), KNOWN * 2)
 
 
 def test_who_takes_more_than_twice_as_long_as_the_others_is_slow() -> None:
-    copies = SecondCopies()
+    copies = SpeculativeCopies()
     assert copies.slow() == set()
     known(copies, 1.9)
     assert copies.slow() == set()
@@ -36,7 +36,7 @@ def test_who_takes_more_than_twice_as_long_as_the_others_is_slow() -> None:
 
 
 def test_its_slots_are_shared_among_the_others_each_once() -> None:
-    work, copies = steps(), SecondCopies()
+    work, copies = steps(), SpeculativeCopies()
     known(copies)
     for worker in range(1, 5):
         work.deal(worker, 12)
@@ -51,7 +51,7 @@ def test_its_slots_are_shared_among_the_others_each_once() -> None:
 
 
 def test_whoever_is_first_counts_and_the_other_may_leave_it() -> None:
-    work, copies = steps(), SecondCopies()
+    work, copies = steps(), SpeculativeCopies()
     known(copies)
     for worker in range(1, 5):
         work.deal(worker, 12)
@@ -65,7 +65,7 @@ def test_whoever_is_first_counts_and_the_other_may_leave_it() -> None:
 
 
 def test_nobody_slow_means_no_copies() -> None:
-    work, copies = steps(), SecondCopies()
+    work, copies = steps(), SpeculativeCopies()
     known(copies, 1.0)
     for worker in range(1, 5):
         work.deal(worker, 12)
@@ -73,7 +73,7 @@ def test_nobody_slow_means_no_copies() -> None:
 
 
 def test_a_step_that_stands_still_is_helped_whoever_has_its_slots() -> None:
-    work, copies = steps(), SecondCopies()
+    work, copies = steps(), SpeculativeCopies()
     known(copies, 1.0)
     for worker in range(1, 5):
         work.deal(worker, 20)
@@ -92,7 +92,7 @@ def test_a_step_that_stands_still_is_helped_whoever_has_its_slots() -> None:
 
 
 def test_slots_of_one_who_left_with_copies_elsewhere_are_not_dealt_a_third_time() -> None:
-    work, copies = steps(), SecondCopies()
+    work, copies = steps(), SpeculativeCopies()
     known(copies)
     for worker in range(1, 5):
         work.deal(worker, 12)
@@ -103,7 +103,7 @@ def test_slots_of_one_who_left_with_copies_elsewhere_are_not_dealt_a_third_time(
 
 
 def test_reports_of_no_slot_take_nothing_from_what_is_known() -> None:
-    copies = SecondCopies()
+    copies = SpeculativeCopies()
     for _ in range(12):
         for worker, took in enumerate((1_000, 1_000, 9_000), start=1):
             copies.take(worker, took, 1)

@@ -12,18 +12,18 @@ from shoal.security.authorize import (
     objection,
     of_kind,
 )
-from shoal.security.keyring import ROLES, Key
+from shoal.security.keyring import ROLES, PublicKey
 from shoal.wire import messages as m
-from shoal.wire.messages.groups import Allow, Group, Lost
+from shoal.wire.messages.groups import Allow, GroupLimits, GroupProcessEnded
 
 KINDS = get_args(m.AnyMessage)
 CHANGES = (m.Create, m.Drop, m.Delay, m.Save, m.Drain)
 COPIES = (m.Append, m.Fill, m.Level, m.Adopt, m.Full, m.Shrink, m.Opened, m.Snapped)
-WORDS_OF_THE_COORDINATOR = (m.View, m.Welcome, m.Over, m.Alive, m.Release, m.Standing, m.Allowed, m.Deal)
+WORDS_OF_THE_COORDINATOR = (m.View, m.Welcome, m.IncarnationOver, m.Alive, m.Release, m.StatusReply, m.Allowed, m.Deal)
 
 
-def key(role: str) -> Key:
-    return Key(role, "hostb", "a" * 52)
+def key(role: str) -> PublicKey:
+    return PublicKey(role, "hostb", "a" * 52)
 
 
 def says(role: str, kind: type[m.Message]) -> str:
@@ -78,13 +78,13 @@ def test_the_address_that_is_given_has_the_key_of_the_one_who_gives_it() -> None
 
 
 def test_what_groups_may_have_is_said_with_the_coordinators_key_alone() -> None:
-    allow = Allow(1, Group("b", mb=1))
+    allow = Allow(1, GroupLimits("b", mb=1))
     assert all(objection(key(role), allow, "hostb") for role in ROLES[1:])
     assert objection(key("coordinator"), allow, "operator") == ""
 
 
 def test_servers_write_for_nobody_but_the_scheduler_of_a_group() -> None:
-    for message in (m.Snap(1, 1, 1, "/etc", None), Lost(1, "hostb/worker-0", "t", "killed")):
+    for message in (m.Snap(1, 1, 1, "/etc", None), GroupProcessEnded(1, "hostb/worker-0", "t", "killed")):
         assert "only the scheduler of a group" in objection(key("client"), message, "hostb")
         assert "only the scheduler of a group" in objection(key("client"), message, "hostb/ann")
         assert objection(key("client"), message, "hostb/scheduler") == ""
@@ -92,10 +92,10 @@ def test_servers_write_for_nobody_but_the_scheduler_of_a_group() -> None:
 
 
 def test_a_key_that_is_confined_says_nothing_but_as_a_member_of_its_group() -> None:
-    confined = Key("client", "hostb", "a" * 52, "b")
+    confined = PublicKey("client", "hostb", "a" * 52, "b")
     for message in (m.Hello("hostb.x", "client", "t"), m.Drop(1, "w"), m.Call(1, 1, 1, 0, "top", {}, 0, 8), m.Save(1)):
         for sender in ("hostb", "hostb.x", "c/hostb", "hostb/x"):
             assert "is confined to group 'b'" in objection(confined, message, sender)
         assert objection(confined, message, "b/hostb.x") == ""
-    for look in (m.Look(1), m.Describe(1), m.Feed(1, 0), m.Refresh(1), m.Ask(1, 1, 0)):
+    for look in (m.StatusRequest(1), m.Describe(1), m.Feed(1, 0), m.Refresh(1), m.TableStatusRequest(1, 1, 0)):
         assert objection(confined, look, "hostb.look") == ""

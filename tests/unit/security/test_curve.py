@@ -10,8 +10,8 @@ import zmq
 
 from shoal import limits
 from shoal.security import keyring
-from shoal.security.curve import Door, Guests, Log
-from shoal.security.keyring import Key
+from shoal.security.curve import CallerList, CurveAuthenticator, RefusalLog
+from shoal.security.keyring import PublicKey
 
 
 class Clock:
@@ -29,7 +29,7 @@ def clock() -> Clock:
 def test_a_caller_that_tries_again_and_again_is_one_line_and_then_a_count(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = Log("coordinator", clock)
+    log = RefusalLog("coordinator", clock)
     for _ in range(600):  # a minute of them
         log("a caller at 10.0.0.9 was refused")
         clock.now += 0.1
@@ -40,7 +40,7 @@ def test_a_caller_that_tries_again_and_again_is_one_line_and_then_a_count(
 
 
 def test_others_are_told_meanwhile_so_many_a_second_at_most(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    log = Log("coordinator", clock)
+    log = RefusalLog("coordinator", clock)
     for caller in range(10 * limits.LOG_LINES):
         log(f"a caller at 10.0.{caller} was refused")
     assert len(capsys.readouterr().err.splitlines()) == limits.LOG_LINES
@@ -50,19 +50,19 @@ def test_others_are_told_meanwhile_so_many_a_second_at_most(clock: Clock, capsys
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Key:
+def coordinator(tmp_path: Path) -> PublicKey:
     return keyring.make(tmp_path, "coordinator", "coordinator")
 
 
-def expiring(clock: Clock, coordinator: Key, folder: Path, until: int) -> tuple[Key, Guests]:
+def expiring(clock: Clock, coordinator: PublicKey, folder: Path, until: int) -> tuple[PublicKey, CallerList]:
     """A key of another host, good until then, and the coordinator's list that it is on."""
     made = keyring.make(folder / "there", "hostb", "worker")
     keyring.allow(folder, made, until=until)
-    return made, Guests(folder, coordinator, lambda: int(clock.now))
+    return made, CallerList(folder, coordinator, lambda: int(clock.now))
 
 
 def test_a_key_is_refused_from_the_moment_that_it_expires_and_that_is_news_once(
-    clock: Clock, coordinator: Key, tmp_path: Path
+    clock: Clock, coordinator: PublicKey, tmp_path: Path
 ) -> None:
     made, guests = expiring(clock, coordinator, tmp_path, until=200)
     assert guests.refusal(made.public) is None and not guests.look()
@@ -77,7 +77,7 @@ def test_a_key_is_refused_from_the_moment_that_it_expires_and_that_is_news_once(
 
 
 def test_a_clock_that_is_set_back_lets_a_key_in_again_and_a_revoked_one_never(
-    clock: Clock, coordinator: Key, tmp_path: Path
+    clock: Clock, coordinator: PublicKey, tmp_path: Path
 ) -> None:
     made, guests = expiring(clock, coordinator, tmp_path, until=50)
     assert guests.refusal(made.public) is not None
@@ -89,11 +89,13 @@ def test_a_clock_that_is_set_back_lets_a_key_in_again_and_a_revoked_one_never(
     assert refusal is not None and refusal.counter == "revoked key"
 
 
-def test_how_a_key_is_bound_is_the_coordinators_word_and_either_side_revokes(coordinator: Key, tmp_path: Path) -> None:
+def test_how_a_key_is_bound_is_the_coordinators_word_and_either_side_revokes(
+    coordinator: PublicKey, tmp_path: Path
+) -> None:
     made = keyring.make(tmp_path / "there", "hostb", "worker")
     keyring.allow(tmp_path, made)  # free, by the list of this host
-    guests = Guests(tmp_path, coordinator)
-    guests.tell([Key("worker", "hostb", made.public, "b", 7)])
+    guests = CallerList(tmp_path, coordinator)
+    guests.tell([PublicKey("worker", "hostb", made.public, "b", 7)])
     found = guests.find(made.public)
     assert found is not None and (found.group, found.until) == ("b", 7)
     keyring.revoke(tmp_path, "hostb")
@@ -113,15 +115,20 @@ class Frame:
         return self._public
 
 
-def test_who_makes_names_up_makes_nobody_elses_forgotten(coordinator: Key, tmp_path: Path) -> None:
+def test_who_makes_names_up_makes_nobody_elses_forgotten(coordinator: PublicKey, tmp_path: Path) -> None:
     honest, other = (keyring.make(tmp_path / name, name, "worker") for name in ("honest", "other"))
     for key in (honest, other):
         keyring.allow(tmp_path, key)
     with zmq.Context() as context:
-        door = Door(context, "coordinator", Guests(tmp_path, coordinator), Counter(), Log("coordinator"))
+        door = CurveAuthenticator(
+            context, "coordinator", CallerList(tmp_path, coordinator), Counter(), RefusalLog("coordinator")
+        )
         try:
             for name in ("honest.1", "honest.2"):
-                assert door.sender(name, b"here", Frame(honest.public)) == (Key("worker", "honest", honest.public), "")  # type: ignore[arg-type]
+                assert door.sender(name, b"here", Frame(honest.public)) == (
+                    PublicKey("worker", "honest", honest.public),
+                    "",
+                )  # type: ignore[arg-type]
             for number in range(3 * limits.MEMBERS):
                 door.sender(f"other.{number}", b"there", Frame(other.public))  # type: ignore[arg-type]
             assert len(door.names) == 2 * limits.MEMBERS

@@ -13,7 +13,7 @@ from shoal.errors import Invalid
 from shoal.security import keyring
 from shoal.security.expiry import moment
 from shoal.security.file_lock import alone
-from shoal.security.keyring import Key
+from shoal.security.keyring import PublicKey
 
 
 def mode(path: Path) -> int:
@@ -39,7 +39,7 @@ def test_a_secret_is_for_its_owner_alone_whatever_the_umask_is(folder: Path, uma
 def test_a_key_is_read_as_it_was_made(folder: Path) -> None:
     made = keyring.make(folder, "hostb", "worker")
     assert keyring.own_keys(folder) == [made]
-    assert keyring.parse((folder / "hostb.public").read_text()) == Key("worker", "hostb", made.public)
+    assert keyring.parse((folder / "hostb.public").read_text()) == PublicKey("worker", "hostb", made.public)
 
 
 def test_nothing_that_is_shown_of_a_key_has_its_secret_in_it(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_key_is_for_its_name_and_what_stands_under_it_and_nobody_else(folder: 
 def test_who_is_revoked_stays_so_until_it_has_a_new_key(folder: Path, tmp_path: Path) -> None:
     old = keyring.make(tmp_path / "old", "hostb", "worker")
     assert keyring.allow(folder, old) is None
-    assert keyring.revoke(folder, "hostb") == [Key("worker", "hostb", old.public)]
+    assert keyring.revoke(folder, "hostb") == [PublicKey("worker", "hostb", old.public)]
     with pytest.raises(Invalid, match="was revoked"):
         keyring.allow(folder, old)
     with pytest.raises(Invalid, match="no key of 'hostb'"):
@@ -136,7 +136,7 @@ def test_a_second_key_of_a_name_takes_the_place_of_the_first(folder: Path, tmp_p
     first, second = (keyring.make(tmp_path / place, "hostb", "worker") for place in ("one", "two"))
     keyring.allow(folder, first)
     assert keyring.allow(folder, first) is None  # the same again changes nothing
-    assert keyring.allow(folder, second) == Key("worker", "hostb", first.public)
+    assert keyring.allow(folder, second) == PublicKey("worker", "hostb", first.public)
     assert [key.role for key in keyring.read_list(folder)[0]] == ["revoked", "worker"]
 
 
@@ -144,7 +144,7 @@ def test_one_key_has_one_name(folder: Path, tmp_path: Path) -> None:
     made = keyring.make(tmp_path / "one", "hostb", "worker")
     keyring.allow(folder, made)
     with pytest.raises(Invalid, match="is hostb's already"):
-        keyring.allow(folder, Key("server", "hostc", made.public))
+        keyring.allow(folder, PublicKey("server", "hostc", made.public))
 
 
 def test_a_list_is_read_around_lines_that_are_not_understood_and_never_written_over_them(folder: Path) -> None:
@@ -206,7 +206,10 @@ def test_a_key_is_bound_by_its_line_on_the_list(folder: Path, tmp_path: Path) ->
     made = keyring.make(tmp_path / "b", "hostb", "worker")
     keyring.allow(folder, made, "b", moment("2026-12-31T18:00"))
     assert f"{made.line} group=b until=2026-12-31T18:00:00Z\n" == (folder / "allowed").read_text()
-    assert keyring.read_list(folder) == ([Key("worker", "hostb", made.public, "b", moment("2026-12-31T18:00"))], [])
+    assert keyring.read_list(folder) == (
+        [PublicKey("worker", "hostb", made.public, "b", moment("2026-12-31T18:00"))],
+        [],
+    )
 
 
 def test_nobody_is_set_free_by_being_added_again(folder: Path, tmp_path: Path) -> None:
@@ -297,7 +300,7 @@ def test_a_line_whose_bounds_are_not_understood_lets_nobody_in(folder: Path, tmp
 
 
 def test_a_key_that_is_confined_has_names_within_its_group() -> None:
-    own, guest = Key("client", "b", "a" * 52, "b"), Key("worker", "hostc", "a" * 52, "b")
+    own, guest = PublicKey("client", "b", "a" * 52, "b"), PublicKey("worker", "hostc", "a" * 52, "b")
     assert all(own.is_of(name) for name in ("b/scheduler", "b/worker-0", "b/hostc.x"))
     assert guest.is_of("b/hostc.worker-1")
     assert not any(guest.is_of(name) for name in ("b/scheduler", "b/hostc", "b/hostcc.x", "c/hostc.x", "hostc/x", "b/"))
@@ -305,16 +308,16 @@ def test_a_key_that_is_confined_has_names_within_its_group() -> None:
 
 
 def test_a_key_is_over_the_group_of_its_very_name_and_over_none_that_begins_with_it() -> None:
-    key = Key("client", "exp", "a" * 52)
+    key = PublicKey("client", "exp", "a" * 52)
     assert key.is_of("exp/scheduler") and key.is_of("exp.1/exp.x") and key.is_of("exp.1")
     assert not any(key.is_of(name) for name in ("exp.1/scheduler", "exp.1/own.client-1"))
-    assert Key("client", "exp", "a" * 52, "exp.1").called == "exp.1/exp.SOMETHING"
+    assert PublicKey("client", "exp", "a" * 52, "exp.1").called == "exp.1/exp.SOMETHING"
 
 
 @pytest.mark.parametrize("name", ["scheduler", "worker-0", "evaluator"])
 def test_no_key_has_a_name_that_a_groups_own_nodes_have(name: str) -> None:
-    assert not Key("client", name, "a" * 52).is_of(f"b/{name}")
-    assert Key("client", name, "a" * 52).is_of(f"b/{name}.x")
+    assert not PublicKey("client", name, "a" * 52).is_of(f"b/{name}")
+    assert PublicKey("client", name, "a" * 52).is_of(f"b/{name}.x")
 
 
 def test_what_is_written_between_keys_for_people_stays(folder: Path, tmp_path: Path) -> None:

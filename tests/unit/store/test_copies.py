@@ -12,11 +12,11 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.limits import COORDINATOR, SECOND
-from shoal.store.server.backup import Arriving, Follow, Kept
-from shoal.store.server.outcome import Outcome
-from shoal.store.server.replicate import Entry, Log, packed
-from shoal.store.server.segment_state import Part
-from shoal.store.server.table_server import FromServer, Holding
+from shoal.store.server.backup import ArrivingSegment, Backup, BackupEntry
+from shoal.store.server.outcome import HandlerResult
+from shoal.store.server.replicate import LogEntry, ReplicationLog, packed
+from shoal.store.server.segment_state import SegmentState
+from shoal.store.server.table_server import FromServer, TableServer
 from shoal.store.table.update import Assign, Sum
 from shoal.tables import Dense, Each, Sparse, Step, Wire
 from shoal.wire import messages as m
@@ -28,32 +28,32 @@ SERVERS = {"server-0": 1, "server-1": 2, "server-2": 3}
 ROWS = 4
 
 
-def placed(*servers: str, filling: str = "", epoch: int = 1, apply: Step | None = None) -> m.Placed:
+def placed(*servers: str, filling: str = "", epoch: int = 1, apply: Step | None = None) -> m.TablePlaces:
     """A table of one segment, which these servers hold."""
     spec = Dense(rows=ROWS, update=Sum(), apply=apply or Each())
-    return m.Placed(1, "w", spec, [0], [m.Place(epoch, list(servers), filling=filling, since=1)])
+    return m.TablePlaces(1, "w", spec, [0], [m.Replicas(epoch, list(servers), filling=filling, since=1)])
 
 
 @dataclass
 class Town:
     """Servers that hold a table, and the messages between them: they wait until somebody delivers them."""
 
-    table: m.Placed
+    table: m.TablePlaces
     now: int = 0
     view: int = 1
-    holdings: dict[str, Holding] = field(default_factory=dict)
+    holdings: dict[str, TableServer] = field(default_factory=dict)
     post: deque[tuple[str, Send]] = field(default_factory=deque)
     answers: list[m.Message] = field(default_factory=list)  # to clients
     told: list[m.Message] = field(default_factory=list)  # to the coordinator
 
     def __post_init__(self) -> None:
         for name, incarnation in SERVERS.items():
-            holding = self.holdings[name] = Holding(name, incarnation, self.table, 1 << 20)
+            holding = self.holdings[name] = TableServer(name, incarnation, self.table, 1 << 20)
             holding.set_up(SERVERS, None)
             self.carry_out(name, holding.take(self.now, self.table, SERVERS, self.view))
             holding.live({}, {ANN: "ann"})
 
-    def become(self, table: m.Placed) -> None:
+    def become(self, table: m.TablePlaces) -> None:
         """All take the next view, in which the table is like this."""
         self.view += 1
         for name, holding in self.holdings.items():
@@ -71,8 +71,8 @@ class Town:
         assert ones is not None
         self.carry_out("server-0", own.push(self.now, "ann", push, (ones,)))
 
-    def carry_out(self, sender: str, outcome: Outcome | list[Effect]) -> None:
-        if isinstance(outcome, Outcome):
+    def carry_out(self, sender: str, outcome: HandlerResult | list[Effect]) -> None:
+        if isinstance(outcome, HandlerResult):
             assert not outcome.works
             outcome = outcome.effects
         for effect in outcome:
@@ -110,7 +110,7 @@ class Town:
 
     def digests(self) -> set[str]:
         """Of all who have the segment."""
-        ask = m.Ask(1, 1, self.view, digests=True)
+        ask = m.TableStatusRequest(1, 1, self.view, digests=True)
         told = [holding.told(ask).digests for holding in self.holdings.values()]
         return {one[0] for one in told if one}
 
@@ -239,12 +239,12 @@ def test_changes_that_an_image_has_are_not_kept_for_it() -> None:
     fills = [one for one in town.post if isinstance(one[1].message, m.Fill)]
     town.post.clear()
     follow = town.holdings["server-2"]._following("server-0")
-    late = [Kept(m.Change(seq, "push"), None, (0,)) for seq in (0, 1, 2)]
+    late = [BackupEntry(m.ReplicatedChange(seq, "push"), None, (0,)) for seq in (0, 1, 2)]
     follow._waiting = list(late)
     town.post.extend(fills)
     message = fills[0][1].message
     assert isinstance(message, m.Fill) and message.seq == 0
-    follow._arriving[0] = Arriving(0, 2)
+    follow._arriving[0] = ArrivingSegment(0, 2)
     follow._let_go()
     assert follow._waiting == late[1:] and follow.waits == 2 * 256
     del follow._arriving[0]
@@ -278,7 +278,7 @@ def test_a_fill_is_over_when_the_set_changes() -> None:
     town.become(placed("server-0", "server-1", epoch=3))  # not how it comes about, but all that matters here
     town.deliver(m.Fill, m.Filled)
     assert not town.told
-    assert town.holdings["server-2"].told(m.Ask(1, 1, town.view)).facts["copies"] == 0
+    assert town.holdings["server-2"].told(m.TableStatusRequest(1, 1, town.view)).facts["copies"] == 0
 
 
 def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> None:
@@ -296,25 +296,27 @@ def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> N
 MANY, ONE = np.arange(20, dtype=np.uint64), np.array([3], np.uint64)
 
 
-def copy_and_changes() -> tuple[Follow, list[tuple[m.Change, KeyValues]]]:
+def copy_and_changes() -> tuple[Backup, list[tuple[m.ReplicatedChange, KeyValues]]]:
     """A copy to which little is done at once, and two changes: the first takes long, and the second undoes some of it."""
     spec = Sparse(keys=100, update=Assign())
-    follow = Follow(1, spec, "server-0", 1, lambda segment: KeyRange(0, 100), inline=4)
-    follow.begin(Part(1, spec, [(0, KeyRange(0, 100))]))
+    follow = Backup(1, spec, "server-0", 1, lambda segment: KeyRange(0, 100), inline=4)
+    follow.begin(SegmentState(1, spec, [(0, KeyRange(0, 100))]))
     given = [KeyValues(MANY, np.ones((20, 1), np.float32)), KeyValues(ONE, np.full((1, 1), 2, np.float32))]
-    return follow, [(m.Change(seq + 1, "push", stream=-ANN, number=seq), rows) for seq, rows in enumerate(given)]
+    return follow, [
+        (m.ReplicatedChange(seq + 1, "push", stream=-ANN, number=seq), rows) for seq, rows in enumerate(given)
+    ]
 
 
-def append(follow: Follow, changes: list[tuple[m.Change, KeyValues]]) -> Outcome:
+def append(follow: Backup, changes: list[tuple[m.ReplicatedChange, KeyValues]]) -> HandlerResult:
     sent, arrays = packed(changes)
     return follow.append("server-0", m.Append(1, 1, 1, 1, [0], 0, 0, sent), tuple(arrays))
 
 
-def done(follow: Follow, outcome: Outcome) -> None:
+def done(follow: Backup, outcome: HandlerResult) -> None:
     """Both changes, in their order, and by one computation: whatever else waits for it waits once."""
     (work,) = outcome.works
     work.function()
-    assert work.then(0) == Outcome()
+    assert work.then(0) == HandlerResult()
     assert follow.part is not None and follow.part.table.pull(ONE).item() == 2
     assert follow.part.version.tolist() == [2]
 
@@ -333,10 +335,10 @@ def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_second_came_fi
 
 def test_a_push_that_came_in_two_parts_of_which_one_went_elsewhere_is_made() -> None:
     """The part that is left is made; the other one stays in the log without segments, and nothing waits for it."""
-    log = Log(1, 1)
+    log = ReplicationLog(1, 1)
     for segments in ([True, False], [False, True]):
-        change = m.Change(0, "push", stream=0, number=7)
-        log.append(0, Entry(change, None, np.array(segments)), [KeyRange(0, 4), KeyRange(4, 8)], [0, 1])
+        change = m.ReplicatedChange(0, "push", stream=0, number=7)
+        log.append(0, LogEntry(change, None, np.array(segments)), [KeyRange(0, 4), KeyRange(4, 8)], [0, 1])
     log.moved([0, -1], 1, [KeyRange(0, 4), KeyRange(4, 8)])
     assert log.pending(0, 7) is not None
     while (entry := log.ready()) is not None:

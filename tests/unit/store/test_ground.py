@@ -11,10 +11,10 @@ from shoal import tables
 from shoal.keys import KeyRange
 from shoal.limits import MB
 from shoal.store.ranges import joined, without
-from shoal.store.server.segment_state import Part
-from shoal.store.table.dense_arena import Reserve
+from shoal.store.server.segment_state import SegmentState
+from shoal.store.table.dense_arena import DenseArena
 from shoal.store.table.slab import DenseRows
-from shoal.store.table.table import Table, ground_of
+from shoal.store.table.table import ServerTable, ground_of
 from shoal.wire import messages as m
 
 
@@ -22,9 +22,9 @@ def ranges(*bounds: tuple[int, int]) -> list[KeyRange]:
     return [KeyRange(*one) for one in bounds]
 
 
-def some(spec: tables.Table, segments: list[KeyRange]) -> Table:
+def some(spec: tables.Table, segments: list[KeyRange]) -> ServerTable:
     """A table in which the weight of a key is its number."""
-    table = Table(spec, segments)
+    table = ServerTable(spec, segments)
     keys = np.concatenate([np.arange(one.start, one.stop, dtype=np.uint64) for one in segments])
     table.push(keys, keys.astype(np.float32).reshape(-1, 1))
     return table
@@ -34,7 +34,7 @@ def some(spec: tables.Table, segments: list[KeyRange]) -> Table:
 def test_what_stays_is_where_it_was_and_what_goes_is_gone(spec: tables.Table) -> None:
     table = some(spec, ranges((0, 20), (20, 40), (60, 80)))
     ground = table.part
-    fewer = Table(spec, ranges((0, 20), (60, 80)), ground)
+    fewer = ServerTable(spec, ranges((0, 20), (60, 80)), ground)
     assert fewer.part is ground and fewer.rows == 40
     keys = np.array([0, 19, 60, 79], np.uint64)
     assert fewer.pull(keys).ravel().tolist() == [0, 19, 60, 79]
@@ -44,7 +44,7 @@ def test_what_stays_is_where_it_was_and_what_goes_is_gone(spec: tables.Table) ->
 @pytest.mark.parametrize("spec", [tables.Dense(rows=100), tables.Sparse(keys=100)])
 def test_a_segment_that_was_cut_in_two_keeps_its_rows(spec: tables.Table) -> None:
     table = some(spec, ranges((0, 20), (20, 60)))
-    halves = Table(spec, ranges((0, 20), (20, 31), (31, 60)), table.part)
+    halves = ServerTable(spec, ranges((0, 20), (20, 31), (31, 60)), table.part)
     keys = np.arange(60, dtype=np.uint64)
     assert halves.pull(keys).ravel().tolist() == keys.tolist()
 
@@ -58,10 +58,10 @@ def test_a_segment_comes_in_pieces_and_goes_and_comes_again(spec: tables.Table) 
         for at in (0, 8, 16):
             piece = None if names is None else names[at : at + 8]
             table.part.place(KeyRange(40, 60), at, rows[at : at + 8], piece)
-        both = Table(spec, ranges((0, 20), (40, 60)), table.part)
+        both = ServerTable(spec, ranges((0, 20), (40, 60)), table.part)
         assert both.pull(np.array([3, 40, 59], np.uint64)).ravel().tolist() == [3, 40, 59]
         assert both.rows == 40
-        table = Table(spec, ranges((0, 20)), both.part)
+        table = ServerTable(spec, ranges((0, 20)), both.part)
         assert table.rows == 20
 
 
@@ -79,7 +79,7 @@ def test_a_range_goes_over_the_gaps_between_segments() -> None:
 def test_rows_that_moved_are_found_again_by_those_who_knew_where_they_were() -> None:
     table = some(tables.Sparse(keys=100), ranges((0, 20), (20, 100)))
     layout = table.layout
-    fewer = Table(tables.Sparse(keys=100), ranges((20, 100)), table.part)
+    fewer = ServerTable(tables.Sparse(keys=100), ranges((20, 100)), table.part)
     assert fewer.layout > layout
     keys = np.arange(20, 100, dtype=np.uint64)
     assert fewer.pull(keys).ravel().tolist() == keys.tolist()
@@ -89,7 +89,7 @@ def test_a_sparse_ground_that_lost_most_of_its_rows_is_small_again() -> None:
     spec = tables.Sparse(keys=1 << 20)
     table = some(spec, ranges((0, 1000), (1000, 200_000)))
     before = table.memory
-    fewer = Table(spec, ranges((0, 1000)), table.part)
+    fewer = ServerTable(spec, ranges((0, 1000)), table.part)
     while fewer.part.clear_some():
         pass
     assert fewer.memory < before / 20
@@ -99,32 +99,32 @@ def test_what_a_dense_table_lets_go_of_is_given_back_to_the_system() -> None:
     if not Path("/proc/self/statm").exists():
         pytest.skip("how much memory a process has is read from /proc, which is not here")
     rows, half = 16 * MB, 8 * MB
-    table = Table(tables.Dense(rows=rows), ranges((0, half), (half, rows)))
+    table = ServerTable(tables.Dense(rows=rows), ranges((0, half), (half, rows)))
     empty = resident()
     table.push(KeyRange(0, rows), np.ones((rows, 1), np.float32))
     full = resident()
-    fewer = Table(tables.Dense(rows=rows), ranges((0, half)), table.part)
+    fewer = ServerTable(tables.Dense(rows=rows), ranges((0, half)), table.part)
     assert full - empty > 3.9 * rows
     assert full - resident() > 0.9 * 4 * half
     assert fewer.pull(KeyRange(half - 2, rows)).ravel().tolist() == [1, 1]
 
 
 def test_address_space_for_a_table_larger_than_memory_costs_nothing_until_it_is_written_to() -> None:
-    reserve = Reserve(1 << 40, 1)
+    reserve = DenseArena(1 << 40, 1)
     reserve.slab[1 << 39] = 7.0
     assert reserve.slab[1 << 39, 0] == 7.0
     with pytest.raises(MemoryError, match="more than a process can address"):
-        Reserve(1 << 50, 1)
+        DenseArena(1 << 50, 1)
 
 
 def test_a_part_on_the_same_ground_has_the_books_it_is_given() -> None:
     spec = tables.Dense(rows=30, update=tables.Update("adagrad", {"step": 0.1}))
-    part = Part(1, spec, [(0, KeyRange(0, 10)), (1, KeyRange(10, 20))])
-    part.write(m.Change(1, "push"), None, part.extent.whole)
+    part = SegmentState(1, spec, [(0, KeyRange(0, 10)), (1, KeyRange(10, 20))])
+    part.write(m.ReplicatedChange(1, "push"), None, part.extent.whole)
     part.table.push(KeyRange(0, 20), np.ones((20, 1), np.float32))
     part.version[:] = [4, 5]
     digest, books = part.digest(1), part.books(1)
-    alone = Part(1, spec, [(1, KeyRange(10, 20))], part.ground)
+    alone = SegmentState(1, spec, [(1, KeyRange(10, 20))], part.ground)
     alone.enter([books])
     assert alone.digest(1) == digest and alone.version.tolist() == [5]
 
@@ -164,7 +164,7 @@ def resident() -> int:
 def test_a_segment_goes_from_one_ground_to_the_other_beside_it_as_it_lies() -> None:
     spec = tables.Dense(rows=100, initial=tables.Constant(2.0))
     copies = ground_of(spec, ranges((0, 20), (40, 60)))
-    own = Table(spec, ranges((40, 60)), ground_of(spec, (), copies))
+    own = ServerTable(spec, ranges((40, 60)), ground_of(spec, (), copies))
     rows, _ = copies.image(KeyRange(40, 60), copy=False)
     own.part.place(KeyRange(40, 60), 0, rows, None)
     assert np.shares_memory(own.image(0, copy=False)[0], rows)
@@ -173,7 +173,7 @@ def test_a_segment_goes_from_one_ground_to_the_other_beside_it_as_it_lies() -> N
 
 
 def test_only_who_claimed_rows_last_gives_them_back() -> None:
-    reserve, page = Reserve(1 << 20, 1), 1 << 16
+    reserve, page = DenseArena(1 << 20, 1), 1 << 16
     reserve.slab[:] = 1.0
     one, other = reserve.enter(), reserve.enter()
     reserve.claim(one, ranges((0, 4 * page)))
@@ -199,7 +199,7 @@ def test_of_holders_that_are_over_nothing_is_kept() -> None:
 def test_an_old_table_never_shows_the_rows_of_another_segment() -> None:
     for spec in (tables.Dense(rows=100), tables.Sparse(keys=100)):
         old = some(spec, ranges((0, 20), (20, 40)))
-        Table(spec, ranges((20, 40)), old.part)
+        ServerTable(spec, ranges((20, 40)), old.part)
         assert len(old.image(1)[0]) == 20
         with pytest.raises(AssertionError, match="not on this ground any more"):
             old.image(0)

@@ -12,8 +12,8 @@ import pytest
 
 from shoal import limits
 from shoal.limits import COORDINATOR, SECOND
-from shoal.store.server.outcome import Outcome
-from shoal.store.server.table_server import FromServer, Holding
+from shoal.store.server.outcome import HandlerResult
+from shoal.store.server.table_server import FromServer, TableServer
 from shoal.store.table.update import Sum
 from shoal.tables import Dense, Sparse, Step, Table
 from shoal.timing import DEFAULT
@@ -27,32 +27,32 @@ DENSE, SPARSE = Dense(rows=ROWS, update=Sum()), Sparse(keys=ROWS, update=Sum())
 STEPS = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1))
 
 
-def placed(spec: Table, *places: str | m.Place) -> m.Placed:
+def placed(spec: Table, *places: str | m.Replicas) -> m.TablePlaces:
     """A table of two segments: each as its servers' names, the first of them its primary."""
-    made = [one if isinstance(one, m.Place) else m.Place(1, list(one), since=1) for one in places]
-    return m.Placed(1, "w", spec, [0, ROWS // 2], made)
+    made = [one if isinstance(one, m.Replicas) else m.Replicas(1, list(one), since=1) for one in places]
+    return m.TablePlaces(1, "w", spec, [0, ROWS // 2], made)
 
 
 @dataclass
 class Town:
     """Servers that hold a table. Messages between them wait until somebody delivers them."""
 
-    table: m.Placed
+    table: m.TablePlaces
     now: int = 0
     view: int = 1
-    holdings: dict[str, Holding] = field(default_factory=dict)
+    holdings: dict[str, TableServer] = field(default_factory=dict)
     post: deque[tuple[str, Send]] = field(default_factory=deque)
     answers: list[m.Message] = field(default_factory=list)
     told: list[m.Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, incarnation in SERVERS.items():
-            holding = self.holdings[name] = Holding(name, incarnation, self.table, 1 << 20)
+            holding = self.holdings[name] = TableServer(name, incarnation, self.table, 1 << 20)
             holding.set_up(SERVERS, None)
             self.carry_out(name, holding.take(self.now, self.table, SERVERS, self.view))
             holding.live({}, {ANN: "ann"})
 
-    def next_view(self, table: m.Placed) -> None:
+    def next_view(self, table: m.TablePlaces) -> None:
         """There is one; nobody has it yet."""
         self.view, self.table = self.view + 1, table
 
@@ -60,7 +60,7 @@ class Town:
         for name in names:
             self.carry_out(name, self.holdings[name].take(self.now, self.table, SERVERS, self.view))
 
-    def become(self, table: m.Placed) -> None:
+    def become(self, table: m.TablePlaces) -> None:
         self.next_view(table)
         self.takes(*SERVERS)
 
@@ -75,8 +75,8 @@ class Town:
         push = m.Push(**facts, count=len(keys), spell=0, first=segments[0], last=segments[-1] + 1)
         self.carry_out(server, own.push(self.now, "ann", push, (keys, np.ones(len(keys), np.float32))))
 
-    def carry_out(self, sender: str, outcome: Outcome | list[Effect]) -> None:
-        if isinstance(outcome, Outcome):
+    def carry_out(self, sender: str, outcome: HandlerResult | list[Effect]) -> None:
+        if isinstance(outcome, HandlerResult):
             assert not outcome.works
             outcome = outcome.effects
         for effect in outcome:
@@ -126,7 +126,7 @@ class Town:
         return found
 
     def digests(self, segment: int) -> set[str]:
-        ask = m.Ask(1, 1, self.view, digests=True)
+        ask = m.TableStatusRequest(1, 1, self.view, digests=True)
         told = [holding.told(ask).digests for holding in self.holdings.values()]
         return {one[segment] for one in told if segment in one}
 
@@ -134,14 +134,14 @@ class Town:
         return [one.segments for one in self.told if isinstance(one, m.Opened)]
 
 
-def moving(spec: Table, first: str, second: str, filling: str = "b", instead: str = "a") -> m.Placed:
+def moving(spec: Table, first: str, second: str, filling: str = "b", instead: str = "a") -> m.TablePlaces:
     """The second segment is on its way."""
-    return placed(spec, first, m.Place(1, list(second), filling=filling, since=1, instead=instead))
+    return placed(spec, first, m.Replicas(1, list(second), filling=filling, since=1, instead=instead))
 
 
-def handed(spec: Table, first: str, second: str, view: int) -> m.Placed:
+def handed(spec: Table, first: str, second: str, view: int) -> m.TablePlaces:
     """The second segment has another primary since this view."""
-    return placed(spec, first, m.Place(view, list(second), since=view))
+    return placed(spec, first, m.Replicas(view, list(second), since=view))
 
 
 # ---------------------------------------------------------------- to a newcomer
@@ -282,7 +282,7 @@ def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_on
 ) -> None:
     """One that is being filled, and cut off, is brought level in another segment by the same primary, at a later number of its log."""
     monkeypatch.setattr(limits, "FILL_BYTES", 24)  # a segment is two pieces
-    on_its_way = m.Place(1, ["a"], filling="b", since=1)
+    on_its_way = m.Replicas(1, ["a"], filling="b", since=1)
     town = Town(placed(spec, on_its_way, "xab"))
     town.post = deque(list(town.post)[:1])  # of two pieces one comes
     town.deliver()
@@ -290,7 +290,7 @@ def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_on
     for number in range(3):
         town.push(number, "a", [0], floor=number)
         town.post.clear()  # it is cut off
-    town.become(placed(spec, on_its_way, m.Place(2, ["a", "b"], since=2)))
+    town.become(placed(spec, on_its_way, m.Replicas(2, ["a", "b"], since=2)))
     town.settle()
     assert town.opened() == [[1]] and any(isinstance(one, m.Full) for one in town.told)
     assert town.values(0) == {"a": 3.0, "b": 3.0} and len(town.digests(0)) == 1
@@ -302,7 +302,7 @@ def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_on
 def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_those_it_gave_away() -> None:
     """All copies of a segment know the same of a stream, though its former primary goes on with others."""
     town = Town(placed(DENSE, "ax", "axy"))
-    town.become(placed(DENSE, "ax", m.Place(2, ["y", "x"], since=2)))  # y has to wait for a word of x
+    town.become(placed(DENSE, "ax", m.Replicas(2, ["y", "x"], since=2)))  # y has to wait for a word of x
     for number in range(4):
         town.push(number, "a", [0], floor=number)
         town.deliver("a", "x")
@@ -313,14 +313,14 @@ def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_t
 
 def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segment_away_is_asked_again() -> None:
     waits = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=0)
-    holding = Holding("a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0)  # every read is a work of its own
+    holding = TableServer("a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0)  # every read is a work of its own
     holding.set_up(SERVERS, None)
     holding.take(0, holding.placed, SERVERS, 1)
     holding.live({ANN: "ann"}, {ANN: "ann"})
     assert holding.own is not None
     facts: dict[str, Any] = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ANN, "clock": 5}
     pull = m.Pull(**facts, entered=0, spell=0, first=0, last=2, count=ROWS)
-    assert isinstance(answer(holding.own.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.Held)
+    assert isinstance(answer(holding.own.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.PushHeld)
     free = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=None)
     outcome = holding.take(1, handed(free, "ab", "b", 2), SERVERS, 2)
     for work in outcome.works:
@@ -328,7 +328,7 @@ def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segmen
     assert holding.own.segments == [0]
 
 
-def answer(outcome: Outcome) -> m.Message:
+def answer(outcome: HandlerResult) -> m.Message:
     (effect,) = outcome.effects
     assert isinstance(effect, Send)
     return effect.message
@@ -340,7 +340,7 @@ def test_an_owner_opens_though_there_is_another_view_with_every_message() -> Non
     town.push(0)
     town.deliver("y", "a")  # y has it, x has not
     town.post.clear()
-    town.become(placed(DENSE, "ax", m.Place(2, ["x", "y"], since=2)))
+    town.become(placed(DENSE, "ax", m.Replicas(2, ["x", "y"], since=2)))
     for _ in range(12):
         town.next_view(town.table)
         town.takes(*SERVERS)
@@ -359,7 +359,7 @@ def test_a_backup_changes_hands_and_the_owner_stays() -> None:
     town.become(moving(DENSE, "ax", "ax", "y", "x"))
     town.push(1)
     town.deliver()
-    town.become(placed(DENSE, "ax", m.Place(3, ["a", "y"], since=1)))
+    town.become(placed(DENSE, "ax", m.Replicas(3, ["a", "y"], since=1)))
     town.push(2)
     town.settle()
     assert town.counted() == [1, 2, 3] and not town.opened()
@@ -373,9 +373,9 @@ def test_an_owner_whose_last_segment_went_may_have_others_later() -> None:
     town.push(0, "a", [1])
     town.become(handed(DENSE, "x", "bx", 3))
     town.settle()
-    town.become(placed(DENSE, "x", m.Place(3, ["b", "x"], filling="a", since=3, instead="b")))
+    town.become(placed(DENSE, "x", m.Replicas(3, ["b", "x"], filling="a", since=3, instead="b")))
     town.settle()
-    town.become(placed(DENSE, "x", m.Place(5, ["a", "x"], since=5)))
+    town.become(placed(DENSE, "x", m.Replicas(5, ["a", "x"], since=5)))
     town.settle()
     town.push(1, "a", [1])
     town.settle()
@@ -391,7 +391,7 @@ def test_nobody_is_waited_for_any_more_when_its_fill_was_given_up() -> None:
     town.deliver()
     town.push(0)
     assert not town.counted()  # it is full: nothing counts without it
-    town.become(placed(DENSE, "a", m.Place(3, ["a"], since=1)))
+    town.become(placed(DENSE, "a", m.Replicas(3, ["a"], since=1)))
     assert town.counted() == [1] and town.values(1) == {"a": 1.0}
 
 
@@ -401,7 +401,7 @@ def test_one_that_was_told_of_as_full_is_waited_for_whatever_else_it_is_to_be_fi
     town.become(moving(DENSE, "a", "a"))
     town.deliver()
     assert any(isinstance(one, m.Full) for one in town.told)
-    both = m.Place(1, ["a"], filling="b", since=1, instead="a")
+    both = m.Replicas(1, ["a"], filling="b", since=1, instead="a")
     town.next_view(placed(DENSE, both, both))
     town.takes("a")
     town.push(0)
@@ -480,11 +480,11 @@ def test_a_change_that_still_waits_for_a_copy_elsewhere_is_not_brought_again_to_
     town.deliver("a", "b")  # y is cut off from here on: the push is in the log of a, and not carried out
     assert not town.counted() and town.holdings["a"].log.applied == 0
     for view, place in [
-        (3, m.Place(3, ["b"], since=3)),
-        (4, m.Place(3, ["b"], filling="a", since=3)),
-        (5, m.Place(5, ["b", "a"], since=3)),
-        (6, m.Place(6, ["a", "b"], since=6)),
-        (7, m.Place(7, ["b", "a"], since=7)),
+        (3, m.Replicas(3, ["b"], since=3)),
+        (4, m.Replicas(3, ["b"], filling="a", since=3)),
+        (5, m.Replicas(5, ["b", "a"], since=3)),
+        (6, m.Replicas(6, ["a", "b"], since=6)),
+        (7, m.Replicas(7, ["b", "a"], since=7)),
     ]:
         town.become(placed(DENSE, "ay", place))
         assert town.view == view
@@ -495,16 +495,16 @@ def test_a_change_that_still_waits_for_a_copy_elsewhere_is_not_brought_again_to_
     assert town.values(0) == {"a": 1.0, "y": 1.0} and town.values(1) == {"a": 1.0, "b": 1.0}
 
 
-def on_its_way(segment_0: str = "x", segment_1: str = "") -> m.Placed:
+def on_its_way(segment_0: str = "x", segment_1: str = "") -> m.TablePlaces:
     """Both segments are a's; each is on its way to who is named, or stays."""
-    to = [m.Place(1, ["a"], filling=one, since=1, instead="a" if one else "") for one in (segment_0, segment_1)]
+    to = [m.Replicas(1, ["a"], filling=one, since=1, instead="a" if one else "") for one in (segment_0, segment_1)]
     return placed(DENSE, *to)
 
 
 def deposed(town: Town) -> None:
     """X is primary of the first segment and knows it; a does not yet, and is pushed to."""
     before = town.view
-    town.next_view(placed(DENSE, m.Place(2, ["x"], since=town.view + 1), "a"))
+    town.next_view(placed(DENSE, m.Replicas(2, ["x"], since=town.view + 1), "a"))
     town.takes("x")
     after, town.view = town.view, before
     town.push(1, segments=(0,))
@@ -563,7 +563,7 @@ def enters(town: Town, server: str = "a", request: int = 1) -> None:
 def parks(town: Town, server: str = "a", request: int = 7) -> None:
     own = town.holdings[server].own
     assert own is not None
-    town.carry_out(server, own.park(town.now, ANN, 0, lambda now: Outcome([Send("ann", m.Done(request))])))
+    town.carry_out(server, own.park(town.now, ANN, 0, lambda now: HandlerResult([Send("ann", m.Done(request))])))
 
 
 def test_who_enters_while_a_segment_opens_is_known_to_all_copies_of_it() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from shoal.keys import KeyRange, KeyValues
 from shoal.limits import HEADER_BYTES
-from shoal.store.server.segment_state import Part
+from shoal.store.server.segment_state import SegmentState
 from shoal.store.server.vector_clock import VectorClock
 from shoal.tables import Dense
 from shoal.wire import messages as m
@@ -19,13 +19,13 @@ def pushed(start: int, stop: int) -> KeyValues:
     return KeyValues(KeyRange(start, stop), np.ones((stop - start, 1), np.float32))
 
 
-def clocks(part: Part, keys: KeyRange) -> list[tuple[KeyRange, VectorClock]]:
+def clocks(part: SegmentState, keys: KeyRange) -> list[tuple[KeyRange, VectorClock]]:
     return part.events.read(keys)
 
 
 def test_a_range_ticks_its_own_keys_only() -> None:
-    part = Part(1, Dense(rows=300), HELD)
-    part.note(m.Change(1, "push", incarnation=5), part.extent.whole, True, pushed(50, 250))
+    part = SegmentState(1, Dense(rows=300), HELD)
+    part.note(m.ReplicatedChange(1, "push", incarnation=5), part.extent.whole, True, pushed(50, 250))
     assert clocks(part, KeyRange(0, 100)) == [
         (KeyRange(0, 50), VectorClock()),
         (KeyRange(50, 100), VectorClock({5: 1})),
@@ -33,8 +33,8 @@ def test_a_range_ticks_its_own_keys_only() -> None:
 
 
 def test_a_segment_that_had_the_change_before_is_not_ticked_again() -> None:
-    part = Part(1, Dense(rows=300), HELD)
-    part.note(m.Change(1, "push", incarnation=5), part.extent.mask([2]), False, pushed(50, 250))
+    part = SegmentState(1, Dense(rows=300), HELD)
+    part.note(m.ReplicatedChange(1, "push", incarnation=5), part.extent.mask([2]), False, pushed(50, 250))
     assert clocks(part, KeyRange(0, 100)) == [(KeyRange(0, 100), VectorClock())]
     assert clocks(part, KeyRange(200, 300)) == [
         (KeyRange(200, 250), VectorClock({5: 1})),
@@ -43,20 +43,20 @@ def test_a_segment_that_had_the_change_before_is_not_ticked_again() -> None:
 
 
 def test_a_list_of_keys_ticks_the_segments_it_went_to() -> None:
-    part = Part(1, Dense(rows=300), HELD)
+    part = SegmentState(1, Dense(rows=300), HELD)
     listed = KeyValues(np.array([201], np.uint64), np.ones((1, 1), np.float32))
-    part.note(m.Change(1, "push", incarnation=5), part.extent.mask([2]), False, listed)
+    part.note(m.ReplicatedChange(1, "push", incarnation=5), part.extent.mask([2]), False, listed)
     both = KeyValues(np.array([3, 201], np.uint64), np.ones((2, 1), np.float32))
-    part.note(m.Change(2, "push", incarnation=6), part.extent.whole, True, both)
-    part.note(m.Change(3, "push", incarnation=7), part.extent.whole, True, None)  # it has nothing for us
-    part.note(m.Change(4, "push", incarnation=5), part.extent.whole, True, listed)
+    part.note(m.ReplicatedChange(2, "push", incarnation=6), part.extent.whole, True, both)
+    part.note(m.ReplicatedChange(3, "push", incarnation=7), part.extent.whole, True, None)  # it has nothing for us
+    part.note(m.ReplicatedChange(4, "push", incarnation=5), part.extent.whole, True, listed)
     assert clocks(part, KeyRange(0, 100)) == [(KeyRange(0, 100), VectorClock({6: 1}))]
     assert clocks(part, KeyRange(200, 300)) == [(KeyRange(200, 300), VectorClock({5: 2, 6: 1}))]
 
 
 def test_the_clocks_of_all_segments_fit_one_header_however_many_there_are() -> None:
     rows = 8_000
-    part = Part(1, Dense(rows=rows), [(i, KeyRange(i * 1_000, (i + 1) * 1_000)) for i in range(8)])
+    part = SegmentState(1, Dense(rows=rows), [(i, KeyRange(i * 1_000, (i + 1) * 1_000)) for i in range(8)])
     for i in range(3_000):
         part.events.tick(1 + i % 60, KeyRange(2 * i, 2 * i + 1))
     for node in range(1, 101):

@@ -13,10 +13,10 @@ import pytest
 
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyRange, Values
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import (
     BlockProximal,
-    Rule,
+    UpdateRule,
     _builtin,
     _rules,
     check_pushed,
@@ -43,7 +43,7 @@ def registry() -> Any:
     _rules.update(before)
 
 
-def by_hand(rule: Rule, rows: Values, gradients: Values, width: int, settings: Any) -> Values:
+def by_hand(rule: UpdateRule, rows: Values, gradients: Values, width: int, settings: Any) -> Values:
     """What the function makes of rows of weights and state."""
     after = rows.copy()
     for row, gradient in zip(after, gradients, strict=True):
@@ -69,7 +69,7 @@ def test_the_numbers_of_a_weight_stand_one_width_apart(given: Update, width: int
         pushes[:, :, width:] **= 2
     expected = np.zeros((rows, width * (1 + rule.state)), np.float32)
     keys = np.arange(rows, dtype=np.uint64)
-    tables = [Table(sort, [KeyRange(0, rows)]) for sort in _sorts(rows, width, given)]
+    tables = [ServerTable(sort, [KeyRange(0, rows)]) for sort in _sorts(rows, width, given)]
     for values in pushes:
         expected = by_hand(rule, expected, values, width, settings)
         tables[0].push(KeyRange(0, rows), values)
@@ -87,7 +87,7 @@ def _sorts(rows: int, width: int, given: Update) -> list[Dense | Sparse]:
 
 
 def test_a_push_of_another_width_is_refused() -> None:
-    table = Table(Sparse(keys=9, width=2, pushed=2, update=BlockProximal()), [KeyRange(0, 9)])
+    table = ServerTable(Sparse(keys=9, width=2, pushed=2, update=BlockProximal()), [KeyRange(0, 9)])
     keys = np.arange(3, dtype=np.uint64)
     assert table.check(keys, np.zeros((3, 4), np.float32)) is None
     reason = table.check(keys, np.zeros((3, 2), np.float32))
@@ -104,7 +104,7 @@ def test_a_table_and_its_rule_agree_on_how_many_numbers_come() -> None:
         with pytest.raises(Invalid, match="describe the table with pushed="):
             check_pushed(wrong)
         with pytest.raises(Invalid, match="numbers for each weight"):
-            Table(wrong, [KeyRange(0, 3)])
+            ServerTable(wrong, [KeyRange(0, 3)])
     check_pushed(Dense(rows=3, pushed=5, update=Update("known to servers only")))
 
 
@@ -173,7 +173,7 @@ def test_the_rule_of_the_example_gives_the_bits_of_the_built_in_one(example: Mod
     draw = np.random.default_rng(3)
     keys = np.arange(ROWS, dtype=np.uint64)
     both = [
-        Table(Sparse(keys=ROWS, width=2, pushed=2, update=rule), [KeyRange(0, ROWS)])
+        ServerTable(Sparse(keys=ROWS, width=2, pushed=2, update=rule), [KeyRange(0, ROWS)])
         for rule in (BlockProximal(**settings), example.proximal_step(**settings))
     ]
     for _ in range(5):

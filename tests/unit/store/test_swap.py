@@ -17,7 +17,7 @@ from tests.unit.store.server.test_renumber import ALL, digests, two
 from tests.unit.store.test_copies import ANN, ROWS, SERVERS, Town, placed
 
 
-def swapped(table: m.Placed, view: int, segments: list[int] | None = None) -> m.Placed:
+def swapped(table: m.TablePlaces, view: int, segments: list[int] | None = None) -> m.TablePlaces:
     """The first two of these segments' sets in each other's places."""
     places = [
         replace(one, servers=[one.servers[1], one.servers[0], *one.servers[2:]], epoch=view, since=view)
@@ -28,7 +28,7 @@ def swapped(table: m.Placed, view: int, segments: list[int] | None = None) -> m.
     return replace(table, places=places)
 
 
-def push(town: Town, table: m.Placed, number: int) -> None:
+def push(town: Town, table: m.TablePlaces, number: int) -> None:
     """Ann adds 1 to all rows, wherever they are served."""
     for name, holding in town.holdings.items():
         own = holding.own
@@ -62,7 +62,7 @@ def settle(town: Town) -> None:
         town.deliver()
 
 
-def without(table: m.Placed, view: int, asked: m.Shrink) -> m.Placed:
+def without(table: m.TablePlaces, view: int, asked: m.Shrink) -> m.TablePlaces:
     """What the coordinator makes of that: who asked goes on without the other."""
     asker = next(name for name, incarnation in SERVERS.items() if incarnation == asked.incarnation)
     places = [
@@ -123,7 +123,7 @@ def test_if_the_new_primary_dies_before_they_are_level_the_old_one_takes_over_wi
     town.post.clear()
     del town.holdings["server-1"]
     town.view += 1
-    alone = replace(town.table, places=[m.Place(town.view, ["server-0"], since=town.view)])
+    alone = replace(town.table, places=[m.Replicas(town.view, ["server-0"], since=town.view)])
     members = {name: one for name, one in SERVERS.items() if name != "server-1"}
     for name, holding in town.holdings.items():
         town.carry_out(name, holding.take(town.now, alone, members, town.view))

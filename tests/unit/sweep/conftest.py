@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shoal.events import Evaluated, Progress, RunEvent
-from shoal.sweep.disk import Result, Sweep
-from shoal.sweep.study import Planned, Study
+from shoal.sweep.disk import PointResult, Sweep
+from shoal.sweep.study import PlannedRun, Study
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Told:
     def loss(self, seconds: float) -> float:
         return self.floor + (0.7 - self.floor) * 0.5 ** (seconds / self.half)
 
-    def result(self, run: Planned) -> Result:
+    def result(self, run: PlannedRun) -> PointResult:
         if self.state not in ("finished", "diverged"):
-            return Result(run, self.state, Path("runs") / run.name, "broken" if self.state == "failed" else "")  # type: ignore[arg-type]
+            return PointResult(run, self.state, Path("runs") / run.name, "broken" if self.state == "failed" else "")  # type: ignore[arg-type]
         events: list[RunEvent] = []
         for number in range(int(self.end / self.every) + 1):
             at = number * self.every
@@ -69,10 +69,10 @@ class Told:
         summary |= {"spent": {"compute": 1 - self.wait, "wait": self.wait}, "cores": 2, "emulated": self.emulated}
         summary |= {"staleness": {"mean": self.stale, "p95": 2 * self.stale, "max": 3 * self.stale, "counts": [1]}}
         summary |= {"bytes_sent": 5_000_000, "bytes_received": 5_000_000, "test_loss": self.loss(self.end)}
-        return Result(run, self.state, Path("runs") / run.name, "", summary, events)  # type: ignore[arg-type]
+        return PointResult(run, self.state, Path("runs") / run.name, "", summary, events)  # type: ignore[arg-type]
 
 
-def make(tree: dict[str, Any], tells: Callable[[Planned], Told], name: str = "made") -> Sweep:
+def make(tree: dict[str, Any], tells: Callable[[PlannedRun], Told], name: str = "made") -> Sweep:
     study = Study.of({"job": {"data": "clicks"}, **tree}, name)
     return Sweep(study, [tells(run).result(run) for run in study.runs], Path("nowhere"))
 

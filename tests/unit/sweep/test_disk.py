@@ -21,7 +21,7 @@ from shoal.sweep.disk import (
     took,
     write_study,
 )
-from shoal.sweep.study import Planned, Study
+from shoal.sweep.study import PlannedRun, Study
 
 TEXT = 'seeds = 1\n[job]\ndata = "clicks"\n'
 
@@ -33,7 +33,7 @@ def study(grid: str) -> Study:
     return Study.of(tomllib.loads(text), "made", text=text)
 
 
-def ran(out: Path, run: Planned, name: str = "", cores: int = 1, failed: bool = False, loss: float = 0.5) -> Path:
+def ran(out: Path, run: PlannedRun, name: str = "", cores: int = 1, failed: bool = False, loss: float = 0.5) -> Path:
     """The folder of a run that is over."""
     folder = out / "runs" / (name or run.name)
     folder.mkdir(parents=True)
@@ -57,7 +57,7 @@ def test_a_run_is_finished_if_its_settings_and_its_cores_are_the_same(tmp_path: 
     first, second, third, _ = asked.runs
     ran(tmp_path, first)
     ran(tmp_path, second, cores=2)  # measured otherwise
-    ran(tmp_path, Planned(third.point, 0, Job(workers=9)), third.name)  # another job
+    ran(tmp_path, PlannedRun(third.point, 0, Job(workers=9)), third.name)  # another job
     assert states(asked, tmp_path) == ["finished", "unfinished", "unfinished", "to do"]
 
 
@@ -100,7 +100,7 @@ def test_names_that_go_round_in_a_circle_lose_nothing(tmp_path: Path) -> None:
 
 def test_a_finished_run_of_a_former_study_makes_room_and_is_not_lost(tmp_path: Path) -> None:
     before, after = study("workers = [1, 2]"), study("workers = [1, 2]\nservers = [1]")
-    other = Planned(before.runs[0].point, 0, Job(workers=7))
+    other = PlannedRun(before.runs[0].point, 0, Job(workers=7))
     ran(tmp_path, other, after.runs[0].name)
     ran(tmp_path, before.runs[1])
     arrange(after, tmp_path, 1)

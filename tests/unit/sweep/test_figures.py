@@ -9,7 +9,7 @@ import pytest
 
 from shoal.sweep.disk import Sweep
 from shoal.sweep.figures import Spread, figures
-from shoal.sweep.study import Planned
+from shoal.sweep.study import PlannedRun
 
 Make = Callable[..., Sweep]
 GRID = {"grid": {"workers": [1, 2, 4]}}
@@ -28,7 +28,7 @@ def test_over_seeds_there_is_a_median_with_the_lowest_and_the_highest(made: Make
 
 
 def test_a_point_that_one_seed_did_not_reach_has_no_time(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         return told(floor=0.5 if run.job.workers == 2 and run.seed == 1 else 0.4)
 
     of = figures(made({**GRID, "seeds": 3, "target": 0.45}, tells))
@@ -39,7 +39,7 @@ def test_a_point_that_one_seed_did_not_reach_has_no_time(made: Make, told: Any) 
 
 @pytest.mark.parametrize("state", ["failed", "to do", "unfinished"])
 def test_a_point_that_is_not_whole_has_no_time_and_is_not_called_censored(made: Make, told: Any, state: str) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         return told(state=state if run.seed == 1 else "finished")
 
     of = figures(made({**GRID, "seeds": 2, "target": 0.45}, tells))
@@ -48,7 +48,7 @@ def test_a_point_that_is_not_whole_has_no_time_and_is_not_called_censored(made: 
 
 
 def test_a_loss_that_ran_away_reached_nothing_and_is_never_the_best(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         return told(floor=0.1, state="diverged") if run.job.workers == 4 else told(half=run.job.workers)
 
     of = figures(made({**GRID, "seeds": 2, "target": 0.45}, tells))
@@ -59,7 +59,7 @@ def test_a_loss_that_ran_away_reached_nothing_and_is_never_the_best(made: Make, 
 
 
 def test_speedup_is_against_the_best_serial_run_and_is_the_product_of_its_two_reasons(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         if run.point.serial:
             return told(half=8.0 if run.job.update.step == 0.1 else 4.0, rate=500.0, end=60.0, every=1.0)
         return told(half=4.0 / run.job.workers, rate=600.0 * run.job.workers, end=60.0, every=1.0)
@@ -76,7 +76,7 @@ def test_speedup_is_against_the_best_serial_run_and_is_the_product_of_its_two_re
 
 
 def test_a_seed_is_held_against_the_serial_run_with_the_same_seed(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         slower = 1 + 4 * run.seed  # other rows are harder, for everybody
         return told(half=float(slower if run.point.serial else slower / 2), every=0.1, end=50.0)
 
@@ -86,7 +86,7 @@ def test_a_seed_is_held_against_the_serial_run_with_the_same_seed(made: Make, to
 
 
 def test_a_target_above_the_serial_run_is_that_of_the_same_seed(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         return told(floor=0.4 + 0.05 * run.seed, end=20.0)  # every seed has rows of its own
 
     of = figures(made({**GRID, "seeds": 2, "target": "serial + 10%", "serial": {}}, tells))
@@ -97,7 +97,7 @@ def test_a_target_above_the_serial_run_is_that_of_the_same_seed(made: Make, told
 
 
 def test_without_the_serial_run_there_is_no_target_yet(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         return told(state="to do" if run.point.serial else "finished")
 
     of = figures(made({**GRID, "seeds": 2, "target": "serial + 10%", "serial": {}}, tells))

@@ -14,18 +14,18 @@ from shoal.sweep.disk import Sweep
 from shoal.sweep.figures import figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.grid import axes_of
-from shoal.sweep.lines import Scale
+from shoal.sweep.lines import AxisScale
 from shoal.sweep.pictures import pictures, write_pictures
 from shoal.sweep.sections import sections
-from shoal.sweep.study import Planned
+from shoal.sweep.study import PlannedRun
 from shoal.sweep.table import points_table, write_tables
 
 Make = Callable[..., Sweep]
 DELAYS = {"job": {"data": "clicks", "strategy": "bounded"}, "grid": {"strategy.max_delay": [0, 1, 2, 4, 8, "auto"]}}
 
 
-def u_shaped(told: Any) -> Callable[[Planned], Any]:
-    def tells(run: Planned) -> Any:
+def u_shaped(told: Any) -> Callable[[PlannedRun], Any]:
+    def tells(run: PlannedRun) -> Any:
         delay = run.job.strategy.max_delay  # type: ignore[union-attr]
         far = abs((3 if delay == "auto" else delay) - 2)
         known = 0 if delay == "auto" else delay
@@ -46,7 +46,7 @@ def test_a_best_inside_is_said_with_what_both_ends_cost(made: Make, told: Any) -
 
 
 def test_a_difference_that_not_every_seed_shows_is_said_so(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         times = {1: (1.0, 2.0, 3.0), 2: (2.0, 3.0, 1.0)}
         return told(half=times[run.job.workers][run.seed], end=30.0, every=0.1)
 
@@ -61,7 +61,7 @@ def test_a_best_at_the_end_says_that_there_may_be_a_better_one(made: Make, told:
 
 
 def test_what_was_not_reached_failed_or_diverged_is_named(made: Make, told: Any) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         states = {1: "failed", 2: "diverged"}
         return told(state=states.get(run.job.workers, "finished"), floor=0.5 if run.job.workers == 3 else 0.4)
 
@@ -144,8 +144,8 @@ def test_the_same_figures_make_the_same_picture(made: Make, told: Any) -> None:
 
 def test_values_that_grow_by_factors_are_spread_evenly_and_words_come_last() -> None:
     (axis,) = axes_of({"strategy.max_delay": [0, 1, 2, 4, 8, "auto"]}, "grid")
-    scale = Scale.of(axis)
+    scale = AxisScale.of(axis)
     assert [scale.places[choice.label] for choice in axis.choices] == pytest.approx([0, 1, 2, 3, 4, 5])
     (axis,) = axes_of({"workers": [1, 2, 3, 4]}, "grid")
-    assert list(Scale.of(axis).places.values()) == [1, 2, 3, 4]
-    assert Scale.of(axis).place(2.5) == 2.5 and Scale.of(axis).place(9.0) is None
+    assert list(AxisScale.of(axis).places.values()) == [1, 2, 3, 4]
+    assert AxisScale.of(axis).place(2.5) == 2.5 and AxisScale.of(axis).place(9.0) is None

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shoal.sweep.disk import Result, Sweep
+from shoal.sweep.disk import PointResult, Sweep
 from shoal.sweep.figures import figures
 from shoal.sweep.schedule import estimate
 from shoal.sweep.show import (
-    SoFar,
+    SweepProgress,
     audience,
     frame,
     how_far,
@@ -26,12 +26,12 @@ Make = Callable[..., Sweep]
 STUDY = Study.of({"job": {"data": "clicks"}, "seeds": 2, "grid": {"workers": [1, 2]}}, "made")
 
 
-def so_far() -> SoFar:
-    results = [Result(run, "to do", Path("nowhere")) for run in STUDY.runs]
-    known = SoFar(STUDY, results)
+def so_far() -> SweepProgress:
+    results = [PointResult(run, "to do", Path("nowhere")) for run in STUDY.runs]
+    known = SweepProgress(STUDY, results)
     known.running = [("workers 2, seed 1", 8.1, "pass 2.3   test loss 0.4421")]
-    known.end(Result(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
-    known.end(Result(STUDY.runs[1], "failed", Path("nowhere"), "given up after 600 s"), 600.0)
+    known.end(PointResult(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
+    known.end(PointResult(STUDY.runs[1], "failed", Path("nowhere"), "given up after 600 s"), 600.0)
     return known
 
 
@@ -59,10 +59,10 @@ def test_nothing_is_longer_than_the_terminal_is_wide(width: int, height: int, pl
 
 def test_where_there_is_no_terminal_every_run_is_a_line() -> None:
     stream = io.StringIO()
-    results = [Result(run, "to do", Path("nowhere")) for run in STUDY.runs]
+    results = [PointResult(run, "to do", Path("nowhere")) for run in STUDY.runs]
     with audience(STUDY, results, stream) as seats:
         seats.goes_on([], 4)
-        seats.ended(Result(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
+        seats.ended(PointResult(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
     assert stream.getvalue() == "   1 of 4  workers 1, seed 0: test loss 0.4398, 12 s; about 36 s left\n"
 
 

@@ -13,7 +13,7 @@ from shoal.sweep.disk import Sweep
 from shoal.sweep.figures import figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.pictures import write_pictures
-from shoal.sweep.study import Planned
+from shoal.sweep.study import PlannedRun
 from shoal.sweep.table import points_table, write_tables
 
 Make = Callable[..., Sweep]
@@ -21,10 +21,10 @@ METHODS = {"psgd": {"strategy": "averaging"}, "hogwild": {"strategy": "hogwild"}
 TREE = {"grid": {"workers": [1, 2, 4], "method": METHODS}, "seeds": 2, "serial": {}}
 
 
-def even(told: Any, rows: float = 60_000.0) -> Callable[[Planned], Any]:
+def even(told: Any, rows: float = 60_000.0) -> Callable[[PlannedRun], Any]:
     """P workers take 10 / P seconds for all rows, and a tenth more CPU seconds each; psgd is less accurate with more."""
 
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         workers = 1 if run.point.serial else run.job.workers
         lost = 0.02 * (workers - 1) if run.job.strategy.name == "averaging" else 0.0
         seconds = 10.0 / workers
@@ -45,7 +45,7 @@ def test_where_all_learned_from_as_many_rows_they_are_held_against_the_serial_ru
 
 
 def test_runs_of_other_lengths_are_not_held_against_each_other(made: Make, told: Any, tmp_path: Path) -> None:
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         return told(end=10.0, rate=100.0 * run.job.workers, accuracy=0.9)
 
     of = figures(made(TREE, tells))

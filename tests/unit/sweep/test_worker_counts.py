@@ -16,7 +16,7 @@ from shoal.sweep.figures import figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.pictures import write_pictures
 from shoal.sweep.sections import sections
-from shoal.sweep.study import Planned
+from shoal.sweep.study import PlannedRun
 from shoal.sweep.table import points_table, printed, write_tables
 from shoal.sweep.worker_counts import active_table
 
@@ -24,10 +24,10 @@ Make = Callable[..., Sweep]
 TREE = {"grid": {"workers": [1, 2, 8]}, "seeds": 2, "target": 0.45}
 
 
-def one_by_one(told: Any) -> Callable[[Planned], Any]:
+def one_by_one(told: Any) -> Callable[[PlannedRun], Any]:
     """Of eight workers three are there at first, then six, in the second seed one more."""
 
-    def tells(run: Planned) -> Any:
+    def tells(run: PlannedRun) -> Any:
         late = (3 + run.seed, 6 + run.seed, 8)
         return told(workers=late if run.job.workers == 8 else (run.job.workers,))
 

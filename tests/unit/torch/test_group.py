@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import TimedOut
 from shoal.store.client.task import Task
-from shoal.torch.group import Crew
+from shoal.torch.group import WorkerGroup
 
 
 def late(ranks: list[int]) -> None:
@@ -24,10 +24,10 @@ def ends_as_a_look_is_over(value: object = None, error: Exception | None = None)
 
 
 def test_a_task_that_ends_just_when_a_look_at_it_is_over_is_done() -> None:
-    assert Crew.__new__(Crew).wait(ends_as_a_look_is_over(value=7), late) == 7
+    assert WorkerGroup.__new__(WorkerGroup).wait(ends_as_a_look_is_over(value=7), late) == 7
 
 
 def test_a_task_that_ended_by_a_time_limit_says_so() -> None:
     before = TimedOut("the task before", 1.0, "server-0")
     with pytest.raises(TimedOut, match="the task before"):
-        Crew.__new__(Crew).wait(ends_as_a_look_is_over(error=before), late)
+        WorkerGroup.__new__(WorkerGroup).wait(ends_as_a_look_is_over(error=before), late)

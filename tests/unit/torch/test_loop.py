@@ -14,7 +14,7 @@ from shoal.errors import BadValues, Invalid
 
 torch = pytest.importorskip("torch")
 
-from shoal.torch.loop import OnServers, distribute  # noqa: E402
+from shoal.torch.loop import ServerLoop, distribute  # noqa: E402
 from shoal.torch.rank import Place  # noqa: E402
 
 OPTIMIZERS: list[tuple[str, Callable[..., Any]]] = [
@@ -204,7 +204,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_the_step_is_not_counted(cl
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = distribute(model, optimizer, sync=True, name="nan", place=Place(cluster, 0, 1))
-    assert isinstance(optimizer, OnServers)
+    assert isinstance(optimizer, ServerLoop)
     before = weights(model)
     model(rows()[0]).sum().backward()
     model.second.weight.grad[0, 0] = float("nan")
@@ -320,13 +320,13 @@ def test_values_may_travel_in_half_the_bytes(cluster: shoal.Cluster) -> None:
 
 def test_a_server_that_took_part_of_the_model_with_it_is_told_with_the_next_move() -> None:
     from shoal.errors import RunFailed
-    from shoal.wire.effects import Ended
+    from shoal.wire.effects import ProcessEnd
 
     with shoal.local(servers=2) as own:
         model = net()
         optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), place=Place(own, 0, 1))
         step(model, optimizer, rows())
-        own._coordinator.tell(Ended("server-1", "seen to end"))  # type: ignore[attr-defined]
+        own._coordinator.tell(ProcessEnd("server-1", "seen to end"))  # type: ignore[attr-defined]
         with pytest.raises(RunFailed, match=r"server-1 is gone, .* the only copy .*--copies 2"):
             while True:
                 step(model, optimizer, rows())

@@ -12,15 +12,15 @@ from shoal.events import RunEvent, Warned
 from shoal.models.learner import LinearLearner
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
-from shoal.nodes.evaluator import Judged
-from shoal.training.best_model import Best
+from shoal.nodes.evaluator import Judgement
+from shoal.training.best_model import BestModel
 
-JUDGED = Judged(4, np.array([1.0, 2.0, 3.0], np.float32), 0.25, {"accuracy": 0.5, "auc": None})
+JUDGED = Judgement(4, np.array([1.0, 2.0, 3.0], np.float32), 0.25, {"accuracy": 0.5, "auc": None})
 
 
-def best(path: Path, told: list[RunEvent] | None = None, features: int = 2) -> Best:
+def best(path: Path, told: list[RunEvent] | None = None, features: int = 2) -> BestModel:
     train = SimpleNamespace(features=features, hashing=None)
-    return Best(path, LinearLearner(Linear(), train), (told if told is not None else []).append)  # type: ignore[arg-type]
+    return BestModel(path, LinearLearner(Linear(), train), (told if told is not None else []).append)  # type: ignore[arg-type]
 
 
 def test_the_best_is_read_back_as_it_was_judged(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from shoal.events import RolledBack, RunEvent, Warned
-from shoal.launch.process_main import Happened, event_of
-from shoal.training.event_thread import Telling
+from shoal.launch.process_main import ProcessEvent, event_of
+from shoal.training.event_thread import EventThread
 
 
 def event(number: int) -> Warned:
@@ -22,7 +22,7 @@ def test_events_come_in_order_on_another_thread_and_all_before_it_is_closed() ->
         told.append(one)
         threads.add(threading.current_thread().name)
 
-    telling = Telling(listen, "test")
+    telling = EventThread(listen, "test")
     for number in range(100):
         telling(event(number))
     telling.close()
@@ -37,7 +37,7 @@ def test_a_listener_that_fails_hears_what_comes_next(capsys: pytest.CaptureFixtu
         told.append(one)
         raise ValueError("no")
 
-    telling = Telling(listen, "test")
+    telling = EventThread(listen, "test")
     telling(event(1))
     telling(event(2))
     telling.close()
@@ -55,7 +55,7 @@ def test_an_event_however_long_travels_in_lines_that_the_kernel_keeps_whole(runs
         slots=[(number, number + 1) for number in range(runs)],
         why='\x00\n"€' * 50,
     )
-    pieces = Happened.pieces("coordinator", long)
+    pieces = ProcessEvent.pieces("coordinator", long)
     assert [piece.more for piece in pieces] == [True] * (len(pieces) - 1) + [False]
     assert event_of("".join(piece.piece for piece in pieces)) == long
     assert (len(pieces) > 1) == (runs > 1)

@@ -15,8 +15,8 @@ from shoal.schedule.stop_rules import Patience
 from shoal.training import local_checkpoint
 from shoal.training.local_checkpoint import (
     CHECKPOINTS,
-    Keeper,
-    Standing,
+    LocalCheckpoints,
+    LocalProgress,
     newest,
     read,
 )
@@ -26,13 +26,13 @@ SLAB = np.arange(12, dtype=np.float32).reshape(6, 2)
 LEFT = np.array([3, 5, 8], np.int64)
 
 
-def standing(done: int) -> Standing:
-    return Standing(done, 20 * done, 3, 1.5, Patience(), {"workers lost": 1}, 10, 20)
+def standing(done: int) -> LocalProgress:
+    return LocalProgress(done, 20 * done, 3, 1.5, Patience(), {"workers lost": 1}, 10, 20)
 
 
 def keep(folder: Path, *steps: int, slab: np.ndarray = SLAB) -> list[RunEvent]:
     told: list[RunEvent] = []
-    keeper = Keeper(folder, JOB, "a module", told.append)
+    keeper = LocalCheckpoints(folder, JOB, "a module", told.append)
     for done in steps:
         keeper.keep(slab, 2, LEFT, standing(done), done)
     return told
@@ -130,7 +130,7 @@ def test_too_little_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_run_that_has_no_slots_left_is_kept(tmp_path: Path) -> None:
-    Keeper(tmp_path, JOB, "", lambda event: None).keep(SLAB, 2, LEFT[:0], standing(1), 1)
+    LocalCheckpoints(tmp_path, JOB, "", lambda event: None).keep(SLAB, 2, LEFT[:0], standing(1), 1)
     kept, _ = newest(tmp_path / CHECKPOINTS, JOB.identity)
     assert kept is not None and not len(kept.left)
     kept.check_left(3)
@@ -145,7 +145,7 @@ def test_no_more_than_a_tenth_of_the_time_goes_to_keeping(tmp_path: Path, monkey
         return 1, 1
 
     monkeypatch.setattr(local_checkpoint, "_write", slow)
-    keeper = Keeper(tmp_path, JOB, "", lambda event: None)
+    keeper = LocalCheckpoints(tmp_path, JOB, "", lambda event: None)
     now[0] += 1.0
     assert keeper.due
     keeper.keep(SLAB, 2, LEFT, standing(1), 1)
@@ -160,7 +160,7 @@ def test_what_a_killed_run_left_half_written_is_removed_when_it_is_taken_up(tmp_
     root = tmp_path / CHECKPOINTS
     for name in (".00000002.safetensors.new", ".00000004.safetensors.y0v5c9zi", ".mine"):
         (root / name).write_text("half")
-    Keeper(tmp_path, JOB, "", lambda event: None)
+    LocalCheckpoints(tmp_path, JOB, "", lambda event: None)
     assert sorted(path.name for path in root.iterdir()) == [".mine", "00000001.safetensors"]
 
 
@@ -168,7 +168,9 @@ def test_what_a_killed_run_left_half_written_is_removed_when_it_is_taken_up(tmp_
     ("of_pass", "left"), [(2, [10**12]), (-5, [-50]), (-5, []), (2, [20, 20]), (2, [25, 21]), (2, [19]), (2, [30])]
 )
 def test_slots_of_another_pass_are_refused(tmp_path: Path, of_pass: int, left: list[int]) -> None:
-    Keeper(tmp_path, JOB, "", lambda event: None).keep(SLAB, of_pass, np.array(left, np.int64), standing(1), 1)
+    LocalCheckpoints(tmp_path, JOB, "", lambda event: None).keep(
+        SLAB, of_pass, np.array(left, np.int64), standing(1), 1
+    )
     kept, _ = newest(tmp_path / CHECKPOINTS, JOB.identity)
     assert kept is not None
     with pytest.raises(BadCheckpoint, match=f"has slots that pass {of_pass} has not"):

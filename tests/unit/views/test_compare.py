@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shoal.events import RunEvent
 from shoal.views.compare import of_several
-from shoal.views.run_record import Told, tell
+from shoal.views.run_record import RunRecord, tell
 
 
 def judged(story: Any, *losses: float, every: float = 1.0) -> list[RunEvent]:
@@ -20,7 +20,7 @@ def spent(story: Any, **seconds: float) -> RunEvent:
     return replace(story.progress(10.0, 1.0), spent=seconds)
 
 
-def named(story: Any, name: str, *events: RunEvent, **started: Any) -> Told:
+def named(story: Any, name: str, *events: RunEvent, **started: Any) -> RunRecord:
     return tell(name, [replace(story.started(), **started), *events])
 
 

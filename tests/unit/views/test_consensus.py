@@ -17,7 +17,7 @@ from shoal.views.explain import of_one
 from shoal.views.figures import spread
 from shoal.views.plots import loss
 from shoal.views.report_sections import sections
-from shoal.views.run_record import Told, tell
+from shoal.views.run_record import RunRecord, tell
 
 
 def run(story: Any, distances: Sequence[float], rounds: bool = True, name: str = "ring") -> list[RunEvent]:
@@ -31,7 +31,7 @@ def run(story: Any, distances: Sequence[float], rounds: bool = True, name: str =
     return events
 
 
-def told(story: Any, distances: Sequence[float], **how: Any) -> Told:
+def told(story: Any, distances: Sequence[float], **how: Any) -> RunRecord:
     return tell("one", run(story, distances, **how))
 
 

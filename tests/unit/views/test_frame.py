@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from shoal.events import Handed, Stopped, Voided, Warned
 from shoal.views.braille import Stroke, chart
 from shoal.views.frame import frame
-from shoal.views.live_state import SoFar
+from shoal.views.live_state import LiveState
 
 
-def seen(events: Any) -> SoFar:
-    so_far = SoFar()
+def seen(events: Any) -> LiveState:
+    so_far = LiveState()
     for event in events:
         so_far.take(event)
     return so_far
 
 
-def text(so_far: SoFar, width: int = 80, height: int = 24, **settings: Any) -> str:
+def text(so_far: LiveState, width: int = 80, height: int = 24, **settings: Any) -> str:
     return "\n".join(line.plain for line in frame(so_far, width, height, **settings))
 
 
@@ -93,8 +93,8 @@ def test_without_a_number_of_passes_there_is_no_bar(story: Any) -> None:
 
 
 def test_before_the_start_there_is_only_the_note() -> None:
-    assert text(SoFar(), note="packing rcv1 ...\n12,000 rows") == "packing rcv1 ... 12,000 rows"
-    assert text(SoFar()) == ""
+    assert text(LiveState(), note="packing rcv1 ...\n12,000 rows") == "packing rcv1 ... 12,000 rows"
+    assert text(LiveState()) == ""
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-300, 0.0])
@@ -152,7 +152,7 @@ def test_one_point_is_no_curve() -> None:
 
 
 def test_many_moves_are_one_of_the_last_happenings(story: Any) -> None:
-    so_far = SoFar()
+    so_far = LiveState()
     so_far.take(story.started())
     so_far.take(story.joined(1.0, "server-2", "server"))
     for part in range(8):

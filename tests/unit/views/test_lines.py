@@ -20,11 +20,11 @@ from shoal.events import (
     Stopped,
     Warned,
 )
-from shoal.views.lines import Lines
+from shoal.views.lines import EventLines
 
 
 def told(events: Any, verbosity: int = 1) -> list[str]:
-    lines = Lines(verbosity)
+    lines = EventLines(verbosity)
     return [line for event in events for line in lines.take(event)]
 
 
@@ -90,7 +90,7 @@ def test_an_hour_of_coming_and_going_takes_less_than_eighty_lines_and_counts_eve
 
 
 def test_after_a_quiet_time_a_loss_is_told_at_once(story: Any) -> None:
-    lines = Lines()
+    lines = EventLines()
     said = [line for at in range(1, 100) for line in lines.take(story.gone(at, f"worker-{at}"))]
     assert len(said) == 6  # the first at once, then 2, 4, 8, ... s later
     said = lines.take(story.gone(400, "worker-7"))
@@ -104,7 +104,7 @@ def test_who_is_there_from_the_start_is_not_told_one_by_one(story: Any) -> None:
 
 
 def test_what_was_held_back_is_told_at_the_end_and_only_once(story: Any) -> None:
-    lines = Lines()
+    lines = EventLines()
     lines.take(story.evaluated(0, 0.0, 0, 0.7))
     assert lines.take(story.evaluated(1, 0.5, 1, 0.6)) == []
     lines.take(story.joined(0.5, "worker-4"))
@@ -114,7 +114,7 @@ def test_what_was_held_back_is_told_at_the_end_and_only_once(story: Any) -> None
 
 
 def test_a_note_on_a_new_subject_is_told_at_once_and_its_figures_now_and_then() -> None:
-    lines = Lines()
+    lines = EventLines()
     said = [line for at in range(1_000) for line in lines.note(at / 100, f"packing rcv1 ... {at * 1_000:,} rows")]
     assert said[:2] == ["packing rcv1 ... 0 rows", "packing rcv1 ... 100,000 rows"]
     assert len(said) == 4  # at 0, 1, 3 and 7 s
@@ -149,7 +149,7 @@ def busy(story: Any) -> list[RunEvent]:
 
 def test_with_verbosity_0_nothing_is_told(story: Any) -> None:
     assert told(busy(story), 0) == []
-    assert Lines(0).note(0.0, "packing rcv1") == [] == Lines(0).end()
+    assert EventLines(0).note(0.0, "packing rcv1") == [] == EventLines(0).end()
 
 
 def test_with_verbosity_2_joins_checkpoints_delays_and_where_time_went_are_told_too(story: Any) -> None:

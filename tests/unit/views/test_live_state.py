@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from shoal.events import Stopped
-from shoal.views.live_state import POINTS, Curve, SoFar
+from shoal.views.live_state import POINTS, Curve, LiveState
 
 
-def taken(*events: Any) -> SoFar:
-    so_far = SoFar()
+def taken(*events: Any) -> LiveState:
+    so_far = LiveState()
     for event in events:
         so_far.take(event)
     return so_far

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.events import Gone, Joined, Resumed, RunEvent, Stopped
-from shoal.views.members import Attendance
+from shoal.views.members import MembershipHistory
 
 
-def taken(events: Sequence[RunEvent]) -> Attendance:
-    found = Attendance()
+def taken(events: Sequence[RunEvent]) -> MembershipHistory:
+    found = MembershipHistory()
     for event in events:
         found.take(event)
     return found

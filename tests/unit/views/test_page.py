@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from shoal.views.page import inline, markdown, page, write_html, write_markdown
-from shoal.views.sections import Picture, Section, Table
+from shoal.views.sections import PictureSection, Section, TableSection
 
 EVIL = "<script>alert('1')</script> & \"quoted\" | *bold* [link](http://x) \x1b[31m\nnew"
 SVG = (
@@ -46,8 +46,8 @@ class Tags(HTMLParser):
 
 @pytest.fixture
 def sections() -> list[Section]:
-    table = Table(["name", "seconds", EVIL], [[EVIL, "1.5", "x"], ["b", "-", "y"]], EVIL)
-    return [Section(EVIL, [EVIL, "two"], [Picture("a b/c", SVG, EVIL)] * 2, [table]), Section("Last")]
+    table = TableSection(["name", "seconds", EVIL], [[EVIL, "1.5", "x"], ["b", "-", "y"]], EVIL)
+    return [Section(EVIL, [EVIL, "two"], [PictureSection("a b/c", SVG, EVIL)] * 2, [table]), Section("Last")]
 
 
 def test_a_page_is_whole_and_nothing_in_it_is_a_tag_of_its_own(sections: list[Section]) -> None:
@@ -60,7 +60,7 @@ def test_a_page_is_whole_and_nothing_in_it_is_a_tag_of_its_own(sections: list[Se
 
 
 def test_a_page_needs_nothing_from_elsewhere(sections: list[Section]) -> None:
-    text = page("title", [Section("one", ["words"], [Picture("p", SVG, "shown")])])
+    text = page("title", [Section("one", ["words"], [PictureSection("p", SVG, "shown")])])
     addresses = set(re.findall(r'https?://[^"\s)<]+', text))
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert not re.search(r"<(link|script|img|iframe)\b|@import|url\((?!#)", text)
@@ -73,7 +73,7 @@ def test_light_and_dark_follow_the_reader_and_narrow_screens_are_thought_of(sect
 
 
 def test_a_picture_keeps_its_ids_to_itself_and_takes_the_colours_of_the_page() -> None:
-    drawing = inline(Picture("p", SVG, 'what "it" shows'), "s1-0")
+    drawing = inline(PictureSection("p", SVG, 'what "it" shows'), "s1-0")
     ElementTree.fromstring(drawing)
     assert 'id="s1-0-a1"' in drawing and "url(#s1-0-a1)" in drawing and 'xlink:href="#s1-0-g"' in drawing
     assert "fill: var(--ink,#444444); stroke: var(--blue,#0072b2)" in drawing

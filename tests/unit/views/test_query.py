@@ -13,21 +13,21 @@ from rich.console import Console
 
 from shoal.cli import query
 from shoal.errors import ClusterError, Unanswered
-from shoal.inspect.query import Kept
+from shoal.inspect.query import SavedModel
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
-from shoal.views.query import History, Look, facts, line, look, page
-from shoal.wire.messages import Course
+from shoal.views.query import QueryHistory, QuerySnapshot, facts, line, look, page
+from shoal.wire.messages import RunProgress
 
-COURSE = Course(50, 100, 10, 50, False, 500, 12.5, 12.5, 1, 1, "", "", False, {}, {})
+COURSE = RunProgress(50, 100, 10, 50, False, 500, 12.5, 12.5, 1, 1, "", "", False, {}, {})
 
 
-def kept(weights: Any) -> Kept:
+def kept(weights: Any) -> SavedModel:
     table = np.append(np.asarray(weights, np.float32), np.float32(0.25))
-    return Kept(Trained(table, Linear(), len(table) - 1), "runs/x", None)
+    return SavedModel(Trained(table, Linear(), len(table) - 1), "runs/x", None)
 
 
-def shown(seen: Look, width: int = 100, **more: Any) -> str:
+def shown(seen: QuerySnapshot, width: int = 100, **more: Any) -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(page(seen, width, **more), soft_wrap=False)
@@ -68,7 +68,7 @@ def test_the_histogram_has_negative_weights_on_the_left_and_the_smallest_in_the_
 def test_any_weights_are_shown_at_any_width(weights: Any, width: int) -> None:
     with np.errstate(over="ignore"):
         seen = look(kept(weights), 12)
-    history = History()
+    history = QueryHistory()
     for second in range(5):
         history.add(seen, float(second))
     text = shown(seen, width, history=history, note="no answer now")
@@ -85,7 +85,7 @@ def test_weights_that_are_no_numbers_are_told_and_come_first() -> None:
 
 
 def test_many_looks_are_thinned_out_and_the_first_and_last_stay() -> None:
-    history, seen = History(), look(kept([1.0]), 0)
+    history, seen = QueryHistory(), look(kept([1.0]), 0)
     for second in range(10_000):
         history.add(seen, float(second))
     assert len(history.points) <= 2_001
@@ -109,7 +109,7 @@ class Played:
     def ask(self, question: Any, keys: Any = slice(None), *, servers: Any = None, **settings: Any) -> Any:
         return kept([1.0, 2.0]).ask(question, keys, **settings)
 
-    def course(self) -> Course | None:
+    def course(self) -> RunProgress | None:
         answer = next(self.answers)
         if isinstance(answer, Exception):
             raise answer
@@ -122,7 +122,7 @@ class Played:
         self.closed = True
 
 
-def looks(*answers: Any) -> Iterator[tuple[Look, str]]:
+def looks(*answers: Any) -> Iterator[tuple[QuerySnapshot, str]]:
     return query._looks(Played(iter(answers)), "ipc://x", 1, 0.0)
 
 

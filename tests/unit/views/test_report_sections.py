@@ -16,7 +16,7 @@ from shoal.job import Job
 from shoal.views.page import page
 from shoal.views.report_sections import sections, title
 from shoal.views.run_record import (
-    Told,
+    RunRecord,
     named,
     read,
     tell,
@@ -232,7 +232,7 @@ def test_an_odd_summary_is_no_reason_to_fail(story: Any, tmp_path: Path, odd: by
 
 def test_runs_of_one_name_are_told_apart(story: Any, tmp_path: Path) -> None:
     runs = [read(folder(tmp_path / parent / "run", list(story.run()))) for parent in ("a", "b")]
-    runs += [Told("x", runs[0].run), Told("x", runs[0].run)]
+    runs += [RunRecord("x", runs[0].run), RunRecord("x", runs[0].run)]
     named(runs)
     assert [one.name for one in runs] == ["a/run", "b/run", "x (3)", "x (4)"]
 

@@ -7,36 +7,36 @@ import pytest
 from rich.console import Console
 
 from shoal.cluster.roster import ROLES
-from shoal.inspect.status import Status
+from shoal.inspect.status import ClusterStatus
 from shoal.limits import SECOND
 from shoal.tables import Dense
 from shoal.views.status import facts, page
 from shoal.wire import messages as m
 
 
-def status(rows: int = 60, copies: int = 2, **changes: object) -> Status:
+def status(rows: int = 60, copies: int = 2, **changes: object) -> ClusterStatus:
     """Three servers, six segments; server-2 is silent, and is being filled with the first of them."""
     names = ["server-0", "server-1", "server-2"]
-    places = [m.Place(4, [names[i % 2], names[(i + 1) % 2]]) for i in range(6)]
-    places[0] = m.Place(7, ["server-1"], filling="server-2")
-    table = m.Placed(1, "weights", Dense(rows=rows), [i * rows // 6 for i in range(6)], places)
-    members = [m.Seen(name, "server", i + 1, 9, SECOND // 5, False) for i, name in enumerate(names)]
-    members[2] = m.Seen("server-2", "server", 3, 8, 3 * SECOND, True)
-    members.append(m.Seen("worker-0", "worker", 5, 9, 0, False))
-    course = m.Course(50, 100, 10, 50, False, 500, 12.5, 12.5, 1, 1, "", "", False, {}, {})
+    places = [m.Replicas(4, [names[i % 2], names[(i + 1) % 2]]) for i in range(6)]
+    places[0] = m.Replicas(7, ["server-1"], filling="server-2")
+    table = m.TablePlaces(1, "weights", Dense(rows=rows), [i * rows // 6 for i in range(6)], places)
+    members = [m.MemberStatus(name, "server", i + 1, 9, SECOND // 5, False) for i, name in enumerate(names)]
+    members[2] = m.MemberStatus("server-2", "server", 3, 8, 3 * SECOND, True)
+    members.append(m.MemberStatus("worker-0", "worker", 5, 9, 0, False))
+    course = m.RunProgress(50, 100, 10, 50, False, 500, 12.5, 12.5, 1, 1, "", "", False, {}, {})
     view = m.View(2, 9, 0, [m.Member(one.name, one.incarnation, one.role, "") for one in members], [table])
-    standing = m.Standing(1, 2, 9, 0, copies, members, {"server-9": "killed\n\x1b[2J"}, course, "00000003", {})
+    standing = m.StatusReply(1, 2, 9, 0, copies, members, {"server-9": "killed\n\x1b[2J"}, course, "00000003", {})
     own = {name: {i: 40 for i, place in enumerate(places) if place.servers[:1] == [name]} for name in names}
     backs = {name: {i: 38 for i, place in enumerate(places) if name in place.servers[1:]} for name in names}
     told = {
-        (name, 1): m.Told(1, {}, [], own[name], backs[name], clocks={"worker-0": 17})
+        (name, 1): m.TableStatusReply(1, {}, [], own[name], backs[name], clocks={"worker-0": 17})
         for name in names
         if name != "server-2"
     }
-    return Status(msgspec.structs.replace(standing, **changes), view, told, ["server-2"])
+    return ClusterStatus(msgspec.structs.replace(standing, **changes), view, told, ["server-2"])
 
 
-def shown(one: Status, width: int = 100, **settings: bool) -> str:
+def shown(one: ClusterStatus, width: int = 100, **settings: bool) -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(page(one, "runs/x", width, **settings))
@@ -57,7 +57,7 @@ def test_a_page_says_who_is_here_and_how_they_are() -> None:
 @pytest.mark.parametrize("role", [*ROLES, "something new"])
 def test_whoever_is_a_member_is_shown(role: str) -> None:
     one = status()
-    newcomer = m.Seen("b/somebody", role, 9, 9, 0, False)
+    newcomer = m.MemberStatus("b/somebody", role, 9, 9, 0, False)
     text = shown(status(members=[*one.standing.members, newcomer]))
     (line,) = [line for line in text.splitlines() if "b/somebody" in line]
     assert role in line
@@ -86,17 +86,17 @@ def test_numbers_of_the_protocol_are_for_those_who_ask_for_them() -> None:
 
 
 def test_a_column_that_nobody_has_anything_in_is_not_shown() -> None:
-    def heads(one: Status) -> list[str]:
+    def heads(one: ClusterStatus) -> list[str]:
         return next(line for line in shown(one).splitlines() if "member" in line).split()
 
     one = status()
     assert heads(one) == ["member", "role", "heard", "steps", "parts"]
     members = [msgspec.structs.replace(seen, address="tcp://10.0.0.1:7000") for seen in one.standing.members]
-    far = Status(msgspec.structs.replace(one.standing, members=members), one.view, one.told)
+    far = ClusterStatus(msgspec.structs.replace(one.standing, members=members), one.view, one.told)
     assert heads(far) == [*heads(one), "at"] and "10.0.0.1:7000" in shown(far)
 
 
-def _on_this_host(seen: m.Seen) -> m.Seen:
+def _on_this_host(seen: m.MemberStatus) -> m.MemberStatus:
     return msgspec.structs.replace(seen, name=seen.name[:12], address="tcp://127.0.0.2:40017", suspected=True)
 
 
@@ -107,7 +107,7 @@ def test_names_are_whole_where_there_is_little_room_and_addresses_take_two_lines
     address = "tcp://a-host-with-a-long-name.example:7000"
     members = [msgspec.structs.replace(seen, address=address, load=1234.0) for seen in one.standing.members]
     members[1] = msgspec.structs.replace(members[1], name=long)
-    far = Status(
+    far = ClusterStatus(
         msgspec.structs.replace(one.standing, members=members, lost={"server-7": f"it left: {'others have it ' * 9}"}),
         one.view,
         one.told,
@@ -117,7 +117,7 @@ def test_names_are_whole_where_there_is_little_room_and_addresses_take_two_lines
     (line,) = [line for line in lines if long in line]
     assert "1,234" in line
     here = [_on_this_host(seen) for seen in members]
-    near = Status(msgspec.structs.replace(one.standing, members=here, lost={}), one.view, one.told)
+    near = ClusterStatus(msgspec.structs.replace(one.standing, members=here, lost={}), one.view, one.told)
     text = shown(near, 80)
     assert "127.0.0.2:40017" in text and "suspected" in text and "…" not in text
     (line,) = [line for line in lines if line.startswith("left: server-7: others have it")]
@@ -132,9 +132,9 @@ def test_who_left_in_order_and_who_was_lost_are_told_apart() -> None:
 def test_what_nobody_holds_any_more_is_said() -> None:
     one = status()
     table = one.view.tables[0]
-    places = [m.Place(9, [], "server-0"), *table.places[1:]]
+    places = [m.Replicas(9, [], "server-0"), *table.places[1:]]
     view = msgspec.structs.replace(one.view, tables=[msgspec.structs.replace(table, places=places)])
-    text = shown(Status(one.standing, view, one.told))
+    text = shown(ClusterStatus(one.standing, view, one.told))
     assert "1 LOST" in text and "nobody (last: server-0)" in text
 
 
@@ -166,5 +166,5 @@ def test_the_facts_are_plain_data() -> None:
 
 def test_a_cluster_without_tables_or_a_run_has_a_page_too() -> None:
     one = status(course=None, checkpoint="")
-    text = shown(Status(one.standing, msgspec.structs.replace(one.view, tables=[])))
+    text = shown(ClusterStatus(one.standing, msgspec.structs.replace(one.view, tables=[])))
     assert "no tables yet" in text and "no checkpoint yet" in text

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import pytest
 
 from shoal.events import Stopped
-from shoal.views import View, view
+from shoal.views import RunView, view
 from shoal.views.terminal import LineView, LiveView
 
 MARK = b"\x05"
@@ -350,7 +350,7 @@ def test_a_dumb_terminal_and_a_pipe_get_lines(terminal: Terminal, monkeypatch: p
 def test_lines_are_written_as_they_come_and_the_rest_at_the_end(story: Any) -> None:
     stream = io.StringIO()
     with view(stream) as show:
-        assert isinstance(show, View)
+        assert isinstance(show, RunView)
         show.note("packing rcv1 ... 0 rows")
         show(story.started())
         show(story.evaluated(0, 0.0, 0, 0.6931))

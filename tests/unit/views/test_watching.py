@@ -7,22 +7,22 @@ import pytest
 from rich.console import Console
 
 from shoal.events import Handed, Leaving
-from shoal.inspect.status import Status
+from shoal.inspect.status import ClusterStatus
 from shoal.limits import SECOND
-from shoal.views.watching import Watching
+from shoal.views.watching import WatchedState
 from shoal.wire import messages as m
 
 
-def status(moves: int = 0) -> Status:
-    members = [m.Seen(f"server-vm-84e{n}", "server", n + 1, 9, SECOND // 5, False, load=1e6) for n in range(3)]
-    course = m.Course(50, 100, 10, 50, False, 500, 12.5, 12.5, 1, 1, "", "", False, {}, {})
+def status(moves: int = 0) -> ClusterStatus:
+    members = [m.MemberStatus(f"server-vm-84e{n}", "server", n + 1, 9, SECOND // 5, False, load=1e6) for n in range(3)]
+    course = m.RunProgress(50, 100, 10, 50, False, 500, 12.5, 12.5, 1, 1, "", "", False, {}, {})
     checkpoint = "/home/somebody/runs/with-a-long-name-of-a-folder/checkpoints/00000003"
-    standing = m.Standing(1, 1, 9, 0, 2, members, {"server-9": "silent for 5 s " * 9}, course, checkpoint, {})
+    standing = m.StatusReply(1, 1, 9, 0, 2, members, {"server-9": "silent for 5 s " * 9}, course, checkpoint, {})
     on_the_way = [
         m.Move("weights", n, "server-vm-84e0", f"server-vm-84e{1 + n % 2}", 3 * SECOND, "leaving") for n in range(moves)
     ]
     view = m.View(1, 9, 0, [m.Member(one.name, one.incarnation, one.role, "") for one in members], [])
-    return Status(msgspec.structs.replace(standing, moves=on_the_way), view)
+    return ClusterStatus(msgspec.structs.replace(standing, moves=on_the_way), view)
 
 
 def handed(at: float, target: str) -> Handed:
@@ -31,7 +31,7 @@ def handed(at: float, target: str) -> Handed:
     )  # fmt: skip
 
 
-def shown(watching: Watching, width: int) -> list[str]:
+def shown(watching: WatchedState, width: int) -> list[str]:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(watching.page(width))
@@ -40,7 +40,7 @@ def shown(watching: Watching, width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
-    watching = Watching("/home/somebody/runs/with-a-long-name-of-a-folder")
+    watching = WatchedState("/home/somebody/runs/with-a-long-name-of-a-folder")
     leaving = Leaving(seconds=12.0, name="server-vm-84e0", role="server", why="operator-1 asked for it")
     events = [leaving, *(handed(12.1 + n / 100, f"server-vm-84e{1 + n % 2}") for n in range(8))]
     news = watching.take(0.0, status(moves=12), events)
@@ -58,7 +58,7 @@ def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
 
 @pytest.mark.parametrize("height", [12, 24, 60])
 def test_on_a_low_terminal_the_newest_is_seen_and_the_rest_is_cut(height: int) -> None:
-    watching = Watching("runs/one")
+    watching = WatchedState("runs/one")
     for n in range(20):
         watching.take(float(n), status(), [Leaving(seconds=float(n), name=f"node-{n}", role="server", why="")])
     console = Console(width=100, height=height, force_terminal=False)

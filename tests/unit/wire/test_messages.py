@@ -29,82 +29,93 @@ VIEW = m.View(
     9,
     1,
     [m.Member("ann", 1, "server", "tcp://here"), m.Member("bob", 2, "worker", "")],
-    [m.Placed(i, f"t{i}", spec, [0, 4], [m.Place(3, ["ann", "bob"]), m.Place(4, [])]) for i, spec in enumerate(SPECS)],
+    [
+        m.TablePlaces(i, f"t{i}", spec, [0, 4], [m.Replicas(3, ["ann", "bob"]), m.Replicas(4, [])])
+        for i, spec in enumerate(SPECS)
+    ],
 )
 PUSH = m.Push(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 0, m.EVERYWHERE, 12)
 PULL = m.Pull(1, 2, 3, 4, 5, -1, 7, 8, 9, 10, 11)
-BOOKS = m.Books(9, {0: m.Counts.of(4, [6]), -3: m.Counts(2)}, {5: m.Clocked("ann", 1, False, 3, m.Counts(4))})
+BOOKS = m.SegmentBooks(
+    9, {0: m.Counts.of(4, [6]), -3: m.Counts(2)}, {5: m.ClockedWorker("ann", 1, False, 3, m.Counts(4))}
+)
 CHANGES = [
-    m.Change(7, "push", 3, stream=-5, number=2, floor=1, incarnation=5, step=4, spell=1, entered=2, name="ann"),
-    m.Change(8, "step", 2, 0, 8, [1, 3]),
+    m.ReplicatedChange(
+        7, "push", 3, stream=-5, number=2, floor=1, incarnation=5, step=4, spell=1, entered=2, name="ann"
+    ),
+    m.ReplicatedChange(8, "step", 2, 0, 8, [1, 3]),
 ]
 PEER = peers.Peer("worker-1.3f9c", "worker-1", 1, "tcp://here")
-LINK = gossip.Link("worker-2", "ipc://there", 0.25)
+LINK = gossip.GossipLink("worker-2", "ipc://there", 0.25)
 WORDS: list[peers.Word] = [
     peers.Learned([(0, 3)], 96, 2.5, [1, 2, 3], (4, 5)),
-    peers.Dealt([("worker-1.3f9c", [(3, 9)])], 2),
-    peers.Judged(1, 0.5, 0.75, 3, 96, None, {"accuracy": 0.5, "auc": None}, 0.25, 2, False, [None, 0.5, 1, None]),
+    peers.SlotsDealt([("worker-1.3f9c", [(3, 9)])], 2),
+    peers.EvaluationDone(
+        1, 0.5, 0.75, 3, 96, None, {"accuracy": 0.5, "auc": None}, 0.25, 2, False, [None, 0.5, 1, None]
+    ),
     peers.Halt("5 epochs done"),
     peers.Rested(),
-    peers.Ended("5 epochs done", False, 1.5),
-    peers.Leaving("no memory", [(3, 9)]),
-    peers.Owners(2, ["worker-1.3f9c"]),
+    peers.PeersEnded("5 epochs done", False, 1.5),
+    peers.PeerLeaving("no memory", [(3, 9)]),
+    peers.OwnersChanged(2, ["worker-1.3f9c"]),
     peers.Yielded(2),
     peers.Owned([(0, {"worker-1.3f9c": 4})]),
 ]
 EXAMPLES: list[m.Message] = [
-    *(peers.Said("worker-1.3f9c", 7, word, {"worker-2.aa": 5}) for word in WORDS),
+    *(peers.Relay("worker-1.3f9c", 7, word, {"worker-2.aa": 5}) for word in WORDS),
     peers.Beat(PEER, {"worker-1.3f9c": 7}, [PEER], {"worker-0.1": "killed"}, False),
     peers.Greet(1),
-    peers.Here(1, "seed = 1", 10, 20, [PEER], {}),
+    peers.PeerGreeting(1, "seed = 1", 10, 20, [PEER], {}),
     peers.Fetch(1, "worker-1.3f9c", 2),
-    peers.Piece(1, 0, 2, {"worker-1.3f9c": 7}, b"state"),
-    peers.Account(
+    peers.ModelPiece(1, 0, 2, {"worker-1.3f9c": 7}, b"state"),
+    peers.PeerStatus(
         1, "worker-1.3f9c", [PEER], {}, 3, 9, 9, 96, (2.5, 96), 0.5, [1], (4, 5), [WORDS[2]], [3, 1], {"lost": 1}
     ),
     peers.Watch(1, 2),
     peers.Weigh(1, 2, 3),
-    peers.Stop(1, "interrupted", True, "worker-1.3f9c"),
-    peers.Share("worker-1.3f9c", 4, 2, [0, 5]),
+    peers.StopPeers(1, "interrupted", True, "worker-1.3f9c"),
+    peers.OwnedShare("worker-1.3f9c", 4, 2, [0, 5]),
     gossip.Leg(1, 8, 0.5, [LINK], [LINK], 1),
     gossip.Without(1, "worker-2"),
     gossip.Offer(1, 7, 0.5),
     gossip.Reached(1, 7, True),
     gossip.Meet(7),
-    gossip.Met(7),
-    gossip.Along(1, 7, 96, 2.5, [1, 2, 3], 4, 5, ["worker-2"]),
-    gossip.Rest(1, [8.0, 96.0, 2.5, 4.0, 5.0], 0.5, 3, 0.25, "no memory"),
+    gossip.MeetReply(7),
+    gossip.GossipProgressReport(1, 7, 96, 2.5, [1, 2, 3], 4, 5, ["worker-2"]),
+    gossip.LegDone(1, [8.0, 96.0, 2.5, 4.0, 5.0], 0.5, 3, 0.25, "no memory"),
     gossip.Show(1),
-    gossip.Heard(1, True),
+    gossip.LegReceived(1, True),
     VIEW,
     m.Hello("ann", "server", "token.0", "tcp://here"),
     m.Hello("ann", "server", "token.0"),
     m.Welcome("token.0", 5, VIEW),
-    m.Over("token.0"),
+    m.IncarnationOver("token.0"),
     m.Heartbeat(5, 9),
     m.Heartbeat(5, 9, {3: "no memory"}),
     m.Heartbeat(5, 9, {}, {3: {0: 120.5, 7: 0.0}}, {3: {0: 4_096}}),
     m.Alive(2, 9),
     m.Leave(5),
-    groups_page.Allow(1, groups_page.Group("b", 100, 4, 8, ["cluster"])),
+    groups_page.Allow(1, groups_page.GroupLimits("b", 100, 4, 8, ["cluster"])),
     groups_page.Dissolve(1, "b"),
-    groups_page.Lost(5, "b/worker-0", "token", "killed by signal 9"),
+    groups_page.GroupProcessEnded(5, "b/worker-0", "token", "killed by signal 9"),
     *(m.Create(1, "näme", spec) for spec in SPECS),
     m.Create(1, "w", SPECS[-1], [0, (1 << 63) - 1], "/checkpoints/00000001"),
     m.Drop(1, "w"),
     m.Delay(1, "w", None),
     m.Delay(1, "w", 4),
     m.Refresh(7 << 32 | 1),
-    m.Look(3),
-    m.Standing(
+    m.StatusRequest(3),
+    m.StatusReply(
         3,
         2,
         9,
         0,
         1,
-        [m.Seen("ann", "server", 3, 9, 10**9, False)],
+        [m.MemberStatus("ann", "server", 3, 9, 10**9, False)],
         {"bob": "killed"},
-        m.Course(1, 1 << 60, 8, 1, True, 32, 0.5, 0.25, 7, 8, "", "", False, {3: "not finite"}, {"workers lost": 1}),
+        m.RunProgress(
+            1, 1 << 60, 8, 1, True, 32, 0.5, 0.25, 7, 8, "", "", False, {3: "not finite"}, {"workers lost": 1}
+        ),
         "00000003",
         {"fenced": 1},
     ),
@@ -124,10 +135,10 @@ EXAMPLES: list[m.Message] = [
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),
     m.Deal(1, [(0, 4)]),
     m.Deal(1, [], [(3, 4)], [(7, 9)], [3], "5 epochs done"),
-    m.Ready(1, 5),
-    m.Ready(1, 5, 3, 3, 0.25, {"accuracy": 0.5, "auc": None}, "why not"),
-    m.Judge(1),
-    m.Judge(1, 3, 98, True),
+    m.EvaluationReady(1, 5),
+    m.EvaluationReady(1, 5, 3, 3, 0.25, {"accuracy": 0.5, "auc": None}, "why not"),
+    m.EvaluateNow(1),
+    m.EvaluateNow(1, 3, 98, True),
     m.Append(1, 2, 3, 9, [0, 4], 0, 6, CHANGES),
     m.Appended(1, 3, 8),
     m.Fill(1, 2, 3, 9, 4, 5, 8, 0, 2, 6, 1, BOOKS),
@@ -145,20 +156,20 @@ EXAMPLES: list[m.Message] = [
     PULL,
     m.Pull(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1 << 63, True),
     m.Park(1, 2, 3, 4),
-    m.Ask(1, 2, 3),
+    m.TableStatusRequest(1, 2, 3),
     m.Values(1, 2, [3, 4]),
     m.Values(1, 2, [], 5, (1 << 63) - 1),
     m.Counted(1, True),
     m.Forgot(1),
     m.Call(1, 2, 3, 4, "nonzeros", {"above": 0.5}, 0, 10),
     m.Called(1, [0.5, 2.0]),
-    m.Held(1, "bob at step 3"),
-    m.Told(1, {"rows": 1 << 40}, [0, 1]),
+    m.PushHeld(1, "bob at step 3"),
+    m.TableStatusReply(1, {"rows": 1 << 40}, [0, 1]),
     m.Fence(0, 1),
-    m.Moved(1, 2),
+    m.SegmentsMoved(1, 2),
     m.Rollback(1, 2),
     m.Busy(1, 50_000_000),
-    m.No(1, "keys", "because"),
+    m.Refusal(1, "keys", "because"),
 ]
 
 
@@ -182,8 +193,11 @@ def test_every_message_comes_back_as_it_was(message: m.Message) -> None:
 @pytest.mark.parametrize(
     ("message", "readable"),
     [
-        (m.No(1, "question", "no file \udc80 here"), m.No(1, "question", "no file ? here")),
-        (m.Told(1, {"rows": 1, "\ud800": 2}, [0], {3: 4}), m.Told(1, {"rows": 1, "?": 2}, [0], {3: 4})),
+        (m.Refusal(1, "question", "no file \udc80 here"), m.Refusal(1, "question", "no file ? here")),
+        (
+            m.TableStatusReply(1, {"rows": 1, "\ud800": 2}, [0], {3: 4}),
+            m.TableStatusReply(1, {"rows": 1, "?": 2}, [0], {3: 4}),
+        ),
     ],
 )
 def test_a_text_that_utf_8_cannot_say_is_sent_as_well_as_it_can_be(message: m.Message, readable: m.Message) -> None:
@@ -303,10 +317,10 @@ def test_deep_nesting_is_no_message(opening: bytes) -> None:
 
 
 def test_a_header_that_is_too_long_is_not_even_looked_at() -> None:
-    fits = coding.encode(m.Held(1, "x" * (HEADER_BYTES - 100)))
+    fits = coding.encode(m.PushHeld(1, "x" * (HEADER_BYTES - 100)))
     assert coding.decode(fits)
     with pytest.raises(WireError, match="a header of"):
-        coding.decode(coding.encode(m.Held(1, "x" * HEADER_BYTES)))
+        coding.decode(coding.encode(m.PushHeld(1, "x" * HEADER_BYTES)))
 
 
 def test_too_many_arrays_are_refused() -> None:

@@ -53,7 +53,7 @@ def test_an_array_past_the_limit_is_not_sent_and_who_asks_is_told_the_limit(
     caller.send("server", PULL, [np.zeros(limits.FRAME_BYTES // 8 + 1, np.uint64)])
     (told,) = heard(caller)
     assert told.sender == "server"
-    assert isinstance(told.message, m.No)
+    assert isinstance(told.message, m.Refusal)
     assert (told.message.request, told.message.kind) == (7, "wire")
     assert (
         f"an array of {limits.FRAME_BYTES + 8:,} bytes, at most {limits.FRAME_BYTES:,} are allowed"
@@ -69,9 +69,9 @@ def test_an_answer_past_the_limit_is_not_sent_and_who_asked_is_told_the_limit(
 ) -> None:
     caller.send("server", PULL, [np.zeros(1, np.uint64)])
     heard(server)
-    server.send("ann", m.Told(7, {"x" * limits.HEADER_BYTES: 1}, [], {}, {}, {}, {}, {}), ())
+    server.send("ann", m.TableStatusReply(7, {"x" * limits.HEADER_BYTES: 1}, [], {}, {}, {}, {}, {}), ())
     (told,) = heard(caller)
-    assert isinstance(told.message, m.No)
+    assert isinstance(told.message, m.Refusal)
     assert told.message.request == 7
     assert f"at most {limits.HEADER_BYTES:,} are allowed" in told.message.reason
     assert server.counters()["too large"] == 1
@@ -199,7 +199,7 @@ def test_a_bit_that_is_flipped_in_an_array_is_noticed_unless_checksums_are_off(c
                 while not wire.poll(0) and time.monotonic() < deadline:
                     assert server.receive(0.05) == []
                 answer = coding.decode_header(wire.recv())
-                assert isinstance(answer, m.No)
+                assert isinstance(answer, m.Refusal)
                 assert (answer.kind, answer.reason) == (
                     "wire",
                     "arrays whose checksum is wrong: they were damaged on their way",

@@ -27,10 +27,10 @@ from shoal.keys import KeyRange
 from shoal.store.checkpoint.manifest import (
     MANIFEST,
     OWNER,
-    Best,
+    BestCheckpoint,
     Manifest,
-    Sealed,
-    Tabled,
+    SavedTable,
+    SealedCheckpoint,
     finish,
     folder_of,
     images,
@@ -43,25 +43,27 @@ from shoal.store.checkpoint.manifest import (
     verify,
 )
 from shoal.store.checkpoint.segment_file import file_name, read_segment, write_segment
-from shoal.store.image import Image
+from shoal.store.image import SegmentImage
 from shoal.tables import Dense, Sparse, Step, Update
-from shoal.wire.messages import Books, Clocked, Counts, Place, Placed, Written
+from shoal.wire.messages import ClockedWorker, Counts, Replicas, SegmentBooks, TablePlaces, Written
 
 DISK = Disk()
-W = Tabled(3, "w", Dense(rows=50, width=3, update=Update("ftrl"), apply=Step(slots=4)), [0, 20])
-S = Tabled(5, "ids", Sparse(keys=1 << 40, width=2), [0, 1 << 39])
+W = SavedTable(3, "w", Dense(rows=50, width=3, update=Update("ftrl"), apply=Step(slots=4)), [0, 20])
+S = SavedTable(5, "ids", Sparse(keys=1 << 40, width=2), [0, 1 << 39])
 
 
-def image_of(table: Tabled, segment: int, number: int = 1) -> Image:
+def image_of(table: SavedTable, segment: int, number: int = 1) -> SegmentImage:
     random = np.random.default_rng([table.number, segment, number])
     keys = table.keys(segment)
-    books = Books(
-        8 * number, {-9: Counts.of(3, [5, 7]), 1: Counts(number)}, {9: Clocked("ann", 2, False, 1, Counts.of(4, [6]))}
+    books = SegmentBooks(
+        8 * number,
+        {-9: Counts.of(3, [5, 7]), 1: Counts(number)},
+        {9: ClockedWorker("ann", 2, False, 1, Counts.of(4, [6]))},
     )
     if isinstance(table.spec, Dense):
-        return Image(segment, keys, books, random.normal(size=(len(keys), 9)).astype(np.float32))
+        return SegmentImage(segment, keys, books, random.normal(size=(len(keys), 9)).astype(np.float32))
     names = (np.sort(random.choice(1 << 30, 40, replace=False)) + keys.start).astype(np.uint64)
-    return Image(segment, keys, books, random.normal(size=(40, 2)).astype(np.float32), names)
+    return SegmentImage(segment, keys, books, random.normal(size=(40, 2)).astype(np.float32), names)
 
 
 def save(root: Path, disk: Disk = DISK, group: str = "") -> Path:
@@ -87,7 +89,7 @@ def save(root: Path, disk: Disk = DISK, group: str = "") -> Path:
 def test_a_group_begins_with_no_checkpoint_but_its_own(tmp_path: Path) -> None:
     """Servers read with their own rights: else it would have the model of a run that it may not read."""
     root = tmp_path / "run" / "checkpoints"
-    table = Placed(9, f"b/{W.name}", W.spec, W.starts, [])
+    table = TablePlaces(9, f"b/{W.name}", W.spec, W.starts, [])
     for owner in ("", "a", "b"):
         folder = save(root, group=owner)
         if owner != "b":
@@ -95,7 +97,7 @@ def test_a_group_begins_with_no_checkpoint_but_its_own(tmp_path: Path) -> None:
                 list(images(DISK, folder, table, [0]))
     assert len(list(images(DISK, folder, table, [0, 1]))) == 2
     assert (
-        len(list(images(DISK, folder, Placed(9, W.name, W.spec, W.starts, []), [0, 1]))) == 2
+        len(list(images(DISK, folder, TablePlaces(9, W.name, W.spec, W.starts, []), [0, 1]))) == 2
     )  # the operator takes any
 
 
@@ -107,7 +109,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def same(one: Image, other: Image) -> bool:
+def same(one: SegmentImage, other: SegmentImage) -> bool:
     return (
         (one.segment, one.keys, one.books) == (other.segment, other.keys, other.books)
         and one.rows.dtype == np.float32
@@ -148,7 +150,9 @@ def test_what_was_saved_comes_back(root: Path) -> None:
 
 
 def test_a_server_reads_the_segments_that_it_holds(root: Path) -> None:
-    placed = Placed(77, "w", msgspec.structs.replace(W.spec, max_delay=4), W.starts, [Place(1, ["a"])] * 2, "there")
+    placed = TablePlaces(
+        77, "w", msgspec.structs.replace(W.spec, max_delay=4), W.starts, [Replicas(1, ["a"])] * 2, "there"
+    )
     assert [same(one, image_of(W, 1, 1)) for one in images(DISK, root / "00000001", placed, [1])] == [True]
     for other in ({"name": "v"}, {"starts": [0, 30]}, {"spec": Dense(rows=50, width=3)}):
         with pytest.raises(BadCheckpoint, match="is another one than"):
@@ -170,9 +174,9 @@ def test_the_library_reads_our_files_and_we_read_its_files(root: Path, tmp_path:
 def test_segments_that_are_empty_long_or_not_contiguous_are_saved_as_they_are(tmp_path: Path) -> None:
     spec = Dense(rows=1_500_000, update=Update("sum"))
     long = np.arange(3_000_000, dtype=np.float32).reshape(-1, 2)[:, :1]  # six megabytes: several chunks
-    image = Image(0, KeyRange(0, 1_500_000), Books(1), long)
+    image = SegmentImage(0, KeyRange(0, 1_500_000), SegmentBooks(1), long)
     assert same(read_segment(DISK, tmp_path, write_segment(DISK, tmp_path, "a", 1, image), spec, image.keys), image)
-    none = Image(0, KeyRange(5, 9), Books(0), np.empty((0, 2), np.float32), np.empty(0, np.uint64))
+    none = SegmentImage(0, KeyRange(5, 9), SegmentBooks(0), np.empty((0, 2), np.float32), np.empty(0, np.uint64))
     assert same(read_segment(DISK, tmp_path, write_segment(DISK, tmp_path, "b", 1, none), S.spec, none.keys), none)
 
 
@@ -290,7 +294,7 @@ def test_every_bit_of_a_manifest_counts(root: Path) -> None:
 def forge(folder: Path, **changes: Any) -> None:
     manifest = msgspec.structs.replace(read_manifest(DISK, folder), **changes)
     text = msgspec.json.encode(manifest)
-    sealed = Sealed(hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
+    sealed = SealedCheckpoint(hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
     (folder / MANIFEST).write_bytes(msgspec.json.encode(sealed))
 
 
@@ -358,7 +362,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         lambda f: forge(f, tables=[msgspec.structs.replace(W, spec=Dense(rows=50, width=3)), S]),
         "w-0.safetensors", "holds rows: F32 [20, 9], and this segment needs rows: F32 [20, 3]",
     ),
-    "steps that differ": (lambda f: forge_segment(f, 1, books=Books(3)), MANIFEST, "of different steps (3 to 16)"),
+    "steps that differ": (lambda f: forge_segment(f, 1, books=SegmentBooks(3)), MANIFEST, "of different steps (3 to 16)"),
     "another format": (lambda f: forge(f, format=2), MANIFEST, "has format 2, this version of shoal reads 1"),
     "another number": (lambda f: forge(f, number=9), MANIFEST, "is the manifest of checkpoint 9"),
     "a dense bomb": (
@@ -445,7 +449,7 @@ def test_a_manifest_that_is_not_whole_is_not_written(root: Path) -> None:
 
 
 def test_the_last_three_and_the_best_are_kept_and_what_was_never_finished_goes(root: Path) -> None:
-    assert mark_best(DISK, root, 1, 0.5) == mark_best(DISK, root, 2, 0.7) == Best(1, 0.5)
+    assert mark_best(DISK, root, 1, 0.5) == mark_best(DISK, root, 2, 0.7) == BestCheckpoint(1, 0.5)
     (root / "notes").mkdir()  # somebody else's
     unfinished = prepare(DISK, root)
     assert (
@@ -459,7 +463,7 @@ def test_the_last_three_and_the_best_are_kept_and_what_was_never_finished_goes(r
     assert DISK.names(root) == ["00000001", "00000005", "00000006", "00000007", "best.json", "notes"]
     begun = prepare(DISK, root)
     assert prune(DISK, root) == [] and begun == 8 and (root / "00000008").is_dir()  # it may be under way
-    assert mark_best(DISK, root, 6, 0.25) == read_best(DISK, root) == Best(6, 0.25)
+    assert mark_best(DISK, root, 6, 0.25) == read_best(DISK, root) == BestCheckpoint(6, 0.25)
     assert prune(DISK, root) == [1]
 
 
@@ -467,7 +471,7 @@ def test_a_loss_that_is_no_number_or_of_no_checkpoint_is_never_the_best(root: Pa
     assert mark_best(DISK, root, 2, float("nan")) is None
     assert mark_best(DISK, root, 9, 0.1) is None
     (root / "best.json").write_bytes(b'{"number": 1, "lo')
-    assert read_best(DISK, root) is None and mark_best(DISK, root, 2, 3.0) == Best(2, 3.0)
+    assert read_best(DISK, root) is None and mark_best(DISK, root, 2, 3.0) == BestCheckpoint(2, 3.0)
 
 
 def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:

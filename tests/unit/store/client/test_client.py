@@ -48,7 +48,7 @@ def view(number: int = 1, servers: Sequence[str] = (ANN, BOB), owners: Sequence[
     """Every table has two segments, by default the lower half with ann and the upper half with bob."""
     members = [m.Member(name, 90 + i, "server", f"at {name}") for i, name in enumerate(servers)]
     tables = [
-        m.Placed(i, name, spec, [0, spec.span // 2], [m.Place(1, [owner] if owner else []) for owner in owners])
+        m.TablePlaces(i, name, spec, [0, spec.span // 2], [m.Replicas(1, [owner] if owner else []) for owner in owners])
         for i, (name, spec) in enumerate(TABLES.items(), 1)
     ]
     return m.View(1, number, 0, [*members, m.Member("me", 7, "client", "")], tables)
@@ -134,7 +134,7 @@ def test_a_list_is_sent_again_when_segments_have_changed_hands() -> None:
         desk.values(asked, 0, 0, 0, 0)
     moved = view(2)
     for placed in moved.tables:
-        placed.places[1] = m.Place(2, [BOB], since=2)
+        placed.places[1] = m.Replicas(2, [BOB], since=2)
     desk.client.take_view(desk.now, moved, 7)
     desk.client.pull("sparse", listed)
     (asked,) = desk.submit()
@@ -372,7 +372,7 @@ def test_what_follows_a_failed_task_is_not_sent() -> None:
     third = desk.client.pull("sparse", [3], after=[second])
     other = desk.client.pull("sparse", [4])
     one, four = desk.submit()
-    desk.answer(one, m.No(one.message.request, "full", "no memory"))
+    desk.answer(one, m.Refusal(one.message.request, "full", "no memory"))
     with pytest.raises(Refused, match="ann refused: no memory"):
         first.result()
     for task in (second, third):
@@ -409,7 +409,7 @@ def test_what_a_server_holds_leaves_the_window(monkeypatch: pytest.MonkeyPatch) 
     task = desk.client.push("sparse", [1, 2], [1, 1])
     desk.client.push("sparse", [3, 4], [1, 1])
     (one,) = desk.submit()
-    held = m.Held(one.message.request, "slots 1 of step 0")
+    held = m.PushHeld(one.message.request, "slots 1 of step 0")
     (two,) = desk.answer(one, held)
     assert task.waits_for == "ann: slots 1 of step 0"
     assert desk.answer(one, held) == []
@@ -472,7 +472,7 @@ def test_what_was_moved_is_sent_again_by_the_newer_view_under_the_same_number(re
     newer = view(2, owners=(BOB, BOB))
     if not refreshed:  # the view was here before the answer
         desk.client.take_view(desk.now, newer, 7)
-    moved = desk.answer(first, m.Moved(first.message.request, 2))
+    moved = desk.answer(first, m.SegmentsMoved(first.message.request, 2))
     if refreshed:
         (refresh,) = moved
         assert (refresh.to, type(refresh.message)) == ("coordinator", m.Refresh)
@@ -501,7 +501,7 @@ def test_what_is_sent_again_has_the_same_bits_though_the_caller_changed_his_arra
     again = desk.carry(desk.client.tick(desk.now))
     assert [rows_of(letter) for letter in again] == [rows_of(first), rows_of(second)]
     desk.client.take_view(desk.now, view(2, owners=(BOB, BOB)), 7)
-    (moved,) = desk.answer(first, m.Moved(first.message.request, 2))
+    (moved,) = desk.answer(first, m.SegmentsMoved(first.message.request, 2))
     assert rows_of(moved) == rows_of(first) + rows_of(second) and moved.message.form == "bfloat16"
 
 
@@ -521,7 +521,7 @@ def test_a_moved_pull_is_put_together_from_the_second_try_alone() -> None:
     two, six = np.array([2], np.uint64), np.array([6], np.float32)
     desk.answer(second, m.Values(second.message.request, 1, [1]), two + np.uint64(10), six)
     desk.client.take_view(desk.now, view(2, owners=(BOB, BOB)), 7)
-    (again,) = desk.answer(first, m.Moved(first.message.request, 2))
+    (again,) = desk.answer(first, m.SegmentsMoved(first.message.request, 2))
     desk.answer(again, m.Values(again.message.request, 1, [1]), two, six)
     assert task.result().keys.tolist() == [2]
 
@@ -578,7 +578,7 @@ def test_a_refusal_is_raised_as_what_it_is() -> None:
     for kind, error in (("keys", BadKeys), ("values", BadValues), ("table", Invalid), ("full", Refused)):
         task = desk.client.push("sparse", [1], [1])
         (letter,) = desk.submit()
-        desk.answer(letter, m.No(letter.message.request, kind, "because"))
+        desk.answer(letter, m.Refusal(letter.message.request, kind, "because"))
         with pytest.raises(error, match="because"):
             task.result()
 
@@ -603,7 +603,7 @@ def test_tables_are_made_and_dropped_by_the_coordinator() -> None:
     for letter in (one, two):
         desk.answer(letter, m.Done(letter.message.request))
     assert made.done and dropped.done and not bounded.done
-    desk.answer(three, m.No(three.message.request, "table", "no table 'sparse'"))
+    desk.answer(three, m.Refusal(three.message.request, "table", "no table 'sparse'"))
     with pytest.raises(Invalid, match="no table"):
         bounded.result()
     with pytest.raises(Invalid):
@@ -614,8 +614,8 @@ def test_stats_are_added_up_over_the_servers() -> None:
     desk = seated()
     task = desk.client.stats("dense")
     first, second = desk.submit()
-    desk.answer(first, m.Told(first.message.request, {"rows": 3, "busy": 1}, [2, 1]))
-    desk.answer(second, m.Told(second.message.request, {"rows": 4}, [0, 1, 5]))
+    desk.answer(first, m.TableStatusReply(first.message.request, {"rows": 3, "busy": 1}, [2, 1]))
+    desk.answer(second, m.TableStatusReply(second.message.request, {"rows": 4}, [0, 1, 5]))
     facts = task.result()
     assert (facts["rows"], facts["busy"], facts["staleness"]) == (7, 1, [2, 2, 5])
     assert facts["servers"] == {ANN: {"rows": 3, "busy": 1}, BOB: {"rows": 4}}
@@ -763,7 +763,7 @@ def test_a_worker_that_could_not_enter_tries_again() -> None:
     desk = seated("worker")
     failed = desk.client.pull("dense", [1])
     first, _ = desk.submit()
-    desk.answer(first, m.No(first.message.request, "full", "no memory"))
+    desk.answer(first, m.Refusal(first.message.request, "full", "no memory"))
     assert failed.error is not None
     desk.client.pull("dense", [1])
     assert all(letter.message.enter for letter in desk.submit())
@@ -862,7 +862,7 @@ def test_a_park_is_sent_although_something_before_it_failed() -> None:
     (letter,) = desk.submit()
     park = desk.client.park()
     assert desk.submit() == []
-    desk.answer(letter, m.No(letter.message.request, "keys", "no"))
+    desk.answer(letter, m.Refusal(letter.message.request, "keys", "no"))
     assert pull.error is not None
     assert [type(one.message) for one in desk.sent[-2:]] == [m.Park, m.Park]
     assert not park.done

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from shoal import limits
 from shoal.limits import MILLISECOND, SECOND
-from shoal.store.client.inflight import Flight
+from shoal.store.client.inflight import Inflight
 from shoal.timing import DEFAULT
 from shoal.wire.effects import Send
 from shoal.wire.messages import Refresh
@@ -15,7 +15,7 @@ from shoal.wire.messages import Refresh
 START = 1_000 * SECOND
 
 
-def resends(flight: Flight, since: int, until: int, every: int = 10 * MILLISECOND) -> list[int]:
+def resends(flight: Inflight, since: int, until: int, every: int = 10 * MILLISECOND) -> list[int]:
     """When something was sent again, in nanoseconds since ``since``, looking often."""
     times = []
     for now in range(since, until + 1, every):
@@ -24,8 +24,8 @@ def resends(flight: Flight, since: int, until: int, every: int = 10 * MILLISECON
     return times
 
 
-def one_letter(seed: int = 0) -> Flight:
-    flight = Flight(seed)
+def one_letter(seed: int = 0) -> Inflight:
+    flight = Inflight(seed)
     assert flight.send(START, "ann", 1, Refresh(1)) == Send("ann", Refresh(1))
     return flight
 
@@ -100,7 +100,7 @@ def test_busy_cannot_ask_for_the_impossible() -> None:
 
 
 def test_what_a_busy_server_asked_for_again_is_not_paid_from_the_budget() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 61):
         flight.send(START, "ann", request, Refresh(request))
     for second in range(20):  # twice as long as anybody is waited for without a sign
@@ -130,7 +130,7 @@ def test_who_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
 
 
 def test_nobody_is_called_silent_who_was_asked_once_because_others_took_the_budget() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 16):
         flight.send(START, "ann", request, Refresh(request))
     said = dict.fromkeys(range(1, 16), 1)
@@ -151,14 +151,14 @@ def test_busy_after_held_is_news_again() -> None:
 
 
 def test_answers_to_nothing_are_ignored() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     assert not flight.held(START, 5)
     flight.busy(START, 5, SECOND)
     assert flight.tick(START + SECOND) == ([], [])
 
 
 def test_resends_are_one_in_ten_beyond_the_first_ten() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 201):
         flight.send(START, "ann", request, Refresh(request))
     sent, _ = flight.tick(START + SECOND)
@@ -167,7 +167,7 @@ def test_resends_are_one_in_ten_beyond_the_first_ten() -> None:
 
 
 def test_one_a_second_is_always_allowed() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 101):
         flight.send(START, "ann", request, Refresh(request))
     flight.tick(START + SECOND)
@@ -177,7 +177,7 @@ def test_one_a_second_is_always_allowed() -> None:
 
 
 def test_sending_earns_resends() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 101):
         flight.send(START, "ann", request, Refresh(request))
     assert len(flight.tick(START + SECOND)[0]) == 10
@@ -188,7 +188,7 @@ def test_sending_earns_resends() -> None:
     assert len(flight.tick(later)[0]) in (2, 3)  # thirty first sends, one in ten
 
 
-def lost_at_once(flight: Flight, count: int, answers: Callable[[int], bool]) -> tuple[int, int]:
+def lost_at_once(flight: Inflight, count: int, answers: Callable[[int], bool]) -> tuple[int, int]:
     """So many were lost on their way; who was asked answers what comes again, if ``answers`` says so. Unanswered ones, and when all were over."""
     for request in range(1, count + 1):
         flight.send(START, "ann", request, Refresh(request))
@@ -209,21 +209,21 @@ def lost_at_once(flight: Flight, count: int, answers: Callable[[int], bool]) -> 
 
 def test_all_that_was_lost_at_once_comes_again_as_fast_as_it_is_answered() -> None:
     """A thousand pushes, and a server that lives: before, 971 of them were called unanswered."""
-    unanswered, took = lost_at_once(Flight(0), 1_000, lambda request: True)
+    unanswered, took = lost_at_once(Inflight(0), 1_000, lambda request: True)
     assert unanswered == 0
     assert took < 5 * SECOND
 
 
 def test_who_answers_others_is_not_silent_but_is_not_asked_for_ever() -> None:
     """Every other letter gets an answer; those that get none are said four times before that is called so."""
-    flight = Flight(0)
+    flight = Inflight(0)
     unanswered, took = lost_at_once(flight, 40, lambda request: request % 2 == 0)
     assert unanswered == 20
     assert took <= 4 * flight.timing.silence
 
 
 def test_never_more_than_ten_resends_wait_for_an_answer_beyond_one_a_second() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 501):
         flight.send(START, "ann", request, Refresh(request))
     waiting: list[int] = []
@@ -237,7 +237,7 @@ def test_never_more_than_ten_resends_wait_for_an_answer_beyond_one_a_second() ->
 
 
 def test_an_answer_of_another_earns_nothing() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 201):
         flight.send(START, "ann", request, Refresh(request))
     sent, _ = flight.tick(START + SECOND)
@@ -285,7 +285,7 @@ def test_any_sign_of_life_ends_the_silence() -> None:
 
 
 def test_the_time_to_look_next_is_never_too_late() -> None:
-    flight = Flight(0)
+    flight = Inflight(0)
     for request in range(1, 6):
         flight.send(START + request * MILLISECOND, "ann", request, Refresh(request))
         due = min(letter.again for letter in flight.letters.values())

@@ -21,8 +21,8 @@ ANN, BOB = "ann", "bob"  # the servers
 
 def view(number: int, *owners: str, servers: tuple[str, ...] = (ANN, BOB)) -> m.View:
     members = [m.Member(name, 90 + i, "server", f"at {name}") for i, name in enumerate(servers)]
-    places = [m.Place(1, [owner] if owner else [], since=number) for owner in owners]
-    return m.View(1, number, 0, members, [m.Placed(1, "w", Dense(rows=20), [0, 10], places)])
+    places = [m.Replicas(1, [owner] if owner else [], since=number) for owner in owners]
+    return m.View(1, number, 0, members, [m.TablePlaces(1, "w", Dense(rows=20), [0, 10], places)])
 
 
 class Desk:
@@ -83,7 +83,7 @@ def test_a_call_whose_keys_have_moved_is_asked_again_of_all_by_the_newer_view() 
     desk = Desk()
     task = desk.call()
     desk.answer(0, m.Called, numbers=[10.0])
-    desk.answer(1, m.Moved, view=2)
+    desk.answer(1, m.SegmentsMoved, view=2)
     assert isinstance(desk.sent[-1][1], m.Refresh)
     desk.take(desk.client.take_view(desk.now, view(2, ANN, ANN, servers=(ANN,)), 7))
     desk.answer(2, m.Done)
@@ -105,8 +105,8 @@ def test_a_group_of_servers_that_lost_its_part_is_named() -> None:
     ("message", "fields", "error", "said"),
     [
         (m.Rollback, {"generation": 3}, Refused, "went back to a checkpoint"),
-        (m.No, {"kind": "question", "reason": "question 'count' failed: OSError"}, Refused, "'count' failed"),
-        (m.No, {"kind": "setting", "reason": "no question"}, Invalid, "no question"),
+        (m.Refusal, {"kind": "question", "reason": "question 'count' failed: OSError"}, Refused, "'count' failed"),
+        (m.Refusal, {"kind": "setting", "reason": "no question"}, Invalid, "no question"),
     ],
 )
 def test_a_refusal_ends_the_call(message: Any, fields: Any, error: type[Exception], said: str) -> None:
@@ -122,7 +122,7 @@ def test_who_is_told_that_it_is_being_asked_waits_and_who_hears_nothing_does_not
     task = desk.call(keys=slice(0, 5))
     for _ in range(30):
         desk.now += DEFAULT.notice
-        desk.answer(0, m.Held, waits="question 'count', which is being asked")
+        desk.answer(0, m.PushHeld, waits="question 'count', which is being asked")
         desk.take(desk.client.tick(desk.now))
     assert len(desk.sent) == 1 and "being asked" in task.waits_for
     for _ in range(30):

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.limits import SECOND
 from shoal.store.client.client import Client
-from shoal.store.client.resend import Anew
+from shoal.store.client.resend import Resend
 from shoal.tables import Sparse, Update
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
@@ -35,7 +35,7 @@ def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> N
     """Before, the thread that turns a client's loop in the background ended by "deque mutated during iteration"."""
     queue: deque[Any] = deque()
     queue += [first := Restless(2, queue), second := Restless(3, queue), new := Restless(0, queue)]
-    anew = Anew()
+    anew = Resend()
     anew.add(moved := Restless(1, queue))  # type: ignore[arg-type]
     anew.join(queue)
     assert list(queue)[:4] == [moved, first, second, new]
@@ -43,10 +43,14 @@ def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> N
 
 def view(number: int, owners: str, since: Sequence[int], servers: str = "abcd") -> m.View:
     """A table in four parts of ten keys."""
-    places = [m.Place(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
+    places = [m.Replicas(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
     members = [m.Member(name, 90 + i, "server", "") for i, name in enumerate(servers)]
     return m.View(
-        1, number, 0, [*members, m.Member("me", 7, "client", "")], [m.Placed(1, "w", SPEC, [0, 10, 20, 30], places)]
+        1,
+        number,
+        0,
+        [*members, m.Member("me", 7, "client", "")],
+        [m.TablePlaces(1, "w", SPEC, [0, 10, 20, 30], places)],
     )
 
 
@@ -75,7 +79,7 @@ class Desk:
             assert not self.says(letter, m.Counted(letter.message.request, new=True))
 
     def refuses(self, letter: Send, view: int) -> dict[str, Send]:
-        return self.says(letter, m.Moved(letter.message.request, view))
+        return self.says(letter, m.SegmentsMoved(letter.message.request, view))
 
 
 def keys(letters: dict[str, Send]) -> dict[str, list[int]]:
@@ -134,11 +138,11 @@ def test_one_that_was_asked_by_the_newest_view_is_not_asked_once_more() -> None:
 def test_what_is_kept_back_by_one_whose_segments_changed_is_sent_again_at_once() -> None:
     desk = Desk(FIRST)
     _, letters = desk.push(5, 15, 25)
-    desk.says(letters["a"], m.Held(letters["a"].message.request, "its turn"))
+    desk.says(letters["a"], m.PushHeld(letters["a"].message.request, "its turn"))
     assert keys(desk.takes(view(2, "adbc", (1, 2, 1, 1)))) == {"a": [5], "d": [15]}
     _, later = desk.push(6)
     desk.takes(view(3, "ddbc", (3, 2, 1, 1)))
-    assert keys(desk.says(later["a"], m.Held(later["a"].message.request, "its turn"))) == {"d": [6]}
+    assert keys(desk.says(later["a"], m.PushHeld(later["a"].message.request, "its turn"))) == {"d": [6]}
 
 
 def test_who_is_gone_is_not_waited_for() -> None:
@@ -184,7 +188,7 @@ def test_rows_of_those_who_answered_before_are_kept() -> None:
 def test_after_a_split_all_of_it_is_asked_anew() -> None:
     desk = Desk(FIRST)
     _, letters = desk.push(5, 25)
-    split = m.Placed(1, "w", SPEC, [0, 5, 10, 20, 30], [m.Place(2, [one], since=2) for one in "aaabc"])
+    split = m.TablePlaces(1, "w", SPEC, [0, 5, 10, 20, 30], [m.Replicas(2, [one], since=2) for one in "aaabc"])
     new = view(2, "aabc", (1, 1, 1, 1))
     desk.takes(m.View(1, 2, 0, new.members, [split]))
     assert keys(desk.refuses(letters["a"], 2)) == {"a": [5], "b": [25]}

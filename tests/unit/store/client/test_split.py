@@ -11,27 +11,27 @@ import pytest
 from shoal.errors import BadValues, SegmentsLost
 from shoal.keys import KeyRange, Keys
 from shoal.limits import FRAME_BYTES
-from shoal.store.client.split import Layout, Share
+from shoal.store.client.split import Layout, ServerShare
 from shoal.tables import Dense, Sparse, Table
-from shoal.wire.messages import EVERYWHERE, Place, Placed
+from shoal.wire.messages import EVERYWHERE, Replicas, TablePlaces
 
 
 def layout(owners: str, keys_each: int = 10, spec: Table | None = None) -> Layout:
     """A table whose segment i has ``keys_each`` keys and is held by the server named by letter i; a dot is nobody."""
     starts = [i * keys_each for i in range(len(owners))]
-    places = [Place(1, [] if owner == "." else [owner, "backup"]) for owner in owners]
-    return Layout(Placed(7, "w", spec or Dense(rows=len(owners) * keys_each), starts, places))
+    places = [Replicas(1, [] if owner == "." else [owner, "backup"]) for owner in owners]
+    return Layout(TablePlaces(7, "w", spec or Dense(rows=len(owners) * keys_each), starts, places))
 
 
 def listed(*keys: int) -> Keys:
     return np.array(keys, np.uint64)
 
 
-def rows_of(share: Share, rows: int) -> list[int]:
+def rows_of(share: ServerShare, rows: int) -> list[int]:
     return share.take(np.arange(rows)).tolist()
 
 
-def by_server(shares: list[Share], rows: int) -> dict[str, list[int]]:
+def by_server(shares: list[ServerShare], rows: int) -> dict[str, list[int]]:
     return {share.server: rows_of(share, rows) for share in shares}
 
 
@@ -138,7 +138,9 @@ def test_the_first_of_a_segments_servers_is_asked() -> None:
 
 def test_a_question_about_live_keys_goes_to_every_server_whole() -> None:
     spec = Sparse(hashed=True)
-    placed = Placed(1, "w", spec, [0, 1 << 61, 1 << 62], [Place(1, ["a"]), Place(1, ["b"]), Place(1, ["a"])])
+    placed = TablePlaces(
+        1, "w", spec, [0, 1 << 61, 1 << 62], [Replicas(1, ["a"]), Replicas(1, ["b"]), Replicas(1, ["a"])]
+    )
     assert [(share.server, share.span) for share in Layout(placed).whole()] == [
         ("a", (0, 1 << 63)),
         ("b", (0, 1 << 63)),
@@ -147,15 +149,19 @@ def test_a_question_about_live_keys_goes_to_every_server_whole() -> None:
 
 def test_the_highest_keys_find_their_segment() -> None:
     spec = Sparse(hashed=True)
-    placed = Placed(1, "w", spec, [0, 1 << 62], [Place(1, ["a"]), Place(1, ["b"])])
+    placed = TablePlaces(1, "w", spec, [0, 1 << 62], [Replicas(1, ["a"]), Replicas(1, ["b"])])
     keys = listed(0, (1 << 62) - 1, 1 << 62, (1 << 63) - 1)
     assert by_server(Layout(placed).shares(keys, 8, False), 4) == {"a": [0, 1], "b": [2, 3]}
 
 
 def test_a_layout_knows_the_placement_it_was_made_of() -> None:
     made = layout("ab")
-    assert made.same(Placed(7, "w", Dense(rows=20), [0, 10], [Place(1, ["a", "backup"]), Place(1, ["b", "backup"])]))
-    assert not made.same(Placed(7, "w", Dense(rows=20), [0, 10], [Place(1, ["a", "backup"]), Place(2, ["a"])]))
+    assert made.same(
+        TablePlaces(7, "w", Dense(rows=20), [0, 10], [Replicas(1, ["a", "backup"]), Replicas(1, ["b", "backup"])])
+    )
+    assert not made.same(
+        TablePlaces(7, "w", Dense(rows=20), [0, 10], [Replicas(1, ["a", "backup"]), Replicas(2, ["a"])])
+    )
 
 
 def test_who_holds_the_same_has_stayed_and_nobody_else() -> None:

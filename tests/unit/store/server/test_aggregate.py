@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.keys import KeyRange, Keys, KeyValues, Values
-from shoal.store.server.aggregate import OpenStep, Piece
+from shoal.store.server.aggregate import OpenStep, SlotPiece
 
 BOTH = np.ones(2, np.bool_)
 LEFT, RIGHT = np.array([True, False]), np.array([False, True])  # keys 0..5, keys 5..10
@@ -33,7 +33,7 @@ def ranged(start: int, *rows: float | list[float]) -> KeyValues:
 def step_of(*slots: KeyValues | None) -> OpenStep:
     opened = OpenStep.of(0, len(slots), 2)
     for slot, given in enumerate(slots):
-        opened.add(slot, Piece(BOTH, given, void=False))
+        opened.add(slot, SlotPiece(BOTH, given, void=False))
     return opened
 
 
@@ -54,7 +54,7 @@ def test_the_sum_is_the_same_bit_for_bit_in_any_order_of_arrival(by_range: bool,
     for arrival in permutations(range(4)):
         opened = OpenStep.of(0, 4, 2)
         for slot in arrival:
-            opened.add(slot, Piece(BOTH, KeyValues(keys, rows[slot]), void=False))
+            opened.add(slot, SlotPiece(BOTH, KeyValues(keys, rows[slot]), void=False))
         total = opened.total(mean, listed)
         assert total is not None
         seen.add(total.values.tobytes())
@@ -81,9 +81,9 @@ def test_the_mean_divides_by_all_slots_also_those_that_have_nothing_for_this_ser
 
 def test_a_void_slot_takes_no_part_in_the_mean() -> None:
     opened = OpenStep.of(0, 3, 2)
-    opened.add(0, Piece(BOTH, keyed([1], 8), void=False))
-    opened.add(1, Piece(BOTH, None, void=True))
-    opened.add(2, Piece(BOTH, keyed([1], 4), void=False))
+    opened.add(0, SlotPiece(BOTH, keyed([1], 8), void=False))
+    opened.add(1, SlotPiece(BOTH, None, void=True))
+    opened.add(2, SlotPiece(BOTH, keyed([1], 4), void=False))
     assert opened.complete().all()
     assert sums(opened, mean=True) == {1: [6]}
     assert sums(opened, mean=False) == {1: [12]}
@@ -92,7 +92,7 @@ def test_a_void_slot_takes_no_part_in_the_mean() -> None:
 def test_a_step_of_void_slots_only_has_nothing_to_add() -> None:
     opened = OpenStep.of(0, 2, 2)
     for slot in range(2):
-        opened.add(slot, Piece(BOTH, None, void=True))
+        opened.add(slot, SlotPiece(BOTH, None, void=True))
     assert opened.complete().all()
     assert opened.total(True, listed) is None
 
@@ -100,7 +100,7 @@ def test_a_step_of_void_slots_only_has_nothing_to_add() -> None:
 def test_the_last_step_of_a_pass_may_have_fewer_slots() -> None:
     opened = OpenStep.of(3, 2, 1)  # slots_in said two, where others have eight
     for slot in range(2):
-        opened.add(slot, Piece(np.ones(1, np.bool_), keyed([1], 6), void=False))
+        opened.add(slot, SlotPiece(np.ones(1, np.bool_), keyed([1], 6), void=False))
     assert opened.complete().all()
     assert sums(opened, mean=True) == {1: [6]}
 
@@ -131,12 +131,12 @@ def test_rows_of_any_width_are_added() -> None:
 
 def test_a_segment_is_complete_when_every_slot_is_there_for_it() -> None:
     opened = OpenStep.of(0, 2, 2)
-    opened.add(0, Piece(BOTH, None, void=False))
+    opened.add(0, SlotPiece(BOTH, None, void=False))
     assert opened.missing() == [1]
-    opened.add(1, Piece(RIGHT, keyed([7], 1), void=False))
+    opened.add(1, SlotPiece(RIGHT, keyed([7], 1), void=False))
     assert opened.complete().tolist() == [False, True]
     assert opened.missing() == [1]  # it is missing somewhere
-    opened.add(1, Piece(LEFT, keyed([1], 2), void=False))
+    opened.add(1, SlotPiece(LEFT, keyed([1], 2), void=False))
     assert opened.complete().tolist() == [True, True]
     assert opened.missing() == []
     assert sums(opened) == {1: [2], 7: [1]}
@@ -144,9 +144,9 @@ def test_a_segment_is_complete_when_every_slot_is_there_for_it() -> None:
 
 def test_a_slot_in_two_pieces_counts_once_in_the_mean() -> None:
     opened = OpenStep.of(0, 2, 2)
-    opened.add(0, Piece(LEFT, keyed([1], 2), void=False))
-    opened.add(0, Piece(RIGHT, keyed([7], 4), void=False))
-    opened.add(1, Piece(BOTH, keyed([1, 7], 2, 4), void=False))
+    opened.add(0, SlotPiece(LEFT, keyed([1], 2), void=False))
+    opened.add(0, SlotPiece(RIGHT, keyed([7], 4), void=False))
+    opened.add(1, SlotPiece(BOTH, keyed([1, 7], 2, 4), void=False))
     assert sums(opened, mean=True) == {1: [2], 7: [4]}
 
 

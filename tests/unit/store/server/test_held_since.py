@@ -11,9 +11,9 @@ from shoal.tables import Dense
 from shoal.wire import messages as m
 
 
-def placed(owners: str, since: Sequence[int], starts: Sequence[int] = (0, 10, 20)) -> m.Placed:
-    places = [m.Place(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
-    return m.Placed(1, "w", Dense(rows=30), list(starts), places)
+def placed(owners: str, since: Sequence[int], starts: Sequence[int] = (0, 10, 20)) -> m.TablePlaces:
+    places = [m.Replicas(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
+    return m.TablePlaces(1, "w", Dense(rows=30), list(starts), places)
 
 
 @pytest.mark.parametrize(

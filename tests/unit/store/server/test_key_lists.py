@@ -11,10 +11,10 @@ import pytest
 from shoal import limits
 from shoal.errors import BadKeys
 from shoal.keys import KeyList, KeyRange, Keys
-from shoal.store.client.key_cache import NOTHING, Names
-from shoal.store.client.split import Share
-from shoal.store.server.key_lists import Handles, crc_of
-from shoal.store.table.table import Table
+from shoal.store.client.key_cache import NOTHING, KeyCache
+from shoal.store.client.split import ServerShare
+from shoal.store.server.key_lists import KeyLists, crc_of
+from shoal.store.table.table import ServerTable
 from shoal.tables import Dense, Sparse
 from shoal.wire import messages as m
 
@@ -43,9 +43,9 @@ def push(keys: Keys, ahead: Keys | None = None, **other: Any) -> m.Push:
     return msgspec.structs.replace(message, **other)
 
 
-def a_table(sort: type[Dense] | type[Sparse] = Dense) -> Table:
+def a_table(sort: type[Dense] | type[Sparse] = Dense) -> ServerTable:
     spec = Dense(rows=SPAN) if sort is Dense else Sparse(keys=SPAN)
-    return Table(spec, [KeyRange(0, 400), KeyRange(400, SPAN)])
+    return ServerTable(spec, [KeyRange(0, 400), KeyRange(400, SPAN)])
 
 
 SOME, OTHERS = keys_of(1, 5, 300, 700), keys_of(2, 5, 301, 999)
@@ -55,7 +55,7 @@ SOME, OTHERS = keys_of(1, 5, 300, 700), keys_of(2, 5, 301, 999)
 
 
 def test_a_list_that_was_sent_is_known_by_its_number_from_then_on() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     assert handles.whole(pull(SOME, 3, False), [SOME], table) is not None
     found = handles.whole(pull(SOME, 3, True), [], table)
     assert found is not None and np.array_equal(found[0], SOME)
@@ -63,7 +63,7 @@ def test_a_list_that_was_sent_is_known_by_its_number_from_then_on() -> None:
 
 
 def test_a_message_without_a_number_is_left_alone() -> None:
-    handles, arrays = Handles(), [SOME]
+    handles, arrays = KeyLists(), [SOME]
     assert handles.whole(pull(SOME, 0, False), arrays, a_table()) is arrays
     assert len(handles) == 0
 
@@ -74,7 +74,7 @@ def test_a_message_without_a_number_is_left_alone() -> None:
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_what_does_not_fit_is_forgotten_and_changes_nothing(wrong: dict[str, int]) -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     handles.whole(pull(SOME, 3, False), [SOME], table)
     asked = msgspec.structs.replace(pull(SOME, 3, True), **wrong)
     assert handles.whole(asked, [], table) is None
@@ -84,14 +84,14 @@ def test_what_does_not_fit_is_forgotten_and_changes_nothing(wrong: dict[str, int
 
 
 def test_a_pull_that_names_a_list_and_brings_keys_is_refused() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     handles.whole(pull(SOME, 3, False), [SOME], table)
     with pytest.raises(BadKeys, match="one of the two is needed"):
         handles.whole(pull(SOME, 3, True), [OTHERS], table)
 
 
 def test_a_number_that_is_given_again_names_the_new_list() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     handles.whole(pull(SOME, 3, False), [SOME], table)
     handles.whole(pull(OTHERS, 3, False), [OTHERS], table)
     assert handles.whole(pull(SOME, 3, True), [], table) is None
@@ -101,14 +101,14 @@ def test_a_number_that_is_given_again_names_the_new_list() -> None:
 
 
 def test_a_list_that_is_sent_twice_stays_the_one_it_was() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     first = handles.whole(pull(SOME, 3, False), [SOME], table)
     again = handles.whole(pull(SOME, 3, False), [SOME.copy()], table)
     assert first is not None and again is not None and first[0] is again[0]
 
 
 def test_a_list_of_one_client_is_unknown_under_anothers_incarnation() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     handles.whole(pull(SOME, 1, False, who=7), [SOME], table)
     handles.whole(pull(OTHERS, 1, False, who=8), [OTHERS], table)
     mine, theirs = (handles.whole(pull(k, 1, True, who=w), [], table) for k, w in ((SOME, 7), (OTHERS, 8)))
@@ -117,7 +117,7 @@ def test_a_list_of_one_client_is_unknown_under_anothers_incarnation() -> None:
 
 
 def test_lists_of_those_who_left_are_let_go() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     handles.whole(pull(SOME, 1, False, who=7), [SOME], table)
     handles.whole(pull(SOME, 1, False, who=8), [SOME], table)
     handles.live({8: "ann"})
@@ -127,7 +127,7 @@ def test_lists_of_those_who_left_are_let_go() -> None:
 
 def test_the_least_recently_used_go_first_and_memory_is_bounded() -> None:
     size = 512 + 2 * SOME.nbytes
-    handles, table = Handles(3 * size), a_table()
+    handles, table = KeyLists(3 * size), a_table()
     for number in (1, 2, 3):
         handles.whole(pull(SOME, number, False), [SOME], table)
     handles.whole(pull(SOME, 1, True), [], table)
@@ -138,13 +138,13 @@ def test_the_least_recently_used_go_first_and_memory_is_bounded() -> None:
 
 
 def test_a_list_that_is_too_long_to_keep_is_used_and_not_kept() -> None:
-    handles = Handles(600)
+    handles = KeyLists(600)
     arrays = handles.whole(pull(SOME, 1, False), [SOME], a_table())
     assert arrays is not None and arrays[0] is SOME and len(handles) == 0
 
 
 def test_both_lists_of_a_push_that_looks_ahead_may_be_known() -> None:
-    handles, table, values = Handles(), a_table(), np.ones(4, np.float32)
+    handles, table, values = KeyLists(), a_table(), np.ones(4, np.float32)
     handles.whole(push(SOME, OTHERS, handle=1, ahead_handle=2), [OTHERS, SOME, values], table)
     for known, ahead_known, sent in ((True, True, []), (True, False, [OTHERS]), (False, True, [SOME])):
         asked = push(SOME, OTHERS, handle=1, known=known, ahead_handle=2, ahead_known=ahead_known)
@@ -154,7 +154,7 @@ def test_both_lists_of_a_push_that_looks_ahead_may_be_known() -> None:
 
 
 def test_a_push_of_nothing_that_looks_ahead_has_its_arrays_in_order() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     none, nothing = np.empty(0, np.uint64), np.empty(0, np.float32)
     handles.whole(push(none, OTHERS, ahead_handle=2), [OTHERS, none, nothing], table)
     arrays = handles.whole(push(none, OTHERS, ahead_handle=2, ahead_known=True), [none, nothing], table)
@@ -162,7 +162,7 @@ def test_a_push_of_nothing_that_looks_ahead_has_its_arrays_in_order() -> None:
 
 
 def test_keys_are_kept_once_for_tables_that_share_them() -> None:
-    handles, weights, counts = Handles(), a_table(), a_table()
+    handles, weights, counts = KeyLists(), a_table(), a_table()
     handles.whole(pull(SOME, 1, False), [SOME], weights)
     found = handles.whole(pull(SOME, 1, True), [], counts)
     assert found is not None and len(handles) == 1
@@ -170,7 +170,7 @@ def test_keys_are_kept_once_for_tables_that_share_them() -> None:
 
 
 def test_a_table_that_is_gone_is_not_kept_alive_by_its_lists() -> None:
-    handles, table = Handles(), a_table()
+    handles, table = KeyLists(), a_table()
     handles.whole(pull(SOME, 1, False), [SOME], table)
     del table
     again = a_table()
@@ -221,7 +221,7 @@ def test_keys_without_rows_are_looked_for_ever_more_rarely(monkeypatch: pytest.M
 
 
 def test_keys_that_are_not_held_here_are_refused_however_often_they_are_named() -> None:
-    handles, table = Handles(), Table(Dense(rows=SPAN), [KeyRange(0, 400)])
+    handles, table = KeyLists(), ServerTable(Dense(rows=SPAN), [KeyRange(0, 400)])
     for known in (False, True, True):
         arrays = handles.whole(pull(SOME, 1, known), [] if known else [SOME], table)
         assert arrays is not None
@@ -237,11 +237,11 @@ def test_the_hash_of_a_list_depends_on_its_order_and_length() -> None:
 # ------------------------------------------------------------ a client's side
 
 
-def share(rows: int, server: str = "s") -> Share:
-    return Share(server, 0, m.EVERYWHERE, [(0, rows)], rows, (0, SPAN))
+def share(rows: int, server: str = "s") -> ServerShare:
+    return ServerShare(server, 0, m.EVERYWHERE, [(0, rows)], rows, (0, SPAN))
 
 
-def answered(names: Names, request: int, listed: KeyList, server: str = "s") -> bool:
+def answered(names: KeyCache, request: int, listed: KeyList, server: str = "s") -> bool:
     """Say it and hear the answer; was it known?"""
     name, sent = names.say(request, listed, share(len(listed), server), listed.keys)
     known = name.known
@@ -252,7 +252,7 @@ def answered(names: Names, request: int, listed: KeyList, server: str = "s") -> 
 
 
 def test_a_list_has_a_number_at_once_and_is_known_when_that_was_answered() -> None:
-    names, listed = Names(), KeyList(SOME)
+    names, listed = KeyCache(), KeyList(SOME)
     first, sent = names.say(1, listed, share(4), listed.keys)
     second, also = names.say(2, listed, share(4), listed.keys)  # the first is still on its way
     assert first is second and first.number == 1 and sent and also
@@ -262,15 +262,15 @@ def test_a_list_has_a_number_at_once_and_is_known_when_that_was_answered() -> No
 
 
 def test_each_server_and_each_split_has_a_number_of_its_own() -> None:
-    names, listed = Names(), KeyList(SOME)
+    names, listed = KeyCache(), KeyList(SOME)
     assert not answered(names, 1, listed, "s") and not answered(names, 2, listed, "t")
-    half = Share("s", 0, m.EVERYWHERE, [(0, 1), (1, 4)], 4, (0, SPAN))
+    half = ServerShare("s", 0, m.EVERYWHERE, [(0, 1), (1, 4)], 4, (0, SPAN))
     name, sent = names.say(3, listed, half, listed.keys)
     assert name.number == 2 and sent and not name.known
 
 
 def test_keys_that_do_not_come_again_have_no_number() -> None:
-    names = Names()
+    names = KeyCache()
     assert names.say(1, None, share(4), SOME)[0] is NOTHING
     assert names.say(2, KeyList(SOME.copy()), share(4), SOME)[0] is NOTHING  # a filter chose others
     few = KeyList(SOME[:3])
@@ -279,7 +279,7 @@ def test_keys_that_do_not_come_again_have_no_number() -> None:
 
 
 def test_lists_beyond_what_a_client_may_name_are_sent_and_the_others_stay_known() -> None:
-    names = Names()
+    names = KeyCache()
     names.most = 9
     lists = [KeyList(SOME + np.uint64(n)) for n in range(4)]
     hits = [answered(names, 10 * turn + n, one) for turn in range(3) for n, one in enumerate(lists)]
@@ -287,7 +287,7 @@ def test_lists_beyond_what_a_client_may_name_are_sent_and_the_others_stay_known(
 
 
 def test_a_list_that_nobody_has_any_more_makes_room_and_its_number_is_given_again() -> None:
-    names, listed = Names(), KeyList(SOME)
+    names, listed = KeyCache(), KeyList(SOME)
     names.most = 4
     assert not answered(names, 1, listed) and answered(names, 2, listed)
     del listed
@@ -298,12 +298,12 @@ def test_a_list_that_nobody_has_any_more_makes_room_and_its_number_is_given_agai
 
 def test_no_list_is_named_where_the_limit_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HANDLE_KEYS", 0)
-    names, listed = Names(), KeyList(SOME)
+    names, listed = KeyCache(), KeyList(SOME)
     assert not any(answered(names, request, listed) for request in range(3))
 
 
 def test_what_was_forgotten_is_sent_whole_once_and_named_no_more() -> None:
-    names, listed = Names(), KeyList(SOME)
+    names, listed = KeyCache(), KeyList(SOME)
     answered(names, 1, listed)
     name, sent = names.say(2, listed, share(4), listed.keys)
     asked = pull(SOME, name.number, True, request=2)
@@ -317,7 +317,7 @@ def test_what_was_forgotten_is_sent_whole_once_and_named_no_more() -> None:
 
 
 def test_a_push_whose_keys_were_forgotten_brings_all_of_them_in_order() -> None:
-    names, mine, ahead, values = Names(), KeyList(SOME), KeyList(OTHERS), np.ones(4, np.float32)
+    names, mine, ahead, values = KeyCache(), KeyList(SOME), KeyList(OTHERS), np.ones(4, np.float32)
     answered(names, 1, mine)
     also, first = names.say(2, ahead, share(4), ahead.keys)
     name, second = names.say(2, mine, share(4), mine.keys)
@@ -330,7 +330,7 @@ def test_a_push_whose_keys_were_forgotten_brings_all_of_them_in_order() -> None:
 
 
 def test_segments_that_changed_hands_are_named_anew() -> None:
-    names, listed = Names(), KeyList(SOME)
+    names, listed = KeyCache(), KeyList(SOME)
     assert not answered(names, 1, listed) and answered(names, 2, listed)
     names.clear()
     assert not answered(names, 3, listed) and answered(names, 4, listed)

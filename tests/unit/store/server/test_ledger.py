@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from shoal.limits import LEDGER_WINDOW
-from shoal.store.server.ledger import Marks, Mask, Stream
+from shoal.store.server.ledger import Ledger, Mask, PushStream
 
 
 def mask(*segments: bool | int) -> Mask:
     return np.array(segments, np.bool_)
 
 
-def counted(stream: Stream, numbers: range) -> list[list[int]]:
+def counted(stream: PushStream, numbers: range) -> list[list[int]]:
     """Per segment, which of these numbers are counted."""
     return [[n for n in numbers if stream.has(n)[segment]] for segment in range(len(stream.mark))]
 
 
 def test_numbers_in_order_move_the_mark_and_touch_no_bit() -> None:
-    stream = Stream(2)
+    stream = PushStream(2)
     for number in range(200):
         assert not stream.has(number).any()
         stream.add(number, mask(1, 1))
@@ -30,7 +30,7 @@ def test_numbers_in_order_move_the_mark_and_touch_no_bit() -> None:
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0), (0, 2, 1), (2, 0, 1), (1, 0, 2)])
 def test_numbers_may_come_in_any_order(order: tuple[int, ...]) -> None:
-    stream = Stream(1)
+    stream = PushStream(1)
     for done, number in enumerate(order):
         assert not stream.has(number).any()
         stream.add(number, mask(1))
@@ -40,7 +40,7 @@ def test_numbers_may_come_in_any_order(order: tuple[int, ...]) -> None:
 
 
 def test_a_number_that_is_added_twice_changes_nothing() -> None:
-    stream = Stream(1)
+    stream = PushStream(1)
     for number in (0, 3, 3, 0):
         stream.add(number, mask(1))
     assert counted(stream, range(6)) == [[0, 3]]
@@ -48,7 +48,7 @@ def test_a_number_that_is_added_twice_changes_nothing() -> None:
 
 
 def test_every_segment_has_its_own_truth() -> None:
-    stream = Stream(3)
+    stream = PushStream(3)
     stream.add(0, mask(1, 0, 1))
     stream.add(1, mask(0, 1, 1))
     assert counted(stream, range(3)) == [[0], [1], [0, 1]]
@@ -59,7 +59,7 @@ def test_every_segment_has_its_own_truth() -> None:
 
 
 def test_a_number_for_no_segment_is_counted_nowhere() -> None:
-    stream = Stream(2)
+    stream = PushStream(2)
     stream.add(0, mask(0, 0))
     stream.add(5, mask(0, 0))
     assert counted(stream, range(8)) == [[], []]
@@ -68,7 +68,7 @@ def test_a_number_for_no_segment_is_counted_nowhere() -> None:
 
 
 def test_the_ring_of_bits_widens_and_forgets_nothing() -> None:
-    stream = Stream(2)
+    stream = PushStream(2)
     stream.add(0, mask(1, 0))  # the marks differ, so the two rings are turned differently
     numbers = [5, 63, 64, 70, 200, 1_000]
     for number in numbers:
@@ -82,7 +82,7 @@ def test_the_ring_of_bits_widens_and_forgets_nothing() -> None:
 
 
 def test_a_full_ring_is_passed_in_one_go() -> None:
-    stream = Stream(1)
+    stream = PushStream(1)
     for number in range(1, 129):
         stream.add(number, mask(1))
     assert stream.mark.tolist() == [0]
@@ -92,7 +92,7 @@ def test_a_full_ring_is_passed_in_one_go() -> None:
 
 
 def test_what_is_below_a_floor_is_over() -> None:
-    stream = Stream(2)
+    stream = PushStream(2)
     stream.add(2, mask(1, 1))
     stream.add(7, mask(1, 0))
     assert stream.raise_to(5)
@@ -101,7 +101,7 @@ def test_what_is_below_a_floor_is_over() -> None:
 
 
 def test_a_floor_that_meets_a_counted_number_goes_on_past_it() -> None:
-    stream = Stream(1)
+    stream = PushStream(1)
     stream.add(5, mask(1))
     stream.add(6, mask(1))
     assert stream.raise_to(5)
@@ -109,7 +109,7 @@ def test_a_floor_that_meets_a_counted_number_goes_on_past_it() -> None:
 
 
 def test_a_floor_that_is_not_above_the_mark_changes_nothing() -> None:
-    stream = Stream(1)
+    stream = PushStream(1)
     stream.add(0, mask(1))
     assert not stream.raise_to(1)
     assert not stream.raise_to(0)
@@ -117,7 +117,7 @@ def test_a_floor_that_is_not_above_the_mark_changes_nothing() -> None:
 
 
 def test_a_bit_that_a_floor_has_passed_is_not_met_again() -> None:
-    stream = Stream(1)
+    stream = PushStream(1)
     stream.add(3, mask(1))
     stream.raise_to(10)
     assert not stream.has(67).any()  # 3 and 67 share a place in the ring
@@ -126,14 +126,14 @@ def test_a_bit_that_a_floor_has_passed_is_not_met_again() -> None:
 
 
 def test_each_segment_may_have_its_own_floor() -> None:
-    stream = Stream(3)
+    stream = PushStream(3)
     stream.add(4, mask(1, 1, 1))
     assert stream.raise_to(np.array([2, 0, 9]))
     assert counted(stream, range(12)) == [[0, 1, 4], [4], list(range(9))]
 
 
 def test_a_floor_far_ahead_costs_nothing() -> None:
-    stream = Stream(1)
+    stream = PushStream(1)
     stream.raise_to(1 << 60)
     assert stream.has((1 << 60) - 1).all()
     assert not stream.has(1 << 60).any()
@@ -142,7 +142,7 @@ def test_a_floor_far_ahead_costs_nothing() -> None:
 
 
 def test_a_number_fits_if_it_is_within_the_window_of_every_segment() -> None:
-    stream = Stream(2)
+    stream = PushStream(2)
     assert stream.fits(LEDGER_WINDOW - 1)
     assert not stream.fits(LEDGER_WINDOW)
     stream.add(0, mask(1, 0))
@@ -152,7 +152,7 @@ def test_a_number_fits_if_it_is_within_the_window_of_every_segment() -> None:
 
 
 def test_a_segment_that_was_left_alone_for_long_holds_nobody_up() -> None:
-    stream = Stream(2)
+    stream = PushStream(2)
     for number in range(0, 3 * LEDGER_WINDOW, LEDGER_WINDOW // 2):
         assert stream.fits(number, floor=number)
         stream.raise_to(np.array([number, 0]))
@@ -165,7 +165,7 @@ def test_a_segment_that_was_left_alone_for_long_holds_nobody_up() -> None:
 
 
 def test_streams_know_nothing_of_each_other() -> None:
-    marks = Marks(1)
+    marks = Ledger(1)
     marks.stream(0).add(4, mask(1))
     marks.stream(-7).add(0, mask(1))
     assert counted(marks.stream(0), range(6)) == [[4]]
@@ -174,7 +174,7 @@ def test_streams_know_nothing_of_each_other() -> None:
 
 
 def test_a_stream_that_was_dropped_starts_afresh() -> None:
-    marks = Marks(1)
+    marks = Ledger(1)
     marks.stream(-7).add(0, mask(1))
     assert -7 in marks
     marks.drop(-7)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.keys import KeyRange
-from shoal.store.server.load import Asked, told
+from shoal.store.server.load import SegmentLoad, told
 from shoal.tables import Dense, Sparse, Table
 
 HELD = [(0, KeyRange(0, 100)), (3, KeyRange(300, 400)), (4, KeyRange(400, 401))]
@@ -16,9 +16,9 @@ def keys(*some: int) -> np.ndarray:
     return np.array(some, np.uint64)
 
 
-def watched(spec: Table, held: list[tuple[int, KeyRange]]) -> Asked:
+def watched(spec: Table, held: list[tuple[int, KeyRange]]) -> SegmentLoad:
     """One that has begun: what came in the first spell, of which it saw a part, is not told."""
-    asked = Asked(spec, held)
+    asked = SegmentLoad(spec, held)
     asked.after(1.0)
     assert asked.rates() == {}
     return asked
@@ -74,7 +74,7 @@ def test_what_is_known_of_a_segment_stays_when_others_come_and_go() -> None:
     old = watched(Dense(rows=1_000), HELD)
     old.note(KeyRange(300, 400))
     old.after(1.0)
-    new = Asked(Dense(rows=1_000), [(2, KeyRange(200, 300)), (3, KeyRange(300, 400))])
+    new = SegmentLoad(Dense(rows=1_000), [(2, KeyRange(200, 300)), (3, KeyRange(300, 400))])
     new.follow(old, {3: 3})
     assert new.rates() == {3: 100.0}  # the other is told once it was watched, too
 

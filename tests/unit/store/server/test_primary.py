@@ -11,7 +11,7 @@ import pytest
 
 from shoal import limits
 from shoal.keys import KeyRange
-from shoal.store.server.outcome import Outcome
+from shoal.store.server.outcome import HandlerResult
 from shoal.store.server.primary import Segments
 from shoal.store.table.update import SGD, AdaGrad, Sum
 from shoal.tables import Dense, Each, Sparse, Step, Table
@@ -89,7 +89,7 @@ class House:
     def enter(self, who: int) -> None:
         self.pull(who, (), enter=True)
 
-    def answers(self, outcome: Outcome) -> list[m.Message]:
+    def answers(self, outcome: HandlerResult) -> list[m.Message]:
         """Do the work that was handed out, as a server would, and gather what is said."""
         self.arrays = []
         said = self._said(outcome.effects)
@@ -223,11 +223,11 @@ def test_a_range_that_is_counted_in_part_is_added_where_it_is_not() -> None:
 def test_a_number_far_beyond_the_mark_is_told_to_come_later() -> None:
     house = each()
     (answer,) = house.push(ANN, limits.LEDGER_WINDOW, [1], [1])
-    assert isinstance(answer, m.No) and "ahead of the first missing" in answer.reason
+    assert isinstance(answer, m.Refusal) and "ahead of the first missing" in answer.reason
     assert house.push(ANN, limits.LEDGER_WINDOW - 1, [1], [1]) == [m.Counted(2, new=True)]
     house.enter(ANN)
     far = house.push(ANN, 0, [1], [1], step=limits.LEDGER_WINDOW + 1)
-    assert isinstance(far[0], m.No) and "ahead of the first missing" in far[0].reason
+    assert isinstance(far[0], m.Refusal) and "ahead of the first missing" in far[0].reason
     assert house.contents() == {1: [1]}
 
 
@@ -240,7 +240,7 @@ def test_a_pull_waits_for_the_slowest_worker_and_is_answered_when_it_catches_up(
     house.enter(ANN)
     house.enter(BOB)
     house.push(ANN, 0, [1], [1], step=1)
-    assert house.pull(ANN, [1], clock=1) == [m.Held(4, "bob at step 0")]
+    assert house.pull(ANN, [1], clock=1) == [m.PushHeld(4, "bob at step 0")]
     assert house.push(BOB, 0, [1], [10], step=1) == [m.Counted(5, new=True), m.Values(4, 1, [2])]
     assert house.arrays[1][0].tolist() == [11]  # both steps are in it
     assert house.fact("waited") == 1
@@ -252,7 +252,7 @@ def test_a_pull_may_run_ahead_by_the_delay() -> None:
     house.enter(ANN)
     house.enter(BOB)
     assert isinstance(house.pull(ANN, [1], clock=2)[0], m.Values)
-    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.Held)
+    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.PushHeld)
     assert isinstance(house.pull(ANN, [1])[0], m.Values)  # no clock: as it is now
 
 
@@ -270,7 +270,7 @@ def test_a_pull_is_released_when_the_one_it_waits_for_parks() -> None:
     house.enter(BOB)
     house.push(ANN, 0, step=1)
     house.pull(ANN, [1], clock=1)
-    assert house.answers(house.segments.park(0, BOB, 0, lambda now: Outcome())) == [m.Values(4, 1, [1])]
+    assert house.answers(house.segments.park(0, BOB, 0, lambda now: HandlerResult())) == [m.Values(4, 1, [1])]
     house.pull(BOB, (), enter=True, spell=1)
     assert house.fact("returned from parking") == 1
 
@@ -289,7 +289,7 @@ def test_a_pull_is_released_when_the_bound_is_widened() -> None:
     house = each(max_delay=0)
     house.enter(ANN)
     house.enter(BOB)
-    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.Held)
+    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.PushHeld)
     wider = Dense(rows=16, update=Sum(), max_delay=3)
     assert house.answers(house.segments.set_delay(wider)) == [m.Values(3, 1, [0])]
 
@@ -332,7 +332,7 @@ def test_the_pull_half_of_a_push_pull_waits_like_any_pull() -> None:
     house = each(max_delay=0)
     house.enter(ANN)
     house.enter(BOB)
-    assert house.push(ANN, 0, [1], [1], step=1, pull=True, clock=1) == [m.Held(3, "bob at step 0")]
+    assert house.push(ANN, 0, [1], [1], step=1, pull=True, clock=1) == [m.PushHeld(3, "bob at step 0")]
     assert house.push(BOB, 0, [1], [10], step=1) == [m.Counted(4, new=True), m.Values(3, 1, [2])]
     assert house.arrays[1][0].tolist() == [11]
 
@@ -369,8 +369,8 @@ def test_versions_are_told_one_by_one_where_segments_differ() -> None:
 @INLINE_OR_HANDED_OUT
 def test_slots_are_held_and_answered_when_the_step_closes(inline: int) -> None:
     house = steps(slots=3, inline=inline)
-    assert house.push(ANN, 2, [1], [4]) == [m.Held(1, "slots 0, 1 of step 0")]
-    assert house.push(BOB, 0, [1], [1]) == [m.Held(2, "slots 1 of step 0")]
+    assert house.push(ANN, 2, [1], [4]) == [m.PushHeld(1, "slots 0, 1 of step 0")]
+    assert house.push(BOB, 0, [1], [1]) == [m.PushHeld(2, "slots 1 of step 0")]
     assert house.contents() == {}
     assert house.fact("held") == 2
     done = house.push(ANN, 1, [9], [2])
@@ -395,7 +395,7 @@ def test_a_slot_that_is_sent_again_is_held_once_and_answered_once_for_each_reque
 def test_steps_are_taken_in_order() -> None:
     house = steps()
     house.push(ANN, 2, [1], [100])
-    assert house.push(ANN, 3, [1], [100])[-1] == m.Held(2, "step 0, of which no slot is here")
+    assert house.push(ANN, 3, [1], [100])[-1] == m.PushHeld(2, "step 0, of which no slot is here")
     assert house.contents() == {}
     house.push(ANN, 0, [1], [1])
     assert house.push(ANN, 1, [1], [1]) == [m.Counted(n, new=True) for n in (3, 4, 1, 2)]  # and then the second at once
@@ -405,7 +405,7 @@ def test_steps_are_taken_in_order() -> None:
 
 def test_a_pull_for_a_step_waits_for_the_version_and_not_for_clocks() -> None:
     house = steps(slots=1)
-    assert house.pull(ANN, [1], clock=1) == [m.Held(1, "version 1: step 0, of which no slot is here")]
+    assert house.pull(ANN, [1], clock=1) == [m.PushHeld(1, "version 1: step 0, of which no slot is here")]
     assert house.push(BOB, 0, [1], [1]) == [m.Counted(2, new=True), m.Values(1, 1, [1])]
     assert house.arrays[1][0].tolist() == [1]
 
@@ -413,7 +413,7 @@ def test_a_pull_for_a_step_waits_for_the_version_and_not_for_clocks() -> None:
 def test_a_pull_for_a_step_may_be_behind_by_the_delay() -> None:
     house = steps(slots=1, max_delay=2)
     assert isinstance(house.pull(ANN, [1], clock=2)[0], m.Values)
-    assert house.pull(ANN, [1], clock=3) == [m.Held(2, "version 1: step 0, of which no slot is here")]
+    assert house.pull(ANN, [1], clock=3) == [m.PushHeld(2, "version 1: step 0, of which no slot is here")]
     assert isinstance(steps(slots=1, max_delay=None).pull(ANN, [1], clock=50)[0], m.Values)
 
 
@@ -428,7 +428,7 @@ def test_a_pull_reads_a_step_whole_or_not_at_all() -> None:
 
 def test_push_pull_of_a_slot_brings_back_the_step_it_was_part_of() -> None:
     house = steps()
-    assert house.push(ANN, 0, [1], [1], pull=True, clock=1) == [m.Held(1, "slots 1 of step 0")]
+    assert house.push(ANN, 0, [1], [1], pull=True, clock=1) == [m.PushHeld(1, "slots 1 of step 0")]
     assert house.push(BOB, 1, [1], [2], pull=True, clock=1) == [m.Values(1, 1, [1]), m.Values(2, 1, [1])]
     assert [arrays[0].tolist() for arrays in house.arrays] == [[3], [3]]
 
@@ -447,7 +447,7 @@ def test_the_last_step_of_a_pass_closes_with_fewer_slots() -> None:
     for number in range(3):
         house.push(ANN, number, [1], [1])
     assert house.fact("version") == 2
-    assert house.push(ANN, 0, [1], [1], stream=1) == [m.Held(4, "slots 1 of step 2")]  # the next pass
+    assert house.push(ANN, 0, [1], [1], stream=1) == [m.PushHeld(4, "slots 1 of step 2")]  # the next pass
 
 
 def test_a_step_may_close_in_some_segments_before_others() -> None:
@@ -457,7 +457,7 @@ def test_a_step_may_close_in_some_segments_before_others() -> None:
     assert house.contents() == {8: [3]}
     assert house.segments.version.tolist() == [0, 1, 0]
     assert isinstance(house.pull(ANN, [8], clock=1, first=2, last=3)[0], m.Values)
-    assert isinstance(house.pull(ANN, [1], clock=1, first=0, last=1)[0], m.Held)
+    assert isinstance(house.pull(ANN, [1], clock=1, first=0, last=1)[0], m.PushHeld)
     said = house.push(ANN, 1, [1, 8, 12], [5, 2, 7])
     assert [type(one) for one in said] == [m.Counted, m.Counted, m.Values]  # slot 0, slot 1, and the pull that waited
     assert house.contents() == {1: [6], 8: [3], 12: [7]}
@@ -468,16 +468,16 @@ def test_far_ahead_of_the_oldest_open_step_a_slot_is_told_to_come_later() -> Non
     house = steps(slots=1)
     why = f"step {limits.STEPS_AHEAD} is too far ahead of step 0, of which no slot is here"
     assert house.push(ANN, limits.STEPS_AHEAD, [1], [1]) == [m.Busy(1, limits.BUSY_RETRY, why)]
-    assert isinstance(house.push(ANN, limits.STEPS_AHEAD - 1, [1], [1])[0], m.Held)
+    assert isinstance(house.push(ANN, limits.STEPS_AHEAD - 1, [1], [1])[0], m.PushHeld)
     assert house.fact("busy") == 1
 
 
 def test_with_much_held_only_the_oldest_open_step_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HELD_BYTES", 7)
     house = steps(slots=2)
-    assert isinstance(house.push(ANN, 2, [1, 2], [1, 1])[0], m.Held)
+    assert isinstance(house.push(ANN, 2, [1, 2], [1, 1])[0], m.PushHeld)
     assert isinstance(house.push(ANN, 3, [1], [1])[0], m.Busy)
-    assert isinstance(house.push(ANN, 0, [1], [1])[0], m.Held)
+    assert isinstance(house.push(ANN, 0, [1], [1])[0], m.PushHeld)
     assert house.push(ANN, 1, [1], [1]) == [m.Counted(3, new=True), m.Counted(4, new=True)]
     assert isinstance(house.push(ANN, 3, [1], [1])[0], m.Counted)
 
@@ -542,7 +542,7 @@ def test_who_waits_is_told_every_second_for_whom() -> None:
     house.push(ANN, 0, step=1)
     house.pull(ANN, [1], clock=1)
     assert house.segments.notices(DEFAULT.notice - 1) == []
-    told = [Send("ann", m.Held(4, "bob at step 0"))]
+    told = [Send("ann", m.PushHeld(4, "bob at step 0"))]
     assert house.segments.notices(DEFAULT.notice) == told
     assert house.segments.notices(2 * DEFAULT.notice - 1) == []
     assert house.segments.notices(2 * DEFAULT.notice) == told
@@ -552,7 +552,7 @@ def test_who_pushed_a_slot_is_told_every_second_which_others_are_missing() -> No
     house = steps(slots=12)
     house.push(ANN, 3, [1], [1])
     told = "slots 0, 1, 2, 4, 5, 6, 7, 8, ... of step 0"
-    assert house.segments.notices(DEFAULT.notice) == [Send("ann", m.Held(1, told))]
+    assert house.segments.notices(DEFAULT.notice) == [Send("ann", m.PushHeld(1, told))]
     assert house.segments.notices(DEFAULT.notice + 1) == []
 
 
@@ -586,13 +586,13 @@ def test_a_refused_push_changes_nothing(name: str, kind: str) -> None:
     assert before == {1: [10], 9: [12]}
     push, reason = BAD_PUSHES[name]
     (answer,) = house.push(ANN, 2, **push)
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
     if not (kind == "sparse" and isinstance(push["keys"], KeyRange)):  # of a sparse table no range can be pushed
         assert reason in answer.reason
     assert house.contents() == before
     assert (house.fact("rows"), house.segments.version.tolist()) == (rows, version)
     assert (house.fact("refused"), house.fact("held")) == (1, 0)
-    assert isinstance(house.push(ANN, 2, [1], [1])[0], m.Counted | m.Held)  # its number is still to be had
+    assert isinstance(house.push(ANN, 2, [1], [1])[0], m.Counted | m.PushHeld)  # its number is still to be had
 
 
 def test_values_that_are_not_announced_are_refused() -> None:
@@ -601,11 +601,11 @@ def test_values_that_are_not_announced_are_refused() -> None:
     for arrays in [(keys, values), (values,)]:
         push = m.Push(1, 1, 1, 0, ANN, -ANN, 0, 0, 0, 0, 0, 0, m.EVERYWHERE, count=0)
         (answer,) = house.answers(house.segments.push(0, "ann", push, arrays))
-        assert isinstance(answer, m.No)
+        assert isinstance(answer, m.Refusal)
     ranged = m.Push(1, 1, 1, 0, ANN, -ANN, 0, 0, 0, 0, 0, 0, m.EVERYWHERE, count=1, start=1, stop=2)
     for arrays in [(), (keys, values)]:
         (answer,) = house.answers(house.segments.push(0, "ann", ranged, arrays))
-        assert isinstance(answer, m.No)
+        assert isinstance(answer, m.Refusal)
     assert house.contents() == {}
 
 
@@ -614,10 +614,10 @@ def test_a_range_that_is_none_is_refused(start: int, stop: int) -> None:
     house = each()
     push = m.Push(1, 1, 1, 0, ANN, -ANN, 0, 0, 0, 0, 0, 0, m.EVERYWHERE, count=0, start=start, stop=stop)
     (answer,) = house.answers(house.segments.push(0, "ann", push, (np.empty(0, np.float32),)))
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
     pull = m.Pull(2, 1, 1, 0, ANN, -1, 0, 0, 0, m.EVERYWHERE, 0, start, stop)
     (answer,) = house.answers(house.segments.pull(0, "ann", pull, ()))
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
 
 
 @pytest.mark.parametrize(
@@ -626,13 +626,13 @@ def test_a_range_that_is_none_is_refused(start: int, stop: int) -> None:
 )
 def test_a_push_to_a_step_table_names_its_slot(number: int, stream: int, reason: str) -> None:
     (answer,) = steps().push(ANN, number, [1], [1], stream=stream)
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
     assert reason in answer.reason
 
 
 def test_a_slot_beyond_the_pass_is_refused() -> None:
     (answer,) = steps(slots=2, slots_per_pass=3).push(ANN, 3, [1], [1])
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
     assert "has 3 slots" in answer.reason
 
 
@@ -649,7 +649,7 @@ def test_a_slot_beyond_the_pass_is_refused() -> None:
 def test_a_refused_pull_says_why(keys: list[int], more: dict[str, int], reason: str) -> None:
     for house in (each(), steps(), sparse()):
         (answer,) = house.pull(ANN, keys, **more)
-        assert isinstance(answer, m.No)
+        assert isinstance(answer, m.Refusal)
         assert answer.kind == "keys"
         assert reason in answer.reason
 
@@ -660,7 +660,7 @@ def test_rows_of_some_width_are_laid_where_they_belong() -> None:
     assert house.contents() == {1: [-1, -2, -3], 8: [-4, -5, -6]}
     assert house.pull(ANN, [8]) == [m.Values(2, 1, [1])]
     assert house.arrays[0][0].tolist() == [-4, -5, -6]
-    assert isinstance(house.push(ANN, 1, [1], [1, 2], count=1)[0], m.No)
+    assert isinstance(house.push(ANN, 1, [1], [1, 2], count=1)[0], m.Refusal)
 
 
 def test_no_memory_for_new_rows_is_an_answer_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -673,7 +673,7 @@ def test_no_memory_for_new_rows_is_an_answer_and_changes_nothing(monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(house.segments.table, "push", full)
         (answer,) = house.push(ANN, 1, [2], [2])
-        assert answer == m.No(2, "full", "no memory for 1 more rows: add servers, or push fewer new keys")
+        assert answer == m.Refusal(2, "full", "no memory for 1 more rows: add servers, or push fewer new keys")
     assert house.contents() == {1: [1]}
     assert house.push(ANN, 1, [2], [2]) == [m.Counted(3, new=True)]  # nothing was noted down
 
@@ -684,30 +684,30 @@ def test_no_memory_for_new_rows_is_an_answer_and_changes_nothing(monkeypatch: py
 def test_a_push_that_covers_no_segment_is_refused() -> None:
     house = each()
     (answer,) = house.push(ANN, 0, first=0, last=0, read=[2])
-    assert isinstance(answer, m.No) and answer.kind == "keys"
+    assert isinstance(answer, m.Refusal) and answer.kind == "keys"
 
 
 def test_nobody_writes_into_the_stream_of_another() -> None:
     house = each()
     (answer,) = house.push(ANN, 0, stream=-BOB, floor=1 << 60)
-    assert isinstance(answer, m.No) and "another client's stream" in answer.reason
+    assert isinstance(answer, m.Refusal) and "another client's stream" in answer.reason
     assert [one.new for one in house.push(BOB, 0, [1], [5]) if isinstance(one, m.Counted)] == [True]
 
 
 def test_a_step_table_has_no_clocks_to_enter_or_to_tick() -> None:
     house = steps(slots=1)
     (answer,) = house.pull(ANN, [1], enter=True)
-    assert isinstance(answer, m.No) and "no clocks" in answer.reason
+    assert isinstance(answer, m.Refusal) and "no clocks" in answer.reason
     house.push(ANN, 0, [1], [1])
     (answer,) = house.push(ANN, 0, [1], [1], step=1 << 40)
-    assert isinstance(answer, m.No)
+    assert isinstance(answer, m.Refusal)
 
 
 def test_a_step_far_beyond_the_window_takes_no_memory() -> None:
     house = each()
     house.enter(ANN)
     (answer,) = house.push(ANN, 0, [1], [1], step=1 << 40)
-    assert isinstance(answer, m.No) and "ahead of the first missing" in answer.reason
+    assert isinstance(answer, m.Refusal) and "ahead of the first missing" in answer.reason
 
 
 def test_a_long_pull_reads_its_own_step_although_the_next_is_ready() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from shoal import limits
 from shoal.limits import MB, MILLISECOND, SECOND
-from shoal.store.server.rate_limit import Pace
+from shoal.store.server.rate_limit import RateLimit
 
 
-def sent_in(pace: Pace, seconds: float, piece: int, every: int = 50 * MILLISECOND) -> int:
+def sent_in(pace: RateLimit, seconds: float, piece: int, every: int = 50 * MILLISECOND) -> int:
     total, now = 0, 7 * SECOND
     while now < 7 * SECOND + int(seconds * SECOND):
         while pace.allows(now):
@@ -19,12 +19,12 @@ def sent_in(pace: Pace, seconds: float, piece: int, every: int = 50 * MILLISECON
 
 def test_no_more_is_sent_than_the_rate_allows_and_not_much_less() -> None:
     for rate in (20 * MB, 200 * MB):
-        sent = sent_in(Pace(rate), 10.0, limits.FILL_BYTES)
+        sent = sent_in(RateLimit(rate), 10.0, limits.FILL_BYTES)
         assert 9 * rate <= sent <= 10 * rate + 2 * limits.FILL_BYTES + rate // 5
 
 
 def test_a_piece_larger_than_a_second_of_it_gets_through_and_is_paid_for_afterwards() -> None:
-    pace = Pace(1 * MB)
+    pace = RateLimit(1 * MB)
     assert pace.allows(0)
     pace.sent(20 * MB)
     assert not pace.allows(15 * SECOND)
@@ -32,7 +32,7 @@ def test_a_piece_larger_than_a_second_of_it_gets_through_and_is_paid_for_afterwa
 
 
 def test_nothing_is_saved_up_for_longer_than_a_moment() -> None:
-    pace = Pace(200 * MB)
+    pace = RateLimit(200 * MB)
     assert pace.allows(0)
     assert pace.allows(3_600 * SECOND)
     pace.sent(21 * MB)
@@ -40,7 +40,7 @@ def test_nothing_is_saved_up_for_longer_than_a_moment() -> None:
 
 
 def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing() -> None:
-    pace = Pace(1 * MB)
+    pace = RateLimit(1 * MB)
     assert pace.allows(10 * SECOND)
     pace.sent(5 * MB)
     assert not pace.allows(9 * SECOND)

@@ -20,15 +20,17 @@ from tests.unit.store.test_copies import ROWS, SERVERS, Town
 ALL = ("server-0", "server-1", "server-2")
 
 
-def two(apply: Each | Step | None = None) -> m.Placed:
+def two(apply: Each | Step | None = None) -> m.TablePlaces:
     """A table of two segments, each on all servers."""
-    places = [m.Place(1, list(ALL), since=1), m.Place(1, list(ALL), since=1)]
-    return m.Placed(1, "w", Dense(rows=ROWS, update=Sum(), apply=apply or Each()), [0, 2], places)
+    places = [m.Replicas(1, list(ALL), since=1), m.Replicas(1, list(ALL), since=1)]
+    return m.TablePlaces(1, "w", Dense(rows=ROWS, update=Sum(), apply=apply or Each()), [0, 2], places)
 
 
 def digests(town: Town) -> list[set[str]]:
     """Of each segment, those of all who hold it."""
-    told = [holding.told(m.Ask(1, 1, town.view, digests=True)).digests for holding in town.holdings.values()]
+    told = [
+        holding.told(m.TableStatusRequest(1, 1, town.view, digests=True)).digests for holding in town.holdings.values()
+    ]
     numbers = sorted({number for one in told for number in one})
     return [{one[number] for one in told if number in one} for number in numbers]
 
@@ -37,8 +39,8 @@ def test_numbers_follow_from_where_segments_start() -> None:
     to = into([0, 10, 20], [0, 10, 13, 15, 20])
     assert [list(one) for one in to] == [[0], [1, 2, 3], [4]]
     assert those([1, 2], to) == [1, 2, 3, 4]
-    assert renamed(m.Change(5, "push", only=[0, 1]), to).only == [0, 1, 2, 3]
-    assert renamed(m.Change(5, "push"), to).only == []  # all that its message covers, as before
+    assert renamed(m.ReplicatedChange(5, "push", only=[0, 1]), to).only == [0, 1, 2, 3]
+    assert renamed(m.ReplicatedChange(5, "push"), to).only == []  # all that its message covers, as before
 
 
 def test_a_push_that_was_on_its_way_to_the_copies_counts_once_in_both_halves() -> None:
@@ -69,7 +71,7 @@ def test_who_takes_over_a_half_brings_the_others_level() -> None:
     town.post.clear()
     del town.holdings["server-0"], late  # dead before it could send it again
     view = town.view + 1
-    places = [m.Place(view, ["server-1", "server-2"], since=view) for _ in cut.places]
+    places = [m.Replicas(view, ["server-1", "server-2"], since=view) for _ in cut.places]
     town.view = view
     members = {name: one for name, one in SERVERS.items() if name != "server-0"}
     for name, holding in town.holdings.items():
@@ -180,7 +182,7 @@ def test_every_key_is_in_one_half_and_what_cannot_be_cut_is_refused_with_the_rea
 @given(st.lists(st.integers(1, 999), unique=True), st.data())
 def test_split_keeps_every_key_in_exactly_one_segment(cuts: list[int], data: st.DataObject) -> None:
     starts = [0, *sorted(cuts)]
-    table = m.Placed(1, "w", Dense(rows=1_000), starts, [m.Place(1, ["ann"]) for _ in starts])
+    table = m.TablePlaces(1, "w", Dense(rows=1_000), starts, [m.Replicas(1, ["ann"]) for _ in starts])
     wide = [i for i, stop in enumerate([*starts[1:], 1_000]) if stop - starts[i] > 1]
     if not wide:
         return

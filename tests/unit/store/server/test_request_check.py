@@ -11,15 +11,15 @@ from shoal.errors import BadKeys, BadValues
 from shoal.keys import KeyRange
 from shoal.limits import FRAME_BYTES
 from shoal.store.server import request_check
-from shoal.store.server.request_check import Extent
+from shoal.store.server.request_check import RequestCheck
 from shoal.tables import Dense, Sparse, Table
 from shoal.wire import messages as m
 
 SPAN = 40
 
 
-def house(spec: Table) -> Extent:
-    return Extent(spec, [(0, KeyRange(0, SPAN))])
+def house(spec: Table) -> RequestCheck:
+    return RequestCheck(spec, [(0, KeyRange(0, SPAN))])
 
 
 def push(count: int, **more: Any) -> m.Push:

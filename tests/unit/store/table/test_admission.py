@@ -10,17 +10,17 @@ from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.table import admission
 from shoal.store.table.admission import Admission
 from shoal.store.table.slab import SparseRows
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.tables import Constant, Sparse, checked
 
 
-def made(spec: Sparse, *segments: KeyRange) -> tuple[Table, Admission]:
-    table = Table(spec, segments or [KeyRange(0, spec.span)])
+def made(spec: Sparse, *segments: KeyRange) -> tuple[ServerTable, Admission]:
+    table = ServerTable(spec, segments or [KeyRange(0, spec.span)])
     assert isinstance(table.part, SparseRows)
     return table, Admission(table.part, spec.admit, spec.span)
 
 
-def push(table: Table, counting: Admission, keys: Keys) -> list[int]:
+def push(table: ServerTable, counting: Admission, keys: Keys) -> list[int]:
     """Push ones; the keys that got in."""
     given = counting.admit(KeyValues(keys, np.ones((len(keys), 1), np.float32)))
     if given is None:
@@ -72,9 +72,9 @@ def test_a_sketch_of_few_keys_is_exact_and_small() -> None:
     assert counting.memory == admission.ADMISSION_FIRST
 
 
-def holds(table: Table, counting: Admission, *segments: KeyRange) -> Table:
+def holds(table: ServerTable, counting: Admission, *segments: KeyRange) -> ServerTable:
     """Other segments are on the same ground."""
-    table = Table(table.spec, segments, table.part)
+    table = ServerTable(table.spec, segments, table.part)
     counting.hold()
     return table
 
@@ -121,7 +121,7 @@ def test_a_row_that_would_not_read_as_zero_cannot_be_let_go() -> None:
 
 
 def test_a_table_that_shrinks_gives_memory_back_and_grows_again() -> None:
-    table = Table(Sparse(keys=1 << 20, evict=True), [KeyRange(0, 1 << 20)])
+    table = ServerTable(Sparse(keys=1 << 20, evict=True), [KeyRange(0, 1 << 20)])
     keys = np.arange(100_000, dtype=np.uint64)
     ones = np.ones((len(keys), 1), np.float32)
     table.push(keys, ones)

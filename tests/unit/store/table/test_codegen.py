@@ -18,8 +18,8 @@ from shoal.cache import cache_folder
 from shoal.errors import Invalid
 from shoal.store.table import codegen
 from shoal.store.table.codegen import DenseKernels, dense_kernels
-from shoal.store.table.source import Source, _tree
-from shoal.store.table.update import Rule, rule_named
+from shoal.store.table.source import FunctionSource, _tree
+from shoal.store.table.update import UpdateRule, rule_named
 
 Answer = tuple[float, tuple[float, ...]]
 
@@ -49,13 +49,13 @@ def run(kernels: DenseKernels, words: int, gradient: float, settings: tuple[floa
 
 
 def test_a_rule_may_use_helpers_constants_and_math() -> None:
-    rule = Rule("uses_much", uses_much, 2, {"step": 0.25})
+    rule = UpdateRule("uses_much", uses_much, 2, {"step": 0.25})
     weight, state = uses_much(1.0, (0.0, 0.0), 3.0, rule.settings({}))
     assert run(dense_kernels(rule), 3, 3.0, (0.25,)) == [np.float32(weight), *state]
 
 
 def test_the_text_holds_all_that_the_function_refers_to() -> None:
-    source = Source("uses_much")
+    source = FunctionSource("uses_much")
     assert source.add(uses_much)
     text = source.text()
     for line in (
@@ -70,15 +70,15 @@ def test_the_text_holds_all_that_the_function_refers_to() -> None:
 
 
 def test_a_closure_is_written_out_with_its_values() -> None:
-    def make(factor: float) -> Rule:
+    def make(factor: float) -> UpdateRule:
         def scaled(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> Answer:
             return weight + factor * gradient, state
 
-        return Rule("scaled", scaled, 0)
+        return UpdateRule("scaled", scaled, 0)
 
     texts = []
     for factor in (2.0, 3.0):
-        source = Source("scaled")
+        source = FunctionSource("scaled")
         assert source.add(make(factor).function)
         texts.append(source.text())
     assert "factor = 2.0" in texts[0]
@@ -87,7 +87,7 @@ def test_a_closure_is_written_out_with_its_values() -> None:
 
 def test_the_same_text_is_compiled_once_in_a_process() -> None:
     rule = rule_named("sum")
-    assert dense_kernels(rule) == dense_kernels(Rule("sum", rule.function, 0))
+    assert dense_kernels(rule) == dense_kernels(UpdateRule("sum", rule.function, 0))
 
 
 def test_the_signature_is_fixed_before_any_data_is_seen() -> None:
@@ -134,7 +134,7 @@ def has_strings(weight: float, state: tuple[float, ...], gradient: float, settin
 )
 def test_what_cannot_be_inlined_is_refused_by_name(function: Any, state: int, why: str) -> None:
     with pytest.raises(Invalid, match=why):
-        dense_kernels(Rule(function.__name__, function, state))
+        dense_kernels(UpdateRule(function.__name__, function, state))
 
 
 def test_what_numba_cannot_compile_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,14 +146,14 @@ def test_what_numba_cannot_compile_is_said_to_be_so(tmp_path: Path, monkeypatch:
         return weight, state
 
     with pytest.raises(Invalid, match="update 'mixes' cannot be compiled; numba says"):
-        dense_kernels(Rule("mixes", mixes, 0))
+        dense_kernels(UpdateRule("mixes", mixes, 0))
 
 
 def test_division_by_zero_gives_infinity_and_no_error() -> None:
     def divides(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> Answer:
         return weight / gradient, state
 
-    assert run(dense_kernels(Rule("divides", divides, 0)), 1, 0.0) == [math.inf]
+    assert run(dense_kernels(UpdateRule("divides", divides, 0)), 1, 0.0) == [math.inf]
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_a_function_without_source_is_compiled_in_memory(tmp_path: Path, monkeyp
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     names: dict[str, Any] = {}
     exec("def bare(weight, state, gradient, settings): return weight + 7.0 * gradient, state", names)
-    assert run(dense_kernels(Rule("bare", names["bare"], 0)), 1, 2.0) == [15.0]
+    assert run(dense_kernels(UpdateRule("bare", names["bare"], 0)), 1, 2.0) == [15.0]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from shoal.limits import MB
 from shoal.store.table import compaction, slab
 from shoal.store.table.row_views import pieces
 from shoal.store.table.slab import SparseRows
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import Sum
 from shoal.tables import Sparse
 
@@ -30,9 +30,9 @@ def segments(*numbers: int) -> list[KeyRange]:
     return [KeyRange(STEP * number, STEP * (number + 1)) for number in numbers]
 
 
-def filled(*numbers: int) -> Table:
+def filled(*numbers: int) -> ServerTable:
     """Every other key has a row, in no order, and its weight is the key."""
-    table = Table(SPEC, segments(*numbers))
+    table = ServerTable(SPEC, segments(*numbers))
     keys = np.arange(0, SPAN, 2, dtype=np.uint64)
     keys = keys[np.isin(keys // STEP, numbers)]
     for part in np.array_split(np.random.default_rng(0).permutation(keys), 7):
@@ -40,12 +40,12 @@ def filled(*numbers: int) -> Table:
     return table
 
 
-def ground(table: Table) -> SparseRows:
+def ground(table: ServerTable) -> SparseRows:
     assert isinstance(table.part, SparseRows)
     return table.part
 
 
-def cleared(table: Table) -> int:
+def cleared(table: ServerTable) -> int:
     """Go on until it is over: in so many pieces."""
     count = 1
     while ground(table).clear_some():
@@ -53,7 +53,7 @@ def cleared(table: Table) -> int:
     return count
 
 
-def is_whole(table: Table, *numbers: int) -> bool:
+def is_whole(table: ServerTable, *numbers: int) -> bool:
     """All rows of these segments are found by their keys, by ranges, and by whoever is handed them; and no others."""
     keys = np.concatenate([np.arange(one.start, one.stop, 2, dtype=np.uint64) for one in segments(*numbers)])
     names, values, rest = table.pull_live(KeyRange(0, SPAN), SPAN)
@@ -67,7 +67,7 @@ def is_whole(table: Table, *numbers: int) -> bool:
 def test_rows_of_a_segment_that_went_are_cleared_away_in_many_pieces_and_never_seen() -> None:
     table = filled(0, 1, 2, 3, 4, 5)
     full = table.memory
-    table = Table(SPEC, segments(1, 2, 5), ground(table))
+    table = ServerTable(SPEC, segments(1, 2, 5), ground(table))
     assert table.rows == SPAN // 2  # none of them is gone yet
     while ground(table).clear_some():
         if table.rows % 16 == 0:  # now and then
@@ -77,18 +77,18 @@ def test_rows_of_a_segment_that_went_are_cleared_away_in_many_pieces_and_never_s
 
 
 def test_few_rows_go_at_once() -> None:
-    table = Table(SPEC, segments(0, 1))
+    table = ServerTable(SPEC, segments(0, 1))
     table.push(np.arange(980, 1_020, dtype=np.uint64), np.ones(40, np.float32))
-    assert Table(SPEC, segments(1), ground(table)).rows == 20
+    assert ServerTable(SPEC, segments(1), ground(table)).rows == 20
 
 
 def test_keys_are_pushed_while_others_are_cleared_away() -> None:
     """More of them than there is room for, so that both the slab and the index grow in the middle of it."""
     spec = Sparse(keys=1 << 20, update=Sum())
-    table = Table(spec, [KeyRange(0, 5_000), KeyRange(5_000, 1 << 20)])
+    table = ServerTable(spec, [KeyRange(0, 5_000), KeyRange(5_000, 1 << 20)])
     first = np.arange(0, 10_000, dtype=np.uint64)
     table.push(first, first.astype(np.float32))
-    table = Table(spec, [KeyRange(5_000, 1 << 20)], ground(table))
+    table = ServerTable(spec, [KeyRange(5_000, 1 << 20)], ground(table))
     new, more = np.arange(10_000, 40_000, dtype=np.uint64), True
     for part in np.array_split(new, 400):
         more = ground(table).clear_some()
@@ -101,14 +101,14 @@ def test_keys_are_pushed_while_others_are_cleared_away() -> None:
 @pytest.mark.parametrize("after", [0, 3, 70, 110])
 def test_a_segment_comes_back_before_its_rows_are_gone(after: int) -> None:
     table, other = filled(0, 1, 2), filled(0)
-    table = Table(SPEC, segments(1, 2), ground(table))
+    table = ServerTable(SPEC, segments(1, 2), ground(table))
     for _ in range(after):
         ground(table).clear_some()
     rows, names = other.image(0)
     assert names is not None
     table.part.place(segments(0)[0], 0, rows[:200], names[:200])
     table.part.place(segments(0)[0], 200, rows[200:], names[200:])
-    table = Table(SPEC, segments(0, 1, 2), ground(table))
+    table = ServerTable(SPEC, segments(0, 1, 2), ground(table))
     assert is_whole(table, 0, 1, 2)
     cleared(table)
     assert is_whole(table, 0, 1, 2) and table.rows == 3 * STEP // 2
@@ -117,7 +117,7 @@ def test_a_segment_comes_back_before_its_rows_are_gone(after: int) -> None:
 def test_more_goes_while_what_went_before_is_not_gone() -> None:
     table = filled(0, 1, 2, 3)
     for stays in ((0, 2, 3), (0, 3), (3,)):
-        table = Table(SPEC, segments(*stays), ground(table))
+        table = ServerTable(SPEC, segments(*stays), ground(table))
         for _ in range(20):
             ground(table).clear_some()
         assert is_whole(table, *stays)
@@ -127,7 +127,7 @@ def test_more_goes_while_what_went_before_is_not_gone() -> None:
 
 def test_rows_that_are_zero_again_are_let_go_of_while_others_are_cleared_away() -> None:
     table = filled(0, 1, 2)
-    table = Table(SPEC, segments(1, 2), ground(table))
+    table = ServerTable(SPEC, segments(1, 2), ground(table))
     ground(table).clear_some()
     gone = np.arange(STEP, 2 * STEP, 2, dtype=np.uint64)
     table.push(gone, -gone.astype(np.float32))
@@ -138,7 +138,7 @@ def test_rows_that_are_zero_again_are_let_go_of_while_others_are_cleared_away() 
 
 def test_whoever_knew_where_rows_were_finds_them_where_they_are() -> None:
     table = filled(0, 1)
-    table = Table(SPEC, segments(1), ground(table))
+    table = ServerTable(SPEC, segments(1), ground(table))
     keys: Keys = np.arange(STEP, 2 * STEP, 2, dtype=np.uint64)
     table.known.note(keys)
     assert table.check_keys(keys) is None
@@ -150,14 +150,14 @@ def test_whoever_knew_where_rows_were_finds_them_where_they_are() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_in_whatever_order_it_is_as_in_a_dictionary(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    table, held, twin = Table(SPEC, segments(0, 1, 2)), {0, 1, 2}, dict[int, float]()
+    table, held, twin = ServerTable(SPEC, segments(0, 1, 2)), {0, 1, 2}, dict[int, float]()
     for _ in range(120):
         match draw.integers(6):
             case 0:
                 came = {int(draw.integers(6))} - held
                 stay = {one for one in sorted(held) if draw.random() < 0.8} or held
                 held = stay | came
-                table = Table(SPEC, segments(*sorted(held)), ground(table))
+                table = ServerTable(SPEC, segments(*sorted(held)), ground(table))
                 twin = {key: value for key, value in twin.items() if key // STEP in stay}
             case 1 | 2:
                 for _ in range(draw.integers(40)):
@@ -179,7 +179,7 @@ def test_without_memory_for_another_index_the_one_there_is_does(monkeypatch: pyt
     def fail(*_: object) -> None:
         raise MemoryError
 
-    table = Table(SPEC, segments(1), ground(filled(0, 1)))
+    table = ServerTable(SPEC, segments(1), ground(filled(0, 1)))
     monkeypatch.setattr(compaction.sparse_arena, "new_index", fail)
     cleared(table)
     assert is_whole(table, 1) and table.rows == STEP // 2
@@ -191,12 +191,12 @@ def test_what_is_cleared_away_is_given_back_to_the_system(monkeypatch: pytest.Mo
     monkeypatch.setattr(slab, "CLEAR_ROWS", 1 << 20)
     monkeypatch.setattr(compaction, "CLEAR_BYTES", MB)
     spec = Sparse(keys=100_000, width=128, update=Sum())
-    table = Table(spec, [KeyRange(0, 10_000), KeyRange(10_000, 100_000)])
+    table = ServerTable(spec, [KeyRange(0, 10_000), KeyRange(10_000, 100_000)])
     keys = np.arange(100_000, dtype=np.uint64)
     table.push(keys, np.ones((100_000, 128), np.float32))
     monkeypatch.setattr(slab, "CLEAR_ROWS", 16_384)
     full = _resident()
-    table = Table(spec, [KeyRange(0, 10_000)], ground(table))
+    table = ServerTable(spec, [KeyRange(0, 10_000)], ground(table))
     cleared(table)
     assert full - _resident() > 0.8 * 90_000 * 128 * 4
     assert table.pull(keys[:10_000]).sum() == 10_000 * 128

@@ -12,7 +12,7 @@ import pytest
 import shoal
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import (
     Adam,
     AdamW,
@@ -77,7 +77,7 @@ def test_a_table_moves_as_torch_does_by_range_by_keys_and_by_both(
     update: Update, optimizer: str, settings: dict[str, Any]
 ) -> None:
     def trace(keys: Callable[[int], Any]) -> Any:
-        table = Table(Dense(rows=ROWS, update=update, initial=START), [ALL])
+        table = ServerTable(Dense(rows=ROWS, update=update, initial=START), [ALL])
         start, found = table.pull(ALL).reshape(-1), []
         for step, gradient in enumerate(gradients()):
             table.push(keys(step), gradient)
@@ -110,7 +110,7 @@ def test_a_cluster_moves_as_torch_does() -> None:
 
 def test_a_key_that_is_not_pushed_does_not_age() -> None:
     """Adam's corrections are of each weight's own steps: the first gradient moves it by a whole step, whenever it comes."""
-    table = Table(Dense(rows=2, update=Adam(step=0.125)), [KeyRange(0, 2)])
+    table = ServerTable(Dense(rows=2, update=Adam(step=0.125)), [KeyRange(0, 2)])
     for _ in range(20):
         table.push(np.array([0], np.uint64), np.array([1.0], np.float32))
     table.push(np.array([1], np.uint64), np.array([0.001], np.float32))

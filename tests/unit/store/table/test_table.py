@@ -15,7 +15,7 @@ from shoal import tables
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, Values
 from shoal.store.table import sparse_arena
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import (
     SGD,
     AdaGrad,
@@ -34,12 +34,12 @@ def column(*values: float) -> Values:
     return np.array(values, np.float32).reshape(-1, 1)
 
 
-def sparse(**settings: Any) -> Table:
-    return Table(tables.Sparse(hashed=True, **settings), [EVERYTHING])
+def sparse(**settings: Any) -> ServerTable:
+    return ServerTable(tables.Sparse(hashed=True, **settings), [EVERYTHING])
 
 
-def dense(rows: int, *segments: tuple[int, int], **settings: Any) -> Table:
-    return Table(tables.Dense(rows=rows, **settings), [KeyRange(*s) for s in segments or [(0, rows)]])
+def dense(rows: int, *segments: tuple[int, int], **settings: Any) -> ServerTable:
+    return ServerTable(tables.Dense(rows=rows, **settings), [KeyRange(*s) for s in segments or [(0, rows)]])
 
 
 def test_a_pushed_key_reads_as_its_update_and_others_as_their_initial_value() -> None:
@@ -74,7 +74,7 @@ def test_a_dense_range_is_one_interval_across_the_gaps() -> None:
 
 
 def test_a_segment_at_the_end_of_all_keys_can_be_held() -> None:
-    table = Table(tables.Sparse(hashed=True), [KeyRange((1 << 63) - 3, 1 << 63)])
+    table = ServerTable(tables.Sparse(hashed=True), [KeyRange((1 << 63) - 3, 1 << 63)])
     assert table.held(EVERYTHING).tolist() == [(1 << 63) - 3, (1 << 63) - 2, (1 << 63) - 1]
 
 
@@ -100,7 +100,7 @@ def test_a_push_that_cannot_be_taken_is_told_why_and_changes_nothing(
 ) -> None:
     segments = [KeyRange(0, 5), KeyRange(6, 20)]
     spec = tables.Dense(rows=20) if kind == "dense" else tables.Sparse(keys=20)
-    table = Table(spec, segments)
+    table = ServerTable(spec, segments)
     table.push(listed(1, 2), column(5, 6))
     reason = table.check(keys, values)
     assert reason is not None
@@ -270,7 +270,7 @@ def test_the_cost_counts_elements() -> None:
 def test_dense_and_sparse_tables_start_from_the_same_weights(initial: tables.Initial) -> None:
     keys = np.arange(50, 80, dtype=np.uint64)
     many = dense(100, (50, 60), (60, 80), width=3, update=AdaGrad(), initial=initial)
-    few = Table(tables.Sparse(keys=100, width=3, update=AdaGrad(), initial=initial), [KeyRange(0, 100)])
+    few = ServerTable(tables.Sparse(keys=100, width=3, update=AdaGrad(), initial=initial), [KeyRange(0, 100)])
     assert many.pull(KeyRange(0, 100)).tobytes() == few.pull(keys).tobytes() == many.pull(keys).tobytes()
 
 
@@ -294,7 +294,7 @@ def test_segments_are_sorted_disjoint_and_inside_the_table() -> None:
         dense(10, (0, 5), (4, 10))
     with pytest.raises(BadKeys, match="past the limit"):
         dense(10, (0, 11))
-    nothing = Table(tables.Dense(rows=10), [])
+    nothing = ServerTable(tables.Dense(rows=10), [])
     assert nothing.rows == 0
     assert nothing.pull(KeyRange(0, 10)).shape == (0, 1)
     assert "not held here" in str(nothing.check(listed(1), column(1)))

@@ -16,7 +16,7 @@ from shoal.models.linear import Floats
 from shoal.settings import changed
 from shoal.simulation.reference import serial
 from shoal.strategies.averaging.allreduce import StepRank
-from shoal.strategies.averaging.worker import Go
+from shoal.strategies.averaging.worker import RoundOrder
 
 PATIENCE = 120.0  # seconds: a guard against hanging
 JOB: dict[str, Any] = {
@@ -69,7 +69,7 @@ def run(of: Job, dataset: Dataset, spoil: int | None = None) -> list[Floats | Ex
         try:
             if number == spoil:
                 rank.core.slab[7] += 1.0
-            go = rank.go(Go(room=2 * 21) if not number else Go())
+            go = rank.go(RoundOrder(room=2 * 21) if not number else RoundOrder())
             left[number] = rank.core.weights_in(rank.round(go)).copy()
         except Exception as error:
             left[number] = error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.strategies.averaging.over_store import StoreGroup
+from shoal.strategies.averaging.over_store import StoreCollective
 
 RANKS = 3
 
@@ -20,7 +20,7 @@ def test_all_get_the_very_sum_and_a_rank_that_is_gone_is_not_in_it(length: int) 
     ended: list[int] = []
     with shoal.local(servers=2) as cluster:
         groups = [
-            StoreGroup(cluster.client(), rank, RANKS, (lambda waited: ended) if rank == 0 else (lambda waited: ()))
+            StoreCollective(cluster.client(), rank, RANKS, (lambda waited: ended) if rank == 0 else (lambda waited: ()))
             for rank in range(RANKS)
         ]
         first = together([(group, given[group.rank].copy()) for group in groups])
@@ -32,7 +32,7 @@ def test_all_get_the_very_sum_and_a_rank_that_is_gone_is_not_in_it(length: int) 
         assert groups[0].sent > 0 < groups[0].received
 
 
-def together(calls: list[tuple[StoreGroup, Any]]) -> list[Any]:
+def together(calls: list[tuple[StoreCollective, Any]]) -> list[Any]:
     found: list[Any] = [None] * len(calls)
 
     def call(at: int) -> None:
@@ -73,6 +73,6 @@ class Torn:
 
 def test_a_sum_that_somebody_is_only_half_in_is_taken_again() -> None:
     store = Torn()
-    group = StoreGroup(store, 0, 2)  # type: ignore[arg-type]
+    group = StoreCollective(store, 0, 2)  # type: ignore[arg-type]
     assert np.array_equal(group.total(np.ones(512, np.float32)), np.ones(512))
     assert store.steps == [0, 2]

@@ -7,12 +7,12 @@ import pytest
 
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
-from shoal.strategies.averaging.shards import Parts, unseen
+from shoal.strategies.averaging.shards import Shards, unseen
 
 SLOTS = Slots(rows=1_000, batch=10, seed=3)  # a hundred
 
 
-def walk(parts: Parts, room: int) -> list[int]:
+def walk(parts: Shards, room: int) -> list[int]:
     """Until there is no more room; everybody lives."""
     seen = []
     while room:
@@ -26,16 +26,16 @@ def walk(parts: Parts, room: int) -> list[int]:
 
 
 def test_one_rank_takes_the_slots_of_a_pass_in_their_own_order() -> None:
-    assert walk(Parts(SLOTS, 1, every=7), 200) == list(range(200))
+    assert walk(Shards(SLOTS, 1, every=7), 200) == list(range(200))
 
 
 @pytest.mark.parametrize("shares", [(), (1.0, 2.0, 5.0)])
 def test_every_slot_of_every_pass_is_taken_once(shares: tuple[float, ...]) -> None:
-    assert sorted(walk(Parts(SLOTS, 3, shares, every=4), 300)) == list(range(300))
+    assert sorted(walk(Shards(SLOTS, 3, shares, every=4), 300)) == list(range(300))
 
 
 def test_each_rank_has_its_own_part_of_the_rows_in_every_pass() -> None:
-    parts = Parts(SLOTS, 4)
+    parts = Shards(SLOTS, 4)
     contents: dict[int, set[int]] = {}
     for _ in range(3):
         for rank, ids in parts.plan(1 << 40).items():
@@ -47,18 +47,18 @@ def test_each_rank_has_its_own_part_of_the_rows_in_every_pass() -> None:
 
 
 def test_a_period_ends_where_the_model_is_to_be_judged() -> None:
-    parts = Parts(SLOTS, 3, every=16)
+    parts = Shards(SLOTS, 3, every=16)
     assert [len(ids) for ids in parts.plan(7).values()] in ([2, 3, 2], [3, 2, 2])
 
 
 def test_the_mean_is_weighted_by_rows() -> None:
-    parts = Parts(Slots(rows=95, batch=10, seed=0), 2, shares=[1.0, 4.0])  # ten slots, one of them half full
+    parts = Shards(Slots(rows=95, batch=10, seed=0), 2, shares=[1.0, 4.0])  # ten slots, one of them half full
     parts.plan(10)
     assert parts.weights() == {0: 20 / 95, 1: 75 / 95}
 
 
 def test_what_a_rank_had_begun_when_it_went_is_done_by_the_others() -> None:
-    parts, seen = Parts(SLOTS, 3, every=8), []
+    parts, seen = Shards(SLOTS, 3, every=8), []
     parts.plan(1_000)
     (lost,) = parts.settle([0, 2])
     assert (lost.rank, lost.again, lost.back, lost.rows) == (1, 8, 0, 0)
@@ -68,7 +68,7 @@ def test_what_a_rank_had_begun_when_it_went_is_done_by_the_others() -> None:
 
 
 def test_what_was_counted_and_never_averaged_is_taken_back() -> None:
-    parts = Parts(SLOTS, 2)
+    parts = Shards(SLOTS, 2)
     parts.plan(1_000, most=10)
     parts.settle([0, 1])
     parts.plan(1_000, most=10)
@@ -79,16 +79,16 @@ def test_what_was_counted_and_never_averaged_is_taken_back() -> None:
 
 
 def test_a_run_is_taken_up_with_any_number_of_ranks() -> None:
-    before = Parts(SLOTS, 3, every=4)
+    before = Shards(SLOTS, 3, every=4)
     seen = walk(before, 148)
     before.plan(12)  # and is interrupted
-    after = Parts(SLOTS, 5, every=4, of_pass=before.of_pass, left=before.left())
+    after = Shards(SLOTS, 5, every=4, of_pass=before.of_pass, left=before.left())
     assert sorted(seen + walk(after, 152)) == list(range(300))
 
 
 def test_as_many_shares_as_ranks_are_asked_for() -> None:
     with pytest.raises(Invalid, match="2 numbers for 3 ranks: give one for each"):
-        Parts(SLOTS, 3, [1.0, 2.0])
+        Shards(SLOTS, 3, [1.0, 2.0])
 
 
 def test_a_step_does_not_know_of_what_others_did_since_the_last_mean() -> None:
@@ -99,7 +99,7 @@ def test_a_step_does_not_know_of_what_others_did_since_the_last_mean() -> None:
 
 def test_the_largest_shares_that_can_be_said_are_shares_as_any_others() -> None:
     huge, plain = (
-        [rank.tolist() for rank in Parts(SLOTS, 3, shares).plan(300).values()]
+        [rank.tolist() for rank in Shards(SLOTS, 3, shares).plan(300).values()]
         for shares in ((1.0, 1e308, 1e308), (1e-308, 1.0, 1.0))
     )
     assert huge == plain and len(huge[0]) == 0
@@ -107,7 +107,7 @@ def test_the_largest_shares_that_can_be_said_are_shares_as_any_others() -> None:
 
 def test_what_a_lost_rank_has_told_stays_done_and_the_rest_is_the_others() -> None:
     """As in gossip: a leg may have several passes, and nobody takes a mean of all."""
-    parts = Parts(SLOTS, 3)
+    parts = Shards(SLOTS, 3)
     done: dict[int, list[int]] = {0: [], 1: [], 2: []}
     room = 150
     while room:
@@ -122,13 +122,13 @@ def test_what_a_lost_rank_has_told_stays_done_and_the_rest_is_the_others() -> No
 
 
 def test_when_the_last_rank_is_lost_nobody_gets_its_slots() -> None:
-    parts = Parts(SLOTS, 1)
+    parts = Shards(SLOTS, 1)
     parts.plan(10)
     assert parts.lose(0, 4) == 6 and parts.living == []
 
 
 def test_shares_may_change_in_the_middle_of_a_pass() -> None:
-    parts = Parts(SLOTS, 2)
+    parts = Shards(SLOTS, 2)
     seen = np.concatenate(list(parts.plan(20).values())).tolist()
     parts.settle(parts.living)
     parts.share([3.0, 1.0])

@@ -123,15 +123,15 @@ def test_parts_of_workers_that_are_gone_are_taken_over(rows: Dataset, delay: int
 def test_a_part_whose_gradient_is_no_number_is_void_and_the_others_go_on(
     rows: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.strategies.block_proximal.algorithm import Held
+    from shoal.strategies.block_proximal.algorithm import HeldPart
 
-    turn = Held.turn
+    turn = HeldPart.turn
 
-    def spoilt(self: Held, block: int, *more: Any) -> Any:
+    def spoilt(self: HeldPart, block: int, *more: Any) -> Any:
         loss, places, listed, values = turn(self, block, *more)
         return loss, places, listed, values * (np.nan if self.next == 9 and listed.last < 500 else 1.0)
 
-    monkeypatch.setattr(Held, "turn", spoilt)
+    monkeypatch.setattr(HeldPart, "turn", spoilt)
     ship = ship_of(rows, workers=2).home()
     assert ship.all(Stopped)[-1].why == "8 epochs done"
     assert all(task.error is None for task in ship.ends.values())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.data.csr_file import Packed
+from shoal.data.csr_file import CsrFile
 from shoal.data.datasets import Dataset, load
 from shoal.data.dense_file import sparse
 from shoal.job import Job
-from shoal.models.columns import Blocks
-from shoal.strategies.block_proximal.columns import Parts
-from shoal.strategies.block_proximal.order import Turns
+from shoal.models.columns import ColumnBlocks
+from shoal.strategies.block_proximal.columns import ColumnParts
+from shoal.strategies.block_proximal.order import BlockOrder
 from tests.support.one_thread_run import JOB
 
 
@@ -21,13 +21,15 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return load(job.data, job.seed, cache=tmp_path_factory.mktemp("data"))
 
 
-def shelf_of(data: Packed, turns: Turns) -> Parts:
-    return Parts(data, turns, Blocks.cut("count", turns.blocks, data.counts, True, data.rows), True, "logistic")
+def shelf_of(data: CsrFile, turns: BlockOrder) -> ColumnParts:
+    return ColumnParts(
+        data, turns, ColumnBlocks.cut("count", turns.blocks, data.counts, True, data.rows), True, "logistic"
+    )
 
 
 def test_a_part_is_made_once_and_has_its_rows(rows: Dataset) -> None:
     data = sparse(rows.train)
-    shelf = shelf_of(data, Turns(data.rows, parts=4, blocks=6, seed=0))
+    shelf = shelf_of(data, BlockOrder(data.rows, parts=4, blocks=6, seed=0))
     part, later = shelf.local((0, 5)), shelf.local((1, 9))  # both part 1
     columns = part.columns()
     assert later.columns() is columns and columns.rows == 100
@@ -38,13 +40,13 @@ def test_a_part_is_made_once_and_has_its_rows(rows: Dataset) -> None:
 
 def test_a_pass_counts_every_row_of_a_part_once(rows: Dataset) -> None:
     data = sparse(rows.train)
-    shelf = shelf_of(data, Turns(data.rows, parts=4, blocks=6, seed=0))
+    shelf = shelf_of(data, BlockOrder(data.rows, parts=4, blocks=6, seed=0))
     assert sum(len(shelf.local((3, 4 * place + 2))) for place in range(6)) == 100
 
 
 def test_a_part_that_is_not_asked_for_any_more_is_let_go(rows: Dataset) -> None:
     data = sparse(rows.train)
-    shelf = shelf_of(data, Turns(data.rows, parts=4, blocks=6, seed=0))
+    shelf = shelf_of(data, BlockOrder(data.rows, parts=4, blocks=6, seed=0))
     first = shelf.local((0, 0)).columns()
     for of_pass in range(3):
         shelf.local((of_pass, 1))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.data.batch import Ids
-from shoal.strategies.gossip.controller import Home, Told
-from shoal.strategies.gossip.progress import Tally
+from shoal.strategies.gossip.controller import Controller, WorkerState
+from shoal.strategies.gossip.progress import GossipProgress
 from shoal.strategies.gossip.settings import Gossip
 from shoal.strategies.gossip.topology import Graph
 from shoal.wire.effects import Effect, Received, Send, Tick
 from shoal.wire.messages.gossip import (
-    Along,
-    Heard,
+    GossipProgressReport,
     Leg,
-    Rest,
+    LegDone,
+    LegReceived,
     Show,
     Without,
 )
@@ -27,8 +27,8 @@ def ring() -> Graph:
     return Graph.of(Gossip(), len(NAMES), 0)
 
 
-def home() -> Home:
-    return Home(NAMES, {name: f"memory:{name}" for name in NAMES})
+def home() -> Controller:
+    return Controller(NAMES, {name: f"memory:{name}" for name in NAMES})
 
 
 def ids(*numbers: int) -> Ids:
@@ -39,13 +39,13 @@ def said(effects: list[Effect], kind: type) -> dict[str, object]:
     return {one.to: one.message for one in effects if isinstance(one, Send) and isinstance(one.message, kind)}
 
 
-def set_off(node: Home) -> list[Effect]:
+def set_off(node: Controller) -> list[Effect]:
     return node.set_off(0, ring(), {name: ids(at, at + 4) for at, name in enumerate(NAMES)})
 
 
-def rest(node: Home, name: str, slab: bool = True) -> list[Effect]:
+def rest(node: Controller, name: str, slab: bool = True) -> list[Effect]:
     arrays = (SLAB,) if slab else ()
-    return node.handle(1, Received(name, Rest(node.leg, [2, 8, 1.0, 10, 10]), arrays))
+    return node.handle(1, Received(name, LegDone(node.leg, [2, 8, 1.0, 10, 10]), arrays))
 
 
 def test_a_leg_tells_each_its_slots_and_whom_it_hears_with_what_weight() -> None:
@@ -60,23 +60,23 @@ def test_a_leg_tells_each_its_slots_and_whom_it_hears_with_what_weight() -> None
 def test_a_leg_is_told_again_until_something_is_heard_of_it() -> None:
     node = home()
     set_off(node)
-    node.handle(1, Received("worker-2", Along(1, 0, 0, 0.0)))
+    node.handle(1, Received("worker-2", GossipProgressReport(1, 0, 0, 0.0)))
     assert set(said(node.handle(2, Tick()), Leg)) == {"worker-0", "worker-1", "worker-3"}
 
 
 def test_a_worker_that_speaks_for_the_first_time_is_told_its_leg_at_once() -> None:
     node = home()
     set_off(node)
-    assert set(said(node.handle(1, Received("worker-2", Along(0, 0, 0, 0.0))), Leg)) == {"worker-2"}
-    node.handle(2, Received("worker-2", Along(1, 0, 0, 0.0)))
-    assert node.handle(3, Received("worker-2", Along(0, 0, 0, 0.0))) == []  # late: it has the leg
+    assert set(said(node.handle(1, Received("worker-2", GossipProgressReport(0, 0, 0, 0.0))), Leg)) == {"worker-2"}
+    node.handle(2, Received("worker-2", GossipProgressReport(1, 0, 0, 0.0)))
+    assert node.handle(3, Received("worker-2", GossipProgressReport(0, 0, 0, 0.0))) == []  # late: it has the leg
 
 
 def test_what_comes_of_another_leg_changes_nothing_and_is_answered() -> None:
     node = home()
     set_off(node)
-    (answer,) = node.handle(1, Received("worker-0", Rest(0, [9, 9, 9.0, 9, 9]), (SLAB,)))
-    assert isinstance(answer, Send) and answer.message == Heard(0)
+    (answer,) = node.handle(1, Received("worker-0", LegDone(0, [9, 9, 9.0, 9, 9]), (SLAB,)))
+    assert isinstance(answer, Send) and answer.message == LegReceived(0)
     assert not node.told["worker-0"].heard and not node.resting
 
 
@@ -88,7 +88,7 @@ def test_all_are_asked_for_their_models_when_the_last_one_is_done() -> None:
     assert set(said(rest(node, NAMES[3], slab=False), Show)) == set(NAMES)
     for name in NAMES:
         assert not node.resting
-        assert said(rest(node, name), Heard)
+        assert said(rest(node, name), LegReceived)
     assert node.resting
 
 
@@ -109,7 +109,7 @@ def test_a_leg_is_told_again_with_the_weights_that_the_others_have_though_somebo
     node, star = home(), Graph.of(Gossip(topology="star"), len(NAMES), 0)
     slots = {name: ids(at, at + 4) for at, name in enumerate(NAMES)}
     before = said(node.set_off(0, star, slots), Leg)
-    node.handle(1, Received("worker-2", Along(1, 0, 0, 0.0)))
+    node.handle(1, Received("worker-2", GossipProgressReport(1, 0, 0, 0.0)))
     node.lose(2, "worker-1")
     again = said(node.handle(3, Tick()), Leg)
     assert set(again) == {"worker-0", "worker-3"}
@@ -139,10 +139,10 @@ def test_push_sum_steps_are_not_divided_by_weights_any_more_once_the_workers_wer
 
 
 def test_what_is_told_twice_or_late_is_counted_once() -> None:
-    tally, one = Tally(lambda some: 8 * len(some)), Told(ids(1, 2))
+    tally, one = GossipProgress(lambda some: 8 * len(some)), WorkerState(ids(1, 2))
     for rounds in (1, 1, 0):
-        tally.hear("worker-0", one, Along(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60))
-    tally.hear("worker-0", one, Rest(1, [3, 16, 1.0, 70, 80]))
+        tally.hear("worker-0", one, GossipProgressReport(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60))
+    tally.hear("worker-0", one, LegDone(1, [3, 16, 1.0, 70, 80]))
     fresh = tally.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 1.0)  # the third round had no slot
     assert (fresh.sent, fresh.received) == (70, 80)
@@ -151,10 +151,12 @@ def test_what_is_told_twice_or_late_is_counted_once() -> None:
 
 
 def test_a_gradient_of_a_round_that_is_not_done_counts_neither_as_rows_nor_as_loss() -> None:
-    tally, one = Tally(lambda some: 8 * len(some)), Told(ids(1, 2, 3))
-    tally.hear("worker-0", one, Along(1, 1, 16, 8.0))  # in the second round, of which it has the gradient
+    tally, one = GossipProgress(lambda some: 8 * len(some)), WorkerState(ids(1, 2, 3))
+    tally.hear(
+        "worker-0", one, GossipProgressReport(1, 1, 16, 8.0)
+    )  # in the second round, of which it has the gradient
     fresh = tally.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (1, 8, 4.0)
-    tally.hear("worker-0", one, Rest(1, [3, 24, 12.0, 0, 0]))
+    tally.hear("worker-0", one, LegDone(1, [3, 24, 12.0, 0, 0]))
     fresh = tally.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 8.0)

@@ -7,15 +7,15 @@ import pytest
 
 from shoal.data.slots import Slots
 from shoal.limits import SECOND
-from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.legs import GossipController
 from shoal.strategies.gossip.settings import Gossip
 from shoal.strategies.gossip.topology import Graph
 from shoal.wire.effects import Received, Send
 from shoal.wire.messages.gossip import (
-    Along,
-    Heard,
-    Rest,
+    GossipProgressReport,
+    LegDone,
+    LegReceived,
     Show,
     Without,
 )
@@ -27,13 +27,13 @@ PER_PASS = 12
 
 def controller(topology: str = "ring") -> GossipController:
     graph = Graph.of(Gossip(topology=topology), len(NAMES), 0)  # type: ignore[arg-type]
-    parts = Parts(Slots(PER_PASS, 1, 0), len(NAMES))
+    parts = Shards(Slots(PER_PASS, 1, 0), len(NAMES))
     return GossipController(NAMES, dict.fromkeys(NAMES, ""), graph, parts, "sync", by_speed=False)
 
 
 def rest(made: GossipController, name: str, slab: bool = True, error: str = "") -> None:
     done = len(made.home.told[name].slots)
-    said = Rest(made.home.leg, [done, done, float(done), 0, 0], error=error)
+    said = LegDone(made.home.leg, [done, done, float(done), 0, 0], error=error)
     made.handle(SECOND, Received(name, said, (SLAB,) if slab else ()))
 
 
@@ -97,7 +97,7 @@ def test_what_a_lost_worker_had_not_reported_is_dealt_to_the_others() -> None:
     made.next_leg(SECOND, 6, None)
     theirs = made.home.told["worker-1"].slots.tolist()
     assert len(theirs) == 2
-    made.handle(SECOND, Received("worker-1", Along(made.home.leg, 1, 1, 1.0)))
+    made.handle(SECOND, Received("worker-1", GossipProgressReport(made.home.leg, 1, 1, 1.0)))
     loss = made.lose(SECOND, "worker-1")
     assert loss is not None and loss.again == 1 and not loss.apart
     assert {one.to for one in loss.effects if isinstance(one, Send) and isinstance(one.message, Without)} == {
@@ -128,13 +128,13 @@ def test_what_workers_say_that_cannot_go_on_is_passed_on_and_counts_for_nothing(
 def test_all_that_live_are_dismissed_at_the_end() -> None:
     made = begun()
     made.lose(SECOND, "worker-0")
-    assert made.dismiss() == [Send(name, Heard(1, over=True)) for name in ("worker-1", "worker-2")]
+    assert made.dismiss() == [Send(name, LegReceived(1, over=True)) for name in ("worker-1", "worker-2")]
 
 
 def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() -> None:
     """All learn equally fast, but the first leg made worker-0 seem faster: who was dealt less must not seem slow for that."""
     graph = Graph.of(Gossip(mode="async"), len(NAMES), 0)
-    parts = Parts(Slots(1_000, 1, 0), len(NAMES))
+    parts = Shards(Slots(1_000, 1, 0), len(NAMES))
     made = GossipController(NAMES, dict.fromkeys(NAMES, ""), graph, parts, "async", by_speed=True)
     made.begin(0)
     for name in NAMES:
@@ -146,10 +146,15 @@ def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() 
         told, rounds = made.home.told, made.home.rounds
         for name, one in told.items():
             if 0 < (slots := len(one.slots)) < rounds:
-                made.handle(now + slots * SECOND // 10, Received(name, Along(made.home.leg, slots + 1, slots, 1.0)))
+                made.handle(
+                    now + slots * SECOND // 10,
+                    Received(name, GossipProgressReport(made.home.leg, slots + 1, slots, 1.0)),
+                )
         now += rounds * SECOND // 10
         for name in NAMES:
-            made.handle(now, Received(name, Rest(made.home.leg, [rounds, len(told[name].slots), 1.0, 0, 0]), (SLAB,)))
+            made.handle(
+                now, Received(name, LegDone(made.home.leg, [rounds, len(told[name].slots), 1.0, 0, 0]), (SLAB,))
+            )
         made.end_leg(now)
     dealt = [len(one.slots) for one in made.home.told.values()]
     assert max(dealt) < 1.5 * min(dealt), dealt
@@ -162,6 +167,6 @@ def test_models_are_asked_for_when_the_last_is_done(last: str) -> None:
     for name in NAMES:
         if name != last:
             rest(made, name, slab=False)
-    done = Rest(made.home.leg, [1, 1, 1.0, 0, 0])
+    done = LegDone(made.home.leg, [1, 1, 1.0, 0, 0])
     asked = made.handle(SECOND, Received(last, done))
     assert [one.to for one in asked if isinstance(one, Send) and isinstance(one.message, Show)] == NAMES

@@ -13,9 +13,9 @@ from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.settings import changed
-from shoal.strategies.gossip.consensus import Apart
+from shoal.strategies.gossip.consensus import Consensus
 from shoal.strategies.gossip.local_model import (
-    GossipCore,
+    GossipLocalModel,
     core_of,
     dealt,
     who_learns,
@@ -33,7 +33,7 @@ def job(**changes: Any) -> Job:
     return Job.of(changed(JOB, {name.replace("__", "."): value for name, value in changes.items()}))
 
 
-def core(of: Job, number: int = 0) -> GossipCore:
+def core(of: Job, number: int = 0) -> GossipLocalModel:
     return core_of(of.toml(), load(of.data, of.seed).train.folder, number, of.workers, None)[1]
 
 
@@ -55,9 +55,9 @@ def test_the_gradient_of_before_the_mean_is_applied_after_it() -> None:
 
 
 def _local(of: Job, train: Any, slots: Slots, number: int) -> Any:
-    from shoal.strategies.averaging.step_model import Rows
+    from shoal.strategies.averaging.step_model import StepBatches
 
-    return Rows(of, train, slots).local(slots.content(0, number))
+    return StepBatches(of, train, slots).local(slots.content(0, number))
 
 
 def test_a_step_may_be_shorter_than_the_rule_has_it() -> None:
@@ -106,7 +106,7 @@ def slabs(*values: float) -> list[tuple[npt.NDArray[np.float32], float]]:
 def test_how_far_models_are_apart_is_told_of_the_weights_alone() -> None:
     of = job(update__rule="sgd")
     dataset = load(of.data, of.seed)
-    apart = Apart(learner_of(of.model, dataset.train, of.seed), dataset.test, (1001, 1))
+    apart = Consensus(learner_of(of.model, dataset.train, of.seed), dataset.test, (1001, 1))
     apart.take(slabs(1.0, 3.0))
     assert np.array_equal(apart.mean, np.full((1001, 1), 2.0))
     spread = apart.spread()

@@ -7,21 +7,21 @@ from random import Random
 import numpy as np
 
 from shoal.limits import SECOND
-from shoal.simulation.gossip_model import SimStepper
-from shoal.strategies.gossip.worker import Gossiper
+from shoal.simulation.gossip_model import SimulatedGossipModel
+from shoal.strategies.gossip.worker import GossipWorker
 from shoal.wire.effects import Compute, Computed, Effect, Received, Send
 from shoal.wire.messages.gossip import (
+    GossipLink,
     Leg,
-    Link,
+    LegDone,
     Offer,
     Reached,
-    Rest,
 )
 
 SIZE = 3
 
 
-def hand(node: Gossiper, sender: str, message: object, arrays: object = ()) -> list[Effect]:
+def hand(node: GossipWorker, sender: str, message: object, arrays: object = ()) -> list[Effect]:
     """One message, and whatever is computed for it."""
     effects = node.handle(SECOND, Received(sender, message, arrays))  # type: ignore[arg-type]
     for effect in effects:  # it grows meanwhile
@@ -31,17 +31,17 @@ def hand(node: Gossiper, sender: str, message: object, arrays: object = ()) -> l
 
 
 def test_one_that_is_in_the_next_leg_already_is_not_waited_for_when_our_own_begins() -> None:
-    node = Gossiper("b", SimStepper(np.ones(SIZE, np.float32)), chance=Random(0))
-    before, after = Link("a", "ipc://a", 0.5), Link("c", "ipc://c", 0.5)  # a -> b -> c, and round again
+    node = GossipWorker("b", SimulatedGossipModel(np.ones(SIZE, np.float32)), chance=Random(0))
+    before, after = GossipLink("a", "ipc://a", 0.5), GossipLink("c", "ipc://c", 0.5)  # a -> b -> c, and round again
     hand(node, "c", Reached(1, 0))
     hand(node, "a", Offer(1, 0, 0.5), (np.full(SIZE, 3, np.float32),))
     said = hand(node, "home", Leg(1, 1, 0.5, [before], [after], 1), (np.empty(0, np.uint64),))
-    assert node.rests and [one.message for one in said if isinstance(one, Send) and isinstance(one.message, Rest)]
+    assert node.rests and [one.message for one in said if isinstance(one, Send) and isinstance(one.message, LegDone)]
 
 
 def test_one_of_whom_nothing_was_heard_is_waited_for() -> None:
-    node = Gossiper("b", SimStepper(np.ones(SIZE, np.float32)), chance=Random(0))
-    before, after = Link("a", "ipc://a", 0.5), Link("c", "ipc://c", 0.5)
+    node = GossipWorker("b", SimulatedGossipModel(np.ones(SIZE, np.float32)), chance=Random(0))
+    before, after = GossipLink("a", "ipc://a", 0.5), GossipLink("c", "ipc://c", 0.5)
     hand(node, "a", Offer(1, 0, 0.5), (np.full(SIZE, 3, np.float32),))
     hand(node, "home", Leg(1, 1, 0.5, [before], [after], 1), (np.empty(0, np.uint64),))
     assert not node.rests

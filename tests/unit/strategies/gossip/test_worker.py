@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shoal import limits
-from shoal.emulation import Emulate
+from shoal.emulation import Emulation
 from shoal.errors import Invalid
-from shoal.simulation.gossip_model import STEP, SimStepper, pull_of
+from shoal.simulation.gossip_model import STEP, SimulatedGossipModel, pull_of
 from shoal.strategies.gossip.model import (
     Floats,
     check_size,
@@ -21,23 +21,23 @@ from shoal.strategies.gossip.model import (
     mix_into,
     whole,
 )
-from shoal.strategies.gossip.pairwise import Meetings
+from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.settings import Gossip
-from shoal.strategies.gossip.synchronous import Rounds
+from shoal.strategies.gossip.synchronous import Synchronous
 from shoal.strategies.gossip.topology import Graph
-from shoal.strategies.gossip.worker import Gossiper
+from shoal.strategies.gossip.worker import GossipWorker
 from shoal.timing import DEFAULT
 from shoal.wire.effects import Compute, Computed, Connect, Effect, Event, Received, Send, Tick, Wake
 from shoal.wire.messages.gossip import (
-    Along,
-    Heard,
+    GossipLink,
+    GossipProgressReport,
     Leg,
-    Link,
+    LegDone,
+    LegReceived,
     Meet,
-    Met,
+    MeetReply,
     Offer,
     Reached,
-    Rest,
     Show,
     Without,
 )
@@ -51,9 +51,9 @@ class Room:
     def __init__(self, graph: Graph, mode: str = "sync", **about: Any) -> None:
         self.graph, self.now = graph, limits.SECOND
         self.starts = np.random.default_rng(7).normal(size=(graph.nodes, SIZE)).astype(np.float32)
-        self.models = [SimStepper(start) for start in self.starts]
+        self.models = [SimulatedGossipModel(start) for start in self.starts]
         self.nodes = [
-            Gossiper(f"w{i}", model, mode, chance=Random(i), **about)  # type: ignore[arg-type]
+            GossipWorker(f"w{i}", model, mode, chance=Random(i), **about)  # type: ignore[arg-type]
             for i, model in enumerate(self.models)
         ]
         self.table: deque[Send] = deque()
@@ -90,8 +90,8 @@ class Room:
 
     def leg_of(self, i: int, number: int, rounds: int, slots: list[int], rides: int = 0) -> None:
         w = self.graph.mixing().tolist()
-        hears = [Link(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.hears(i)]
-        tells = [Link(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.tells(i)]
+        hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.hears(i)]
+        tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.tells(i)]
         self.say(i, Leg(number, rounds, w[i][i], hears, tells, rides), (np.array(slots, np.uint64),))
 
     def deliver(self, keep: Callable[[str, Send], bool] = lambda sender, letter: True) -> None:
@@ -131,8 +131,8 @@ class Room:
     def weights(self) -> np.ndarray[Any, Any]:
         return np.stack([model.weights for model in self.models]).astype(np.float64)
 
-    def rests(self) -> dict[str, tuple[Rest, Any]]:
-        return {name: (said, arrays) for name, said, arrays in self.home if isinstance(said, Rest) and arrays}
+    def rests(self) -> dict[str, tuple[LegDone, Any]]:
+        return {name: (said, arrays) for name, said, arrays in self.home if isinstance(said, LegDone) and arrays}
 
 
 def graph_of(topology: str, nodes: int, mode: str = "sync") -> Graph:
@@ -354,7 +354,7 @@ def test_of_two_that_ask_each_other_at_once_one_is_told_not_now_and_both_have_th
     room.deliver()
     assert np.allclose(room.weights, room.starts.mean(0), atol=1e-6), "they did not change places"
     assert [len(model.adds) for model in room.models] == [1, 1]
-    assert [node.part.met for node in room.nodes if isinstance(node.part, Meetings)] == [1, 0]
+    assert [node.part.met for node in room.nodes if isinstance(node.part, Pairwise)] == [1, 0]
 
 
 def test_an_answer_counts_whatever_who_asked_has_become_meanwhile() -> None:
@@ -376,7 +376,7 @@ def test_questions_and_answers_that_come_again_move_nobody() -> None:
     (_, meet), = room.letters(Meet)  # fmt: skip
     for _ in range(3):
         room.say(1, meet.message, meet.arrays, "w0")
-    first, *more = room.letters(Met)
+    first, *more = room.letters(MeetReply)
     assert len(room.models[1].adds) == 1
     assert len(more) == 2
     assert all(np.array_equal(one.arrays[0], first[1].arrays[0]) for _, one in more), "the same answer again"
@@ -391,7 +391,7 @@ def test_a_question_without_an_answer_is_asked_again_until_there_is_one() -> Non
     room = pair("async")
     room.leg_of(0, 1, 1, [])
     room.leg_of(1, 1, 0, [])
-    room.deliver(lambda sender, letter: not isinstance(letter.message, Met))
+    room.deliver(lambda sender, letter: not isinstance(letter.message, MeetReply))
     assert room.nodes[0].part.lacking() == ["w1"]
     room.wait(DEFAULT.resend_first + 1)
     room.deliver()
@@ -419,21 +419,21 @@ def test_who_asked_one_that_is_gone_goes_on_and_who_moved_towards_it_counts_that
 
 
 def test_others_are_answered_while_a_worker_is_held_up_to_seem_slow() -> None:
-    pace = Emulate(per_example=10.0).pace(0, 0)
+    pace = Emulation(per_example=10.0).pace(0, 0)
     room = pair("async", pace=pace)
     room.leg_of(0, 1, 1, [4])
     room.leg_of(1, 1, 0, [])
     room.compute()
     assert room.nodes[0].hands.due == room.now + 10 * limits.SECOND
     room.say(0, Meet((1 << 32) + 1), (room.starts[1],), "w1")
-    assert len(room.letters(Met)) == 1
+    assert len(room.letters(MeetReply)) == 1
 
 
 def test_a_worker_that_is_done_meets_others_until_all_are_and_then_shows_a_model_that_stays() -> None:
     room = pair("async")
     room.leg_of(0, 1, 0, [])
     room.leg_of(1, 1, 2, [])
-    assert [(name, bool(arrays)) for name, said, arrays in room.home if isinstance(said, Rest)] == [("w0", False)]
+    assert [(name, bool(arrays)) for name, said, arrays in room.home if isinstance(said, LegDone)] == [("w0", False)]
     room.deliver()
     assert not room.rests(), "models are shown when all are done"
     for i in range(2):
@@ -441,7 +441,7 @@ def test_a_worker_that_is_done_meets_others_until_all_are_and_then_shows_a_model
     assert np.allclose(sum(arrays[0] for _, arrays in room.rests().values()), room.starts.sum(0), atol=1e-6)
     shown = room.models[0].weights
     room.say(0, Meet((1 << 32) + 9), (room.starts[1],), "w1")
-    (_, answer), = room.letters(Met)  # fmt: skip
+    (_, answer), = room.letters(MeetReply)  # fmt: skip
     assert not answer.arrays, "not now"
     assert np.array_equal(room.models[0].weights, shown)
 
@@ -453,15 +453,15 @@ def test_a_worker_rests_until_it_is_heard_and_goes_when_it_is_over() -> None:
     room = pair()
     room.leg()
     room.deliver()
-    assert len([1 for name, said, _ in room.home if name == "w0" and isinstance(said, Rest)]) == 1
+    assert len([1 for name, said, _ in room.home if name == "w0" and isinstance(said, LegDone)]) == 1
     room.wait(DEFAULT.resend_first + 1)
-    assert len([1 for name, said, _ in room.home if name == "w0" and isinstance(said, Rest)]) == 2
-    room.say(0, Heard(1))
+    assert len([1 for name, said, _ in room.home if name == "w0" and isinstance(said, LegDone)]) == 2
+    room.say(0, LegReceived(1))
     room.home.clear()
     room.wait(DEFAULT.resend_most + 1)
-    assert [name for name, said, _ in room.home if isinstance(said, Rest)] == ["w1"]
+    assert [name for name, said, _ in room.home if isinstance(said, LegDone)] == ["w1"]
     assert not room.nodes[0].over
-    room.say(0, Heard(1, over=True))
+    room.say(0, LegReceived(1, over=True))
     assert room.nodes[0].over
 
 
@@ -470,7 +470,7 @@ def test_home_hears_at_once_that_the_rounds_after_the_slots_begin() -> None:
     room.leg_of(0, 1, 4, [1])
     room.leg_of(1, 1, 4, [2, 3, 4, 5])
     room.deliver()
-    said = [(name, one.rounds) for name, one, _ in room.home if isinstance(one, Along) and one.leg]
+    said = [(name, one.rounds) for name, one, _ in room.home if isinstance(one, GossipProgressReport) and one.leg]
     assert said == [("w0", 2)], "the other one rests when its slots are done"
 
 
@@ -479,7 +479,7 @@ def test_home_hears_how_far_a_worker_is_and_whom_it_waits_for() -> None:
     room.leg_of(0, 1, 3, [1, 2, 3])
     room.deliver(lambda sender, letter: False)
     room.leg_of(0, 1, 3, [1, 2, 3])  # said again: it is answered at once
-    said = [message for _, message, _ in room.home if isinstance(message, Along) and message.leg]
+    said = [message for _, message, _ in room.home if isinstance(message, GossipProgressReport) and message.leg]
     assert [(one.leg, one.rounds, one.rows, one.lacks) for one in said] == [(1, 0, 1, [])]
     room.wait(DEFAULT.heartbeat + 1)
     assert [message.lacks for name, message, _ in room.home if name == "w0"][-1] == ["w1"]
@@ -510,11 +510,11 @@ def test_an_error_in_a_computation_goes_to_home_and_nothing_is_computed_after_it
         work.function()
     room.hand(0, Computed(work.token, error=raised.value))
     rest = room.home[-1][1]
-    assert isinstance(rest, Rest)
+    assert isinstance(rest, LegDone)
     assert "MemoryError: no room for it" in rest.error
     room.deliver()
     assert room.nodes[0].part.round == 0
-    room.say(0, Heard(1))
+    room.say(0, LegReceived(1))
     room.home.clear()
     room.wait(DEFAULT.resend_most + 1)
     assert not [1 for name, said, _ in room.home if name == "w0"]
@@ -556,14 +556,14 @@ def test_what_makes_no_sense_is_not_answered() -> None:
         room.table.clear()
         room.senders.clear()
         before = room.weights
-        for message in (Reached(7, 3, True), Met(12), Without(9, "w1"), Show(4), Leg(1, 9, 0.5, [], [])):
+        for message in (Reached(7, 3, True), MeetReply(12), Without(9, "w1"), Show(4), Leg(1, 9, 0.5, [], [])):
             room.say(0, message)
             room.say(0, message, (), "stranger")
         room.say(0, Meet(1 << 60), (np.ones(SIZE + 2, np.float32),), "w1")
         room.say(0, Meet(1 << 60), (), "w1")
         assert not room.table
         assert np.array_equal(room.weights, before)
-        assert isinstance(room.nodes[0].part, Rounds | Meetings)
+        assert isinstance(room.nodes[0].part, Synchronous | Pairwise)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -601,8 +601,8 @@ def test_models_that_are_shown_to_be_judged_are_not_counted_as_sent() -> None:
     shown = sum(array.nbytes for who, _, arrays in room.home if who == "w0" for array in arrays)
     traffic[0] = 100 + shown
     for i in room.graph.living:
-        room.say(i, Heard(1, False))
+        room.say(i, LegReceived(1, False))
     room.leg(2)
     room.deliver()
-    last = [said for who, said, _ in room.home if who == "w0" and isinstance(said, Rest)][-1]
+    last = [said for who, said, _ in room.home if who == "w0" and isinstance(said, LegDone)][-1]
     assert shown and last.leg == 2 and last.along[3:5] == [100, 7]

@@ -24,7 +24,7 @@ from shoal.strategies.hogwild.loop import (
     ROWS,
     SLOTS,
     STOP,
-    Race,
+    HogwildLoop,
     desk,
     free,
     lost,
@@ -46,7 +46,7 @@ def rows() -> Batch:
 class Table:
     """The arrays that workers share, and a round on them."""
 
-    def __init__(self, race: Race, workers: int = 1, slots: int = SLOTS_OF_ALL) -> None:
+    def __init__(self, race: HogwildLoop, workers: int = 1, slots: int = SLOTS_OF_ALL) -> None:
         self.race, self.workers = race, workers
         self.slab = np.zeros(race.shape, np.float32)
         self.desk = np.zeros(desk(workers), np.int64)
@@ -66,9 +66,9 @@ class Table:
             thread.join()
 
 
-def _race(rows: Batch, way: Any, update: Update = ADA, model: Linear | None = None, **given: Any) -> Race:
+def _race(rows: Batch, way: Any, update: Update = ADA, model: Linear | None = None, **given: Any) -> HogwildLoop:
     strategy = Hogwild(way=way, **{key: given.pop(key) for key in ("hot", "merge", "canary") if key in given})
-    return Race(model or Linear(), update, strategy, rows, SIZE, FEATURES, mean=True, **given)
+    return HogwildLoop(model or Linear(), update, strategy, rows, SIZE, FEATURES, mean=True, **given)
 
 
 def _counts(rows: Batch) -> Any:
@@ -206,7 +206,7 @@ def test_rows_longer_than_a_block_are_whole() -> None:
     one = OneCore(Linear(), ADA, rows, 1, features)
     one.run(np.arange(40))
     for way in ("example", "hot_cold"):
-        race = Race(Linear(), ADA, Hogwild(way=way, hot=700), rows, 10, features, mean=True)  # type: ignore[arg-type]
+        race = HogwildLoop(Linear(), ADA, Hogwild(way=way, hot=700), rows, 10, features, mean=True)  # type: ignore[arg-type]
         table = Table(race, slots=4)
         table.order = np.arange(4)
         assert table.run() == 4

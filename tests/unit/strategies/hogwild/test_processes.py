@@ -8,9 +8,9 @@ import pytest
 
 from shoal.job import Job
 from shoal.launch.process_pool import DONE as AS_IT_SHOULD
-from shoal.launch.shared_memory import Segment
+from shoal.launch.shared_memory import SharedMemory
 from shoal.strategies.hogwild import loop
-from shoal.strategies.hogwild.processes import News, Racers
+from shoal.strategies.hogwild.processes import HogwildWorkers, WorkerNews
 from shoal.strategies.hogwild.worker import ENDED, LEAVE, READY
 
 
@@ -20,24 +20,26 @@ class Nothing:
 
 
 @pytest.fixture
-def racers() -> Iterator[Racers]:
-    segment = Segment.make({"desk": (loop.desk(2), "int64"), "sums": ((2, loop.LINE), "float64")})
-    found = Racers(Job.of({"data": "clicks", "strategy": "hogwild"}), "", "", segment, 2, lambda seat: Nothing())
+def racers() -> Iterator[HogwildWorkers]:
+    segment = SharedMemory.make({"desk": (loop.desk(2), "int64"), "sums": ((2, loop.LINE), "float64")})
+    found = HogwildWorkers(
+        Job.of({"data": "clicks", "strategy": "hogwild"}), "", "", segment, 2, lambda seat: Nothing()
+    )
     yield found
     found.close()
     segment.close()
 
 
-def test_one_that_was_asked_to_leave_has_left(racers: Racers) -> None:
+def test_one_that_was_asked_to_leave_has_left(racers: HogwildWorkers) -> None:
     racers.add(lambda number: None)
-    assert racers.hear(10) == [News(0, READY)]
+    assert racers.hear(10) == [WorkerNews(0, READY)]
     racers.ring(0, LEAVE)
-    heard: list[News] = []
+    heard: list[WorkerNews] = []
     while not heard:
         heard = racers.hear(10)
-    assert heard == [News(0, ENDED)]
+    assert heard == [WorkerNews(0, ENDED)]
 
 
-def test_one_that_ended_unasked_is_lost_though_its_exit_code_says_that_all_is_well(racers: Racers) -> None:
+def test_one_that_ended_unasked_is_lost_though_its_exit_code_says_that_all_is_well(racers: HogwildWorkers) -> None:
     racers._ended("worker-1", AS_IT_SHOULD)
-    assert racers.hear(10) == [News(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]
+    assert racers.hear(10) == [WorkerNews(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]

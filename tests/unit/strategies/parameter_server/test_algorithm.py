@@ -54,7 +54,7 @@ class Paper:
         self._waits: Task | None = None
         table = strategy.table(ROWS, SGD(0.1), PER_PASS)
         members = [m.Member("ann", 1, "server", "memory:ann"), m.Member("me", 7, "worker", "")]
-        view = m.View(1, 3, 0, members, [m.Placed(1, TABLE, table, [0], [m.Place(1, ["ann"])])])
+        view = m.View(1, 3, 0, members, [m.TablePlaces(1, TABLE, table, [0], [m.Replicas(1, ["ann"])])])
         self.feed(Tick())
         self.feed(Received("coordinator", m.Welcome("token.0", 7, view)))
         self.whole = self.worker.start(strategy.run(self))
@@ -460,7 +460,7 @@ def test_a_push_that_fails_for_good_ends_the_run_of_the_lane(strategy: Parameter
         for pull in lane.take(m.Pull):
             lane.answer(pull)
     (push, *_) = lane.take(m.Push)
-    lane.feed(Received("ann", m.No(push.request, "full", "no memory")))
+    lane.feed(Received("ann", m.Refusal(push.request, "full", "no memory")))
     lane.ended = True
     if lane._waits is not None:
         lane.wake()

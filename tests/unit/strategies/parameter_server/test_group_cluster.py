@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.strategies.parameter_server import group_cluster
-from shoal.strategies.parameter_server.group_cluster import AttachedCluster
+from shoal.strategies.parameter_server.group_cluster import GroupCluster
 
 
 class Client:
@@ -33,7 +33,7 @@ class Eyes:
 
 def cluster(monkeypatch: pytest.MonkeyPatch, *clients: Client) -> tuple[Any, list[Client]]:
     monkeypatch.setattr(group_cluster, "look_at", lambda *_: Eyes())
-    made: Any = AttachedCluster.__new__(AttachedCluster)
+    made: Any = GroupCluster.__new__(GroupCluster)
     made._manager, made._safety, made.group, made._clients = "tcp://127.0.0.1:9", None, "b", list(clients)
     more: list[Client] = []
 

@@ -18,9 +18,9 @@ from shoal.strategies.peers.checkpoint import (
     keep,
     left_of,
 )
-from shoal.strategies.peers.run_log import Book, State
-from shoal.training.local_checkpoint import Keeper, newest
-from shoal.wire.messages.peers import Judged
+from shoal.strategies.peers.run_log import RunLog, RunLogState
+from shoal.training.local_checkpoint import LocalCheckpoints, newest
+from shoal.wire.messages.peers import EvaluationDone
 
 PER_PASS = 10
 COUNTED = [(0, 7), (9, 13), (15, 16)]  # of two passes
@@ -37,17 +37,22 @@ def test_what_is_left_and_what_is_counted_are_each_other() -> None:
 def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tmp_path: Path) -> None:
     job = Job.of({"data": "clicks", "strategy": "peer-to-peer"})
     events: list[RunEvent] = []
-    last = Judged(3, 1.0, 1.5, 11, 110, 0.4, {}, None, 2, True, [0.4, 0.41, 2.0, None], "worker-0.aa")
-    state = State(counted=COUNTED, rows=120, seconds=2.5, judged=[last], moved={"a": (10, 20), "b": (1, 2)})
+    last = EvaluationDone(3, 1.0, 1.5, 11, 110, 0.4, {}, None, 2, True, [0.4, 0.41, 2.0, None], "worker-0.aa")
+    state = RunLogState(counted=COUNTED, rows=120, seconds=2.5, judged=[last], moved={"a": (10, 20), "b": (1, 2)})
     slab = np.arange(6, dtype=np.float32)
     keep(
-        Keeper(tmp_path, job, "", events.append), msgspec.msgpack.encode(state), slab, PER_PASS, 3, {"workers lost": 1}
+        LocalCheckpoints(tmp_path, job, "", events.append),
+        msgspec.msgpack.encode(state),
+        slab,
+        PER_PASS,
+        3,
+        {"workers lost": 1},
     )
     assert [event.steps for event in events if isinstance(event, Saved)] == [12]
     kept, refused = newest(tmp_path / "checkpoints", job.identity)
     assert kept is not None and not refused
     assert np.array_equal(kept.slab, slab.reshape(3, 2))
-    book = Book(begin_of(kept, PER_PASS))
+    book = RunLog(begin_of(kept, PER_PASS))
     assert (book.counted.runs, book.done, book.rows, book.next) == (COUNTED, 12, 120, 16)
     assert book.last is not None
     assert (book.last.number, book.last.patience) == (3, [0.4, 0.41, 2, None])
@@ -58,6 +63,6 @@ def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tm
 
 def test_nothing_is_kept_of_a_run_that_has_learned_nothing(tmp_path: Path) -> None:
     job = Job.of({"data": "clicks", "strategy": "peer-to-peer"})
-    keeper = Keeper(tmp_path, job, "", lambda event: None)
-    keep(keeper, msgspec.msgpack.encode(State()), np.zeros(2, np.float32), PER_PASS, 2, {})
+    keeper = LocalCheckpoints(tmp_path, job, "", lambda event: None)
+    keep(keeper, msgspec.msgpack.encode(RunLogState()), np.zeros(2, np.float32), PER_PASS, 2, {})
     assert not keeper.has_some

@@ -9,26 +9,28 @@ import msgspec
 from shoal.data.slots import Slots
 from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
 from shoal.job import Job
-from shoal.strategies.peers.events import LEFT, Story
-from shoal.wire.messages.peers import Account, Judged, Peer
+from shoal.strategies.peers.events import LEFT, PeerEvents
+from shoal.wire.messages.peers import EvaluationDone, Peer, PeerStatus
 
 PEERS = [Peer(f"worker-{number}.aa", f"worker-{number}", number, "memory:") for number in range(3)]
 FIRST = PEERS[0].life
 
 
-def story() -> tuple[Story, list[RunEvent]]:
+def story() -> tuple[PeerEvents, list[RunEvent]]:
     events: list[RunEvent] = []
     job = Job.of({"data": "clicks", "strategy": "peer-to-peer", "workers": 3})
-    return Story(job, Slots(1_000, 10, 0), events.append), events
+    return PeerEvents(job, Slots(1_000, 10, 0), events.append), events
 
 
-def account(**changes: Any) -> Account:
-    nothing = Account(1, FIRST, PEERS, {}, 0, 500, 100, 0, (0.0, 0), 0.0, [0, 0, 0], (0, 0), [], [], {})
+def account(**changes: Any) -> PeerStatus:
+    nothing = PeerStatus(1, FIRST, PEERS, {}, 0, 500, 100, 0, (0.0, 0), 0.0, [0, 0, 0], (0, 0), [], [], {})
     return msgspec.structs.replace(nothing, **changes)
 
 
-def judged(number: int, by: str = FIRST, **changes: Any) -> Judged:
-    found = Judged(number, number * 1.0, number + 0.5, 10 * number, 100 * number, 0.5, {}, None, 3, True, [], by)
+def judged(number: int, by: str = FIRST, **changes: Any) -> EvaluationDone:
+    found = EvaluationDone(
+        number, number * 1.0, number + 0.5, 10 * number, 100 * number, 0.5, {}, None, 3, True, [], by
+    )
     return msgspec.structs.replace(found, **changes)
 
 

@@ -6,30 +6,30 @@ import math
 from collections.abc import Sequence
 
 from shoal.data.slots import Slots
-from shoal.schedule.intervals import Spans, count
-from shoal.schedule.stop_rules import Stop
-from shoal.strategies.peers.leader import Facts, Lead, View
-from shoal.strategies.peers.run_log import Book
+from shoal.schedule.intervals import Intervals, count
+from shoal.schedule.stop_rules import StopRules
+from shoal.strategies.peers.leader import Leader, LeaderView, PeerFacts
+from shoal.strategies.peers.run_log import RunLog
 from shoal.wire.messages import peers as p
 
-START = p.Judged(0, 0.0, 0.0, 0, 0, 1.0, {}, None, 2, True, [1.0, 1.0, 0.0, None], "a")
+START = p.EvaluationDone(0, 0.0, 0.0, 0, 0, 1.0, {}, None, 2, True, [1.0, 1.0, 0.0, None], "a")
 
 
 class Told:
     """A lead that hears what it says."""
 
-    def __init__(self, stop: Stop, *, evaluate: int = 100, every: int = 8, book: Book | None = None) -> None:
-        self.facts = Facts(Slots(100, 1, 0), stop, evaluate, every)
-        self.book = book or Book()
+    def __init__(self, stop: StopRules, *, evaluate: int = 100, every: int = 8, book: RunLog | None = None) -> None:
+        self.facts = PeerFacts(Slots(100, 1, 0), stop, evaluate, every)
+        self.book = book or RunLog()
         if book is None:
             self.book.take("a", START)
-        self.lead = Lead("a", self.facts, self.book)
+        self.lead = Leader("a", self.facts, self.book)
         self.closed: set[str] = set()
         self.living, self.gone = ["a", "b"], list[str]()
 
     @property
-    def view(self) -> View:
-        return View(self.living, self.gone, self.closed.__contains__, self.living)
+    def view(self) -> LeaderView:
+        return LeaderView(self.living, self.gone, self.closed.__contains__, self.living)
 
     def look(self, seconds: float = 1.0) -> list[p.Word]:
         words = self.lead.look(seconds, self.view)
@@ -38,10 +38,10 @@ class Told:
         return words
 
     def learn(self, life: str, slots: int, took: int = 1_000) -> None:
-        runs = Spans(self.book.out[life]).pop(slots)
+        runs = Intervals(self.book.out[life]).pop(slots)
         self.book.take(life, p.Learned(list(runs), count(runs), 0.0, [took * count(runs)]))
 
-    def judge(self, loss: float) -> p.Judged:
+    def judge(self, loss: float) -> p.EvaluationDone:
         book = self.book
         self.lead.cut(1.0, book.done, book.rows, book.loss, 2)
         word = self.lead.judged(2.0, loss, {})
@@ -50,18 +50,18 @@ class Told:
 
 
 def dealt(words: Sequence[p.Word]) -> dict[str, int]:
-    return {life: count(runs) for word in words if isinstance(word, p.Dealt) for life, runs in word.slots}
+    return {life: count(runs) for word in words if isinstance(word, p.SlotsDealt) for life, runs in word.slots}
 
 
 def test_nothing_is_dealt_before_the_first_weights_are_judged() -> None:
-    told = Told(Stop(epochs=5), book=Book())
+    told = Told(StopRules(epochs=5), book=RunLog())
     assert told.look() == [] and told.lead.due
     assert told.judge(0.7).number == 0
     assert dealt(told.look()) == {"a": 16, "b": 16}
 
 
 def test_everybody_has_work_ahead_by_its_own_pace() -> None:
-    told = Told(Stop(epochs=1_000), evaluate=1 << 60)
+    told = Told(StopRules(epochs=1_000), evaluate=1 << 60)
     told.look()
     told.learn("a", 16, took=1_000)  # microseconds a slot: a thousand slots a second
     told.learn("b", 16, took=10_000)
@@ -70,12 +70,12 @@ def test_everybody_has_work_ahead_by_its_own_pace() -> None:
 
 
 def test_everybody_has_work_also_when_more_is_to_be_told_at_once_than_there_is() -> None:
-    told = Told(Stop(epochs=1_000), every=1 << 30)
+    told = Told(StopRules(epochs=1_000), every=1 << 30)
     assert dealt(told.look()) == {"a": 100, "b": 100}
 
 
 def test_the_end_is_dealt_in_smaller_and_smaller_pieces_and_never_more_than_there_is() -> None:
-    told = Told(Stop(epochs=3), evaluate=1 << 60)
+    told = Told(StopRules(epochs=3), evaluate=1 << 60)
     sizes: list[int] = []
     while (words := told.look()) and not any(isinstance(word, p.Halt) for word in words):
         sizes += list(dealt(words).values())
@@ -87,7 +87,7 @@ def test_the_end_is_dealt_in_smaller_and_smaller_pieces_and_never_more_than_ther
 
 
 def test_nothing_is_dealt_past_the_evaluation_after_the_one_that_is_judged() -> None:
-    told = Told(Stop(epochs=50), evaluate=20)
+    told = Told(StopRules(epochs=50), evaluate=20)
     for _ in range(30):
         told.look()
         for life in told.living:
@@ -100,26 +100,26 @@ def test_nothing_is_dealt_past_the_evaluation_after_the_one_that_is_judged() -> 
 
 
 def test_slots_of_one_that_is_gone_are_dealt_again_when_it_is_closed_and_not_before() -> None:
-    told = Told(Stop(epochs=1), evaluate=1 << 60)
+    told = Told(StopRules(epochs=1), evaluate=1 << 60)
     told.look()
     told.learn("a", 16)
     told.living, told.gone = ["a"], ["b"]
     first = told.look()
-    assert all(word.again == 0 for word in first if isinstance(word, p.Dealt))
+    assert all(word.again == 0 for word in first if isinstance(word, p.SlotsDealt))
     told.learn("a", told.book.left("a"))
     told.closed = {"b"}
     (word,) = told.look()
-    assert isinstance(word, p.Dealt) and word.again == 16
+    assert isinstance(word, p.SlotsDealt) and word.again == 16
     assert word.slots[0][1][0] == (16, 32), "before what is new"
 
 
 def test_the_next_one_goes_on_from_what_was_said() -> None:
-    told = Told(Stop(epochs=3, patience=2))
+    told = Told(StopRules(epochs=3, patience=2))
     told.look()
     told.learn("a", 10)
     told.judge(0.5)
     told.judge(0.6)
-    after = Told(Stop(epochs=3, patience=2), book=told.book)
+    after = Told(StopRules(epochs=3, patience=2), book=told.book)
     word = after.judge(0.7)
     assert word.number == 3 and not word.best
     after.lead.end("nothing", now=True)  # patience has run out before: that reason stays
@@ -128,7 +128,7 @@ def test_the_next_one_goes_on_from_what_was_said() -> None:
 
 
 def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests() -> None:
-    told = Told(Stop(seconds=5.0), evaluate=1 << 60, every=50)
+    told = Told(StopRules(seconds=5.0), evaluate=1 << 60, every=50)
     told.look(1.0)  # a: 0 to 100, b: 100 to 200
     told.learn("b", 60)
     assert not any(isinstance(word, p.Halt) for word in told.look(6.0)), "a pass is not whole"
@@ -140,12 +140,12 @@ def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests()
         told.book.take(life, p.Rested())
     assert told.look() == [] and told.lead.is_last_due(told.view), "what is unjudged is judged"
     assert told.judge(0.3).done == 160
-    assert told.look(7.0) == [p.Ended("5 seconds are over", False, 7.0)]
+    assert told.look(7.0) == [p.PeersEnded("5 seconds are over", False, 7.0)]
     assert told.look() == []
 
 
 def test_all_that_live_must_rest_and_all_that_are_gone_be_closed_before_it_ends() -> None:
-    told = Told(Stop(epochs=5))
+    told = Told(StopRules(epochs=5))
     told.lead.end("interrupted", now=True, judges=False)
     assert told.look() == [p.Halt("interrupted", judge=False)]
     told.book.take("a", p.Rested())
@@ -153,11 +153,11 @@ def test_all_that_live_must_rest_and_all_that_are_gone_be_closed_before_it_ends(
     told.living, told.gone = ["a"], ["b"]
     assert told.look() == []
     told.closed = {"b"}
-    assert told.look() == [p.Ended("interrupted", False, 1.0)]
+    assert told.look() == [p.PeersEnded("interrupted", False, 1.0)]
 
 
 def test_what_was_judged_last_is_judged_again_if_its_weights_are_gone_with_whoever_judged_it() -> None:
-    told = Told(Stop(epochs=5))
+    told = Told(StopRules(epochs=5))
     told.lead.end("interrupted", now=True)
     told.look()
     told.book.take("b", p.Rested())
@@ -167,7 +167,7 @@ def test_what_was_judged_last_is_judged_again_if_its_weights_are_gone_with_whoev
 
 
 def test_a_loss_that_is_not_finite_ends_it_as_failed() -> None:
-    told = Told(Stop(epochs=5))
+    told = Told(StopRules(epochs=5))
     word = told.judge(math.nan)
     assert word.loss is None
     (halt,) = told.look()
@@ -175,7 +175,7 @@ def test_a_loss_that_is_not_finite_ends_it_as_failed() -> None:
 
 
 def test_a_model_that_cannot_be_judged_ends_it_as_failed() -> None:
-    told = Told(Stop(epochs=5))
+    told = Told(StopRules(epochs=5))
     told.lead.cut(1.0, 0, 0, (0.0, 0), 2)
     told.lead.unjudged("no such file")
     (halt,) = told.look()

@@ -14,8 +14,8 @@ from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.settings import changed
 from shoal.strategies.peers import local_model
-from shoal.strategies.peers.local_model import PeerCore
-from shoal.training.local_model import Core
+from shoal.strategies.peers.local_model import PeerLocalModel
+from shoal.training.local_model import LocalModel
 
 ROWS, BATCH = 600, 4
 
@@ -33,16 +33,16 @@ def parts(job: Job) -> tuple[Dataset, Any, Slots]:
     return dataset, learner_of(job.model, dataset.train, job.seed), Slots(dataset.train.rows, BATCH, job.seed)
 
 
-def peers(count: int, **settings: Any) -> list[PeerCore]:
+def peers(count: int, **settings: Any) -> list[PeerLocalModel]:
     job = job_of(**settings)
     dataset, learner, slots = parts(job)
-    return [PeerCore(job, dataset.train, learner, slots) for _ in range(count)]
+    return [PeerLocalModel(job, dataset.train, learner, slots) for _ in range(count)]
 
 
 def test_a_peer_learns_what_one_process_learns() -> None:
     job = job_of()
     dataset, learner, slots = parts(job)
-    alone, peer = Core(job, dataset.train, learner, slots), PeerCore(job, dataset.train, learner, slots)
+    alone, peer = LocalModel(job, dataset.train, learner, slots), PeerLocalModel(job, dataset.train, learner, slots)
     per_pass = slots.per_pass
     losses = [alone.run(of_pass, np.arange(per_pass), slots.contents(of_pass)) for of_pass in range(2)]
     loss, rows = peer.run([(0, 3), (3, per_pass + 5), (per_pass + 5, 2 * per_pass)])
@@ -115,7 +115,7 @@ def test_a_module_is_a_peer_as_well() -> None:
     given = {"data": {"source": "digits", "batch": BATCH}, "model": "linear", "strategy": "peer-to-peer"}
     job = Job.of(given)
     dataset, learner, slots = parts(job)
-    one, other = (PeerCore(job, dataset.train, learner, slots) for _ in range(2))
+    one, other = (PeerLocalModel(job, dataset.train, learner, slots) for _ in range(2))
     start = one.weights()
     one.run([(0, 3)])
     keys, values = one.take()

@@ -10,7 +10,7 @@ import pytest
 
 from shoal import limits
 from shoal.limits import SECOND
-from shoal.strategies.peers.broadcast import Delivery, Streams
+from shoal.strategies.peers.broadcast import Broadcast, Delivery
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.partition_merge import gives_way
 from shoal.wire.effects import Connect, Effect, Received, Send, Tick
@@ -98,13 +98,13 @@ def test_a_word_that_comes_again_is_heard_once() -> None:
     room = Room(2)
     room.wait(1)
     room.say("w0", 3)
-    again = next(one for _, to, one in room.seen if to == "w1" and isinstance(one, p.Said))
+    again = next(one for _, to, one in room.seen if to == "w1" and isinstance(one, p.Relay))
     room.meshes["w1"].handle(room.now, Received("w0", again))
     assert room.slots("w1") + [one.number for one in room.meshes["w1"].heard_now()] == [3]
 
 
 def test_words_of_one_peer_are_heard_in_their_order() -> None:
-    streams = Streams()
+    streams = Broadcast()
     streams.take(0, Delivery("ann", 2, word(2)))
     assert streams.drain() == []
     streams.take(0, Delivery("ann", 1, word(1)))
@@ -114,7 +114,7 @@ def test_words_of_one_peer_are_heard_in_their_order() -> None:
 def test_a_word_that_was_lost_is_said_again_to_the_one_that_lacks_it() -> None:
     room = Room(3)
     room.wait(1)
-    room.rule = lambda sender, to, message: not (to == "w2" and isinstance(message, p.Said))
+    room.rule = lambda sender, to, message: not (to == "w2" and isinstance(message, p.Relay))
     room.say("w0", 5)
     assert room.slots("w2") == []
     room.rule = lambda sender, to, message: True
@@ -135,7 +135,7 @@ def test_what_all_have_heard_is_kept_by_nobody() -> None:
 def test_one_that_is_too_far_ahead_may_not_say_more_and_may_again_when_it_is_heard() -> None:
     room = Room(2)
     room.wait(1)
-    room.rule = lambda sender, to, message: not isinstance(message, p.Said)
+    room.rule = lambda sender, to, message: not isinstance(message, p.Relay)
     for slot in range(limits.PEER_WINDOW):
         assert room.meshes["w0"].may_say
         room.say("w0", slot)
@@ -166,19 +166,19 @@ def test_who_owns_what_is_not_heard_before_who_did_until_then() -> None:
     """Else whoever is new in an earlier list, which is late, would be taken for new in this one."""
     room = Room(3)
     room.wait(1)
-    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Said))
-    room.do("w1", room.meshes["w1"].say(room.now, p.Owners(2, ["w1"], ["w0", "w2"])))
-    room.do("w0", room.meshes["w0"].say(room.now, p.Owners(3, ["w0", "w1"], ["w2"])))
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Relay))
+    room.do("w1", room.meshes["w1"].say(room.now, p.OwnersChanged(2, ["w1"], ["w0", "w2"])))
+    room.do("w0", room.meshes["w0"].say(room.now, p.OwnersChanged(3, ["w0", "w1"], ["w2"])))
     assert room.heard["w2"] == []
     room.rule = lambda sender, to, message: True
     room.wait(3)
-    assert [one.word.version for one in room.heard["w2"] if isinstance(one.word, p.Owners)] == [2, 3]
+    assert [one.word.version for one in room.heard["w2"] if isinstance(one.word, p.OwnersChanged)] == [2, 3]
 
 
 def test_the_end_is_heard_as_soon_as_what_it_follows_is() -> None:
     room = Room(3)
     room.wait(1)
-    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Said))
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Relay))
     room.say("w1", 7)
     room.do("w0", room.meshes["w0"].say(room.now, p.Halt("all is learned")))
     room.rule = lambda sender, to, message: True
@@ -267,7 +267,7 @@ def test_a_founder_that_takes_long_to_begin_is_waited_for() -> None:
 def test_nothing_is_taken_from_one_that_is_gone() -> None:
     room = Room(2)
     room.wait(1)
-    late = p.Said("w1", 1, word(1))
+    late = p.Relay("w1", 1, word(1))
     room.meshes["w0"].tell_ended(room.now, "w1", "killed")
     room.meshes["w0"].handle(room.now, Received("w1", late))
     assert room.meshes["w0"].heard_now() == []
@@ -276,12 +276,12 @@ def test_nothing_is_taken_from_one_that_is_gone() -> None:
 def test_one_is_not_closed_while_somebody_has_heard_more_of_it() -> None:
     room = Room(3)
     room.wait(1)
-    room.rule = lambda sender, to, message: not (sender == "w2" and to == "w0" and isinstance(message, p.Said))
+    room.rule = lambda sender, to, message: not (sender == "w2" and to == "w0" and isinstance(message, p.Relay))
     room.say("w2", 4)
     room.kill("w2")
     for life in ("w0", "w1"):
         room.meshes[life].tell_ended(room.now, "w2", "killed")
-    room.rule = lambda sender, to, message: not isinstance(message, p.Said)
+    room.rule = lambda sender, to, message: not isinstance(message, p.Relay)
     room.wait(1)
     assert not room.meshes["w0"].is_closed("w2")
     room.rule = lambda sender, to, message: True
@@ -313,9 +313,9 @@ def test_what_came_early_from_one_that_is_gone_must_come_again_from_one_that_liv
     room = Room(3)
     room.wait(1)
     mesh = room.meshes["w0"]
-    mesh.handle(room.now, Received("w2", p.Said("w2", 2, word(2))))
+    mesh.handle(room.now, Received("w2", p.Relay("w2", 2, word(2))))
     mesh.tell_ended(room.now, "w2", "killed")
-    mesh.handle(room.now, Received("w1", p.Said("w2", 1, word(1))))
+    mesh.handle(room.now, Received("w1", p.Relay("w2", 1, word(1))))
     assert [one.number for one in mesh.heard_now()] == [1]
 
 
@@ -435,7 +435,7 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
     mesh = joined(room, 9)
     room.wait(1)
     donor, other = next((life, "w1" if life == "w0" else "w0") for life in ("w0", "w1") if room.meshes[life].wanted)
-    room.rule = lambda sender, to, message: not (to == other and isinstance(message, p.Said))
+    room.rule = lambda sender, to, message: not (to == other and isinstance(message, p.Relay))
     room.say(donor, 1)
     hand_all(room)
     assert not mesh.filled  # if the donor dies now, nobody could tell the other of that word
@@ -480,7 +480,7 @@ def test_a_copy_that_lacks_what_somebody_can_still_say_waits_for_it() -> None:
     room = Room(0)
     older, newer, other = (copied_at(room, number, {"w0": upto}) for number, upto in ((1, 6), (2, 8), (3, 6)))
     meet(room)
-    room.rule = lambda sender, to, message: not (to == "w1" and isinstance(message, p.Said))
+    room.rule = lambda sender, to, message: not (to == "w1" and isinstance(message, p.Relay))
     for number in (7, 8):
         other.streams.take(room.now, Delivery("w0", number, word(number)))
     for one in (older, newer, other):
@@ -530,7 +530,7 @@ def test_a_model_in_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> Non
         "w0", room.meshes["w0"].hand(room.now, "w9", b"x", np.arange(8, dtype=np.float32), room.meshes["w0"].version)
     )
     assert mesh.filled_with is not None or mesh.filled
-    pieces = [message.piece for _, _, message in room.seen if isinstance(message, p.Piece)]
+    pieces = [message.piece for _, _, message in room.seen if isinstance(message, p.ModelPiece)]
     assert pieces == [0, 1, 2]
 
 
@@ -613,7 +613,7 @@ def test_one_that_another_has_refused_is_called_by_all_of_that_half() -> None:
     room.kill("w1")  # nobody else knew where the other half is
     assert Connect("w2", "") not in effects
     here = mesh.handle(room.now, Received("w9", p.Greet(1))) or []
-    assert [one.message.lost for one in here if isinstance(one, Send) and isinstance(one.message, p.Here)] == [
+    assert [one.message.lost for one in here if isinstance(one, Send) and isinstance(one.message, p.PeerGreeting)] == [
         [peer(2)]
     ]
 
@@ -642,7 +642,7 @@ def test_a_stranger_with_a_model_is_of_another_half() -> None:
 def test_one_that_leaves_may_go_when_it_is_held_for_gone() -> None:
     room = Room(2)
     room.wait(1)
-    room.do("w0", room.meshes["w0"].say(room.now, p.Leaving("")))
+    room.do("w0", room.meshes["w0"].say(room.now, p.PeerLeaving("")))
     assert room.meshes["w0"].unheard == 1  # as far as it knows
     room.do("w1", room.meshes["w1"].tell_ended(room.now, "w0", ""))
     room.wait(2)
@@ -667,12 +667,12 @@ def test_one_that_comes_first_and_got_its_model_last_does_not_lead_before_the_ot
     meet(room)
     led.members["w5"].filled = False  # it has yet to hear that
     assert (first.leads, led.leads) == ("w5", "w9")
-    room.rule = lambda sender, to, message: sender == "w9" and not isinstance(message, p.Said)
+    room.rule = lambda sender, to, message: sender == "w9" and not isinstance(message, p.Relay)
     room.wait(2)
     assert first.members["w9"].met
     assert not first.may_begin_to_lead
     room.say("w9", 1)  # so it decides still
-    room.rule = lambda sender, to, message: not isinstance(message, p.Said)
+    room.rule = lambda sender, to, message: not isinstance(message, p.Relay)
     room.wait(2)
     assert led.leads == "w5"
     assert not first.may_begin_to_lead
@@ -695,7 +695,7 @@ def test_whoever_asks_is_told_who_is_here() -> None:
     assert found is not None
     assert isinstance(found[0], Send)
     here = found[0].message
-    assert isinstance(here, p.Here)
+    assert isinstance(here, p.PeerGreeting)
     assert here.request == 4
     assert sorted(one.life for one in here.peers) == ["w0", "w1"]
 
@@ -706,7 +706,7 @@ def test_each_that_comes_gets_a_number_of_its_own_however_many_come_at_once() ->
     given = []
     for comes in ("ann", "bob", "ann", ""):
         (sent,) = room.meshes["w0"].handle(room.now, Received("stranger", p.Greet(1, comes))) or []
-        assert isinstance(sent, Send) and isinstance(sent.message, p.Here)
+        assert isinstance(sent, Send) and isinstance(sent.message, p.PeerGreeting)
         given.append(sent.message.number)
     assert given == [2, 3, 2, 0]
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from shoal.errors import Invalid, Unanswered
-from shoal.strategies.peers.observer import Watching
+from shoal.strategies.peers.observer import PeerObserver
 from shoal.wire.effects import Received
 from shoal.wire.memory import Hub
-from shoal.wire.messages import Arrays, Message, No
+from shoal.wire.messages import Arrays, Message, Refusal
 from shoal.wire.messages.peers import (
-    Account,
+    ModelPiece,
     Peer,
-    Piece,
+    PeerStatus,
     Watch,
     Weigh,
 )
@@ -53,11 +53,11 @@ def account(message: Message) -> tuple[Message, Arrays] | None:
     if not isinstance(message, Watch):
         return None
     lead = PEERS[1].life
-    return Account(message.request, lead, PEERS, {}, 1, 2, 3, 4, (0.0, 0), 0.0, [], (0, 0), [], [], {}), ()
+    return PeerStatus(message.request, lead, PEERS, {}, 1, 2, 3, 4, (0.0, 0), 0.0, [], (0, 0), [], [], {}), ()
 
 
-def watching(hub: Hub) -> Watching:
-    eyes = Watching(hub.open("home"))
+def watching(hub: Hub) -> PeerObserver:
+    eyes = PeerObserver(hub.open("home"))
     eyes.meet(PEERS)
     return eyes
 
@@ -92,7 +92,7 @@ def test_those_that_were_silent_or_are_held_for_gone_are_asked_last_and_not_forg
 
 
 def test_one_that_lives_elsewhere_is_not_met() -> None:
-    with contextlib.closing(Watching(ZmqTransport("home"))) as eyes:
+    with contextlib.closing(PeerObserver(ZmqTransport("home"))) as eyes:
         eyes.meet([Peer("x", "x", 9, "http://10.0.0.1:80"), Peer("y", "y", 9, "tcp://127.0.0.1:1")])
         assert [peer.life for peer in eyes.known] == ["y"]
 
@@ -118,9 +118,9 @@ def test_a_model_comes_in_pieces_of_one_request() -> None:
         assert isinstance(message, Weigh)
         requests.add(message.request)
         if message.number == 7:
-            return Piece(message.request, 0, 1), ()  # it has them not
+            return ModelPiece(message.request, 0, 1), ()  # it has them not
         part = whole[4 * message.piece : 4 * message.piece + 4]
-        return Piece(message.request, message.piece, 3, {}, b"" if message.piece else b"state"), (part,)
+        return ModelPiece(message.request, message.piece, 3, {}, b"" if message.piece else b"state"), (part,)
 
     hub = Hub()
     eyes = watching(hub)
@@ -149,7 +149,7 @@ def test_another_version_of_shoal_is_named() -> None:
     hub = Hub()
     eyes = watching(hub)
     with (
-        answering(hub, PEERS[0].life, lambda message: (No(0, "version", "they speak protocol 1"), ())),
+        answering(hub, PEERS[0].life, lambda message: (Refusal(0, "version", "they speak protocol 1"), ())),
         pytest.raises(Invalid, match="another version of shoal: they speak protocol 1"),
     ):
         eyes.account(0, 10.0)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shoal.limits import SECOND
-from shoal.schedule.stop_rules import Stop
-from shoal.strategies.peers.ownership import FLUSH, Owning
+from shoal.schedule.stop_rules import StopRules
+from shoal.strategies.peers.ownership import FLUSH, Ownership
 from shoal.strategies.peers.replica import Change
-from shoal.strategies.peers.run_log import Book
+from shoal.strategies.peers.run_log import RunLog
 from shoal.wire.effects import Send
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
@@ -38,7 +38,7 @@ class One:
 
     def __init__(self, life: str) -> None:
         self.life = life
-        self.owning, self.book = Owning(life, PARTS, KEYS), Book(parts=PARTS)
+        self.owning, self.book = Ownership(life, PARTS, KEYS), RunLog(parts=PARTS)
         self.weights = np.zeros(KEYS, np.float32)
 
 
@@ -87,7 +87,7 @@ class All:
         sent, self.sent = self.sent, []
         for one in sent:
             if (not only or one.to in only) and one.to in self.ones:
-                assert isinstance(one.message, p.Share)
+                assert isinstance(one.message, p.OwnedShare)
                 self.ones[one.to].owning.share(self.now, one.message, one.arrays, self.ones[one.to].book)
 
     def lose(self, life: str) -> None:
@@ -168,14 +168,14 @@ def test_a_new_owner_begins_when_all_who_owned_before_have_yielded() -> None:
     peers = three()
     peers.talk.living.append("d")
     peers.ones["d"] = One("d")
-    peers.ones["d"].book = Book(peers.ones["a"].book.state(0.0), PARTS)
+    peers.ones["d"].book = RunLog(peers.ones["a"].book.state(0.0), PARTS)
     peers.lead("a")
     d = peers.ones["d"]
     owners = d.book.owners
     assert owners is not None and owners.version == 2 and "d" in owners.lives
     part = owners.lives.index("d")
     peers.say("a", p.Learned([(0, 1)], 1, 0.0, part=1))
-    share = p.Share("a", 1, 2, [part])
+    share = p.OwnedShare("a", 1, 2, [part])
     d.owning.words(peers.now, d.book, peers.talk, hurry=True)  # type: ignore[arg-type]
     d.owning.begin(peers.now, d.book, peers.talk)  # type: ignore[arg-type]
     nothing = (np.empty(0, np.uint64), np.empty(0, np.float32))
@@ -208,7 +208,7 @@ def test_what_is_not_known_to_be_learned_is_not_taken() -> None:
     """If it were, and its contributor died, nobody would know what is in the weights."""
     peers = three()
     a = peers.ones["a"]
-    share = p.Share("b", 1, 1, [0])
+    share = p.OwnedShare("b", 1, 1, [0])
     arrays = (np.array([0], np.uint64), np.ones(1, np.float32))
     a.owning.share(peers.now, share, arrays, a.book)
     assert not a.owning.words(peers.now, a.book, peers.talk, hurry=True)  # type: ignore[arg-type]
@@ -217,13 +217,15 @@ def test_what_is_not_known_to_be_learned_is_not_taken() -> None:
     assert a.owning.words(peers.now, a.book, peers.talk, hurry=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("message", [p.Share("x", 1, 1, [0]), p.Share("b", 1, 9, [0]), p.Share("b", 1, 1, [99])])
-def test_what_is_not_its_own_changes_nothing(message: p.Share) -> None:
+@pytest.mark.parametrize(
+    "message", [p.OwnedShare("x", 1, 1, [0]), p.OwnedShare("b", 1, 9, [0]), p.OwnedShare("b", 1, 1, [99])]
+)
+def test_what_is_not_its_own_changes_nothing(message: p.OwnedShare) -> None:
     peers = three()
     a = peers.ones["a"]
     peers.say("b", p.Learned([(0, 1)], 1, 0.0, part=1))
     a.owning.share(peers.now, message, (np.array([0], np.uint64), np.ones(1, np.float32)), a.book)
-    a.owning.share(peers.now, p.Share("b", 1, 1, [0]), (np.array([0], np.uint64), np.ones(2, np.float32)), a.book)
+    a.owning.share(peers.now, p.OwnedShare("b", 1, 1, [0]), (np.array([0], np.uint64), np.ones(2, np.float32)), a.book)
     assert not a.owning.words(peers.now, a.book, peers.talk, hurry=True)  # type: ignore[arg-type]
 
 
@@ -231,7 +233,7 @@ def test_when_a_contributor_dies_all_have_the_same_and_its_slots_are_done_again(
     """What of its last contribution was in some parts stays there, and is reported."""
 
     for seed in range(6):
-        peers = Peers(4, Stop(epochs=6), seed=seed, owned=True, every=4)
+        peers = Peers(4, StopRules(epochs=6), seed=seed, owned=True, every=4)
         peers.until_done(90 + 7 * seed)
         peers.kill(peers.lives[seed % 4])
         peers.until_over()
@@ -246,6 +248,6 @@ def test_when_a_contributor_dies_all_have_the_same_and_its_slots_are_done_again(
 
 
 def test_an_owner_that_names_a_number_far_beyond_what_was_contributed_holds_nobody_up() -> None:
-    owning = Owning("a", 2, 10)
+    owning = Ownership("a", 2, 10)
     nothing = np.empty(0, np.uint64), np.empty(0, np.float32)
     assert owning.owned(p.Owned([(0, {"a": 1 << 45})]), nothing) == []

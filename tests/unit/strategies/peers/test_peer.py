@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from shoal.limits import MILLISECOND, SECOND
-from shoal.schedule.stop_rules import Stop
+from shoal.schedule.stop_rules import StopRules
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.run_log import AGAIN, State
+from shoal.strategies.peers.run_log import AGAIN, RunLogState
 from shoal.wire.effects import Compute, Computed, Effect, Received, Send, Tick
 from shoal.wire.messages import peers as p
 from tests.unit.nodes.peers_in_a_world import KEYS, Counting, Peers, weights_of
@@ -24,7 +24,7 @@ MODES = pytest.mark.parametrize("owned", [False, True], ids=["all", "owned"])
 @MODES
 @pytest.mark.parametrize("founders", [1, 2, 5])
 def test_all_end_with_the_same_weights_in_which_every_slot_is_once(founders: int, owned: bool) -> None:
-    peers = Peers(founders, Stop(epochs=3), owned=owned)
+    peers = Peers(founders, StopRules(epochs=3), owned=owned)
     peers.until_over()
     peers.check(180)
     learned = [slot for replica in peers.replicas.values() for slot in replica.learned]
@@ -34,7 +34,7 @@ def test_all_end_with_the_same_weights_in_which_every_slot_is_once(founders: int
 
 @MODES
 def test_the_first_weights_are_judged_before_anything_changes_them_and_the_last_when_all_is_in(owned: bool) -> None:
-    peers = Peers(3, Stop(epochs=3), owned=owned)
+    peers = Peers(3, StopRules(epochs=3), owned=owned)
     peers.until_over()
     judged = peers.nodes[peers.lives[0]].book.judged
     assert (judged[0].number, judged[0].done, judged[0].rows, judged[0].train) == (0, 0, 0, None)
@@ -48,7 +48,7 @@ def test_the_first_weights_are_judged_before_anything_changes_them_and_the_last_
 
 
 def test_what_is_told_as_judged_is_what_was_judged() -> None:
-    peers = Peers(3, Stop(epochs=4), every=7)
+    peers = Peers(3, StopRules(epochs=4), every=7)
     peers.until_over()
     judged = peers.nodes[peers.lives[0]].book.judged
     for one, weights in zip(judged, peers.judged, strict=True):
@@ -58,7 +58,7 @@ def test_what_is_told_as_judged_is_what_was_judged() -> None:
 
 @MODES
 def test_when_the_one_that_leads_is_killed_the_next_goes_on_where_it_was(owned: bool) -> None:
-    peers = Peers(4, Stop(epochs=6), owned=owned)
+    peers = Peers(4, StopRules(epochs=6), owned=owned)
     peers.until_done(100)
     first = peers.lives[0]
     peers.kill(first)
@@ -73,7 +73,7 @@ def test_when_the_one_that_leads_is_killed_the_next_goes_on_where_it_was(owned: 
 
 
 def test_slots_of_one_that_is_killed_are_dealt_again_and_counted_once() -> None:
-    peers = Peers(3, Stop(epochs=6), every=20)
+    peers = Peers(3, StopRules(epochs=6), every=20)
     peers.until_done(60)
     victim = peers.lives[2]
     had = peers.nodes[victim].book.left(victim)
@@ -85,7 +85,7 @@ def test_slots_of_one_that_is_killed_are_dealt_again_and_counted_once() -> None:
 
 @MODES
 def test_a_newcomer_gets_a_model_that_misses_nothing_and_then_it_gets_work(owned: bool) -> None:
-    peers = Peers(2, Stop(epochs=20), owned=owned)
+    peers = Peers(2, StopRules(epochs=20), owned=owned)
     peers.until_done(150)
     newcomer = peers.join()
     peers.until_over()
@@ -95,7 +95,7 @@ def test_a_newcomer_gets_a_model_that_misses_nothing_and_then_it_gets_work(owned
 
 @MODES
 def test_one_that_is_asked_to_leave_tells_what_it_learned_and_gives_back_the_rest(owned: bool) -> None:
-    peers = Peers(3, Stop(epochs=12), owned=owned, every=20)
+    peers = Peers(3, StopRules(epochs=12), owned=owned, every=20)
     peers.until_done(200)
     leaver = peers.nodes[peers.lives[0]]  # which leads
     leaver.leave()
@@ -110,7 +110,7 @@ def test_one_that_is_asked_to_leave_tells_what_it_learned_and_gives_back_the_res
 
 @MODES
 def test_one_that_slept_leaves_when_those_who_went_on_without_it_can_have_called_it(owned: bool) -> None:
-    peers = Peers(3, Stop(epochs=12), owned=owned, every=20)
+    peers = Peers(3, StopRules(epochs=12), owned=owned, every=20)
     peers.until_done(200)
     leaver = peers.nodes[peers.lives[2]]
     dead = leaver.mesh.timing.dead // MILLISECOND
@@ -125,7 +125,7 @@ def test_one_that_slept_leaves_when_those_who_went_on_without_it_can_have_called
 
 @MODES
 def test_one_that_cannot_compute_says_why_and_the_others_leave_it_alone(owned: bool) -> None:
-    peers = Peers(3, Stop(epochs=6), owned=owned)
+    peers = Peers(3, StopRules(epochs=6), owned=owned)
     broken = peers.lives[1]
     peers.replicas[broken].breaks_at = 20
     peers.until_over()
@@ -133,13 +133,13 @@ def test_one_that_cannot_compute_says_why_and_the_others_leave_it_alone(owned: b
     assert peers.nodes[peers.lives[0]].mesh.gone == {broken: "MemoryError: no room"}
     assert peers.nodes[peers.lives[0]].book.done == 360
     sent: list[str] = []
-    peers.world.on_send[p.Said] = lambda sender, to, said: sent.append(to)
+    peers.world.on_send[p.Relay] = lambda sender, to, said: sent.append(to)
     peers.wait(3_000)
     assert broken not in sent
 
 
 def test_when_the_last_one_cannot_compute_the_run_ends_and_says_why() -> None:
-    peers = Peers(1, Stop(epochs=6))
+    peers = Peers(1, StopRules(epochs=6))
     peers.replicas[peers.lives[0]].breaks_at = 20
     peers.until_over()
     ended = peers.nodes[peers.lives[0]].book.ended
@@ -147,9 +147,9 @@ def test_when_the_last_one_cannot_compute_the_run_ends_and_says_why() -> None:
 
 
 def test_whoever_looks_on_can_end_it_and_what_was_learned_is_judged() -> None:
-    peers = Peers(3, Stop(epochs=1_000))
+    peers = Peers(3, StopRules(epochs=1_000))
     peers.until_done(100)
-    peers.world.send("home", peers.lives[0], p.Stop(1, "interrupted"))
+    peers.world.send("home", peers.lives[0], p.StopPeers(1, "interrupted"))
     peers.until_over()
     node = peers.nodes[peers.lives[0]]
     assert node.book.ended is not None and (node.book.ended.why, node.book.ended.failed) == ("interrupted", False)
@@ -161,12 +161,12 @@ def test_whoever_looks_on_can_end_it_and_what_was_learned_is_judged() -> None:
 @pytest.mark.parametrize(
     "stop, why",
     [
-        (Stop(seconds=0.5), "0.5 seconds are over"),
-        (Stop(steps=77), "77 steps done"),
-        (Stop(target_loss=0.002), "target loss 0.002 reached"),
+        (StopRules(seconds=0.5), "0.5 seconds are over"),
+        (StopRules(steps=77), "77 steps done"),
+        (StopRules(target_loss=0.002), "target loss 0.002 reached"),
     ],
 )
-def test_it_stops_as_it_is_told_to(stop: Stop, why: str) -> None:
+def test_it_stops_as_it_is_told_to(stop: StopRules, why: str) -> None:
     peers = Peers(3, stop)
     peers.until_over()
     book = peers.nodes[peers.lives[0]].book
@@ -183,13 +183,13 @@ def test_it_stops_as_it_is_told_to(stop: Stop, why: str) -> None:
 
 
 def test_an_account_says_all_that_whoever_looks_on_needs() -> None:
-    peers = Peers(3, Stop(epochs=6))
+    peers = Peers(3, StopRules(epochs=6))
     peers.until_done(200)
     gone = peers.lives[2]
     peers.kill(gone)
     peers.until_over()
     answer = ask(peers.nodes[peers.lives[1]], p.Watch(7, 2))[0].message
-    assert isinstance(answer, p.Account)
+    assert isinstance(answer, p.PeerStatus)
     assert (answer.request, answer.lead, answer.done, answer.limit, answer.per_pass) == (
         7,
         peers.lives[0],
@@ -205,19 +205,19 @@ def test_an_account_says_all_that_whoever_looks_on_needs() -> None:
 
 
 def test_the_weights_of_the_last_and_of_the_best_evaluation_are_kept_by_who_judged_them() -> None:
-    peers = Peers(2, Stop(epochs=3))
+    peers = Peers(2, StopRules(epochs=3))
     peers.until_over()
     lead = peers.nodes[peers.lives[0]]
     last = lead.book.judged[-1].number
     (piece,) = ask(lead, p.Weigh(3, last))
-    assert isinstance(piece.message, p.Piece) and (piece.message.piece, piece.message.pieces) == (0, 1)
+    assert isinstance(piece.message, p.ModelPiece) and (piece.message.piece, piece.message.pieces) == (0, 1)
     np.testing.assert_array_equal(piece.arrays[0], weights_of(range(180)))
     (none,) = ask(lead, p.Weigh(4, 0))
-    assert isinstance(none.message, p.Piece) and none.message.pieces == 0
+    assert isinstance(none.message, p.ModelPiece) and none.message.pieces == 0
 
 
 def test_a_copy_of_everything_can_be_had_of_anybody_and_a_run_goes_on_from_it() -> None:
-    peers = Peers(2, Stop(epochs=3))
+    peers = Peers(2, StopRules(epochs=3))
     peers.until_over()
     node = peers.nodes[peers.lives[1]]
     (compute,) = [
@@ -227,12 +227,12 @@ def test_a_copy_of_everything_can_be_had_of_anybody_and_a_run_goes_on_from_it() 
     ]
     sent = node.handle(SECOND << 10, Computed(compute.token, compute.function()))
     (piece,) = [one for one in sent if isinstance(one, Send) and one.to == "home"]
-    assert isinstance(piece.message, p.Piece)
+    assert isinstance(piece.message, p.ModelPiece)
 
-    state = msgspec.msgpack.decode(piece.message.state, type=State)
+    state = msgspec.msgpack.decode(piece.message.state, type=RunLogState)
     assert state.counted == [(0, 180)] and state.judged and state.seconds > 0
 
-    again = Peers(3, Stop(epochs=5), begin=state.anew())
+    again = Peers(3, StopRules(epochs=5), begin=state.anew())
     for replica in again.replicas.values():
         replica.restore(piece.arrays[0])
     again.until_over()
@@ -242,7 +242,7 @@ def test_a_copy_of_everything_can_be_had_of_anybody_and_a_run_goes_on_from_it() 
 
 
 def test_messages_between_peers_take_as_long_as_they_are_to_be_emulated() -> None:
-    peers = Peers(2, Stop(epochs=1))
+    peers = Peers(2, StopRules(epochs=1))
     me, other = (peers.nodes[life].mesh.me for life in peers.lives)
     node = PeerNode(Mesh(me, [me, other]), Counting(), peers.facts, lambda weights: (0.0, {}), link=0.2)
     node.handle(SECOND, Tick())
@@ -256,7 +256,7 @@ def test_messages_between_peers_take_as_long_as_they_are_to_be_emulated() -> Non
 
 
 def test_what_others_change_while_it_learns_is_added_and_told_as_unknown_to_it() -> None:
-    peers = Peers(3, Stop(epochs=6), every=20)
+    peers = Peers(3, StopRules(epochs=6), every=20)
     peers.until_over()
     staleness = peers.nodes[peers.lives[0]].book.histogram()
     assert sum(staleness) == 360 and sum(staleness[1:]) > 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.emulation import Emulate
+from shoal.emulation import Emulation
 from shoal.errors import BadValues
 from shoal.limits import SECOND
 from shoal.strategies.peers.replica import (
     Floats,
-    Hold,
-    Visit,
+    ReplicaHold,
+    SlotVisit,
     visit,
 )
 from tests.unit.nodes.peers_in_a_world import Counting, weights_of
@@ -25,21 +25,21 @@ def change(*slots: int) -> tuple[np.ndarray, Floats]:
 
 def test_learning_and_taking_are_one_thing_so_nothing_is_lost_between_them() -> None:
     replica = Counting()
-    found = visit(replica, Visit(add=[change(7)], run=[(0, 3)], take=True), None)
+    found = visit(replica, SlotVisit(add=[change(7)], run=[(0, 3)], take=True), None)
     assert (found.loss, found.rows) == (3.0, 3)
     assert found.change is not None
     taken = np.zeros_like(replica.weights_now)
     taken[found.change[0]] = found.change[1]
     np.testing.assert_array_equal(taken, weights_of([0, 1, 2]))  # own changes only
     np.testing.assert_array_equal(replica.weights_now, weights_of([0, 1, 2, 7]))
-    again = visit(replica, Visit(take=True), None)
+    again = visit(replica, SlotVisit(take=True), None)
     assert again.change is not None and not len(again.change[0])
 
 
 def test_a_copy_lacks_what_is_on_its_way_into_what_all_have_and_the_model_keeps_it() -> None:
     replica = Counting()
-    visit(replica, Visit(run=[(0, 2)], take=True), None)
-    found = visit(replica, Visit(run=[(2, 3)], take=True, copy=True, owned=True, without=[change(1)]), None)
+    visit(replica, SlotVisit(run=[(0, 2)], take=True), None)
+    found = visit(replica, SlotVisit(run=[(2, 3)], take=True, copy=True, owned=True, without=[change(1)]), None)
     np.testing.assert_array_equal(found.slab, weights_of([0]))  # type: ignore[arg-type]
     np.testing.assert_array_equal(replica.weights_now, weights_of([0, 1, 2]))
 
@@ -51,14 +51,14 @@ def test_what_is_not_finite_is_told_to_nobody() -> None:
             return 1.0, 1
 
     with pytest.raises(BadValues, match="take a smaller step"):
-        visit(Wild(), Visit(run=[(0, 1)], take=True), None)
+        visit(Wild(), SlotVisit(run=[(0, 1)], take=True), None)
 
     class Lost(Counting):
         def run(self, slots: object) -> tuple[float, int]:
             return float("nan"), 1
 
     with pytest.raises(BadValues, match="the loss is nan"):
-        visit(Lost(), Visit(run=[(0, 1)]), None)
+        visit(Lost(), SlotVisit(run=[(0, 1)]), None)
 
 
 def test_rows_take_as_long_as_they_are_to_be_emulated_without_drift() -> None:
@@ -68,11 +68,11 @@ def test_rows_take_as_long_as_they_are_to_be_emulated_without_drift() -> None:
     def wait(seconds: float) -> None:
         now[0] += round(seconds * SECOND) + 3_000_000
 
-    pace = Emulate(per_example=1e-3).pace(0, 1)
+    pace = Emulation(per_example=1e-3).pace(0, 1)
     assert pace is not None
-    hold, replica = Hold(pace, lambda: now[0], wait), Counting()
+    hold, replica = ReplicaHold(pace, lambda: now[0], wait), Counting()
     for number in range(40):
-        visit(replica, Visit(run=[(25 * number, 25 * number + 25)], goes_on=number > 0), hold)
+        visit(replica, SlotVisit(run=[(25 * number, 25 * number + 25)], goes_on=number > 0), hold)
         now[0] += 1_000_000
     assert now[0] / SECOND == pytest.approx(1.0, abs=0.01)
 
@@ -83,9 +83,9 @@ def test_time_without_work_is_not_made_up_for() -> None:
     def wait(seconds: float) -> None:
         now[0] += round(seconds * SECOND)
 
-    pace = Emulate(per_example=1e-3).pace(0, 1)
+    pace = Emulation(per_example=1e-3).pace(0, 1)
     assert pace is not None
-    hold, replica = Hold(pace, lambda: now[0], wait), Counting()
+    hold, replica = ReplicaHold(pace, lambda: now[0], wait), Counting()
     now[0] += 5 * SECOND
-    visit(replica, Visit(run=[(0, 100)]), hold)
+    visit(replica, SlotVisit(run=[(0, 100)]), hold)
     assert now[0] == pytest.approx(5.1 * SECOND)

@@ -11,8 +11,8 @@ from shoal.strategies.peers.run_log import (
     AGAIN,
     PARTLY,
     TWICE,
-    Book,
-    State,
+    RunLog,
+    RunLogState,
 )
 from shoal.wire.messages import peers as p
 
@@ -27,9 +27,9 @@ def nobody(life: str) -> bool:
 
 
 def test_a_slot_may_be_counted_before_it_is_heard_that_it_was_dealt() -> None:
-    book = Book()
+    book = RunLog()
     book.take("b", learned(0, 10))
-    book.take("a", p.Dealt([("b", [(0, 15)])]))
+    book.take("a", p.SlotsDealt([("b", [(0, 15)])]))
     assert book.done == 10 and book.out["b"].runs == [(10, 15)] and book.next == 15
     assert not book.free(nobody)
 
@@ -37,16 +37,16 @@ def test_a_slot_may_be_counted_before_it_is_heard_that_it_was_dealt() -> None:
 def test_it_is_the_same_in_whatever_order_several_are_heard() -> None:
     said = {
         "a": [
-            p.Dealt([("a", [(0, 10)]), ("b", [(10, 20)])]),
+            p.SlotsDealt([("a", [(0, 10)]), ("b", [(10, 20)])]),
             learned(0, 5),
-            p.Dealt([("b", [(20, 30)])]),
+            p.SlotsDealt([("b", [(20, 30)])]),
             learned(5, 10),
         ],
-        "b": [learned(10, 15, stale=2), learned(15, 20), p.Leaving("", [(20, 25)])],
+        "b": [learned(10, 15, stale=2), learned(15, 20), p.PeerLeaving("", [(20, 25)])],
     }
     books = []
     for seed in range(20):
-        chance, left, book = random.Random(seed), {life: list(words) for life, words in said.items()}, Book()
+        chance, left, book = random.Random(seed), {life: list(words) for life, words in said.items()}, RunLog()
         while open_ := [life for life, words in left.items() if words]:
             life = chance.choice(open_)
             book.take(life, left[life].pop(0))
@@ -57,18 +57,18 @@ def test_it_is_the_same_in_whatever_order_several_are_heard() -> None:
 
 
 def test_slots_of_one_that_is_gone_are_free_only_when_nothing_more_can_be_heard_of_it() -> None:
-    book = Book()
-    book.take("a", p.Dealt([("a", [(0, 10)]), ("b", [(10, 20)])]))
+    book = RunLog()
+    book.take("a", p.SlotsDealt([("a", [(0, 10)]), ("b", [(10, 20)])]))
     book.take("b", learned(10, 12))
     assert not book.free(nobody)
     assert book.free(lambda life: life == "b").runs == [(12, 20)]
-    book.take("a", p.Dealt([("a", [(12, 16)])], again=4))
+    book.take("a", p.SlotsDealt([("a", [(12, 16)])], again=4))
     assert book.free(lambda life: life == "b").runs == [(16, 20)]
     assert book.counts[AGAIN] == 4
 
 
 def test_a_slot_that_two_have_learned_is_counted_once_and_reported() -> None:
-    book = Book()
+    book = RunLog()
     book.take("a", learned(0, 10))
     book.take("b", learned(5, 15))
     assert (book.done, book.rows, book.loss) == (15, 15, (7.5, 15))
@@ -76,17 +76,17 @@ def test_a_slot_that_two_have_learned_is_counted_once_and_reported() -> None:
 
 
 def test_what_is_given_back_is_free() -> None:
-    book = Book()
-    book.take("a", p.Dealt([("b", [(0, 10)])]))
+    book = RunLog()
+    book.take("a", p.SlotsDealt([("b", [(0, 10)])]))
     book.take("b", learned(0, 4))
     before = book.returned
-    book.take("b", p.Leaving("", [(4, 10)]))
+    book.take("b", p.PeerLeaving("", [(4, 10)]))
     assert book.returned > before and book.free(nobody).runs == [(4, 10)]
 
 
 def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part() -> None:
-    book = Book(parts=2)
-    book.take("a", p.Dealt([("a", [(0, 10)])]))
+    book = RunLog(parts=2)
+    book.take("a", p.SlotsDealt([("a", [(0, 10)])]))
     book.take("a", learned(0, 5, part=1))
     book.take("a", learned(5, 10, part=2))
     assert book.done == 0 and book.left("a") == 0 and book.out["a"].size == 10
@@ -97,7 +97,7 @@ def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part(
     assert book.partly(lambda life: life == "a") == 5, "the second is in one part and not in the other"
     book.take("y", p.Owned([(1, {"a": 2})]))
     assert book.counted.runs == [(0, 10)] and book.partly(lambda life: True) == 0
-    late = Book(parts=2)  # heard the other way round
+    late = RunLog(parts=2)  # heard the other way round
     late.take("x", p.Owned([(0, {"a": 1}), (1, {"a": 1})]))
     late.take("a", learned(0, 5, part=1))
     assert late.done == 5
@@ -107,23 +107,23 @@ def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part(
 @pytest.mark.parametrize("parts", [0, 2])
 def test_whoever_gets_its_state_goes_on_as_it_would(parts: int) -> None:
     words = [
-        ("a", p.Owners(1, ["a"] * parts, ["b"])),
-        ("a", p.Dealt([("a", [(0, 10)]), ("b", [(10, 20)])])),
+        ("a", p.OwnersChanged(1, ["a"] * parts, ["b"])),
+        ("a", p.SlotsDealt([("a", [(0, 10)]), ("b", [(10, 20)])])),
         ("b", learned(10, 15, part=min(parts, 1))),
-        ("a", p.Judged(0, 0.0, 0.1, 0, 0, 0.7, {"auc": 0.5}, None, 2, True, [0.7, 0.7, 0.0, None], "a")),
+        ("a", p.EvaluationDone(0, 0.0, 0.1, 0, 0, 0.7, {"auc": 0.5}, None, 2, True, [0.7, 0.7, 0.0, None], "a")),
         ("a", p.Owned([(part, {"b": 1}) for part in range(parts)])),
         ("a", learned(0, 10, part=2 * min(parts, 1))),
         ("a", p.Halt("over")),
         ("b", p.Rested()),
     ]
     for cut in range(len(words)):
-        whole, first = Book(parts=parts), Book(parts=parts)
+        whole, first = RunLog(parts=parts), RunLog(parts=parts)
         for life, word in words:
             whole.take(life, word)
         for life, word in words[:cut]:
             first.take(life, word)
         packed = msgspec.msgpack.encode(first.state(2.5))
-        second = Book(msgspec.msgpack.decode(packed, type=State), parts)
+        second = RunLog(msgspec.msgpack.decode(packed, type=RunLogState), parts)
         for life, word in words[cut:]:
             second.take(life, word)
         assert second.state(3.0) == whole.state(3.0)

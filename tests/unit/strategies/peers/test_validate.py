@@ -7,14 +7,14 @@ import pytest
 
 from shoal.limits import PEER_GONE, PEER_WHY, SECOND
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.validate import Fit
+from shoal.strategies.peers.validate import MessageCheck
 from shoal.wire.effects import Received, Tick
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
 
-FIT = Fit(keys=100, slots=50, batch=4, parts=2)
+FIT = MessageCheck(keys=100, slots=50, batch=4, parts=2)
 ME, OTHER, THIRD = (p.Peer(f"w{number}", f"worker-{number}", number, f"memory:w{number}") for number in range(3))
-JUDGED = p.Judged(1, 1.0, 1.5, 50, 200, 0.5, {}, None, 2, True, [0.5, 0.5, 0.0, None], "w1")
+JUDGED = p.EvaluationDone(1, 1.0, 1.5, 50, 200, 0.5, {}, None, 2, True, [0.5, 0.5, 0.0, None], "w1")
 
 
 def change(*keys: int, values: tuple[float, ...] | None = None) -> Arrays:
@@ -24,12 +24,12 @@ def change(*keys: int, values: tuple[float, ...] | None = None) -> Arrays:
 FITS: list[tuple[p.Word, Arrays]] = [
     (p.Learned([], 0, 0.0), change(0, 99)),
     (p.Learned([(0, 2), (49, 50)], 12, 3.0, [5, 6, 7], (8, 9), 3, 4), ()),
-    (p.Dealt([("w1", [(0, 50)])], 50), ()),
+    (p.SlotsDealt([("w1", [(0, 50)])], 50), ()),
     (JUDGED, ()),
     (p.Halt("over"), ()),
     (p.Rested(), ()),
-    (p.Leaving("", [(3, 4)]), ()),
-    (p.Owners(7, ["w0", "w1"], ["w2"]), ()),
+    (p.PeerLeaving("", [(3, 4)]), ()),
+    (p.OwnersChanged(7, ["w0", "w1"], ["w2"]), ()),
     (p.Yielded(7), ()),
     (p.Owned([(1, {"w0": 5})]), change()),
 ]
@@ -43,13 +43,13 @@ MISFITS: list[tuple[p.Word, Arrays]] = [
     (p.Learned([(0, 1)], 5, 0.0), change()),
     (p.Learned([(0, 1)], 4, float("nan")), change()),
     (p.Learned([(0, 1)], 4, 0.0, [1 << 61] * 3), change()),
-    (p.Dealt([("w0", [(40, 51)])]), ()),
-    (p.Dealt([], 1 << 60), ()),
+    (p.SlotsDealt([("w0", [(40, 51)])]), ()),
+    (p.SlotsDealt([], 1 << 60), ()),
     (p.Halt("over"), change(1)),
-    (p.Judged(1 << 60, 1.0, 1.0, 1 << 60, 1, 0.5, {}, None, 2, True, []), ()),
-    (p.Judged(1, 1.0, 1.0, 1, 1, 0.5, {}, None, 2, True, [None] * 3), ()),
-    (p.Leaving("", [(0, 1 << 60)]), ()),
-    (p.Owners(1, [], ["w0"]), ()),
+    (p.EvaluationDone(1 << 60, 1.0, 1.0, 1 << 60, 1, 0.5, {}, None, 2, True, []), ()),
+    (p.EvaluationDone(1, 1.0, 1.0, 1, 1, 0.5, {}, None, 2, True, [None] * 3), ()),
+    (p.PeerLeaving("", [(0, 1 << 60)]), ()),
+    (p.OwnersChanged(1, [], ["w0"]), ()),
     (p.Yielded(1 << 60), ()),
     (p.Owned([(2, {"w0": 5})]), change()),
     (p.Owned([(0, {"w0": 1 << 60})]), change()),
@@ -72,21 +72,21 @@ def mesh() -> Mesh:
 def test_what_does_not_fit_is_not_heard_and_whoever_said_it_is_held_for_gone(said: tuple[p.Word, Arrays]) -> None:
     word, arrays = said
     here = mesh()
-    here.handle(SECOND, Received("w1", p.Said("w1", 1, word), arrays))
+    here.handle(SECOND, Received("w1", p.Relay("w1", 1, word), arrays))
     assert here.heard_now() == [] and here.gone["w1"].startswith("it said what cannot be: ")
 
 
 def test_nobody_says_anything_in_our_name_or_before_it_has_a_model() -> None:
     here = mesh()
     word = p.Learned([(0, 1)], 1, 0.0)
-    here.handle(SECOND, Received("w1", p.Said("w0", 1, word)))
+    here.handle(SECOND, Received("w1", p.Relay("w0", 1, word)))
     new = p.Peer("w9", "worker-9", 9, "memory:w9")
     here.handle(SECOND, Received("w9", p.Beat(new, {}, [new], {}, filled=False)))
-    here.handle(SECOND, Received("w9", p.Said("w9", 1, p.Ended("forged", False, 1.0))))
-    here.handle(SECOND, Received("w9", p.Said("w1", 1, word)))
+    here.handle(SECOND, Received("w9", p.Relay("w9", 1, p.PeersEnded("forged", False, 1.0))))
+    here.handle(SECOND, Received("w9", p.Relay("w1", 1, word)))
     assert here.heard_now() == [] and not here.gone
     here.handle(SECOND, Received("w9", p.Beat(new, {"w9": 1}, [new, ME], {})))  # it has one now
-    here.handle(SECOND, Received("w9", p.Said("w9", 1, word)))
+    here.handle(SECOND, Received("w9", p.Relay("w9", 1, word)))
     assert [one.origin for one in here.heard_now()] == ["w9"]
 
 

@@ -133,7 +133,7 @@ def _megabytes(size: float) -> str:
 
 def picture(results: Results) -> Figure:
     """Bytes by filter, a panel for each set and solver; the numbers are how many times fewer."""
-    from shoal.views.drawing import canvas
+    from shoal.views.axes import canvas
 
     found = groups(results)
     solvers = list(dict.fromkeys(cases[0].solver for cases in found))
@@ -160,7 +160,12 @@ def picture(results: Results) -> Figure:
 
 
 def _panel(axes: Axes, results: Results, cases: list[Case], names: list[str], named: bool) -> None:
-    from shoal.views.drawing import INK, SERIES, tidy, titled
+    from shoal.views.axes import (
+        INK,
+        SERIES,
+        tidy,
+        titled,
+    )
 
     for case in cases:
         row = names.index(case.way.name)
@@ -181,7 +186,7 @@ def _panel(axes: Axes, results: Results, cases: list[Case], names: list[str], na
 
 
 def draw(results: Results, path: Path) -> None:
-    from shoal.views.drawing import save
+    from shoal.views.axes import save
 
     save(picture(results), path)
 

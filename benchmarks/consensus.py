@@ -203,7 +203,13 @@ def table(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Figure:
     """A panel for each kind of graph: measured as points, predicted as lines from the same start."""
-    from shoal.views.drawing import SERIES, canvas, save, tidy, titled
+    from shoal.views.axes import (
+        SERIES,
+        canvas,
+        save,
+        tidy,
+        titled,
+    )
 
     kinds = list(dict.fromkeys(case.topology for case in results.cases))
     rows = -(-len(kinds) // 3)

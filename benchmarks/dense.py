@@ -261,7 +261,14 @@ def table(results: Results) -> Table:
 
 def picture(results: Results) -> Figure:
     """Time over density, one panel for each size."""
-    from shoal.views.drawing import DASHES, INK, SERIES, canvas, tidy, titled
+    from shoal.views.axes import (
+        DASHES,
+        INK,
+        SERIES,
+        canvas,
+        tidy,
+        titled,
+    )
 
     sizes = results.settings.weights
     figure = canvas(2.5 * math.ceil(len(sizes) / 2) + 0.3, 7.2)
@@ -311,7 +318,7 @@ def picture(results: Results) -> Figure:
 
 
 def draw(results: Results, path: Path) -> None:
-    from shoal.views.drawing import save
+    from shoal.views.axes import save
 
     save(picture(results), path)
 

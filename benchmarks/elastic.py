@@ -333,7 +333,7 @@ def table(results: Results) -> Table:
 def draw(results: Results, path: Path) -> None:
     """Rows a second over time, with the moments marked, and a tick for each hand-over."""
     from benchmarks.elastic_show import picture
-    from shoal.views.drawing import save
+    from shoal.views.axes import save
 
     save(picture(results), path)
 

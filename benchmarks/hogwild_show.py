@@ -81,7 +81,7 @@ def _row(results: Results, case: Case, alone: Case) -> list[str]:
 
 def picture(results: Results) -> Figure:
     """The speed-up by threads, both shapes side by side."""
-    from shoal.views.drawing import canvas
+    from shoal.views.axes import canvas
 
     figure = canvas(3.9, 8.4)
     panels = figure.subplots(1, len(results.goals), sharey=True, squeeze=False)[0]
@@ -105,7 +105,14 @@ def picture(results: Results) -> Figure:
 
 
 def _panel(axes: Axes, results: Results, goal: Goal) -> None:
-    from shoal.views.drawing import DASHES, INK, PALE, SERIES, tidy, titled
+    from shoal.views.axes import (
+        DASHES,
+        INK,
+        PALE,
+        SERIES,
+        tidy,
+        titled,
+    )
 
     cases = [case for case in results.cases if case.shape == goal.shape.name]
     counts = sorted({case.threads for case in cases})
@@ -161,7 +168,7 @@ def _rival(cases: list[Case]) -> object:
 
 
 def draw(results: Results, path: Path) -> None:
-    from shoal.views.drawing import save
+    from shoal.views.axes import save
 
     save(picture(results), path)
 

@@ -334,7 +334,14 @@ def table(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Figure:
     """A panel for each number of copies: what was copied against how even it was, a point for each cluster and rule."""
-    from shoal.views.drawing import INK, SERIES, canvas, save, tidy, titled
+    from shoal.views.axes import (
+        INK,
+        SERIES,
+        canvas,
+        save,
+        tidy,
+        titled,
+    )
 
     kinds = list(dict.fromkeys(case.copies for case in results.cases))
     figure = canvas(3.2, 9.6)

@@ -237,7 +237,13 @@ def table(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Figure:
     """A panel for each: rows a second by server over time."""
-    from shoal.views.drawing import SERIES, canvas, save, tidy, titled
+    from shoal.views.axes import (
+        SERIES,
+        canvas,
+        save,
+        tidy,
+        titled,
+    )
 
     figure = canvas(3.0, 9.6)
     panels = figure.subplots(1, len(results.cases), squeeze=False, sharey=True)[0]

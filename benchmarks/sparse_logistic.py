@@ -264,7 +264,13 @@ def table(results: Results) -> Table:
 
 def picture(results: Results) -> Figure:
     """Seconds of every solver, one panel for each set."""
-    from shoal.views.drawing import INK, SERIES, canvas, tidy, titled
+    from shoal.views.axes import (
+        INK,
+        SERIES,
+        canvas,
+        tidy,
+        titled,
+    )
 
     sets = [data for data in results.settings.data if any(case.data == data for case in results.cases)]
     most = max(sum(case.data == data for case in results.cases) for data in sets)
@@ -292,7 +298,7 @@ def picture(results: Results) -> Figure:
 
 
 def draw(results: Results, path: Path) -> None:
-    from shoal.views.drawing import save
+    from shoal.views.axes import save
 
     save(picture(results), path)
 

@@ -14,15 +14,20 @@ model's own table is held against the same number by its version, which counts p
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.keys import Keys
+from shoal.job import Job
+from shoal.keys import Keys, Values
 from shoal.store.hashed import mixed
 from shoal.tables import Sparse, Update
 
@@ -116,3 +121,33 @@ def balance(
         doubled=doubled,
         wrong=wrong[:SHOWN],
     )
+
+
+# ---------------------------------------------------------------- the same model, bit for bit
+
+
+PACKAGE = Path(__file__).parent.parent
+LIBRARIES = ("numpy", "numba", "torch")
+
+
+def promises_same_bits(job: Job) -> bool:
+    """Sync without delay; a filter may lose some of a push, and loses other parts when it is sent by another worker."""
+    return job.strategy.name == "sync" and not getattr(job.strategy, "max_delay", 0) and not job.filters
+
+
+def model_digest(weights: Values) -> str:
+    """The same for the same bits."""
+    return hashlib.sha256(weights.tobytes()).hexdigest()
+
+
+def fingerprint() -> str:
+    """Of all that the bits of a model depend on besides its job: our own code, the libraries, the machine."""
+    found = hashlib.sha256(f"{platform.machine()} {platform.processor()} {platform.python_version()}".encode())
+    for name in LIBRARIES:
+        try:
+            found.update(f"{name} {metadata.version(name)}".encode())
+        except metadata.PackageNotFoundError:
+            continue
+    for file in sorted(PACKAGE.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()

@@ -20,12 +20,10 @@ from collections import deque
 import msgspec
 
 from shoal.cache import cache_folder
-from shoal.chaos.audit import PushAudit
+from shoal.chaos.audit import PushAudit, fingerprint, model_digest, promises_same_bits
 from shoal.chaos.plan import COORDINATOR, ChaosFault, ChaosSettings, ClusterState, FaultPlanner, role_of
 from shoal.chaos.recovery import FaultyNode, look, states
-from shoal.chaos.report import ChaosReport, judged
-from shoal.chaos.same_bits import fingerprint, model_digest, promises_same_bits
-from shoal.chaos.state import ChaosListener, ChaosState
+from shoal.chaos.report import ChaosListener, ChaosReport, ChaosState, judged
 from shoal.chaos.target import ChaosTarget, ClusterSnapshot
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError

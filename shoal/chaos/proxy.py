@@ -18,24 +18,269 @@ import heapq
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
 
 import msgspec
 
-from shoal.chaos.links import ProxiedConnection, ProxiedLink
-from shoal.chaos.zmtp import Frames, head, written
 from shoal.errors import WireError
 from shoal.launch.process_main import ProcessOrders
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
 from shoal.wire import coding
 from shoal.wire import messages as m
+
+# ---------------------------------------------------------------- ZeroMQ's wire protocol (ZMTP 3, without keys)
+
+
+GREETING = 64
+MORE, LONG, COMMAND = 1, 2, 4
+_READY, _IDENTITY = b"\x05READY", b"identity"
+
+Frames = list[bytes]
+
+
+class ZmtpStream:
+    """One direction of a connection, cut into what can be passed on: bytes of the protocol's own, and whole messages."""
+
+    def __init__(self) -> None:
+        self.ready = False  # READY was said
+        self.name = ""  # which was said with it
+        self._left = bytearray()
+        self._greeting = GREETING  # bytes of it that are still to come
+        self._parts: Frames = []
+
+    def feed(self, data: bytes) -> list[bytes | Frames]:
+        """What is whole by now, in order: bytes to be passed on as they are, or the frames of a message."""
+        out: list[bytes | Frames] = []
+        if self._greeting:
+            head, data = data[: self._greeting], data[self._greeting :]
+            self._greeting -= len(head)
+            out.append(head)
+        self._left += data
+        at = 0
+        while (found := _frame_at(self._left, at)) is not None:
+            flags, start, stop = found
+            body = bytes(self._left[start:stop])
+            if flags & COMMAND:
+                if body.startswith(_READY):
+                    self.ready, self.name = True, _identity(body)
+                out.append(bytes(self._left[at:stop]))
+            else:
+                self._parts.append(body)
+                if not flags & MORE:
+                    out.append(self._parts)
+                    self._parts = []
+            at = stop
+        del self._left[:at]
+        return out
+
+
+def written(frames: Sequence[bytes]) -> bytes:
+    """A message as it stands on the wire."""
+    out = bytearray()
+    for i, frame in enumerate(frames):
+        out += head(len(frame), i + 1 < len(frames)) + frame
+    return bytes(out)
+
+
+def handshake(name: str) -> bytes:
+    """What a caller of that name says first (a DEALER socket, without keys), if it does not wait for the other side."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0")
+    properties = {b"Socket-Type": b"DEALER", b"Identity": name.encode()}
+    body = _READY + b"".join(
+        bytes((len(key),)) + key + struct.pack(">I", len(value)) + value for key, value in properties.items()
+    )
+    return greeting.ljust(GREETING, b"\0") + bytes((COMMAND, len(body))) + body
+
+
+def head(size: int, more: bool) -> bytes:
+    """What stands before a frame: its flags and its length."""
+    if size < 256:
+        return bytes((MORE * more, size))
+    return bytes((MORE * more | LONG,)) + struct.pack(">Q", size)
+
+
+def _frame_at(data: bytearray, at: int) -> tuple[int, int, int] | None:
+    """Flags of the frame that starts there, and where its body is; None if it is not whole yet."""
+    if len(data) < at + 2:
+        return None
+    flags = data[at]
+    if flags & LONG:
+        if len(data) < at + 9:
+            return None
+        start, size = at + 9, int.from_bytes(data[at + 1 : at + 9])
+    else:
+        start, size = at + 2, data[at + 1]
+    return (flags, start, start + size) if len(data) >= start + size else None
+
+
+def _identity(ready: bytes) -> str:
+    at = len(_READY)
+    while at < len(ready):
+        length = ready[at]
+        key = ready[at + 1 : at + 1 + length]
+        at += 1 + length
+        size = int.from_bytes(ready[at : at + 4])
+        value = ready[at + 4 : at + 4 + size]
+        at += 4 + size
+        if key.lower() == _IDENTITY:
+            return value.partition(b"\0")[0].decode(
+                errors="replace"
+            )  # what follows says which process of that name it is
+    return ""
+
+
+# ---------------------------------------------------------------- links and the connections under them, on the proxy's thread only
+
+
+_READ = 1 << 18
+_LINGER = 0.3  # seconds that one side of a connection outlives the other
+
+
+class ProxiedLink:
+    """A caller and whom it calls: what is under way between them, over all their connections."""
+
+    def __init__(self, proxy: Proxy, caller: str, target: str) -> None:
+        self.proxy, self.caller, self.target = proxy, caller, target
+        self.connection: ProxiedConnection | None = None
+        self.random = {up: Random(f"{proxy.seed}/{caller}/{target}/{up}") for up in (True, False)}
+        self._due: dict[bool, list[tuple[float, int, bytes]]] = {True: [], False: []}  # up is to the one who is called
+        self._last = {True: 0.0, False: 0.0}
+        self._serial = 0
+
+    def schedule(self, up: bool, data: bytes, delay: float, in_order: bool = True) -> None:
+        due = time.monotonic() + delay
+        if in_order:
+            due = self._last[up] = max(due, self._last[up])
+        self._serial += 1
+        heapq.heappush(self._due[up], (due, self._serial, data))
+        self.deliver()
+
+    def deliver(self) -> float:
+        """Pass on what is due, if there is a connection; when the next one is."""
+        connection, now = self.connection, time.monotonic()
+        if connection is None or not connection.ready:
+            return now + 1.0
+        for up, due in self._due.items():
+            while due and due[0][0] <= now:
+                connection.write(up, heapq.heappop(due)[2])
+        return min((due[0][0] for due in self._due.values() if due), default=now + 1.0)
+
+    def cut(self) -> None:
+        if self.connection is not None:
+            self.proxy.counts["cut"] += 1
+            self.connection.end(self.connection.near, at_once=True)
+
+
+class ProxiedConnection:
+    """One connection that was accepted, and the one that was made for it: near is the caller, far is who is called."""
+
+    def __init__(self, proxy: Proxy, near: socket.socket, address: str) -> None:
+        self.proxy, self.address = proxy, address
+        self.near, self.far = near, _dial(address)
+        self.link: ProxiedLink | None = None
+        self._streams = {self.near: ZmtpStream(), self.far: ZmtpStream()}
+        self._out = {self.near: bytearray(), self.far: bytearray()}
+        self._open = [self.near, self.far]
+        for end in self._open:
+            end.setblocking(False)
+            self._watch(end)
+
+    @property
+    def ready(self) -> bool:
+        return len(self._open) == 2 and all(stream.ready for stream in self._streams.values())
+
+    def write(self, up: bool, data: bytes) -> None:
+        end = self.far if up else self.near
+        if end in self._open:
+            self._out[end] += data
+            self._flush(end)
+
+    def _watch(self, end: socket.socket) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out[end] else 0)
+        selector = self.proxy.selector
+        known = end in selector.get_map()
+        (selector.modify if known else selector.register)(end, wanted, lambda events: self._happens(end, events))
+
+    def _happens(self, end: socket.socket, events: int) -> None:
+        if end in self._open and events & selectors.EVENT_WRITE:
+            self._flush(end)
+        if end in self._open and events & selectors.EVENT_READ:
+            self._read(end)
+
+    def _flush(self, end: socket.socket) -> None:
+        out = self._out[end]
+        try:
+            while out:
+                del out[: end.send(out)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            return self.end(end)
+        return self._watch(end)
+
+    def _read(self, end: socket.socket) -> None:
+        try:
+            data = end.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.end(end)
+            return
+        up = end is self.near
+        for piece in self._streams[end].feed(data):
+            if isinstance(piece, bytes):
+                self._introduce(end)
+                self.write(up, piece)
+            elif self.link is not None:
+                self.proxy.pass_on(self.link, up, piece)
+
+    def _introduce(self, end: socket.socket) -> None:
+        if self.link is None and end is self.near and self._streams[end].ready:
+            self.link = self.proxy.link(self._streams[end].name, self.address)
+            self.link.connection = self
+
+    def end(self, end: socket.socket, at_once: bool = False) -> None:
+        """This side is gone; the other one goes a little later, when what is under way to it has had its time."""
+        self._close(end)
+        for other in list(self._open):
+            self.proxy.at(time.monotonic() + _LINGER + self.proxy.weather.delay, lambda other=other: self._close(other))  # type: ignore[misc]
+        if at_once and self.link is not None and self.link.connection is self:
+            self.link.connection = None
+
+    def _close(self, end: socket.socket) -> None:
+        if end in self._open:
+            self._open.remove(end)
+            self.proxy.selector.unregister(end)
+            end.close()
+            if not self._open:
+                self.proxy.connections.discard(self)
+                if self.link is not None and self.link.connection is self:
+                    self.link.connection = None
+
+    def close(self) -> None:
+        for end in list(self._open):
+            self._close(end)
+
+
+def _dial(address: str) -> socket.socket:
+    if address.startswith("ipc://"):
+        far = socket.socket(socket.AF_UNIX)
+        far.connect(address.removeprefix("ipc://"))
+    else:
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        far = socket.create_connection((host, int(port)), 1.0)
+    return far
+
 
 Where = Literal["prefix", "header", "length", "array", "framing"]
 EVERYWHERE: tuple[Where, ...] = ("prefix", "header", "length", "array", "framing")

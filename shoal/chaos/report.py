@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.chaos.audit import PushAudit
+from shoal.chaos.plan import COORDINATOR, PLANNED
 from shoal.chaos.recovery import Recovery
+from shoal.errors import Invalid
+from shoal.job import Job
 from shoal.views import format
+from shoal.views.plots import INK, LOST, TEST, TRAIN
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.console import RenderableType
     from rich.table import Table
+
+
+# ---------------------------------------------------------------- while it goes on
+
+
+@dataclass(slots=True)
+class ChaosState:
+    """What there is to see while it goes on."""
+
+    job: Job
+    seed: int | None  # None: the clean run
+    seconds: float = 0.0
+    share: float = 0.0  # of the work that is done
+    members: dict[str, str] = field(default_factory=dict)  # how each of them is
+    faults: int = 0
+    recoveries: int = 0
+    acknowledged: int = 0
+    loss: float | None = None
+    clean_loss: float | None = None
+    throughput: list[tuple[float, float]] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    log: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=64))  # seconds, style, words
+
+
+class ChaosListener:
+    """Who looks on: nobody."""
+
+    def board(self, board: ChaosState) -> None:
+        """It has changed."""
+
+    def said(self, seconds: float, style: str, text: str) -> None:
+        """This happened: style is fault, heal, news or bad."""
+
+    def note(self, text: str) -> None:
+        """This is being done, before or after."""
+
 
 STEPS = ("detected", "promoted", "full", "back")
 CLOSE = 0.01  # a loss within so much of the clean one, relative to it, is the same
@@ -174,3 +219,70 @@ def _middle(values: list[float]) -> str:
 
 
 Say = Callable[[str], None]
+
+
+# ---------------------------------------------------------------- the timeline, as a picture
+
+
+ROLES = (COORDINATOR, "server", "worker")
+MARKS = {"kill": "x", "pause": "|", "cut": (2, 0, 315), "join": ">", "drain": "<"}
+
+
+def timeline(report: ChaosReport, path: str | os.PathLike[str]) -> Path:
+    """Write it there; needs matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Invalid("pictures need matplotlib: pip install 'shoal[view]'") from None
+    figure = Figure(figsize=(10, 5.5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _throughput(top, report)
+    _fault_rows(bottom, report)
+    figure.suptitle(report.verdict, color=INK if report.ok else LOST, fontsize=11)
+    figure.savefig(Path(path), dpi=120)
+    return Path(path)
+
+
+def _throughput(axes: Axes, report: ChaosReport) -> None:
+    axes.plot(*_columns(report.throughput), color=TRAIN, linewidth=1.2)
+    axes.set_ylabel("rows a second", color=TRAIN)
+    axes.set_ylim(bottom=0)
+    for one in report.healed:
+        axes.axvline(one.at, color=LOST, linewidth=0.6, alpha=0.5)
+    other = axes.twinx()
+    other.plot(*_columns(report.losses), color=TEST, marker=".", linewidth=1.0)
+    if report.clean_loss is not None:
+        other.axhline(report.clean_loss, color=TEST, linestyle=":", linewidth=1.0)
+    other.set_ylabel(f"test loss (dotted: clean run, {format.loss(report.clean_loss)})", color=TEST)
+    for side in ("top",):
+        axes.spines[side].set_visible(False)
+        other.spines[side].set_visible(False)
+
+
+def _fault_rows(axes: Axes, report: ChaosReport) -> None:
+    """A bar from each fault until it had healed; one that the end of the run cut short is open."""
+    names = sorted({one.fault.name for one in report.healed}, key=lambda name: (ROLES.index(_role(name)), name))
+    end = max([report.seconds, *(one.at for one in report.healed)], default=0.0)
+    for one in report.healed:
+        row = names.index(one.fault.name)
+        length = one.well if one.well is not None else max(0.0, end - one.at)
+        colour = LOST if one.fault.kind == "kill" else TRAIN if one.fault.kind in PLANNED else TEST
+        axes.barh(row, length, left=one.at, height=0.5, color=colour, alpha=0.35 if one.well is not None else 0.12)
+        axes.plot([one.at], [row], marker=MARKS[one.fault.kind], color=colour, markersize=7)
+        if one.promoted is not None:
+            axes.plot([one.at + one.promoted], [row], marker=".", color=TRAIN, markersize=6)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(
+        "seconds (x: kill -9, |: pause, /: cut off, > joins, < asked to go; bar: until healed, dot: pushes count again)"
+    )
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _role(name: str) -> str:
+    return next(role for role in ROLES if name.startswith(role))
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from shoal.chaos.plan import COORDINATOR, role_of
-from shoal.chaos.state import ChaosListener, ChaosState
+from shoal.chaos.report import ChaosListener, ChaosState
 from shoal.events import RunEvent
 from shoal.views import format
 from shoal.views.braille import Stroke, chart

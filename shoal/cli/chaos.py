@@ -137,8 +137,7 @@ def _show(report: ChaosReport, as_json: bool, out: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
-    from shoal.chaos.picture import timeline
-    from shoal.chaos.report import shown
+    from shoal.chaos.report import shown, timeline
     from shoal.errors import Invalid
 
     encoded = msgspec.json.format(msgspec.json.encode(report))

@@ -15,8 +15,8 @@ import click
 from shoal.cli.common import CommandError
 
 if TYPE_CHECKING:
+    from shoal.views.page import Section
     from shoal.views.run_record import RunRecord
-    from shoal.views.sections import Section
 
 
 def make(
@@ -120,7 +120,7 @@ def report(paths: tuple[Path, ...], out: Path | None, as_markdown: bool, trace: 
     shoal report runs/sync runs/async --out both.html --trace both.json
     """
     from shoal.errors import Invalid
-    from shoal.views.drawing import can_draw
+    from shoal.views.axes import can_draw
 
     try:
         written = make(paths, out, as_markdown or (out is not None and out.suffix.lower() == ".md"), trace)

@@ -55,7 +55,7 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
 
 
 def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
-    from shoal.sweep.run import run_left, stands
+    from shoal.sweep.schedule import run_left, stands
     from shoal.sweep.show import audience
 
     end_when_told()
@@ -79,8 +79,7 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
     import msgspec
 
     from shoal.sweep.disk import took
-    from shoal.sweep.run import check_here, stands
-    from shoal.sweep.schedule import estimate
+    from shoal.sweep.schedule import check_here, estimate, stands
     from shoal.views import format
 
     check_here(asked)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shoal.events import counted
+from shoal.events import Evaluated, counted
 from shoal.sweep.figures import (
+    PlotLine,
     PointFigures,
     RunFigures,
     Spread,
     StudyFigures,
-)
-from shoal.sweep.grid import Axis
-from shoal.sweep.lines import (
-    PlotLine,
     at,
+    first_at_or_below,
     lines_of,
     measure,
     x_axis,
 )
-from shoal.sweep.totals import accuracies, apart, same_rows
-from shoal.sweep.worker_counts import active
+from shoal.sweep.grid import Axis
 from shoal.views import format
+from shoal.views.page import TableSection
 
 QUIET = 0.05  # of a run's cores: so much may be taken by others unsaid
 NAMED = 6  # points in a sentence before it says how many more
@@ -278,3 +276,139 @@ def _how(of: StudyFigures) -> str:
         f"{over}The time to the target is when the weights were read that were first judged at or below it: no finer than "
         f"evaluations are. A point has one only if all its seeds got there."
     )
+
+
+# ---------------------------------------------------------------- cost and accuracy of the same rows
+
+
+EACH = 10  # points of a line that are told one by one
+POINT = 0.01  # of accuracy
+
+
+def same_rows(of: StudyFigures) -> str:
+    """Every line against the best serial run, where all learned from as many rows."""
+    serial = of.best_serial
+    if not of.same_work or serial is None or serial.seconds is None or not any(one.sooner for one in of.points):
+        return ""
+    text = f"All runs learned from as many rows. The best serial run took {seconds(serial.seconds.median)} s for them"
+    text += f" and {seconds(serial.cpu.median)} CPU seconds" if serial.cpu is not None else ""
+    text += f". Times as fast: {_lines(of, lambda one: one.sooner, lambda value: f'{value:.2f}')}"
+    if serial.cpu is not None and any(one.cpu is not None for one in of.points):
+        cpu = serial.cpu.median
+        text += f". Times the CPU seconds: {_lines(of, lambda one: one.cpu, lambda value: f'{value / cpu:.2f}')}"
+    if of.cores is not None:
+        text += f". Each run had {counted(of.cores, 'core')}"
+    return f"{text}."
+
+
+def accuracies(of: StudyFigures) -> str:
+    """Every line, and what is more than a point below the best serial run."""
+    if not any(one.accuracy is not None for one in of.points):
+        return ""
+    text = f"Accuracy at the end: {_lines(of, lambda one: one.accuracy, lambda value: f'{value:.4f}')}"
+    if of.best_serial is None or of.best_serial.accuracy is None:
+        return f"{text}."
+    alone = of.best_serial.accuracy.median
+    text += f"; the best serial run {alone:.4f}"
+    known = [(one, one.accuracy.median) for one in of.points if one.accuracy is not None]
+    below = [f"{one.point.title} ({100 * (mine - alone):+.1f})" for one, mine in known if alone - mine > POINT]
+    if not below:
+        return f"{text}. All are within a point of that, or above."
+    more = f"; and {len(below) - EACH} more" if len(below) > EACH else ""
+    return f"{text}. More than a point below that: {'; '.join(below[:EACH])}{more}."
+
+
+def apart(of: StudyFigures) -> str:
+    """How far everybody's models are from their mean at the end, where everybody has one (gossip)."""
+    if not any(one.distance is not None for one in of.points):
+        return ""
+    text = f"Distance of the models from their mean at the end: {_lines(of, lambda one: one.distance, lambda value: f'{value:.2g}')}"
+    if any(one.worst_loss is not None for one in of.points):
+        text += f". Loss of the worst of them: {_lines(of, lambda one: one.worst_loss, lambda value: f'{value:.4f}')}"
+    return f"{text}. The losses are those of the mean, which is nobody's model."
+
+
+def _lines(of: StudyFigures, figure: Callable[[PointFigures], Spread | None], said: Callable[[float], str]) -> str:
+    """psgd 0.98 at 1, 1.91 at 2; hogwild 0.97 at 1, 1.88 at 2."""
+    axis = x_axis(of)
+    parts = []
+    for line in lines_of(of):
+        known = [(one, spread) for one in line.points if (spread := figure(one)) is not None]
+        if len(known) > EACH:
+            known = [known[0], known[-1]]
+        each = [f"{said(spread.median)} at {at(one, axis)}" if axis else said(spread.median) for one, spread in known]
+        if each:
+            parts.append(f"{line.label} {', '.join(each)}".strip())
+    return "; ".join(parts)
+
+
+# ---------------------------------------------------------------- workers present at each evaluation
+
+
+FIRST = 4  # losses that are told one by one, as in the table of S4
+NAMED = 6
+
+
+def active_table(of: StudyFigures) -> TableSection | None:
+    """For each point the workers at work at its first losses, at the target and over all; None if all worked alone."""
+    points = [one for one in of.points if one.done and any(_asked(run) > 1 for run in one.runs)]
+    if not points:
+        return None
+    heads = [axis.short for axis in of.sweep.study.axes]
+    heads += ["before", *(f"loss {number}" for number in range(1, FIRST + 1))]
+    heads += ["at the target"] * of.has_target + ["last", "with all of them"]
+    rows = []
+    for one in points:
+        judged = [_judged(run) for run in one.runs if run.result.is_done]
+        cells = [
+            _span([events[number].workers for events in judged if len(events) > number]) for number in range(FIRST + 1)
+        ]
+        if of.has_target:
+            met = [first_at_or_below(run.result.events, run.target) for run in one.runs]
+            cells.append(_span([event.workers for event in met if event is not None]))
+        cells.append(_span([events[-1].workers for events in judged if events]))
+        full, total = _full(one)
+        labels = [choice.label for choice in one.point.choices.values()]
+        rows.append([*labels, *cells, f"{full:,} of {total:,}"])
+    caption = "Workers at work when the weights were read that were judged: before training, at the first losses, and in how many of all evaluations all of them were."
+    return TableSection(heads, rows, caption)
+
+
+def active(of: StudyFigures) -> str:
+    """The same in a sentence."""
+    counts = {one.point.title: _full(one) for one in of.points if any(_asked(run) > 1 for run in one.runs)}
+    known = {title: (full, total) for title, (full, total) in counts.items() if total}
+    if not known:
+        return ""
+    short = [f"{title} ({full:,} of {total:,})" for title, (full, total) in known.items() if full < total]
+    if not short:
+        return "All workers of a run were at work at each of its evaluations."
+    more = f"; and {len(short) - NAMED} more" if len(short) > NAMED else ""
+    return f"Not all workers were at work at every evaluation. All were, at: {'; '.join(short[:NAMED])}{more}."
+
+
+def all_at_work(of: StudyFigures) -> bool:
+    """At every evaluation of every run."""
+    return all(full == total for full, total in map(_full, of.points))
+
+
+def _full(one: PointFigures) -> tuple[int, int]:
+    """Evaluations with all workers at work, of all; the one before training aside, and the last, when they may be gone."""
+    found = [(event.workers, _asked(run)) for run in one.runs for event in _judged(run)[1:-1]]
+    return sum(there >= asked for there, asked in found), len(found)
+
+
+def _judged(run: RunFigures) -> list[Evaluated]:
+    return [event for event in run.result.events if isinstance(event, Evaluated)]
+
+
+def _asked(run: RunFigures) -> int:
+    job = run.result.run.job
+    return job.workers if job.has_workers else 1
+
+
+def _span(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} .. {high}"

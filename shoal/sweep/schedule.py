@@ -20,7 +20,9 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.data.datasets import check_source
 from shoal.errors import Invalid
+from shoal.files import Lock
 from shoal.sweep.child import GRACE, SweepOrders
 from shoal.sweep.disk import (
     FAILED,
@@ -28,10 +30,14 @@ from shoal.sweep.disk import (
     MACHINE,
     MachineInfo,
     PointResult,
+    Sweep,
+    arrange,
+    kept,
     look,
     make_way,
+    write_study,
 )
-from shoal.sweep.study import PlannedRun
+from shoal.sweep.study import PlannedRun, Study
 
 LOOK = 0.5  # seconds between two looks at what runs
 REASON_CHARS = 500
@@ -217,3 +223,46 @@ def check_out(out: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
+
+
+# ---------------------------------------------------------------- a whole study
+
+
+def check_here(study: Study) -> None:
+    """That it can be run on this machine: its cores, its data and its graphs are there."""
+    study.places()
+    for run in study.runs:
+        try:
+            check_source(run.job.data)
+            run.job.strategy.check_here(run.job)
+        except Invalid as error:
+            raise Invalid(f"[{'serial' if run.point.serial else 'grid'}] {run.point.title}: {error}") from None
+
+
+def stands(study: Study, out: Path) -> list[PointResult]:
+    """How each run stands; nothing is changed."""
+    cores = len(study.places()[0])
+    there = kept(study, out, cores)
+    found = []
+    for run in study.runs:
+        result = look(run, out, cores)
+        if run.name in there and there[run.name] != result.folder:  # it has another name as yet
+            result = PointResult(run, "finished", there[run.name])
+        found.append(result)
+    return found
+
+
+def run_left(study: Study, out: Path, audience: SweepListener | None = None) -> Sweep:
+    """Run what is not finished. A run that fails stops no other; whatever ends this ends its runs, and the next call goes on."""
+    check_here(study)
+    places = study.places()
+    check_out(out)
+    lock = Lock(out, out, "sweep")
+    try:
+        arrange(study, out, len(places[0]))
+        write_study(study, out)
+        todo = [run for run in study.runs if not look(run, out, len(places[0])).is_done]
+        SweepSchedule(out, places, study.timeout, audience or SweepListener()).run(todo)
+    finally:
+        lock.release()
+    return Sweep(study, [look(run, out, len(places[0])) for run in study.runs], out)

@@ -8,13 +8,12 @@ from shoal.events import counted
 from shoal.job import Job
 from shoal.sweep.disk import Sweep, others
 from shoal.sweep.figures import StudyFigures, figures
-from shoal.sweep.findings import paragraphs
+from shoal.sweep.findings import active_table, paragraphs
 from shoal.sweep.pictures import pictures
 from shoal.sweep.table import points_table, runs_table
-from shoal.sweep.worker_counts import active_table
 from shoal.views import format
-from shoal.views.drawing import can_draw
-from shoal.views.sections import Section, TableSection
+from shoal.views.axes import can_draw
+from shoal.views.page import Section, TableSection
 
 
 def sections(sweep: Sweep) -> list[Section]:

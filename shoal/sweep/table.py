@@ -17,10 +17,9 @@ from shoal.sweep.figures import (
     Spread,
     StudyFigures,
 )
-from shoal.sweep.findings import paragraphs, seconds, share
-from shoal.sweep.worker_counts import active_table, all_at_work
+from shoal.sweep.findings import active_table, all_at_work, paragraphs, seconds, share
 from shoal.views import format
-from shoal.views.sections import TableSection
+from shoal.views.page import TableSection
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

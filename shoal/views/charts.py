@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.events import Evaluated
-from shoal.views import format, marks
-from shoal.views.drawing import DASHES, INK, LEGIBLE, PALE, SERIES, canvas, tidy, titled
+from shoal.views import format, member_plots
+from shoal.views.axes import (
+    DASHES,
+    INK,
+    LEGIBLE,
+    PALE,
+    SERIES,
+    canvas,
+    tidy,
+    titled,
+)
 from shoal.views.explain import most_stale
 from shoal.views.members import moves_of
 from shoal.views.plots import FEW, WIDE, Series, draw_spread, spread_of
-from shoal.views.run_metrics import OF_WORKERS, RunMetrics, seconds_of
-from shoal.views.run_record import RunRecord
+from shoal.views.run_record import OF_WORKERS, RunMetrics, RunRecord, seconds_of
 from shoal.views.timeline import COLORS
 
 if TYPE_CHECKING:
@@ -44,14 +52,14 @@ def losses(runs: Sequence[RunRecord]) -> Figure:
 def _losses_of_one(run: RunMetrics) -> Figure:
     """With a row for who came and went, if anybody did."""
     moves = moves_of(run.happened)
-    heights = [3.4, *([marks.height(moves)] if moves else [])]
+    heights = [3.4, *([member_plots.height(moves)] if moves else [])]
     figure = canvas(sum(heights) + 0.3)
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     drawn = _one_loss(panels[0], run)
-    marks.upright(panels[0], moves)
+    member_plots.upright(panels[0], moves)
     _finish(panels[0], "", drawn)
     if moves:
-        marks.strip(panels[1], moves, run.seconds or 1.0)
+        member_plots.strip(panels[1], moves, run.seconds or 1.0)
     panels[-1].set_xlabel("seconds since training began")
     return figure
 

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Linked
 from shoal.views import format, graph
-from shoal.views.drawing import SERIES, canvas, pictures, tidy
+from shoal.views.axes import (
+    SERIES,
+    canvas,
+    pictures,
+    tidy,
+)
+from shoal.views.page import PictureSection, Section
 from shoal.views.plots import FEW
-from shoal.views.run_metrics import RunMetrics
-from shoal.views.run_record import RunRecord
-from shoal.views.sections import PictureSection, Section
+from shoal.views.run_record import RunMetrics, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

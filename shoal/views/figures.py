@@ -15,9 +15,9 @@ import numpy as np
 from shoal.events import Evaluated, RunEvent
 from shoal.filters import acts
 from shoal.views import charts
-from shoal.views.drawing import pictures
+from shoal.views.axes import pictures
+from shoal.views.page import PictureSection, Section, TableSection
 from shoal.views.run_record import RunRecord
-from shoal.views.sections import PictureSection, Section, TableSection
 
 ALL = "all"  # the name under which plain bytes, and those that went, are counted
 HANDLES = "handles"

@@ -22,7 +22,15 @@ from shoal.errors import Invalid
 from shoal.events import Linked, RunEvent
 from shoal.strategies.gossip.graphs import sides
 from shoal.views import format
-from shoal.views.drawing import INK, PALE, SERIES, canvas, target_of, titled, write
+from shoal.views.axes import (
+    INK,
+    PALE,
+    SERIES,
+    canvas,
+    target_of,
+    titled,
+    write,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

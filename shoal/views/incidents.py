@@ -23,11 +23,10 @@ from shoal.events import (
     Warned,
 )
 from shoal.views import format, moves
-from shoal.views.drawing import clock
+from shoal.views.axes import clock
 from shoal.views.moves import MoveSummary
-from shoal.views.run_metrics import Happened, began
-from shoal.views.run_record import RunRecord
-from shoal.views.sections import Section, TableSection
+from shoal.views.page import Section, TableSection
+from shoal.views.run_record import Happened, RunRecord, began
 
 HAPPENINGS = 60  # rows of a table: of more, the last are left out
 

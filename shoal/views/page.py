@@ -9,11 +9,42 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.files import replace_file
 from shoal.views import format
-from shoal.views.sections import PictureSection, Section, TableSection
+
+# ---------------------------------------------------------------- what a report is made of
+
+
+@dataclass(frozen=True, slots=True)
+class TableSection:
+    """Cells as they are shown; numbers are aligned to the right."""
+
+    heads: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSection:
+    """An SVG, and what it shows in words, for those who do not see it."""
+
+    name: str  # of its file beside a Markdown report, without suffix
+    svg: bytes
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what is under it, in this order: what is seen, in words; pictures; tables."""
+
+    title: str
+    words: list[str] = field(default_factory=list)  # paragraphs
+    pictures: list[PictureSection] = field(default_factory=list)
+    tables: list[TableSection] = field(default_factory=list)
+
 
 # Colours of the pictures, by the names that the page gives them: in the dark they are others.
 _COLORS = {

@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
-from shoal.views import format, marks
-from shoal.views.drawing import LEGIBLE, canvas, target_of, write
+from shoal.views import format, member_plots
+from shoal.views.axes import (
+    LEGIBLE,
+    canvas,
+    target_of,
+    write,
+)
 from shoal.views.members import MembershipHistory, Move
 
 if TYPE_CHECKING:
@@ -99,7 +104,7 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
     figure = canvas(5.6, 9.0)
     target = None if path is None else target_of(Path(path))
     run = _sorted(events)
-    high = marks.height(run.moves)
+    high = member_plots.height(run.moves)
     figure.set_figheight(5.6 + high)
     unit, scale = _unit(run.seconds)
     solved = {name: one for name in SOLVED if (one := run.metrics.pop(name, None)) is not None}
@@ -116,14 +121,14 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
     if metrics:
         _draw_metrics(figures[-1], metrics, scale)
     for panel in figures:
-        marks.upright(panel, run.moves, scale)
+        member_plots.upright(panel, run.moves, scale)
         panel.grid(True, color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_axisbelow(True)
     lower.set_xlabel(f"{unit} since training began")
     end = run.seconds / scale or 1.0
     if run.moves:
-        marks.strip(lower, run.moves, end, scale)
+        member_plots.strip(lower, run.moves, end, scale)
     lower.set_xlim(-0.012 * end, 1.012 * end)
     if title or run.started:
         said = title or " · ".join(format.what(run.started) if run.started else [])

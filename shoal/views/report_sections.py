@@ -8,7 +8,6 @@ from typing import Any
 from shoal.events import RolledBack
 from shoal.views import (
     charts,
-    compare,
     consensus,
     explain,
     figures,
@@ -17,18 +16,19 @@ from shoal.views import (
     member_plots,
     timeline,
 )
-from shoal.views.drawing import clock, pictures
+from shoal.views.axes import clock, pictures
 from shoal.views.explain import VERBS
 from shoal.views.incidents import mega, seconds
 from shoal.views.members import moves_of
-from shoal.views.run_metrics import OF_WORKERS, seconds_of
+from shoal.views.page import PictureSection, Section, TableSection
 from shoal.views.run_record import (
-    STILL,
+    CLOCK_STOPS,
+    OF_WORKERS,
     RunRecord,
     number,
+    seconds_of,
     unlike,
 )
-from shoal.views.sections import PictureSection, Section, TableSection
 
 COLUMNS = 4  # runs beside each other
 EVALUATIONS = 40  # rows of a table: of more, some are left out
@@ -69,13 +69,13 @@ def _seen(runs: Sequence[RunRecord]) -> list[Section]:
     if len(runs) == 1:
         return [Section("What is seen", [*explain.of_one(runs[0]), *runs[0].problems])]
     each = [f"{format.clean(one.name)}: {' '.join([*explain.of_one(one, among=True), *one.problems])}" for one in runs]
-    return [Section("What is seen", compare.of_several(list(runs))), Section("What is seen of each run", each)]
+    return [Section("What is seen", explain.of_several(list(runs))), Section("What is seen of each run", each)]
 
 
 def _figures(runs: Sequence[RunRecord]) -> Section:
     """Runs beside each other: as columns while they are few."""
     judged = [one for one in runs if one.run.best is not None]
-    common = compare.common_loss(judged) if judged and compare.other_task(judged) is None else None
+    common = explain.common_loss(judged) if judged and explain.other_task(judged) is None else None
     names = list(dict.fromkeys(name for one in runs for name in _metrics(one)))
     heads = [
         "workers",
@@ -341,7 +341,7 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
     for one, cpu in told:
         examples = number(one.summary.get("examples")) or 0.0
         per = f"{1e6 * cpu / examples:,.3g}" if examples else "-"
-        busy = f"{cpu / one.run.seconds:,.2f}" if one.run.seconds and one.strategy not in STILL else "-"
+        busy = f"{cpu / one.run.seconds:,.2f}" if one.run.seconds and one.strategy not in CLOCK_STOPS else "-"
         rows.append([one.name, seconds(one.run.seconds), explain.cpu(cpu), busy, per])
     first = 0 if len(runs) > 1 else 1
     heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]

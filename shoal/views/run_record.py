@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,285 @@ from typing import Any
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.events import RunEvent, read_legible
+from shoal.events import (
+    Delayed,
+    Elected,
+    Evaluated,
+    Gone,
+    Handed,
+    Joined,
+    Leaving,
+    Linked,
+    Progress,
+    Resumed,
+    RolledBack,
+    RunEvent,
+    Saved,
+    Shared,
+    Spans,
+    Split,
+    Started,
+    Stopped,
+    Voided,
+    Warned,
+    read_legible,
+)
 from shoal.job import Job
+from shoal.nodes.time_accounting import KINDS
 from shoal.views import format
-from shoal.views.run_metrics import RunMetrics, account
+from shoal.views.members import MembershipHistory, is_over
 
-STILL = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # their clock stands while a model is judged
+# ---------------------------------------------------------------- from events to figures
+
+
+OF_WORKERS = KINDS[:4]
+JITTER = 0.004  # seconds between two spans that are only the time a message took
+BACK = 0.9  # of the rows/s before a fault: then it is over
+
+Happened = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Saved | Linked | Elected
+Span = tuple[str, float, float]  # what, from, to
+
+
+@dataclass(slots=True)
+class NodeMetrics:
+    """One worker, or the evaluator."""
+
+    name: str
+    role: str = ""
+    spans: list[Span] = field(default_factory=list)  # in order, none over another; only some may be there
+    spent: dict[str, float] = field(default_factory=dict)  # seconds by kind, of the whole run
+    slots: int = 0
+    here: list[tuple[float, float]] = field(default_factory=list)  # from, to; inf: to the end
+    exact: bool = False  # spent is told, not added up from spans
+
+    @property
+    def shares(self) -> dict[str, float]:
+        whole = sum(self.spent.values())
+        return {kind: self.spent.get(kind, 0.0) / whole for kind in KINDS} if whole else {}
+
+    @property
+    def per_slot(self) -> float | None:
+        """Seconds that it computes for one slot."""
+        return self.spent.get("compute", 0.0) / self.slots if self.exact and self.slots else None
+
+
+@dataclass(slots=True)
+class RunMetrics:
+    """A run, added up."""
+
+    started: Started | None = None
+    stopped: Stopped | None = None
+    seconds: float = 0.0
+    progress: list[Progress] = field(default_factory=list)
+    evaluations: list[Evaluated] = field(default_factory=list)
+    nodes: dict[str, NodeMetrics] = field(default_factory=dict)  # those that told what they did, workers first
+    spent: dict[str, float] = field(default_factory=dict)  # of all workers
+    happened: list[Happened] = field(default_factory=list)
+    delays: list[Delayed] = field(default_factory=list)
+    attendance: MembershipHistory = field(default_factory=MembershipHistory)
+    shared: list[Shared] = field(default_factory=list)  # whenever parts had changed hands
+    _at: list[float] = field(
+        default_factory=list
+    )  # seconds of every record, and the rows that were computed up to there
+    _done: list[float] = field(default_factory=list)
+
+    @property
+    def workers(self) -> list[NodeMetrics]:
+        return [node for node in self.nodes.values() if node.role == "worker"]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        whole = sum(self.spent.values())
+        return {kind: self.spent.get(kind, 0.0) / whole for kind in OF_WORKERS} if whole else {}
+
+    @property
+    def computing(self) -> str:
+        """How long a row takes to compute, where that is emulated."""
+        told = self.started.emulated if self.started is not None else ""
+        return told.partition(")")[0] if told.startswith("emulated compute") else ""
+
+    @property
+    def finite(self) -> list[Evaluated]:
+        """Evaluations whose loss is a number."""
+        return [event for event in self.evaluations if math.isfinite(event.test_loss)]
+
+    @property
+    def best(self) -> Evaluated | None:
+        return min(self.finite, key=lambda event: event.test_loss, default=None)
+
+    @property
+    def examples(self) -> int:
+        told = [event.examples for event in self.progress[-1:]] + [event.examples for event in self.evaluations[-1:]]
+        return max(told, default=0)
+
+    @property
+    def slowest(self) -> tuple[NodeMetrics, float] | None:
+        """The worker that computes longest for a slot, and how many times as long as the median of the others."""
+        paces = sorted((pace, node.name) for node in self.workers if (pace := node.per_slot))
+        if len(paces) < 2:
+            return None
+        others = [pace for pace, _ in paces[:-1]]
+        return self.nodes[paces[-1][1]], paces[-1][0] / median(others)
+
+    def reached(self, loss: float) -> Evaluated | None:
+        """The first evaluation at or below a loss."""
+        return next((event for event in self.finite if event.test_loss <= loss), None)
+
+    def rate(self, since: float, until: float) -> float | None:
+        """Rows a second between two moments; None if these were not both told of."""
+        at, done = self._at, self._done
+        if not at or not at[0] <= since < until <= at[-1]:
+            return None
+        return (_between(at, done, until) - _between(at, done, since)) / (until - since)
+
+    def back_after(self, moment: float, window: float = 1.0) -> float | None:
+        """Seconds until rows/s were back at 90% of what they were, for a second; 0: they never fell; inf: not while it ran.
+
+        None where that cannot be told: too little is known of what was before or after.
+        """
+        before = self.rate(max(0.0, moment - 3 * window), moment)
+        if not before or moment < window:
+            return None
+        later = [event.seconds for event in self.progress if event.seconds >= moment]
+        for at in (moment, *later):
+            now = self.rate(at, at + window)
+            if now is not None and now >= BACK * before:
+                return at - moment
+        return math.inf if self.rate(moment, moment + window) is not None else None
+
+
+def account(events: Iterable[RunEvent]) -> RunMetrics:
+    one = RunMetrics()
+    for event in events:
+        if not math.isfinite(event.seconds):
+            continue
+        one.seconds = max(one.seconds, event.seconds)
+        one.attendance.take(event)
+        match event:
+            case Started():
+                one.started, one.stopped = event, None
+            case Stopped():
+                one.stopped = event
+                one.happened = [other for other in one.happened if not is_over(other, event)]
+            case Progress():
+                one.progress.append(event)
+                _add(one.spent, event.spent)
+            case Evaluated():
+                one.evaluations.append(event)
+                _take_each(one, event)
+            case Spans():
+                _node(one, event.name).spans += [(kind, at, at + length) for kind, at, length in event.spans]
+            case Delayed():
+                one.delays.append(event)
+            case Shared():
+                one.shared.append(event)
+            case Resumed():
+                one.stopped = None
+                one.happened.append(event)
+            case _:
+                one.happened.append(event)
+    one._at, one._done = _work(one.progress)
+    for node in one.nodes.values():
+        _settle(node)
+        node.here = _here(node.name, one.happened)
+    one.nodes = dict(sorted(one.nodes.items(), key=lambda item: (item[1].role != "worker", natural(item[0]))))
+    return one
+
+
+def seconds_of(event: Evaluated) -> float:
+    """When the model was as good as an evaluation says: when its weights were read."""
+    return event.seconds if event.read is None else event.read
+
+
+def began(event: Gone | RolledBack) -> float:
+    """When a fault was first to be felt: one that fell silent was missed before it was given up."""
+    silent = re.match(r"silent for ([\d.]+) s\b", event.why) if isinstance(event, Gone) else None
+    return max(0.0, event.seconds - float(silent.group(1))) if silent else event.seconds
+
+
+def median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """worker-2 before worker-10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name[:200])]
+
+
+def _node(one: RunMetrics, name: str) -> NodeMetrics:
+    role = "evaluator" if name.startswith("evaluator") else "worker"
+    return one.nodes.setdefault(name, NodeMetrics(name, role))
+
+
+def _take_each(one: RunMetrics, event: Evaluated) -> None:
+    for name, did in event.each.items():
+        node = _node(one, name)
+        node.exact = True
+        node.slots += int(did.get("slots", 0))
+        _add(node.spent, did)
+
+
+def _add(total: dict[str, float], more: dict[str, float]) -> None:
+    for kind, seconds in more.items():
+        if kind in KINDS and math.isfinite(seconds) and seconds > 0:
+            total[kind] = total.get(kind, 0.0) + seconds
+
+
+def _work(progress: Sequence[Progress]) -> tuple[list[float], list[float]]:
+    """Rows that were computed up to each record; a run that goes back computes some of them again."""
+    at, done, last = [0.0], [0.0], 0
+    for event in progress:
+        if event.seconds > at[-1]:
+            at.append(event.seconds)
+            done.append(done[-1] + max(0, event.examples - last))
+        last = event.examples
+    return (at, done) if len(at) > 1 else ([], [])
+
+
+def _here(name: str, happened: Sequence[Happened]) -> list[tuple[float, float]]:
+    """When a node took part."""
+    stays: list[tuple[float, float]] = []
+    for event in happened:
+        if isinstance(event, Joined) and event.name == name and not (stays and stays[-1][1] == math.inf):
+            stays.append((event.seconds, math.inf))
+        elif isinstance(event, Gone) and event.name == name and stays:
+            stays[-1] = (stays[-1][0], min(stays[-1][1], event.seconds))
+    return stays or [(0.0, math.inf)]
+
+
+def _settle(node: NodeMetrics) -> None:
+    """Its spans in order. Each is told by the time since, so two may overlap by as long as a message was on its way."""
+    settled: list[Span] = []
+    for kind, start, stop in sorted((one for one in node.spans if _is_sound(one)), key=lambda one: one[1]):
+        end = settled[-1][2] if settled else -math.inf
+        start = end if start < end + JITTER else start
+        if stop <= start:
+            continue
+        if settled and settled[-1][0] == kind and start == end:
+            settled[-1] = (kind, settled[-1][1], stop)
+        else:
+            settled.append((kind, start, stop))
+    node.spans = settled
+    if not node.exact:
+        node.spent = {}
+        for kind, start, stop in settled:
+            _add(node.spent, {kind: stop - start})
+
+
+def _is_sound(span: Span) -> bool:
+    kind, start, stop = span
+    return kind in KINDS and math.isfinite(start) and math.isfinite(stop) and 0 <= start <= stop
+
+
+def _between(at: Sequence[float], done: Sequence[float], moment: float) -> float:
+    right = min(max(1, bisect.bisect_left(at, moment)), len(at) - 1)
+    share = (moment - at[right - 1]) / (at[right] - at[right - 1])
+    return done[right - 1] + share * (done[right] - done[right - 1])
+
+
+CLOCK_STOPS = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # their clock stands while a model is judged
 NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # none is late, or nothing counts what came between
 
 

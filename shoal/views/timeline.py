@@ -17,8 +17,19 @@ from typing import TYPE_CHECKING, Any
 from shoal.events import Gone, Joined, Resumed, RolledBack, RunEvent, Saved
 from shoal.nodes.time_accounting import KINDS
 from shoal.views import format
-from shoal.views.drawing import GRID, INK, JOINED, LOST, PALE, canvas, clock, save, tidy, titled
-from shoal.views.run_metrics import (
+from shoal.views.axes import (
+    GRID,
+    INK,
+    JOINED,
+    LOST,
+    PALE,
+    canvas,
+    clock,
+    save,
+    tidy,
+    titled,
+)
+from shoal.views.run_record import (
     OF_WORKERS,
     NodeMetrics,
     RunMetrics,

@@ -18,7 +18,7 @@ import msgspec
 from shoal.events import RunEvent, Saved
 from shoal.files import replace_file
 from shoal.views import format
-from shoal.views.run_metrics import Happened, RunMetrics, account
+from shoal.views.run_record import Happened, RunMetrics, account
 
 RUN = 0  # the thread of what concerns everybody
 

@@ -10,11 +10,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from shoal.chaos.audit import model_digest
 from shoal.chaos.drill import Cleanup, clean_run, drill
 from shoal.chaos.plan import ChaosSettings
-from shoal.chaos.report import ChaosReport
-from shoal.chaos.same_bits import model_digest
-from shoal.chaos.state import ChaosListener
+from shoal.chaos.report import ChaosListener, ChaosReport
 from shoal.cli.main import main
 from shoal.data.datasets import load
 from shoal.job import Job

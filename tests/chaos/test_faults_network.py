@@ -17,7 +17,7 @@ import pytest
 
 import shoal
 from shoal import limits
-from shoal.chaos import zmtp
+from shoal.chaos import proxy as zmtp
 from shoal.chaos.proxy import LinkFaults, Proxy, Where
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.watch import PATIENCE

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.chaos.proxy import LinkFaults, MessageInTransit, Proxy
-from shoal.chaos.zmtp import Frames
+from shoal.chaos.proxy import Frames, LinkFaults, MessageInTransit, Proxy
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.events import Begin
 from shoal.launch.processes import ProcessCluster

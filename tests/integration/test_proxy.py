@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import shoal
-from shoal.chaos import zmtp
+from shoal.chaos import proxy as zmtp
 from shoal.chaos.proxy import LinkFaults, Proxy
 from shoal.launch.processes import ProcessCluster
 from shoal.wire import coding

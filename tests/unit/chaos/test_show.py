@@ -9,9 +9,8 @@ import pytest
 from shoal.chaos.audit import PushAudit
 from shoal.chaos.plan import ChaosFault
 from shoal.chaos.recovery import Recovery
-from shoal.chaos.report import ChaosReport, judged, shown
+from shoal.chaos.report import ChaosReport, ChaosState, judged, shown
 from shoal.chaos.show import audience, frame
-from shoal.chaos.state import ChaosState
 from shoal.job import Job
 
 
@@ -117,7 +116,7 @@ def test_the_picture_is_drawn(tmp_path: object) -> None:
     pytest.importorskip("matplotlib")
     from pathlib import Path
 
-    from shoal.chaos.picture import timeline
+    from shoal.chaos.report import timeline
 
     path = timeline(report(), Path(str(tmp_path)) / "timeline.png")
     assert path.read_bytes().startswith(b"\x89PNG")

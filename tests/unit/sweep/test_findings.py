@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from shoal.sweep.disk import Sweep
-from shoal.sweep.figures import figures
+from shoal.sweep.figures import AxisScale, figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.grid import axes_of
-from shoal.sweep.lines import AxisScale
 from shoal.sweep.pictures import pictures, write_pictures
 from shoal.sweep.sections import sections
 from shoal.sweep.study import PlannedRun

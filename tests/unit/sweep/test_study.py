@@ -12,10 +12,10 @@ import pytest
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.settings import changed
-from shoal.sweep.curves import _limit
 from shoal.sweep.disk import identity
 from shoal.sweep.grid import axes_of, points_of
-from shoal.sweep.run import check_here
+from shoal.sweep.pictures import _limit
+from shoal.sweep.schedule import check_here
 from shoal.sweep.study import Study
 
 BASE: dict[str, Any] = {"job": {"data": "clicks"}, "grid": {"workers": [1, 2]}}

@@ -19,7 +19,7 @@ from shoal.events import Linked
 from shoal.strategies.gossip.settings import Gossip, Topology
 from shoal.strategies.gossip.topology import Graph
 from shoal.views import graph
-from shoal.views.drawing import PALE, SERIES
+from shoal.views.axes import PALE, SERIES
 
 
 def linked(topology: str, nodes: int, without: tuple[int, ...] = ()) -> Linked:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.events import Gone, Joined, RunEvent, Shared
 from shoal.views.member_plots import parts, there
-from shoal.views.run_metrics import account
+from shoal.views.run_record import account
 
 pytest.importorskip("matplotlib")
 

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shoal.views.page import inline, markdown, page, write_html, write_markdown
-from shoal.views.sections import PictureSection, Section, TableSection
+from shoal.views.page import PictureSection, Section, TableSection, inline, markdown, page, write_html, write_markdown
 
 EVIL = "<script>alert('1')</script> & \"quoted\" | *bold* [link](http://x) \x1b[31m\nnew"
 SVG = (

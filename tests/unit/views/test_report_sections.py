@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from shoal.errors import Invalid
 from shoal.events import Delayed, RunEvent, Saved, Spans, Stopped
 from shoal.job import Job
-from shoal.views.page import page
+from shoal.views.page import Section, page
 from shoal.views.report_sections import sections, title
 from shoal.views.run_record import (
     RunRecord,
@@ -22,7 +22,6 @@ from shoal.views.run_record import (
     tell,
     unlike,
 )
-from shoal.views.sections import Section
 
 pytest.importorskip("matplotlib")
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from shoal.errors import Invalid
 from shoal.events import Gone, Joined, RolledBack, RunEvent, Saved, Spans
-from shoal.views.run_metrics import account
+from shoal.views.run_record import account
 from shoal.views.timeline import ROWS, STEPS, computations, default_windows, drawn, one_step, rows, step, timeline
 
 pytest.importorskip("matplotlib")

@@ -13,12 +13,11 @@ from rich.console import Console
 
 from shoal.sweep.disk import Sweep
 from shoal.sweep.figures import figures
-from shoal.sweep.findings import paragraphs
+from shoal.sweep.findings import active_table, paragraphs
 from shoal.sweep.pictures import write_pictures
 from shoal.sweep.sections import sections
 from shoal.sweep.study import PlannedRun
 from shoal.sweep.table import points_table, printed, write_tables
-from shoal.sweep.worker_counts import active_table
 
 Make = Callable[..., Sweep]
 TREE = {"grid": {"workers": [1, 2, 8]}, "seeds": 2, "target": 0.45}

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.events import Gone, Joined, Resumed, Spans, Stopped
-from shoal.views.run_metrics import account, natural, seconds_of
+from shoal.views.run_record import account, natural, seconds_of
 
 
 def spans(name: str, *told: tuple[str, float, float]) -> Spans:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shoal.events import RunEvent
-from shoal.views.compare import of_several
+from shoal.views.explain import of_several
 from shoal.views.run_record import RunRecord, tell
 
 

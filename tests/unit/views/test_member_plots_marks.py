@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from shoal.events import Gone, Joined
-from shoal.views.drawing import canvas
-from shoal.views.marks import height, strip, upright
+from shoal.views.axes import canvas
+from shoal.views.member_plots import height, strip, upright
 from shoal.views.members import Move
 
 pytest.importorskip("matplotlib")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import Invalid
 from shoal.views import format
-from shoal.views.sections import PictureSection
+from shoal.views.page import PictureSection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -36,7 +36,7 @@ from shoal.models.torch_module import Module
 from shoal.schedule.stop_rules import StopRules
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.client.filtering import check_named
-from shoal.store.table.update_settings import UpdateSettings as UpdateSettings
+from shoal.store.table.update import UpdateSettings as UpdateSettings
 from shoal.strategy import Strategy, strategies
 from shoal.timing import Timing
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import operator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,3 +164,75 @@ def add_up(values: Values, places: npt.NDArray[np.intp], rows: int) -> Values:
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and the caller refuses it
         summed: Values = total.astype(np.float32)
     return summed
+
+
+_MASK = np.uint64((1 << 63) - 1)
+_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
+_INVERSES = tuple(np.uint64(pow(factor, -1, 1 << 63)) for factor in _FACTORS)
+_HALF = np.uint64(32)
+
+
+def mixed(ids: Keys) -> Keys:
+    keys = ids
+    for factor in _FACTORS:
+        keys = (keys * np.uint64(factor)) & _MASK
+        keys = keys ^ (keys >> _HALF)
+    return keys
+
+
+def as_hashed(keys: KeyList) -> tuple[KeyList, npt.NDArray[np.intp] | None]:
+    """The same list as a hashed table has it, in the order that it has there, and the place of each key; made once."""
+    if keys.hashed is None:
+        listed, places = tidy(mixed(keys.keys))
+        keys.hashed = KeyList(listed), places
+    return keys.hashed
+
+
+def unmixed(keys: Keys) -> Keys:
+    ids = keys
+    for inverse in reversed(_INVERSES):
+        ids = ids ^ (ids >> _HALF)  # its own inverse: the shift is more than half of 63
+        ids = (ids * inverse) & _MASK
+    return ids
+
+
+def joined(segments: Iterable[KeyRange]) -> list[KeyRange]:
+    """The same keys, those side by side as one range."""
+    runs: list[KeyRange] = []
+    for one in segments:
+        if runs and runs[-1].stop == one.start:
+            runs[-1] = KeyRange(runs[-1].start, one.stop)
+        else:
+            runs.append(one)
+    return runs
+
+
+def without(these: Iterable[KeyRange], those: Iterable[KeyRange]) -> list[KeyRange]:
+    """The keys of these ranges that are in none of those, however they are cut; all of them are sorted."""
+    left: list[KeyRange] = []
+    others = joined(those)
+    for one in joined(these):
+        low = one.start
+        for other in others[max(0, bisect_right(others, low, key=lambda other: other.start) - 1) :]:
+            if other.start >= one.stop:
+                break
+            if low < other.start:
+                left.append(KeyRange(low, other.start))
+            low = max(low, other.stop)
+        if low < one.stop:
+            left.append(KeyRange(low, one.stop))
+    return left
+
+
+def shared(these: Sequence[KeyRange], those: Sequence[KeyRange]) -> Iterator[tuple[int, int, KeyRange]]:
+    """The keys that are in both, range by range: which one of these it is, and which one of those."""
+    at = 0
+    for i, one in enumerate(these):
+        while at < len(those) and those[at].stop <= one.start:
+            at += 1
+        for j in range(at, len(those)):
+            low, high = max(one.start, those[j].start), min(one.stop, those[j].stop)
+            if those[j].start >= one.stop:
+                break
+            if low < high:
+                yield i, j, KeyRange(low, high)

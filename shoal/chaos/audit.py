@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.job import Job
-from shoal.keys import Keys, Values
-from shoal.store.hashed import mixed
+from shoal.keys import Keys, Values, mixed
 from shoal.tables import Sparse, Update
 
 PROBES = 1 << 62  # slots have numbers below this, our own keys lie above

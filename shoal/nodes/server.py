@@ -18,13 +18,12 @@ from shoal.files import Disk
 from shoal.nodes.backlog import Backlog
 from shoal.nodes.early_requests import EarlyRequests
 from shoal.nodes.server_checkpoint import ServerCheckpoints
-from shoal.store.client.remote_call import PendingCalls
-from shoal.store.server.held_since import HeldSince, ours
+from shoal.store.server.backfill import RateLimit
+from shoal.store.server.calls import PendingCalls
 from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.load import told as told_loads
 from shoal.store.server.outcome import HandlerResult, LongComputation
-from shoal.store.server.rate_limit import RateLimit
-from shoal.store.server.table_server import FromServer, TableServer
+from shoal.store.server.table_server import FromServer, HeldSince, TableServer, ours
 from shoal.user_code import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake

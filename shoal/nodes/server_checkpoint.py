@@ -17,13 +17,12 @@ from shoal.cluster.groups import PLACE
 from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
-from shoal.store.checkpoint import manifest
+from shoal.store.checkpoint import manifest, segment_file
 from shoal.store.checkpoint.writer import SnapshotWriters
 from shoal.store.image import SegmentImage
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.primary import Segments
 from shoal.store.server.table_server import Loader, TableServer
-from shoal.store.table import initial_file
 from shoal.tables import Given
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Stored
@@ -74,7 +73,7 @@ class ServerCheckpoints:
             return _without_reasons(self._loaded, table.origin) if namespace(table.name) else self._loaded
         if not isinstance(initial, Given):
             return None
-        load = partial(initial_file.images, self._disk)
+        load = partial(segment_file.initial_images, self._disk)
         return _without_reasons(load, initial.path) if namespace(table.name) else load
 
     def _loaded(self, table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:

@@ -20,16 +20,15 @@ from shoal.keys import KeyRange
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.server import Server
-from shoal.store.client import dispatch, resend
+from shoal.store.client import dispatch
 from shoal.store.client.inflight import Inflight
 from shoal.store.client.operation import Operation
 from shoal.store.client.split import Layout
 from shoal.store.server.backfill import Backfill
 from shoal.store.server.backup import Backup
-from shoal.store.server.held_since import HeldSince, ours
 from shoal.store.server.outcome import HandlerResult
 from shoal.store.server.replicate import BackupLink, LogBatch, ReplicationLog
-from shoal.store.server.table_server import TableServer
+from shoal.store.server.table_server import HeldSince, TableServer, ours
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Persist, Send
 
@@ -295,7 +294,7 @@ def former_share_answered() -> Any:
 @mutant
 def heirs_not_asked() -> Any:
     """Who is refused asks the same server again for what it still has, and nobody for the rest."""
-    real = resend.asked_anew
+    real = dispatch.asked_anew
 
     def asked(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:
         refused = list(op.refused)

@@ -16,10 +16,9 @@ from shoal.client import KV
 from shoal.cluster.placement import segments_of
 from shoal.errors import BadKeys
 from shoal.files import Disk
-from shoal.keys import Keys, Values, as_keys, as_values
+from shoal.keys import Keys, Values, as_keys, as_values, mixed
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint.segment_file import write_segment
-from shoal.store.hashed import mixed
 from shoal.store.image import SegmentImage
 from shoal.store.table.update import rule_named
 from shoal.tables import Sparse, checked

@@ -18,7 +18,7 @@ import shoal
 from shoal.errors import BadValues
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.worker import Worker
-from shoal.store.client.error_feedback import ErrorFeedback
+from shoal.store.client.filtering import ErrorFeedback
 from shoal.store.client.task import Task
 from shoal.tables import Filter, Table
 from shoal.wire import messages as m

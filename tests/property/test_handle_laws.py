@@ -24,7 +24,7 @@ from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults import FaultPlan
 from shoal.simulation.idle_run import IdleRun
 from shoal.simulation.world import World
-from shoal.store.server import row_lifecycle
+from shoal.store.server import primary
 from shoal.store.server.primary import Segments
 from shoal.store.table.update import AdaGrad, Sum
 from shoal.tables import Dense, Sparse, Table, Uniform
@@ -167,7 +167,7 @@ class Twins:
 
 @contextmanager
 def room(kept: int) -> Iterator[None]:
-    with mock.patch.object(limits, "HANDLE_BYTES", kept), mock.patch.object(row_lifecycle, "EVICT_ROWS", 16):
+    with mock.patch.object(limits, "HANDLE_BYTES", kept), mock.patch.object(primary, "EVICT_ROWS", 16):
         yield
 
 

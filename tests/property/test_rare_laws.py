@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shoal import tables
 from shoal.keys import KeyRange
 from shoal.limits import COORDINATOR
-from shoal.store.server import row_lifecycle
+from shoal.store.server import primary
 from shoal.store.server.outcome import HandlerResult
 from shoal.store.server.table_server import FromServer, TableServer
 from shoal.store.table.table import ServerTable
@@ -44,7 +44,7 @@ UPDATES = st.sampled_from([Sum(), Assign(), SGD(step=1.0, l1=0.5), Momentum(step
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_lifecycle, "EVICT_ROWS", 2)
+    monkeypatch.setattr(primary, "EVICT_ROWS", 2)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from shoal.nodes.scheduler_state import (
 )
 from shoal.store.client.client import Client
 from shoal.store.client.filtering import checked_chain
-from shoal.store.server.request_check import RequestCheck
+from shoal.store.server.segment_state import RequestCheck
 from shoal.tables import Filter
 from shoal.views import figures
 from shoal.wire import coding

@@ -69,7 +69,7 @@ PROTOCOL = (
 BANNED = ("time", "random", "secrets", "uuid", "asyncio", "threading", "socket", "os")
 MAY = {
     "shoal/store/table/codegen.py": ("os", "threading"),  # it writes the kernels' source to a private folder, in turn
-    "shoal/store/table/row_cache.py": ("id",),  # arrays that it holds are looked up by it, and never walked through
+    "shoal/store/table/table.py": ("id",),  # arrays that it holds are looked up by it, and never walked through
 }
 
 

@@ -8,7 +8,8 @@ here, since it reads only what it has in memory or opens itself, and copies once
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,10 +21,11 @@ import numpy.typing as npt
 from shoal import limits
 from shoal.errors import BadCheckpoint, Invalid
 from shoal.files import Digest, Disk
-from shoal.keys import KeyRange, Keys, is_sorted
+from shoal.keys import KeyRange, Keys, Values, is_sorted
+from shoal.limits import MB
 from shoal.store.image import SegmentImage
 from shoal.store.table.update import rule_named
-from shoal.tables import Dense, Table
+from shoal.tables import Dense, Given, Table
 from shoal.wire import messages as m
 
 _CHUNK = 4 * limits.MB
@@ -157,3 +159,44 @@ def opened(disk: Disk, path: Path) -> Iterator[tuple[BinaryIO, int]]:
         raise BadCheckpoint(str(path), "is missing") from None
     except OSError as error:
         raise BadCheckpoint(str(path), f"cannot be read: {error.strerror}") from None
+
+
+def initial_images(disk: Disk, table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
+    """These segments, as they are at the very beginning."""
+    spec, initial = table.spec, table.spec.initial
+    assert isinstance(initial, Given)
+    weights = _read(disk, initial, spec.span * spec.width)
+    ends = [*table.starts, spec.span]
+    words = spec.width * (1 + rule_named(spec.update.name).state)
+    found = []
+    for segment in segments:
+        keys = KeyRange(ends[segment], ends[segment + 1])
+        rows: Values = np.zeros((len(keys), words), np.float32)
+        rows[:, : spec.width] = weights[keys.start * spec.width : keys.stop * spec.width].reshape(-1, spec.width)
+        found.append(SegmentImage(segment, keys, m.SegmentBooks(0), rows))
+    return found
+
+
+def _read(disk: Disk, initial: Given, count: int) -> Values:
+    try:
+        with disk.open(Path(initial.path)) as file:
+            size = file.seek(0, 2)
+            if size != 4 * count:
+                raise Invalid(
+                    f"{initial.path} has {size:,} bytes, the table's weights are {4 * count:,}: write it again"
+                )
+            file.seek(0)
+            weights: Values = np.empty(count, "<f4")
+            rest = weights.data.cast("B")
+            while len(rest) and (some := file.readinto(rest[: 64 * MB])):  # type: ignore[attr-defined]
+                rest = rest[some:]
+    except OSError as error:
+        raise Invalid(
+            f"{initial.path} cannot be read ({error.strerror or error}): write the weights again; servers of other hosts need that "
+            f"folder, too"
+        ) from None
+    if zlib.crc32(weights.data) != initial.crc32:
+        raise Invalid(f"{initial.path} is not what the table was described with (another checksum): write it again")
+    if not np.isfinite(weights).all():
+        raise Invalid(f"{initial.path} has values that are no finite numbers: give weights that are")
+    return weights

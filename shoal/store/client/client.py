@@ -17,15 +17,24 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.filters import are_known
-from shoal.keys import KeyList, KeyRange, KeyValues, Values, add_up, as_keys, as_range, as_values, tidy
-from shoal.store.client.admin import Admin, ParkOperation, StatusOperation
+from shoal.keys import (
+    KeyList,
+    KeyRange,
+    KeyValues,
+    Values,
+    add_up,
+    as_hashed,
+    as_keys,
+    as_range,
+    as_values,
+    mixed,
+    tidy,
+)
 from shoal.store.client.dispatch import Dispatch
 from shoal.store.client.filtering import checked_chain
-from shoal.store.client.operation import PullOperation, PushOperation
-from shoal.store.client.remote_call import calling
+from shoal.store.client.operation import Admin, ParkOperation, PullOperation, PushOperation, StatusOperation, calling
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
-from shoal.store.hashed import as_hashed, mixed
 from shoal.store.query import Question
 from shoal.store.table.update import check_pushed
 from shoal.tables import Each, Sparse, Step, Table, checked, whole

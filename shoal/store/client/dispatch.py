@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from shoal import limits
@@ -26,22 +26,85 @@ from shoal.errors import (
     UnknownTable,
 )
 from shoal.filters.chain import Flow
-from shoal.store.client.admin import Admin, ParkOperation, StatusOperation
 from shoal.store.client.filtering import ClientFilters
-from shoal.store.client.inflight import Inflight
+from shoal.store.client.inflight import Inflight, InflightRequest
 from shoal.store.client.key_cache import KeyCache
-from shoal.store.client.operation import Operation, PullOperation, PushOperation
-from shoal.store.client.resend import (
-    Resend,
-    asked_anew,
-    letters_of,
-    refused,
-)
+from shoal.store.client.operation import Admin, Operation, ParkOperation, PullOperation, PushOperation, StatusOperation
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 from shoal.wire.messages.groups import seen
+
+
+class Resend:
+    """The operations of which some is to be sent again."""
+
+    def __init__(self) -> None:
+        self.refresh: Task | None = None  # the newest view is asked for
+        self._ops: list[Operation] = []
+
+    def add(self, op: Operation) -> None:
+        if not op.again:
+            op.again = True
+            self._ops.append(op)
+
+    def seen(self) -> None:
+        """A new view is here: nobody waits any longer for one that was asked for. Whoever needs a newer one is told so again."""
+        if self.refresh is not None:
+            self.refresh.finish()
+
+    def join(self, queue: deque[Operation]) -> None:
+        """They go before all that was not begun yet, and among themselves in the order in which they were begun."""
+        if not self._ops:
+            return
+        begun: list[Operation] = []
+        while queue and queue[0].begun:  # never by iterating: other threads append to it
+            begun.append(queue.popleft())
+        queue.extendleft(sorted([*begun, *self._ops], key=lambda op: op.begun, reverse=True))
+        self._ops.clear()
+
+
+def letters_of(op: Operation, flight: Inflight) -> list[InflightRequest]:
+    return [flight.letters[request] for request in op.waiting if request in flight.letters]
+
+
+def refused(op: Operation, layout: Layout, alive: Collection[str], flight: Inflight) -> list[str]:
+    """A new view is here: the servers that are not waited for any longer. Letters to others may be outdated by it."""
+    found: list[str] = []
+    for letter in letters_of(op, flight):
+        then = op.split_by.get(letter.to)
+        if letter.to not in alive or not op.may_keep or then is None:
+            found.append(letter.to)
+        elif then is not layout and letter.to not in layout.since_then(then).stayed:
+            if letter.held:
+                found.append(letter.to)
+            letter.old = True
+    return found
+
+
+def asked_anew(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:
+    """The servers to be asked, so that whatever the refused ones were asked is asked of those who hold it now. None: all.
+
+    A letter is for everything that a server holds. So one that inherits something is asked for all it has; what it was asked before,
+    and has not answered, is given up, and with that somebody else may have to be asked, too.
+    """
+    if not op.may_keep or not all(layout.since_then(then).same for then in op.split_by.values()):
+        return None
+    waits = [letter.to for letter in letters_of(op, flight)]
+    found: list[str] = []
+    left = list(dict.fromkeys(op.refused))
+    while left:
+        server = left.pop()
+        before = op.split_by.pop(server, None)
+        for heir in () if before is None else layout.since_then(before).heirs[server]:
+            then = op.split_by.get(heir)
+            if heir in found or (then is not None and heir in layout.since_then(then).stayed):
+                continue  # it was asked for this, too
+            found.append(heir)
+            if heir in waits:
+                left.append(heir)
+    return found
 
 
 class Dispatch:

@@ -7,21 +7,21 @@ of some servers, ``only``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import SegmentsLost, ShoalError
-from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
-from shoal.store.client.error_feedback import UnconfirmedPush
-from shoal.store.client.filtering import ClientFilters
+from shoal import limits
+from shoal.errors import BadKeys, Invalid, SegmentsLost, ShoalError
+from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values, as_range, unmixed
+from shoal.store.client.filtering import ClientFilters, UnconfirmedPush
 from shoal.store.client.inflight import InflightRequest
 from shoal.store.client.key_cache import NOTHING
 from shoal.store.client.split import Layout, ServerShare
 from shoal.store.client.task import Task
-from shoal.store.hashed import unmixed
+from shoal.store.query import Found, Question, question_named
 from shoal.store.server.vector_clock import VectorClock
 from shoal.tables import Wire
 from shoal.wire import messages as m
@@ -30,6 +30,7 @@ from shoal.wire.half_precision import restored
 if TYPE_CHECKING:
     from shoal.filters import Bytes
     from shoal.store.client.dispatch import Dispatch
+
 
 Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
 Places = npt.NDArray[np.intp] | None
@@ -395,3 +396,206 @@ class PullOperation(_KeyedOperation):
             client.clock = client.floor = max(client.clock, self._entered)
             client.working = True
         return self.rows()
+
+
+class Admin(Operation):
+    """A question to the coordinator, or to whoever deals."""
+
+    def __init__(
+        self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done, to: str = ""
+    ) -> None:
+        super().__init__(task)
+        self._to = to
+        self._message, self._kind = message, kind
+        self._answer: m.Message | None = None
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        return [(self._to or client.coordinator, self._message(client.request()), ())]
+
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
+        self._answer = answer
+        return []
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return isinstance(answer, self._kind)
+
+    def value(self, client: Dispatch) -> Any:
+        return self._answer if self._kind is not m.Done else None
+
+
+class ParkOperation(Operation):
+    """ "Do not wait for me", to all servers."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._spell: int | None = None
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        if self._spell is None:
+            if not client.working:
+                return []
+            self._spell = client.spell
+            # The spell is over, however this ends: a server that heard it may have parked us.
+            client.spell += 1
+            client.working = False
+        spell = self._spell
+        return [
+            (member.name, m.Park(client.request(), client.incarnation, client.view.number, spell), ())
+            for member in client.view.members
+            if member.role == "server"
+        ]
+
+
+class StatusOperation(Operation):
+    """How a table is doing, added up over its servers."""
+
+    def __init__(self, task: Task, table: int) -> None:
+        super().__init__(task)
+        self.table = table
+        self._told: dict[str, m.TableStatusReply] = {}
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        layout = client.of_number(self.table)
+        layout.check_all_held()
+        return [
+            (server, m.TableStatusRequest(client.request(), self.table, client.view.number), ())
+            for server in layout.servers
+        ]
+
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
+        assert isinstance(answer, m.TableStatusReply)
+        self._told[letter.to] = answer
+        return []
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return isinstance(answer, m.TableStatusReply)
+
+    def restart(self, only: Sequence[str] | None = None) -> None:
+        self._told.clear()
+
+    def value(self, client: Dispatch) -> dict[str, Any]:
+        longest = max((len(told.staleness) for told in self._told.values()), default=0)
+        staleness = np.zeros(longest, np.int64)
+        totals: dict[str, Any] = {}
+        for told in self._told.values():
+            staleness[: len(told.staleness)] += np.asarray(told.staleness, np.int64)
+            for fact, value in told.facts.items():
+                totals[fact] = totals.get(fact, 0) + value
+        totals["staleness"] = staleness.tolist()
+        totals["filters"] = client.told_by_filters(self.table)
+        totals["handles"] = client.names.figures()
+        totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
+        return totals
+
+
+class CallOperation(StatusOperation):
+    """One call, at the client."""
+
+    def __init__(self, task: Task, table: int, keys: KeyRange, question: Question, settings: Any) -> None:
+        super().__init__(task, table)
+        self.servers: list[str] | None = None  # only what these hold
+        self._keys, self._question, self._settings = keys, question, settings
+        self._found: dict[str, Found] = {}
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        layout = client.of_number(self.table)
+        holding = layout.holding(self._keys)
+        if self.servers is None:
+            layout.check_all_held()
+        else:
+            _check_servers(layout, self.servers)
+            holding = [server for server in holding if server in self.servers]
+        settings, keys = self._settings._asdict(), self._keys
+        return [
+            (
+                server,
+                m.Call(
+                    request=client.request(),
+                    table=self.table,
+                    view=client.view.number,
+                    generation=client.view.generation,
+                    name=self._question.name,
+                    settings=settings,
+                    start=keys.start,
+                    stop=keys.stop,
+                ),
+                (),
+            )
+            for server in holding
+        ]
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        if not isinstance(answer, m.Called) or len(answer.numbers) > limits.CALL_NUMBERS:
+            return False
+        if not arrays:
+            return True
+        if len(arrays) != 2 or not 0 < len(arrays[0]) <= limits.CALL_KEYS:
+            return False
+        return 0 < len(arrays[1]) <= limits.CALL_VALUES and len(arrays[1]) % len(arrays[0]) == 0
+
+    def answered(
+        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+    ) -> list[Outgoing]:
+        assert isinstance(answer, m.Called)
+        numbers = np.array(answer.numbers, np.float64)
+        if arrays:
+            self._found[letter.to] = Found(numbers, arrays[0], arrays[1].reshape(len(arrays[0]), -1))
+        else:
+            self._found[letter.to] = Found(numbers)
+        return []
+
+    def restart(self, only: Sequence[str] | None = None) -> None:
+        self._found.clear()
+
+    def value(self, client: Dispatch) -> Any:
+        # In the order of keys, whoever answered first: sums of the same placement have the same bits.
+        order = client.of_number(self.table).servers
+        return self._question.whole([self._found[one] for one in order if one in self._found], self._settings)
+
+
+def calling(
+    layout: Layout,
+    keys: Any,
+    question: Question | str,
+    servers: str | Sequence[str] | None,
+    after: tuple[Task, ...],
+    settings: dict[str, float],
+) -> CallOperation:
+    """A call, checked here as far as it can be."""
+    spec = layout.spec
+    if not isinstance(question, Question | str):
+        raise Invalid(f"{question!r} is no question: give a name ('norms'), or a function under @shoal.question()")
+    asked = question_named(question) if isinstance(question, str) else question
+    span = as_range(keys, spec.span)
+    if span is None:
+        raise BadKeys(
+            f"a question is asked of a range of keys: call({layout.name!r}, slice(0, 100), ...), or slice(None) for all"
+        )
+    if span.stop > spec.span:
+        raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
+    if spec.hashed and span != KeyRange(0, spec.span):
+        raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: ask for all of them, slice(None)")
+    op = CallOperation(
+        Task(f"ask {asked.name!r} of {layout.name!r}", after), layout.number, span, asked, asked.settings(settings)
+    )
+    if servers is not None:
+        if not isinstance(servers, Iterable):
+            raise Invalid(f"servers={servers!r}: names of servers are needed ({', '.join(layout.servers)})")
+        op.servers = [servers] if isinstance(servers, str) else list(servers)
+        _check_servers(layout, op.servers)
+    return op
+
+
+def _check_servers(layout: Layout, servers: list[str]) -> None:
+    strange = [server for server in servers if server not in layout.servers]
+    if strange or not servers:
+        who = (
+            f"{', '.join(map(str, strange))} {'hold' if len(strange) > 1 else 'holds'} nothing"
+            if strange
+            else "nobody is named"
+        )
+        raise Invalid(f"servers={servers!r}: {who} of table {layout.name!r} (servers: {', '.join(layout.servers)})")

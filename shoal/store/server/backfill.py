@@ -13,11 +13,29 @@ from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.store.image import SegmentImage
-from shoal.store.server.rate_limit import RateLimit
 from shoal.store.server.replicate import BackupLink, ReplicationLog
 from shoal.store.server.segment_state import SegmentState
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
+
+
+class RateLimit:
+    """What may still be sent."""
+
+    def __init__(self, rate: int = limits.MOVE_RATE) -> None:
+        self.rate = rate  # bytes a second
+        self._left = 0.0
+        self._at: int | None = None  # when this was reckoned
+
+    def allows(self, now: int) -> bool:
+        """Whether something may be sent now."""
+        most = max(limits.FILL_BYTES, self.rate * limits.PACE_AHEAD // limits.SECOND)
+        earned = most if self._at is None else self.rate * max(0, now - self._at) / limits.SECOND
+        self._left, self._at = min(most, self._left + earned), now
+        return self._left > 0
+
+    def sent(self, size: int) -> None:
+        self._left -= size
 
 
 @dataclass(slots=True)

@@ -18,11 +18,13 @@ from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.image import SegmentImage
 from shoal.store.server.outcome import HandlerResult, JoinedOutcome, LongComputation
-from shoal.store.server.renumber import Into, renamed, those
 from shoal.store.server.replicate import (
+    Into,
     cut,
     packed,
+    renamed,
     size_of,
+    those,
     unpacked,
 )
 from shoal.store.server.segment_state import SegmentState

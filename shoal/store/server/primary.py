@@ -14,35 +14,84 @@ Nothing here knows who is a member: ``nodes.server`` has checked that before. Lo
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
 import numpy as np
 
 from shoal import limits
-from shoal.errors import Invalid
+from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
-from shoal.store.server.ledger import Mask
+from shoal.limits import EVICT_ROWS
+from shoal.store.server.aggregate import OpenStep, SlotPiece
+from shoal.store.server.key_lists import KeyLists
+from shoal.store.server.ledger import Mask, Numbers
+from shoal.store.server.load import SegmentLoad
 from shoal.store.server.outcome import (
     HandlerResult,
     Later,
     LongComputation,
     Requester,
 )
-from shoal.store.server.replicate import LogEntry
-from shoal.store.server.sync_steps import Stepping
-from shoal.tables import Step
+from shoal.store.server.replicate import LogEntry, ReplicationLog
+from shoal.store.server.segment_state import SegmentState
+from shoal.store.table.admission import Admission
+from shoal.store.table.slab import SparseRows
+from shoal.store.table.table import Ground
+from shoal.tables import Each, Sparse, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
-from shoal.wire.effects import Send
+from shoal.wire.effects import Effect, Send
+from shoal.wire.messages.base import Events
+
+Then = Callable[[int, KeyValues | None], HandlerResult]
+_Found = tuple[list[m.Array], int, Wire, int]  # arrays, where the rest starts, the form of values, rows
 
 
-class Segments(Stepping):
+class Segments(SegmentState):
     """The segments of one table that one server is primary of."""
 
-    def _begin(self) -> None:
-        super()._begin()
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        held: Sequence[tuple[int, KeyRange]],
+        inline: int,
+        log: ReplicationLog | None = None,
+        ground: Ground | None = None,
+    ) -> None:
+        super().__init__(number, spec, held, ground)
+        self.inline, self.log = inline, log or ReplicationLog(number, 0)
+        self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
+        self.counts: Counter[str] = Counter()
+        self.handles = KeyLists(0)  # the server's own, by which it knows lists of keys
+        self.asked = SegmentLoad(spec, held)
+        self._open: dict[int, OpenStep] = {}  # by step
+        self._held: dict[tuple[str, int], tuple[int, int, Requester]] = {}  # pushes: (step, slot, who asked)
+        self._waiting: dict[tuple[str, int], Requester] = {}  # pulls
+        self._promised: dict[tuple[str, int], Requester] = {}  # what waits until it is on all copies
         self._writing = False  # a change is being written off the loop
         self.present: tuple[dict[int, str], dict[int, str]] | None = None  # workers, everybody: by the last view
+        self._cut: tuple[int, Later] | None = None  # at this version somebody wants a snapshot
+        # A step is on its way to the copies.
+        self._closing = any(entry.change.kind == "step" for entry in self.log.entries)
+        rows = self.table.part
+        counts = isinstance(spec, Sparse) and spec.admit > 1 and isinstance(rows, SparseRows)
+        self._admission = Admission(rows, spec.admit, spec.span) if counts else None  # type: ignore[arg-type, union-attr]
+        self._by_rows = isinstance(spec, Sparse) and spec.evict and isinstance(spec.apply, Each)
+        self._after_sweep: int | None = None  # rows there were then
+        self._since = 0  # keys pushed since
 
-    # ------------------------------------------------------------ what the view says
+    def succeed(self, before: Segments, same: Mapping[int, int]) -> None:
+        """Go on, with other segments on the same ground, where another one ended; ``same`` are those that are what they were, by their
+        numbers now and then. What is known of those, and of the server, stays so."""
+        self.staleness, self.counts = before.staleness, before.counts
+        self.asked.follow(before.asked, same)
+        self._admission, self._since = before._admission, before._since
+        if self._admission is not None:
+            self._admission.hold()
+
+    # ------------------------------------------------------------ the view
 
     def heard_of(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
         """Take the live incarnations from a new view: nobody waits for the departed."""
@@ -59,6 +108,11 @@ class Segments(Stepping):
         self.spec = spec
         self.clocks.max_delay = spec.max_delay
         return self._release()
+
+    def forgotten(self, view: int) -> list[Effect]:
+        """Other segments are held here from now on: all who wait are to ask again, by this view."""
+        asked = {**self._waiting, **self._promised, **{key: asker for key, (_, _, asker) in self._held.items()}}
+        return [Send(asker.name, m.SegmentsMoved(asker.ask.request, view)) for asker in asked.values()]
 
     # ------------------------------------------------------------ push
 
@@ -134,7 +188,119 @@ class Segments(Stepping):
             entered=push.entered,
         )
 
-    # ------------------------------------------------------------ changes, on all copies before they are made here
+    def _answer_push(self, now: int, asker: Requester, new: bool) -> HandlerResult:
+        push = asker.ask
+        assert isinstance(push, m.Push)
+        asker.new = new
+        if push.pull:
+            return self._pull(now, asker)
+        return HandlerResult([Send(asker.name, m.Counted(push.request, new, new and asker.part))])
+
+    def _refuse(self, sender: str, request: int, error: Invalid) -> HandlerResult:
+        self.counts["refused"] += 1
+        kind = "keys" if isinstance(error, BadKeys) else "values" if isinstance(error, BadValues) else "setting"
+        return HandlerResult([Send(sender, m.Refusal(request, kind, str(error)))])
+
+    def _busy(self, asker: Requester, why: str) -> HandlerResult:
+        self.counts["busy"] += 1
+        return HandlerResult([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY, why))])
+
+    def _full(self, asker: Requester, given: KeyValues) -> HandlerResult:
+        reason = f"no memory for {len(given)} more rows: add servers, or push fewer new keys"
+        return HandlerResult([Send(asker.name, m.Refusal(asker.ask.request, "full", reason))])
+
+    # ------------------------------------------------------------ slots of a step
+
+    def _push_slot(self, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None) -> HandlerResult:
+        """A slot of a step: hold it, and close the step if it was the last."""
+        step, place = slot
+        push = asker.ask
+        assert isinstance(push, m.Push) and isinstance(self.spec.apply, Step)
+        if (self.version[asker.covered] > step).all():
+            self.counts["repeated"] += 1
+            return self._answer_push(now, asker, new=False)
+        oldest = int(self.version.min())
+        if step - oldest >= limits.STEPS_AHEAD or (step > oldest and self._held_bytes() > limits.HELD_BYTES):
+            return self._busy(asker, f"step {step} is too far ahead of {self._missing(oldest, '')}")
+        opened = self._open.get(step)
+        if opened is None:
+            opened = self._open[step] = OpenStep.of(step, self.spec.apply.slots_in(step), len(self.extent))
+        fresh = asker.covered & (self.version <= step) & ~opened.have[:, place]
+        if fresh.any():
+            opened.add(place, SlotPiece(fresh, self.extent.only(given, fresh, asker.covered), push.void))
+            if push.read:
+                self._record_staleness(step, push.read, fresh)
+            if push.void:
+                self.counts["void"] += 1
+        else:
+            self.counts["held again"] += 1
+            asker.new = self._is_its_own(asker, step, place)
+        self._held[asker.id] = (step, place, asker)
+        outcome = self._close_steps(now)
+        if asker.id in self._held:
+            outcome.effects.append(self._told_held(now, step, asker))
+        return outcome
+
+    def _is_its_own(self, asker: Requester, step: int, place: int) -> bool:
+        """Whether the slot that is held already came from this very worker, perhaps by another view."""
+        held = (one for at, where, one in self._held.values() if (at, where) == (step, place))
+        return any(one.new and one.ask.incarnation == asker.ask.incarnation for one in held)
+
+    def _close_steps(self, now: int) -> HandlerResult:
+        """Take every step whose slots are all here, in order: one at a time."""
+        apply = self.spec.apply
+        assert isinstance(apply, Step)
+        step = int(self.version.min())
+        opened = self._open.get(step)
+        if opened is None or self._closing:
+            return HandlerResult()
+        if self._cut is not None and step >= self._cut[0]:
+            outcome = self._cut_now(now)
+            outcome.works.append(LongComputation(lambda: None, self._close_steps, None))
+            return outcome
+        ready = opened.complete() & (self.version == step)
+        if not ready.any():
+            return HandlerResult()
+        total = opened.total(apply.combine == "mean", self.table.held)
+        if total is not None and not ready.all():
+            total = self.extent.only(total, ready, self.extent.whole)
+        ready = self.extent.whole if ready.all() else ready
+        self._closing = True
+        change = m.ReplicatedChange(0, "step", only=self.extent.named(ready))
+        return self.admitted(now, total, lambda now, total: self._make(now, change, total, None, ready))
+
+    def _closed(self, now: int, entry: LogEntry) -> HandlerResult:
+        """A step is taken: answer those whose slots were in it, and go on with the next."""
+        self._closing = False
+        if not entry.segments.any():  # all of them have another primary by now
+            return self._close_steps(now)
+        self.counts["steps"] += 1
+        step = int(self.version[entry.segments].max()) - 1
+        if (self.version > step).all():
+            self._open.pop(step, None)
+        outcome = HandlerResult()
+        for asker in self._taken(step):
+            outcome += self._answer_push(now, asker, new=asker.new)
+        outcome += self._release()
+        if self._cut is not None and int(self.version.min()) >= self._cut[0]:
+            outcome += self._cut_now(now)
+        if not outcome.works:
+            return outcome + self._close_steps(now)
+        # Long pulls read this version: the next step must not be taken before they have.
+        outcome.works.append(LongComputation(lambda: None, self._close_steps, None))
+        return outcome
+
+    def _taken(self, step: int) -> list[Requester]:
+        """Those whose slot of this step is counted now in all the segments they named."""
+        counted = [
+            key for key, (of, _, one) in self._held.items() if of == step and (self.version[one.covered] > step).all()
+        ]
+        return [self._held.pop(key)[2] for key in counted]
+
+    def _held_bytes(self) -> int:
+        return sum(opened.size for opened in self._open.values())
+
+    # ------------------------------------------------------------ changes: on every replica before they are applied here
 
     def _make(
         self,
@@ -242,20 +408,6 @@ class Segments(Stepping):
             outcome += self._make(now, m.ReplicatedChange(0, "evict"), None, None, self.extent.whole)
         return outcome + self._release()
 
-    def _full(self, asker: Requester, given: KeyValues) -> HandlerResult:
-        reason = f"no memory for {len(given)} more rows: add servers, or push fewer new keys"
-        return HandlerResult([Send(asker.name, m.Refusal(asker.ask.request, "full", reason))])
-
-    # ------------------------------------------------------------ answers
-
-    def _answer_push(self, now: int, asker: Requester, new: bool) -> HandlerResult:
-        push = asker.ask
-        assert isinstance(push, m.Push)
-        asker.new = new
-        if push.pull:
-            return self._pull(now, asker)
-        return HandlerResult([Send(asker.name, m.Counted(push.request, new, new and asker.part))])
-
     # ------------------------------------------------------------ pull
 
     def pull(self, now: int, sender: str, pull: m.Pull, sent: m.Arrays) -> HandlerResult:
@@ -288,7 +440,92 @@ class Segments(Stepping):
             return self._make(now, change, None, asker, self.extent.whole)
         return self._pull(now, asker)
 
-    # ------------------------------------------------------------ parking, notices, facts
+    def _pull(self, now: int, asker: Requester) -> HandlerResult:
+        if self._may_pull(asker):
+            return self._read(asker)
+        self.counts["waited"] += asker.id not in self._waiting
+        self._waiting[asker.id] = asker
+        asker.told = now
+        return HandlerResult([Send(asker.name, m.PushHeld(asker.ask.request, self._waits_for(asker)))])
+
+    def _may_pull(self, asker: Requester) -> bool:
+        ask = asker.ask
+        if ask.clock < 0 or (isinstance(ask, m.Pull) and ask.enter):
+            return True
+        if isinstance(self.spec.apply, Step):
+            delay = self.spec.max_delay
+            return delay is None or bool((self.version[asker.covered] >= ask.clock - delay).all())
+        return self.clocks.may_pull(ask.clock, asker.covered)
+
+    def _read(self, asker: Requester) -> HandlerResult:
+        """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
+        if self.extent.work(asker.keys) <= self.inline:
+            return HandlerResult([self._values(asker, *self._found(asker))])
+        found: list[_Found] = []
+        return HandlerResult(
+            works=[
+                LongComputation(
+                    lambda: found.append(self._found(asker)),
+                    lambda now: HandlerResult([self._values(asker, *found[0])]),
+                    lambda: HandlerResult(
+                        [Send(asker.name, m.Refusal(asker.ask.request, "full", "no memory for so many rows"))]
+                    ),
+                )
+            ]
+        )
+
+    def _found(self, asker: Requester) -> _Found:
+        """The rows that were asked for, through the table's filters if they may."""
+        arrays, resume, form = self.extent.read(asker.keys, asker.ask.form)
+        count = len(arrays[-1]) // self.spec.width
+        if asker.ask.filtered and self.extent.chain is not None:
+            arrays = self.extent.chain.answer(arrays, self.spec.width)
+        return arrays, resume, form, count
+
+    def _values(self, asker: Requester, arrays: list[m.Array], resume: int, form: Wire, count: int) -> Effect:
+        ask = asker.ask
+        entered = m.NO_CLOCK
+        if isinstance(ask, m.Pull) and ask.enter:
+            entered = self.clocks.entered(ask.incarnation)
+        versions: list[int] = self.version.tolist()
+        if versions.count(versions[0]) == len(versions):
+            del versions[1:]
+        clocks = self._clocks(asker) if isinstance(ask, m.Pull) and ask.clocks else []
+        self.counts["bytes out"] += sum(array.nbytes for array in arrays)
+        if form != ask.form:
+            self.counts["not shortened"] += 1
+        values = m.Values(
+            ask.request,
+            count,
+            versions,
+            entered,
+            resume,
+            clocks,
+            form,
+            ask.filtered and self.extent.chain is not None,
+            asker.new,
+            asker.new and asker.part,
+        )
+        return Send(asker.name, values, arrays)
+
+    def _clocks(self, asker: Requester) -> Events:
+        """The vector clocks of the keys that were asked for: of a range its own, of a list those of the segments covered."""
+        covered = [keys for keys, on in zip(self.extent.ranges, asker.covered, strict=True) if on]
+        if isinstance(asker.keys, KeyRange):
+            low, high = asker.keys.start, asker.keys.stop
+            covered = [
+                KeyRange(max(k.start, low), min(k.stop, high)) for k in covered if k.start < high and k.stop > low
+            ]
+        return [found for keys in covered for found in self.happened(keys)]
+
+    def _release(self) -> HandlerResult:
+        """Answer the pulls that may be answered now."""
+        outcome = HandlerResult()
+        for key in [key for key, asker in self._waiting.items() if self._may_pull(asker)]:
+            outcome += self._read(self._waiting.pop(key))
+        return outcome
+
+    # ------------------------------------------------------------ workers that park
 
     def park(self, now: int, incarnation: int, spell: int, then: Later) -> HandlerResult:
         """This spell of a worker is over. It asks until it is told that all copies know: they hear of it once."""
@@ -301,6 +538,146 @@ class Segments(Stepping):
             return then(now)
         change = m.ReplicatedChange(0, "park", incarnation=incarnation, spell=spell)
         return self._make(now, change, None, None, self.extent.whole, then)
+
+    # ------------------------------------------------------------ which rows there are
+
+    def admitted(self, now: int, given: KeyValues | None, then: Then) -> HandlerResult:
+        """Go on with what gets in of a push; counting may take long, and is then done elsewhere."""
+        if self._admission is None or given is None:
+            return then(now, given)
+        if self.extent.work(given.keys) <= self.inline:
+            return then(now, self._admit(given))
+        found: list[KeyValues | None] = []
+        return HandlerResult(
+            works=[LongComputation(lambda: found.append(self._admit(given)), lambda now: then(now, found[0]), None)]
+        )
+
+    def _admit(self, given: KeyValues) -> KeyValues | None:
+        assert self._admission is not None
+        found = self._admission.admit(given)
+        self.counts["not admitted"] += len(given) - (0 if found is None else len(found))
+        return found
+
+    def sweep_due(self, given: KeyValues | None) -> bool:
+        """A push was made: is it time to let rows go?"""
+        if not self._by_rows or given is None:
+            return False
+        rows = self.table.rows
+        if self._after_sweep is None:  # those we began with may have been swept just before
+            self._after_sweep = max(0, rows - len(given))
+        self._since += len(given)
+        if rows < EVICT_ROWS or (rows < 2 * self._after_sweep and self._since < 4 * rows):
+            return False
+        self._after_sweep, self._since = rows, 0
+        return True
+
+    def swept(self) -> None:
+        """A change was made: if rows went with it, they are told of."""
+        if self.evicted:
+            self.counts["evicted"] += self.evicted
+            self.evicted, self._after_sweep = 0, self.table.rows
+
+    # ------------------------------------------------------------ staleness
+
+    def _record_staleness(self, version: Numbers | int, read: list[int], fresh: Mask) -> None:
+        age = self._age(version, read, fresh)
+        if age >= 0:
+            self.staleness[min(age, len(self.staleness) - 1)] += 1
+
+    def _age(self, version: Numbers | int, read: list[int], fresh: Mask) -> int:
+        """How many updates came between what was read and now; -1: that is not known."""
+        if len(read) == 1 and fresh is self.extent.whole:
+            return max(0, int(version) - read[0] if isinstance(version, int) else int(version.max()) - read[0])
+        known = np.asarray(read, np.int64)
+        if len(known) not in (1, len(fresh)):
+            return -1  # read by another placement
+        return max(0, int((np.asarray(version) - (known if len(known) == 1 else known[fresh])).max()))
+
+    def _damped(self, given: KeyValues | None, read: list[int], fresh: Mask) -> KeyValues | None:
+        """A gradient that is too stale counts less, where the table is so."""
+        above = self.spec.apply.damp_above if isinstance(self.spec.apply, Each) else None
+        if above is None or given is None or not read:
+            return given
+        version = self.version if fresh is self.extent.whole else self.version[fresh]
+        if (age := self._age(version, read, fresh)) <= above:
+            return given
+        self.counts["damped"] += 1
+        return KeyValues(given.keys, given.values * np.float32(above / age))
+
+    # ------------------------------------------------------------ snapshots
+
+    def cut(self, now: int, clock: int, then: Later) -> HandlerResult | None:
+        """Call this when every segment is as it is after so many steps, before any goes on. None: that is past."""
+        if clock >= 0:
+            if int(self.version.max()) > clock:
+                return None
+            if int(self.version.min()) < clock:
+                self._cut = (clock, then)
+                return HandlerResult()
+        return then(now)
+
+    def _cut_now(self, now: int) -> HandlerResult:
+        assert self._cut is not None
+        (_, then), self._cut = self._cut, None
+        return then(now)
+
+    # ------------------------------------------------------------ notices and facts
+
+    def notices(self, now: int) -> list[Effect]:
+        """Now and then, who waits is told for what."""
+        effects: list[Effect] = []
+        for asker in self._waiting.values():
+            if now - asker.told >= self.log.timing.notice:
+                asker.told = now
+                effects.append(Send(asker.name, m.PushHeld(asker.ask.request, self._waits_for(asker))))
+        for asker in self._promised.values():
+            if now - asker.told >= self.log.timing.notice:
+                effects += self._told_promised(now, asker).effects
+        for step, _, asker in self._held.values():
+            if now - asker.told >= self.log.timing.notice:
+                effects.append(self._told_held(now, step, asker))
+        return effects
+
+    def facts(self) -> tuple[dict[str, int], list[int]]:
+        facts = {
+            "rows": self.table.rows,
+            "bytes": self.table.memory,
+            "layout": self.table.layout,
+            "segments": len(self.extent),
+            "version": int(self.version.min()),
+            "waiting": len(self._waiting),
+            "held": len(self._held) + len(self._promised),
+            **self.counts,
+        }
+        if self.extent.chain is not None and self.extent.chain.failed:
+            facts["filters failed"] = self.extent.chain.failed
+        return facts, np.trim_zeros(self.staleness, "b").tolist()
+
+    def _waits_for(self, asker: Requester) -> str:
+        ask = asker.ask
+        if isinstance(self.spec.apply, Step):
+            wanted = ask.clock - (self.spec.max_delay or 0)
+            return self._missing(int(self.version[asker.covered].min()), f"version {wanted}: ")
+        return ", ".join(self.clocks.laggards(ask.clock)) or "its turn"
+
+    def _told_promised(self, now: int, asker: Requester) -> HandlerResult:
+        asker.told = now
+        return HandlerResult([Send(asker.name, m.PushHeld(asker.ask.request, self.log.waits_for()))])
+
+    def _told_held(self, now: int, step: int, asker: Requester) -> Effect:
+        asker.told = now
+        oldest = int(self.version.min())
+        return Send(asker.name, m.PushHeld(asker.ask.request, self._missing(min(step, oldest), "")))
+
+    def _missing(self, step: int, lead: str) -> str:
+        opened = self._open.get(step)
+        if opened is None:
+            return f"{lead}step {step}, of which no slot is here"
+        assert isinstance(self.spec.apply, Step)
+        start = self.spec.apply.first_slot(step)
+        missing = [start + place for place in opened.missing()]
+        names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        return f"{lead}slots {names} of step {step}" if missing else f"{lead}step {step}"
 
 
 def _asked(given: KeyValues | None) -> Keys | KeyRange:

@@ -11,22 +11,43 @@ never smaller than the one that the coordinator promotes from.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.server.ledger import Mask
 from shoal.store.server.outcome import Later, Requester
-from shoal.store.server.renumber import Into, renamed, those
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
+
+Into = Sequence[range]
+
+
+def into(before: Sequence[int], after: Sequence[int]) -> Into:
+    """From the starts of a table's segments before and after: every start of before is one still."""
+    at = [bisect_left(after, start) for start in before]
+    return [range(low, high) for low, high in pairwise([*at, len(after)])]
+
+
+def those(segments: Iterable[int], to: Into) -> list[int]:
+    """What these are now."""
+    return [new for segment in segments for new in to[segment]]
+
+
+def renamed(change: m.ReplicatedChange, to: Into) -> m.ReplicatedChange:
+    """The same change, of the same keys."""
+    return replace(change, only=those(change.only, to)) if change.only else change
+
 
 _CHANGE = 256  # bytes of a change without its rows, about
 

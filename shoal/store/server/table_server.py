@@ -17,20 +17,43 @@ gets no acknowledgement, and counts nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.store.image import SegmentImage
-from shoal.store.server.backfill import Backfill
+from shoal.store.server.backfill import Backfill, RateLimit
 from shoal.store.server.outcome import HandlerResult
 from shoal.store.server.primary import Segments
-from shoal.store.server.rate_limit import RateLimit
 from shoal.store.server.reconcile import Levelling
-from shoal.store.server.renumber import into
+from shoal.store.server.replicate import into
 from shoal.store.server.segment_state import SegmentState
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
+from shoal.wire.messages import TablePlaces
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSince:
+    """What one server is primary of, in one table."""
+
+    starts: list[int]  # of all segments: by them they have their numbers
+    held: dict[int, int] = field(default_factory=dict)  # segment: since which view
+    since: int = 0  # the view in which any of this last changed
+
+
+def ours(me: str, placed: TablePlaces, before: HeldSince | None) -> HeldSince:
+    """By the newest placement; views may have been missed. Without a ``before`` all that ever changed may have been ours."""
+    places = placed.places
+    held = {segment: place.since for segment, place in enumerate(places) if place.servers[:1] == [me]}
+    if before is None or before.starts != placed.starts:
+        changed, since = list(range(len(places))), 0
+    else:
+        changed = [n for n in range(len(places)) if held.get(n) != before.held.get(n)]
+        since = before.since
+    return HeldSince(placed.starts, held, max((places[segment].since for segment in changed), default=since))
+
 
 Loader = Callable[[m.TablePlaces, Sequence[int]], list[SegmentImage]]
 FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.Adopt | m.Adopted

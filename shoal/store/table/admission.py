@@ -15,9 +15,8 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from shoal.keys import KeyRange, Keys, KeyValues
+from shoal.keys import KeyRange, Keys, KeyValues, shared
 from shoal.limits import ADMISSION_BYTES, ADMISSION_FIRST
-from shoal.store.ranges import shared
 from shoal.store.table.slab import SparseRows
 
 Cells = npt.NDArray[np.uint8]

@@ -11,7 +11,7 @@ Nothing here checks or locks: ``table`` does the one, and one thread at a time m
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from types import ModuleType
 from typing import Any
@@ -21,12 +21,114 @@ import numpy.typing as npt
 
 from shoal import tables
 from shoal.errors import BadKeys, Invalid
-from shoal.keys import KeyRange, Keys, Values
-from shoal.limits import CLEAR_ROWS, MB, ROWS_PER_TABLE
-from shoal.store.ranges import joined, without
-from shoal.store.table import sparse_arena as room
-from shoal.store.table.compaction import Compaction
-from shoal.store.table.dense_arena import DenseArena
+from shoal.keys import KeyRange, Keys, Values, joined, without
+from shoal.limits import CLEAR_BYTES, CLEAR_ROWS, MB, ROWS_PER_TABLE
+from shoal.store.table import arena
+from shoal.store.table.arena import DenseArena
+
+_ENTERING = 4  # rows looked at in the time that it takes to enter one
+
+
+class Compaction:
+    """What lies on one ground and is nobody's any more."""
+
+    def __init__(self) -> None:
+        from shoal.store.table.admission_kernels import drop_some
+
+        self._drop_some = drop_some
+        self.ranges: list[KeyRange] = []  # whose rows have to go
+        self.starts: Keys = np.empty(0, np.uint64)
+        self.stops: Keys = np.empty(0, np.uint64)
+        self._row = 0  # from here on all have been looked at
+        self.stale = 0  # places of the index whose rows went
+        self._fresh: Keys | None = None  # the index that there will be
+        self._touched = self._entered = 0  # places of it that are zero in memory, rows that are in it
+        self._used = 0  # rows that the slab had once: behind the last one their pages are of no use
+
+    def begin(self, ground: SparseRows, ranges: Iterable[KeyRange]) -> None:
+        """These have to go, too."""
+        self._name(joined(sorted([*self.ranges, *ranges], key=lambda keys: keys.start)))
+        self._row, self._fresh = ground.rows, None
+        self._used = max(self._used, ground.rows)
+
+    def _name(self, ranges: list[KeyRange]) -> None:
+        self.ranges = ranges
+        self.starts = np.array([keys.start for keys in ranges], np.uint64)
+        self.stops = np.array([keys.stop for keys in ranges], np.uint64)
+
+    def meets(self, ranges: Iterable[KeyRange]) -> bool:
+        """Some of these keys have rows that have to go."""
+        return bool(self.ranges) and without(self.ranges, ranges) != self.ranges
+
+    def hidden(self, names: Keys) -> npt.NDArray[np.bool_]:
+        """Which of these keys, in any order, are of rows that have to go."""
+        if not self.ranges:
+            return np.zeros(len(names), np.bool_)
+        at = np.searchsorted(self.starts, names, side="right") - 1
+        found: npt.NDArray[np.bool_] = (at >= 0) & (names < self.stops[at])
+        return found
+
+    def go_on(self, ground: SparseRows, rows: int) -> bool:
+        """One piece: as long as it takes to look at so many rows. False if that was all."""
+        if self.ranges:
+            self._drop(ground, rows)
+        elif self.stale:
+            self._enter(ground, max(1, rows // _ENTERING))
+        elif self._used > ground.rows:
+            self._give_back(ground)
+        return bool(self.ranges or self.stale or self._used > ground.rows)
+
+    def _drop(self, ground: SparseRows, rows: int) -> None:
+        before = ground.rows
+        self._row, ground.rows = self._drop_some(
+            ground.index, ground.slots, self._row, before, rows, self.starts, self.stops
+        )
+        if ground.rows < before:
+            ground.layout += 1
+            self.stale += before - ground.rows
+        if not self._row:
+            self._name([])
+
+    def _enter(self, ground: SparseRows, rows: int) -> None:
+        if self._fresh is None or ground.rows > arena.most(self._fresh):
+            try:
+                places = min(arena.places_for(ground.rows + ground.rows // 2), len(ground.index))
+                self._fresh, self._touched, self._entered = arena.new_index(places), 0, 0
+            except MemoryError:  # at once, then, and where it is
+                ground.index[:] = 0
+                ground.kernels.enter(ground.index, ground.slots, 0, ground.rows)
+                self.entered()
+                return
+        if self._touched < len(self._fresh):
+            # Memory is the system's until it is written to: the first rows, which fall anywhere, would bring all of it at once.
+            upto = self._touched + CLEAR_BYTES // self._fresh.itemsize
+            self._fresh[self._touched : upto] = 0
+            self._touched = upto
+            return
+        upto = min(ground.rows, self._entered + rows)
+        ground.kernels.enter(self._fresh, ground.slots, self._entered, upto)
+        self._entered = upto
+        if upto == ground.rows:
+            ground.index = self._fresh
+            self.entered()
+
+    def _give_back(self, ground: SparseRows) -> None:
+        first = max(ground.rows, self._used - max(1, CLEAR_BYTES // ground.slab.strides[0]))
+        arena.give_back(ground.slab, first, self._used)
+        self._used = first
+
+    def entered(self) -> None:
+        """The ground has a new index, with all rows in it."""
+        self.stale, self._fresh = 0, None
+
+    def moved(self) -> None:
+        """The ground has a new slab: behind the last row it was never written to."""
+        self._used = 0
+
+    def dropped(self) -> None:
+        """All that had to go is gone."""
+        self._name([])
+
 
 Rows = npt.NDArray[np.int64]
 
@@ -199,10 +301,10 @@ class SparseRows(RowSlab):
         self._drop_zeros, self._drop_ranges = let_go, drop_ranges
         self.words += self.kernels.KEY_WORDS
         self.words += self.words % 2  # keys stay aligned
-        self._first = min(room.FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
-        self.slab = room.new_slab(self._first, self.words)
+        self._first = min(arena.FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
+        self.slab = arena.new_slab(self._first, self.words)
         self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
-        self.index = room.new_index(room.places_for(0))
+        self.index = arena.new_index(arena.places_for(0))
         self.clearing = Compaction()
         self.hold(segments)
 
@@ -333,12 +435,12 @@ class SparseRows(RowSlab):
             return 0
         self.layout += 1
         wanted = self.rows + self.rows // 2
-        capacity, places = room.fitting(self._first, wanted), room.places_for(wanted)
+        capacity, places = arena.fitting(self._first, wanted), arena.places_for(wanted)
         try:
             if 2 * capacity <= len(self.slab):
-                self._move(room.new_slab(capacity, self.words))
+                self._move(arena.new_slab(capacity, self.words))
             if places < len(self.index):
-                self.index = room.new_index(places)
+                self.index = arena.new_index(places)
         except MemoryError:
             pass  # for the little that it takes: it stays as it is
         self.index[:] = 0
@@ -355,7 +457,7 @@ class SparseRows(RowSlab):
         self.clearing.entered()
 
     def _make_room(self, keys: Keys) -> None:
-        free = min(len(self.slab), room.most(self.index) - self.clearing.stale) - self.rows
+        free = min(len(self.slab), arena.most(self.index) - self.clearing.stale) - self.rows
         if len(keys) > free:
             missing = self.kernels.count_missing(self.index, self.slots, self.rows, keys)
             if missing > free:
@@ -366,13 +468,13 @@ class SparseRows(RowSlab):
             raise MemoryError(f"{rows} rows: one server holds at most {ROWS_PER_TABLE} of a table; add servers")
         # Both arrays are taken before anything is changed. Fresh ones cost no memory until they are written to, so the
         # old index is gone before the new one is filled.
-        capacity, places = room.fitting(self._first, rows), max(room.places_for(rows), len(self.index))
-        slab = room.new_slab(capacity, self.words) if capacity > len(self.slab) else None
+        capacity, places = arena.fitting(self._first, rows), max(arena.places_for(rows), len(self.index))
+        slab = arena.new_slab(capacity, self.words) if capacity > len(self.slab) else None
         stale = (
             self.clearing.stale
         )  # places that may point behind the last row: what lies there must stay until they are gone
-        full = rows + stale > room.most(self.index) or (stale > 0 and slab is not None)
-        index = room.new_index(places) if full else None
+        full = rows + stale > arena.most(self.index) or (stale > 0 and slab is not None)
+        index = arena.new_index(places) if full else None
         if slab is not None:
             self._move(slab)
             self.layout += 1

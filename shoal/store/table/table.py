@@ -6,7 +6,8 @@ changed, and the kernels that follow cannot fail. A pull never makes a row. Noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
@@ -15,9 +16,64 @@ import numpy.typing as npt
 
 from shoal import tables
 from shoal.errors import BadKeys, BadValues
-from shoal.keys import KeyRange, Keys, Values
-from shoal.store.table.row_cache import RowCache
-from shoal.store.table.slab import DenseRows, SparseRows
+from shoal.keys import KeyRange, Keys, Values, unmixed
+from shoal.store.table.slab import DenseRows, Rows, SparseRows
+
+
+@dataclass(slots=True)
+class CachedRows:
+    """What is known of one list."""
+
+    keys: Keys  # held, so that no other array can have its id
+    checked: bool = False
+    rows: Rows | None = None
+    layout: int = -1  # by which they were found
+    uses: int = 0
+    again: int = 2  # the use at which they are searched for
+
+
+class RowCache:
+    """All lists that one table has been asked for by number."""
+
+    def __init__(self, part: DenseRows | SparseRows) -> None:
+        self._part = part
+        self._of: dict[int, CachedRows] = {}  # by id of the array
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def note(self, keys: Keys) -> bool:
+        """This very array will come again. True if that is new."""
+        if id(keys) in self._of:
+            return False
+        self._of[id(keys)] = CachedRows(keys)
+        return True
+
+    def forget(self, keys: Keys) -> None:
+        self._of.pop(id(keys), None)
+
+    def are_checked(self, keys: Keys) -> bool:
+        return id(keys) in self._of and self._of[id(keys)].checked
+
+    def were_checked(self, keys: Keys) -> None:
+        if (place := self._of.get(id(keys))) is not None:
+            place.checked = True
+
+    def rows(self, keys: Keys) -> Rows | None:
+        """The rows of these keys, if they are known or can be by now."""
+        place = self._of.get(id(keys))
+        if place is None or not place.checked or isinstance(self._part, DenseRows):
+            return None
+        place.uses += 1
+        if place.rows is not None and place.layout == self._part.layout:
+            return place.rows
+        if place.uses < place.again:
+            return None
+        place.rows, place.layout = self._part.find(place.keys), self._part.layout
+        if place.rows is None:
+            place.again = 2 * place.uses
+        return place.rows
+
 
 T = TypeVar("T", bound=np.generic)
 
@@ -179,3 +235,52 @@ def _aligned(array: npt.NDArray[T]) -> npt.NDArray[T]:
     """The array as kernels take it. What came off the wire may begin anywhere in a buffer."""
     flags = array.flags
     return array if flags.aligned and flags.c_contiguous else np.array(array, order="C")
+
+
+def pieces(
+    table: ServerTable, keys: KeyRange, elements: int, named: bool = True
+) -> Iterator[tuple[Keys | None, Values]]:
+    """At most so many elements each, and never an empty one. Without ``named``, no keys.
+
+    The rows of a dense table come in key order, those of a sparse one in the order of their birth.
+    """
+    part = table._part
+    most = max(1, elements // table.width)
+    found = (
+        _dense(table, part, keys, most, named)
+        if isinstance(part, DenseRows)
+        else _sparse(table, part, keys, most, named)
+    )
+    for names, weights in found:
+        for view in (names, weights):
+            if view is not None:
+                view.flags.writeable = False
+        yield names, weights
+
+
+def _dense(
+    table: ServerTable, part: DenseRows, keys: KeyRange, most: int, named: bool
+) -> Iterator[tuple[Keys | None, Values]]:
+    for segment in table.segments:
+        start, stop = max(segment.start, keys.start), min(segment.stop, keys.stop)
+        if start >= stop:
+            continue
+        for at in range(start, stop, most):
+            upto = min(at + most, stop)
+            names = np.arange(at, upto, dtype=np.uint64) if named else None
+            yield names, part.slab[at:upto, : table.width]  # the row of a key is its number
+
+
+def _sparse(
+    table: ServerTable, part: SparseRows, keys: KeyRange, most: int, named: bool
+) -> Iterator[tuple[Keys | None, Values]]:
+    word, all_of_them = part.kernels.KEY_WORDS, keys == KeyRange(0, table.spec.span)
+    for at in range(0, part.rows, most):
+        rows = slice(at, min(at + most, part.rows))
+        names, weights = part.slots[rows, 0], part.slab[rows, word : word + table.width]
+        if not all_of_them or part.clearing.ranges:
+            inside = (names >= np.uint64(keys.start)) & (names < np.uint64(keys.stop)) & ~part.clearing.hidden(names)
+            if not inside.any():
+                continue
+            names, weights = names[inside], weights[inside]
+        yield (unmixed(names) if table.spec.hashed else names) if named else None, weights

@@ -12,8 +12,7 @@ from shoal.chaos.audit import (
     balance,
 )
 from shoal.cluster.placement import segments_of
-from shoal.keys import KeyRange
-from shoal.store.hashed import mixed
+from shoal.keys import KeyRange, mixed
 
 
 def account(found: dict[int, float], acknowledged: int, **more: object) -> PushAudit:

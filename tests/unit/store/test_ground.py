@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from shoal import tables
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, joined, without
 from shoal.limits import MB
-from shoal.store.ranges import joined, without
 from shoal.store.server.segment_state import SegmentState
-from shoal.store.table.dense_arena import DenseArena
+from shoal.store.table.arena import DenseArena
 from shoal.store.table.slab import DenseRows
 from shoal.store.table.table import ServerTable, ground_of
 from shoal.wire import messages as m

@@ -11,17 +11,15 @@ import pytest
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, mixed
 from shoal.store import query as door
-from shoal.store.hashed import mixed
 from shoal.store.query import (
     Found,
     Question,
     question,
     question_named,
 )
-from shoal.store.table.row_views import pieces
-from shoal.store.table.table import ServerTable
+from shoal.store.table.table import ServerTable, pieces
 from shoal.tables import Dense, Normal, Sparse
 
 

@@ -13,7 +13,7 @@ from shoal.cluster.split import halved
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
 from shoal.wire import messages as m
-from tests.unit.store.server.test_renumber import ALL, digests, two
+from tests.unit.store.server.test_replicate import ALL, digests, two
 from tests.unit.store.test_copies import ANN, ROWS, SERVERS, Town, placed
 
 

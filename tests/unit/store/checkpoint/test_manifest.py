@@ -487,21 +487,21 @@ import numpy as np
 from shoal.files import Disk
 from shoal.keys import KeyRange
 from shoal.store.checkpoint import manifest as checkpoint
-from shoal.store.checkpoint.manifest import Manifest, Tabled
-from shoal.store.image import Image
+from shoal.store.checkpoint.manifest import Manifest, SavedTable
+from shoal.store.image import SegmentImage
 from shoal.store.checkpoint.segment_file import write_segment
 from shoal.tables import Dense
-from shoal.wire.messages import Books
+from shoal.wire.messages import SegmentBooks
 
 root, room = Path(sys.argv[1]) / "checkpoints", int(sys.argv[2])
-disk, table = Disk(), Tabled(1, "w", Dense(rows=50_000), [0, 25_000])
+disk, table = Disk(), SavedTable(1, "w", Dense(rows=50_000), [0, 25_000])
 
 def save(value):
     number = checkpoint.prepare(disk, root)
     folder = checkpoint.folder_of(root, number)
     rows = np.full((25_000, 1), value, np.float32)
     try:
-        written = [write_segment(disk, folder, "w", 1, Image(i, table.keys(i), Books(1), rows)) for i in range(2)]
+        written = [write_segment(disk, folder, "w", 1, SegmentImage(i, table.keys(i), SegmentBooks(1), rows)) for i in range(2)]
         checkpoint.finish(
             disk, folder, Manifest(number=number, generation=0, job="", steps=1, tables=[table], segments=written)
         )

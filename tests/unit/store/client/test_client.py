@@ -21,11 +21,10 @@ from shoal.errors import (
     Unanswered,
     UnknownTable,
 )
-from shoal.keys import KeyList, KeyRange
+from shoal.keys import KeyList, KeyRange, mixed
 from shoal.limits import SECOND
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
-from shoal.store.hashed import mixed
 from shoal.store.table.update import SGD
 from shoal.tables import Dense, Each, Sparse, Step, Table
 from shoal.timing import DEFAULT

@@ -14,7 +14,7 @@ import pytest
 from shoal import tables
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, Values
-from shoal.store.table import sparse_arena
+from shoal.store.table import arena
 from shoal.store.table.table import ServerTable
 from shoal.store.table.update import (
     SGD,
@@ -191,7 +191,7 @@ def test_a_table_that_cannot_grow_stays_as_it_was(which: str, monkeypatch: pytes
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(sparse_arena, which, fail)
+        patched.setattr(arena, which, fail)
         with pytest.raises(MemoryError):
             table.push(np.arange(100_000, dtype=np.uint64), np.ones(100_000, np.float32))
     assert (table.rows, table.layout, table.memory) == (1_500, layout, memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal import limits
 from shoal.limits import MB, MILLISECOND, SECOND
-from shoal.store.server.rate_limit import RateLimit
+from shoal.store.server.backfill import RateLimit
 
 
 def sent_in(pace: RateLimit, seconds: float, piece: int, every: int = 50 * MILLISECOND) -> int:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.keys import mixed, unmixed
 from shoal.limits import KEY_LIMIT
-from shoal.store.hashed import mixed, unmixed
 
 
 @given(st.lists(st.integers(0, KEY_LIMIT - 1), max_size=20))

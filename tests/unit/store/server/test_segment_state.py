@@ -10,8 +10,8 @@ import pytest
 from shoal.errors import BadKeys, BadValues
 from shoal.keys import KeyRange
 from shoal.limits import FRAME_BYTES
-from shoal.store.server import request_check
-from shoal.store.server.request_check import RequestCheck
+from shoal.store.server import segment_state
+from shoal.store.server.segment_state import RequestCheck
 from shoal.tables import Dense, Sparse, Table
 from shoal.wire import messages as m
 
@@ -52,7 +52,7 @@ def test_what_comes_shortened_and_is_not_finite_is_refused(bits: int) -> None:
 def test_no_memory_is_taken_for_more_than_one_message_holds(
     monkeypatch: pytest.MonkeyPatch, spec: Table, more: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(request_check, "restored", lambda array, form: pytest.fail("it took the memory"))
+    monkeypatch.setattr(segment_state, "restored", lambda array, form: pytest.fail("it took the memory"))
     one, rows = house(spec), FRAME_BYTES // 8 + 1
     arrays = [np.zeros(rows, np.uint16)] if more else [np.arange(rows, dtype=np.uint64), np.zeros(rows, np.uint16)]
     with pytest.raises(BadKeys, match="rows in one message, at most"):

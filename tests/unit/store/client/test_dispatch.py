@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.limits import SECOND
 from shoal.store.client.client import Client
-from shoal.store.client.resend import Resend
+from shoal.store.client.dispatch import Resend
 from shoal.tables import Sparse, Update
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m

@@ -9,10 +9,9 @@ import pytest
 
 from shoal.keys import KeyRange, Keys
 from shoal.limits import MB
-from shoal.store.table import compaction, slab
-from shoal.store.table.row_views import pieces
+from shoal.store.table import slab
 from shoal.store.table.slab import SparseRows
-from shoal.store.table.table import ServerTable
+from shoal.store.table.table import ServerTable, pieces
 from shoal.store.table.update import Sum
 from shoal.tables import Sparse
 
@@ -23,7 +22,7 @@ SPEC = Sparse(keys=SPAN, update=Sum())
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slab, "CLEAR_ROWS", 64)
-    monkeypatch.setattr(compaction, "CLEAR_BYTES", 4_096)
+    monkeypatch.setattr(slab, "CLEAR_BYTES", 4_096)
 
 
 def segments(*numbers: int) -> list[KeyRange]:
@@ -180,7 +179,7 @@ def test_without_memory_for_another_index_the_one_there_is_does(monkeypatch: pyt
         raise MemoryError
 
     table = ServerTable(SPEC, segments(1), ground(filled(0, 1)))
-    monkeypatch.setattr(compaction.sparse_arena, "new_index", fail)
+    monkeypatch.setattr(slab.arena, "new_index", fail)
     cleared(table)
     assert is_whole(table, 1) and table.rows == STEP // 2
 
@@ -189,7 +188,7 @@ def test_what_is_cleared_away_is_given_back_to_the_system(monkeypatch: pytest.Mo
     if not Path("/proc/self/statm").exists():
         pytest.skip("how much memory a process has is read from /proc, which is not here")
     monkeypatch.setattr(slab, "CLEAR_ROWS", 1 << 20)
-    monkeypatch.setattr(compaction, "CLEAR_BYTES", MB)
+    monkeypatch.setattr(slab, "CLEAR_BYTES", MB)
     spec = Sparse(keys=100_000, width=128, update=Sum())
     table = ServerTable(spec, [KeyRange(0, 10_000), KeyRange(10_000, 100_000)])
     keys = np.arange(100_000, dtype=np.uint64)

@@ -7,140 +7,21 @@ process or want all memory, and costs its own answer only. Whoever asks need not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from shoal import limits
 from shoal.errors import BadKeys, Invalid
-from shoal.keys import KeyRange, as_range
-from shoal.store.client.admin import StatusOperation
-from shoal.store.client.inflight import InflightRequest
-from shoal.store.client.operation import Outgoing
-from shoal.store.client.split import Layout
-from shoal.store.client.task import Task
+from shoal.keys import KeyRange
 from shoal.store.query import Found, Question, question_named
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.segment_state import SegmentState
-from shoal.store.table.row_views import pieces
+from shoal.store.table.table import pieces
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
-if TYPE_CHECKING:
-    from shoal.store.client.dispatch import Dispatch
-
 _REASON = 2_000  # characters of a refusal: a name may be as long as a message
-
-
-class CallOperation(StatusOperation):
-    """One call, at the client."""
-
-    def __init__(self, task: Task, table: int, keys: KeyRange, question: Question, settings: Any) -> None:
-        super().__init__(task, table)
-        self.servers: list[str] | None = None  # only what these hold
-        self._keys, self._question, self._settings = keys, question, settings
-        self._found: dict[str, Found] = {}
-
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        layout = client.of_number(self.table)
-        holding = layout.holding(self._keys)
-        if self.servers is None:
-            layout.check_all_held()
-        else:
-            _check_servers(layout, self.servers)
-            holding = [server for server in holding if server in self.servers]
-        settings, keys = self._settings._asdict(), self._keys
-        return [
-            (
-                server,
-                m.Call(
-                    request=client.request(),
-                    table=self.table,
-                    view=client.view.number,
-                    generation=client.view.generation,
-                    name=self._question.name,
-                    settings=settings,
-                    start=keys.start,
-                    stop=keys.stop,
-                ),
-                (),
-            )
-            for server in holding
-        ]
-
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        if not isinstance(answer, m.Called) or len(answer.numbers) > limits.CALL_NUMBERS:
-            return False
-        if not arrays:
-            return True
-        if len(arrays) != 2 or not 0 < len(arrays[0]) <= limits.CALL_KEYS:
-            return False
-        return 0 < len(arrays[1]) <= limits.CALL_VALUES and len(arrays[1]) % len(arrays[0]) == 0
-
-    def answered(
-        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
-    ) -> list[Outgoing]:
-        assert isinstance(answer, m.Called)
-        numbers = np.array(answer.numbers, np.float64)
-        if arrays:
-            self._found[letter.to] = Found(numbers, arrays[0], arrays[1].reshape(len(arrays[0]), -1))
-        else:
-            self._found[letter.to] = Found(numbers)
-        return []
-
-    def restart(self, only: Sequence[str] | None = None) -> None:
-        self._found.clear()
-
-    def value(self, client: Dispatch) -> Any:
-        # In the order of keys, whoever answered first: sums of the same placement have the same bits.
-        order = client.of_number(self.table).servers
-        return self._question.whole([self._found[one] for one in order if one in self._found], self._settings)
-
-
-def calling(
-    layout: Layout,
-    keys: Any,
-    question: Question | str,
-    servers: str | Sequence[str] | None,
-    after: tuple[Task, ...],
-    settings: dict[str, float],
-) -> CallOperation:
-    """A call, checked here as far as it can be."""
-    spec = layout.spec
-    if not isinstance(question, Question | str):
-        raise Invalid(f"{question!r} is no question: give a name ('norms'), or a function under @shoal.question()")
-    asked = question_named(question) if isinstance(question, str) else question
-    span = as_range(keys, spec.span)
-    if span is None:
-        raise BadKeys(
-            f"a question is asked of a range of keys: call({layout.name!r}, slice(0, 100), ...), or slice(None) for all"
-        )
-    if span.stop > spec.span:
-        raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
-    if spec.hashed and span != KeyRange(0, spec.span):
-        raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: ask for all of them, slice(None)")
-    op = CallOperation(
-        Task(f"ask {asked.name!r} of {layout.name!r}", after), layout.number, span, asked, asked.settings(settings)
-    )
-    if servers is not None:
-        if not isinstance(servers, Iterable):
-            raise Invalid(f"servers={servers!r}: names of servers are needed ({', '.join(layout.servers)})")
-        op.servers = [servers] if isinstance(servers, str) else list(servers)
-        _check_servers(layout, op.servers)
-    return op
-
-
-def _check_servers(layout: Layout, servers: list[str]) -> None:
-    strange = [server for server in servers if server not in layout.servers]
-    if strange or not servers:
-        who = (
-            f"{', '.join(map(str, strange))} {'hold' if len(strange) > 1 else 'holds'} nothing"
-            if strange
-            else "nobody is named"
-        )
-        raise Invalid(f"servers={servers!r}: {who} of table {layout.name!r} (servers: {', '.join(layout.servers)})")
 
 
 class PendingCall(Protocol):

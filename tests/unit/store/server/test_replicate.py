@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shoal.cluster.split import halved
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
-from shoal.store.server.renumber import into, renamed, those
+from shoal.store.server.replicate import into, renamed, those
 from shoal.store.table.update import Sum
 from shoal.tables import Dense, Each, Step
 from shoal.wire import messages as m

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.store.server.held_since import ours
+from shoal.store.server.table_server import ours
 from shoal.tables import Dense
 from shoal.wire import messages as m
 

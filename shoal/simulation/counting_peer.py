@@ -13,10 +13,10 @@ import numpy as np
 from shoal.data.slots import Slots
 from shoal.schedule.stop_rules import StopRules
 from shoal.simulation.peers_plan import PeersPlan
+from shoal.strategies.peers.compute import Change, Floats, Keys
 from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.replica import Change, Floats, Keys
 from shoal.strategies.peers.run_log import AGAIN, TWICE
 
 PLACES = 3  # weights of one slot, far from each other: they have different owners
@@ -87,16 +87,16 @@ class CountingLearner:
         return self.node.left and self.node.may_go
 
     @property
-    def put_out(self) -> bool:
-        return bool(self.node.put_out)
+    def evicted(self) -> bool:
+        return bool(self.node.evicted)
 
     @property
     def settled(self) -> bool:
-        return self.node.ended and self.node.may_go and self.node.work.is_idle
+        return self.node.ended and self.node.may_go and self.node.compute.is_idle
 
     @property
     def leads(self) -> bool:
-        return self.node.leads and not self.mesh.put_out
+        return self.node.leads and not self.mesh.evicted
 
     def leave(self) -> None:
         self.leaving = True
@@ -108,7 +108,7 @@ class CountingLearner:
 
     def wrong(self) -> list[str]:
         """What the book says is in the weights, and nothing else."""
-        book, found = self.node.book, []
+        book, found = self.node.log, []
         asked = book.halt is not None and book.halt.why == ALONE
         if book.done != self._limit and not asked:
             found.append(f"{book.done} of {self._limit} slots are counted: {book.counted.runs}")
@@ -122,7 +122,7 @@ class CountingLearner:
         return found
 
     def happened(self) -> Counter[str]:
-        book = self.node.book
+        book = self.node.log
         found = Counter({name: book.counts[name] for name in (TWICE, AGAIN)})
         found["elections"] = len({one.by for one in book.judged}) - 1
         found["words of owners"] = len(book.since)
@@ -134,7 +134,7 @@ class CountingLearner:
         The latter is of those who died: promised to be known, not undone (decision 0034). A slot of which some weights are in must not
         make room for others: so one that nobody knows of is seen even where much is in the weights in part.
         """
-        book = self.node.book
+        book = self.node.log
         expected = np.zeros((PLACES, self._limit), np.float32)
         for first, stop in book.counted.runs:
             expected[:, first:stop] += 1
@@ -148,5 +148,5 @@ class CountingLearner:
         return expected
 
     def told(self) -> str:
-        node, book = self.node, self.node.book
-        return f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={book.done} halt={book.halt is not None} todo={node.work.todo.size} under={node.work.under is not None} out={ {k: v.runs for k, v in book.out.items() if v} } judged={len(book.judged)} rested={list(book.rested)} unsaid={node.work.unsaid.slots.size}"
+        node, book = self.node, self.node.log
+        return f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={book.done} halt={book.halt is not None} todo={node.compute.todo.size} under={node.compute.running is not None} out={ {k: v.runs for k, v in book.out.items() if v} } judged={len(book.judged)} rested={list(book.rested)} unsaid={node.compute.unpublished.slots.size}"

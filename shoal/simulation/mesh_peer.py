@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from shoal.limits import MILLISECOND
+from shoal.strategies.peers.compute import Floats
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.replica import Floats
 from shoal.wire.effects import Effect, Event, Wake
 from shoal.wire.messages import peers as p
 
@@ -37,8 +37,8 @@ class MeshPeer:
         return self
 
     @property
-    def put_out(self) -> bool:
-        return bool(self.mesh.put_out)
+    def evicted(self) -> bool:
+        return bool(self.mesh.evicted)
 
     @property
     def settled(self) -> bool:
@@ -75,18 +75,18 @@ class MeshPeer:
     def handle(self, now: int, event: Event) -> list[Effect]:
         mesh = self.mesh
         effects = mesh.handle(now, event) or []
-        if mesh.filled and not mesh.put_out:
+        if mesh.has_model and not mesh.evicted:
             effects += self._learn(now)
-        if (given := mesh.filled_with) is not None:
+        if (given := mesh.take_model()) is not None:
             state, flat = given
             self.base = flat.copy()
             assert msgspec.msgpack.decode(state) == int(flat.sum())
         effects += self._hear(now)
         for life in mesh.wanted:
             state = msgspec.msgpack.encode(int(self.base.sum()))
-            effects += mesh.hand(now, life, state, self.base.copy(), dict(mesh.heard))
-        self.left = self.leaving and (bool(mesh.put_out) or (self._said_goodbye and mesh.unheard == 0))
-        learns = mesh.filled and not mesh.put_out and not self.leaving
+            effects += mesh.give(life, state, self.base.copy(), dict(mesh.heard))
+        self.left = self.leaving and (bool(mesh.evicted) or (self._said_goodbye and mesh.unheard == 0))
+        learns = mesh.has_model and not mesh.evicted and not self.leaving
         return [*effects, Wake(min(mesh.wake_at, self._next) if learns else mesh.wake_at)]
 
     def _learn(self, now: int) -> list[Effect]:
@@ -94,7 +94,7 @@ class MeshPeer:
             self._next = now + self._every
             if (slot := self._draw(self.name)) is not None:
                 self.pending.append(slot)
-        if not self.mesh.may_say or self.left:
+        if not self.mesh.may_publish or self.left:
             return []
         effects: list[Effect] = []
         if self.pending:
@@ -102,21 +102,21 @@ class MeshPeer:
             word = p.Learned([(slot, slot + 1) for slot in self.pending], len(self.pending), 0.0)
             self.said += self.pending
             self.pending = []
-            effects = self.mesh.say(now, word, (keys, np.ones(len(keys), np.float32)))
+            effects = self.mesh.publish(now, word, (keys, np.ones(len(keys), np.float32)))
         # As a ``PeerNode``: one that is alone, as far as it knows, does not take the only model of its half along.
         may_leave = len(self.mesh.living) > 1 and self.mesh.may_leave(now)
         if self.leaving and not self._said_goodbye and may_leave:
             self._said_goodbye = True
-            effects += self.mesh.say(now, p.PeerLeaving(""))
+            effects += self.mesh.publish(now, p.PeerLeaving(""))
         return effects
 
     def _hear(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
-        for one in self.mesh.heard_now():
+        for one in self.mesh.deliveries():
             match one.word:
                 case p.Learned():
                     keys, values = one.arrays
                     self.base[keys.astype(np.int64)] += values
                 case p.PeerLeaving() if one.origin != self.name:
-                    effects += self.mesh.tell_ended(now, one.origin, "")
+                    effects += self.mesh.mark_gone(now, one.origin, "")
         return effects

@@ -7,9 +7,8 @@ from typing import Any
 from unittest import mock
 
 from shoal.strategies.peers.broadcast import Broadcast, Delivery, SentMessage
-from shoal.strategies.peers.join import Donor, DonorState, Newcomer
-from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.partition_merge import PartitionMerge
+from shoal.strategies.peers.mesh import Mesh, PartitionMerge
+from shoal.strategies.peers.model_transfer import DonorState, Newcomer, SnapshotServer
 from shoal.wire.effects import Effect
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
@@ -29,7 +28,7 @@ def words_heard_again() -> Any:
 
     def take(self: Broadcast, now: int, delivery: Delivery, wait: bool = False) -> None:
         if not wait and delivery.number <= self.heard.get(delivery.origin, 0):
-            self._now.append(delivery)
+            self._ready.append(delivery)
         real(self, now, delivery, wait)
 
     return mock.patch.object(Broadcast, "take", take)
@@ -63,7 +62,7 @@ def nothing_kept_for_newcomers() -> Any:
     """What all that have a model have heard is forgotten."""
 
     def others(self: Mesh) -> list[dict[str, int]]:
-        return [one.heard for one in self.members.values() if one.filled]
+        return [one.heard for one in self.members.values() if one.has_model]
 
     return mock.patch.object(Mesh, "_others", property(others))
 
@@ -71,26 +70,26 @@ def nothing_kept_for_newcomers() -> Any:
 @mutant
 def version_off_by_one() -> Any:
     """A donor says of a copy that it has one word more than is in it."""
-    real = Donor.hand
+    real = SnapshotServer.give
 
-    def hand(self: Donor, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
+    def give(self: SnapshotServer, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
         last = next(reversed(version), "")
         return real(self, life, state, slab, {one: number + (one == last) for one, number in version.items()})
 
-    return mock.patch.object(Donor, "hand", hand)
+    return mock.patch.object(SnapshotServer, "give", give)
 
 
 @mutant
 def taken_from_the_dead() -> Any:
     """What comes from one that is gone is heard like anything else."""
-    real = Mesh._heard
+    real = Mesh._on_relay
 
     def heard(self: Mesh, now: int, sender: str, said: p.Relay, arrays: Arrays) -> list[Effect]:
-        if sender in self.gone and self._filled:
-            self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays))
+        if sender in self.gone and self._has_model:
+            self.broadcast.take(now, Delivery(said.origin, said.number, said.word, arrays))
         return real(self, now, sender, said, arrays)
 
-    return mock.patch.object(Mesh, "_heard", heard)
+    return mock.patch.object(Mesh, "_on_relay", heard)
 
 
 @mutant

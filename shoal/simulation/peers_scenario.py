@@ -26,8 +26,7 @@ from shoal.simulation.peer_mutants import MUTANTS
 from shoal.simulation.peers_plan import WEATHER, PeersFault, PeersPlan
 from shoal.simulation.run import Verdict
 from shoal.simulation.world import World
-from shoal.strategies.peers.members import is_cut_short
-from shoal.strategies.peers.mesh import CUT_SHORT, Mesh
+from shoal.strategies.peers.mesh import CUT_SHORT, Mesh, is_cut_short
 from shoal.strategies.peers.peer import PeerNode
 from shoal.wire.messages import peers as p
 
@@ -136,8 +135,8 @@ class PeersScenario:
             CountingLearner(mesh, plan) if plan.send else MeshPeer(mesh, self._draw, plan.every)
         )
         self._closed[mesh.me.life] = {}
-        self._entered[mesh.me.life] = dict.fromkeys(mesh.members, mesh.filled)
-        self._had[mesh.me.life] = mesh.filled
+        self._entered[mesh.me.life] = dict.fromkeys(mesh.members, mesh.has_model)
+        self._had[mesh.me.life] = mesh.has_model
         self.world.add(peer.node, self._random.uniform(-0.02, 0.02), self._random.randrange(SECOND))
 
     def _draw(self, life: str) -> int | None:
@@ -159,7 +158,7 @@ class PeersScenario:
     def _still_alone(self, mesh: Mesh) -> None:
         """As whoever started it would: it is begun again, through somebody who is there."""
         life = mesh.me.life
-        if life in self.peers and not mesh.filled and not mesh.put_out and not mesh.members and self._filled:
+        if life in self.peers and not mesh.has_model and not mesh.evicted and not mesh.members and self._filled:
             self._end(life, told=False)
             self._join(mesh.me.name, [self._pick(self._filled, 0.0)])
 
@@ -167,7 +166,7 @@ class PeersScenario:
 
     @property
     def _filled(self) -> list[str]:
-        return [life for life, peer in self.peers.items() if peer.mesh.filled and not peer.mesh.put_out]
+        return [life for life, peer in self.peers.items() if peer.mesh.has_model and not peer.mesh.evicted]
 
     @property
     def _stay(self) -> list[str]:
@@ -186,14 +185,14 @@ class PeersScenario:
 
     def _tell(self, other: MeshPeer | CountingLearner, life: str) -> None:
         """The launcher's word: it saw the process end."""
-        if other.name in self.peers and not other.mesh.put_out:
+        if other.name in self.peers and not other.mesh.evicted:
             host = self.world.hosts[other.name]
-            other.mesh.tell_ended(self.world.local_time(host), life, "its process ended")
+            other.mesh.mark_gone(self.world.local_time(host), life, "its process ended")
             self.world.poke(other.name)
 
     def _add_up(self, peer: MeshPeer | CountingLearner) -> None:
         self.counts.update(peer.mesh.counts)
-        self.counts["repeated words"] += peer.mesh.streams.repeated
+        self.counts["repeated words"] += peer.mesh.broadcast.repeated
         if (newcomer := peer.mesh._newcomer) is not None:
             self.counts["donors lost"] += newcomer.donors_lost
 
@@ -204,22 +203,22 @@ class PeersScenario:
             return
         mesh, closed = peer.mesh, self._closed[life]
         for one in mesh.gone:
-            if one not in closed and mesh.filled and mesh.is_closed(one):
+            if one not in closed and mesh.has_model and mesh.is_closed(one):
                 closed[one] = mesh.heard.get(one, 0)
         entered = self._entered[life]
         for one in mesh.members:
             entered.setdefault(one, self._had[life])
-        self._had[life] = mesh.filled
+        self._had[life] = mesh.has_model
         if peer.leads:
             self._check_leads(peer)
-        if mesh.put_out == CUT_SHORT:
+        if mesh.evicted == CUT_SHORT:
             self._check_copies(mesh)
         if peer.left:
             self._end(life, told=False)
-        elif peer.put_out:
+        elif peer.evicted:
             self._end(life, told=False)
             self.counts["rejoined"] += 1
-            self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.ways])
+            self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.contacts])
 
     def _check_leads(self, peer: MeshPeer | CountingLearner) -> None:
         for life in peer.mesh.members:
@@ -231,7 +230,7 @@ class PeersScenario:
 
     def _check_copies(self, mesh: Mesh) -> None:
         """It begins anew, and so no other promise is broken: but that must not hide copies that were taken too soon."""
-        told = [(one.heard, one.copied) for one in mesh.members.values() if one.filled]
+        told = [(one.heard, one.copied) for one in mesh.members.values() if one.has_model]
         for life, one in mesh.members.items():
             if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
                 self._wrong(
@@ -373,7 +372,7 @@ class PeersScenario:
             together = len(mesh.members) == len(lives) - 1 and all(
                 life in mesh.members for life in lives if life != peer.name
             )
-            if not together or not peer.settled or not mesh.filled or mesh.streams.kept or mesh.streams.early:
+            if not together or not peer.settled or not mesh.has_model or mesh.broadcast.kept or mesh.broadcast.early:
                 return False
             if not mesh.is_quiet or not all(map(mesh.is_closed, mesh.gone)):
                 return False
@@ -384,7 +383,7 @@ class PeersScenario:
         for life, peer in self.peers.items():
             mesh = peer.mesh
             told.append(
-                f"{life}: filled={mesh.filled} quiet={mesh.is_quiet} kept={mesh.streams.kept} early={mesh.streams.early} "
+                f"{life}: filled={mesh.has_model} quiet={mesh.is_quiet} kept={mesh.broadcast.kept} early={mesh.broadcast.early} "
                 f"{peer.told()} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
             )
         return "not at rest: " + "; ".join(told)

@@ -252,9 +252,9 @@ def test_a_peer_that_slept_too_long_is_put_out_and_comes_back_as_a_new_one() -> 
 
 
 BROKEN = """
-from shoal.strategies.peers.local_model import PeerCore
+from shoal.strategies.peers.local_model import PeerLocalModel
 
-learn, turns = PeerCore.run, []
+learn, turns = PeerLocalModel.run, []
 
 def run(self, slots):
     with open("/proc/self/comm") as name:
@@ -263,7 +263,7 @@ def run(self, slots):
             raise ValueError("a mistake of one peer")
     return learn(self, slots)
 
-PeerCore.run = run
+PeerLocalModel.run = run
 """
 
 

@@ -105,7 +105,7 @@ def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
 
 
 def test_a_founder_that_nobody_heard_is_waited_for_and_not_for_good() -> None:
-    with mock.patch.object(Mesh, "tell_ended", lambda self, now, life, why: []):
+    with mock.patch.object(Mesh, "mark_gone", lambda self, now, life, why: []):
         verdict = PeersScenario(kept(93001934)).verdict()
     assert [wrong.rule for wrong in verdict.violations] == ["live"]
 
@@ -115,7 +115,7 @@ def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
     assert run.verdict().violations == []
     learner = run.peers["worker-0.1"]
     assert isinstance(learner, CountingLearner)
-    book, replica = learner.node.book, learner._replica
+    book, replica = learner.node.log, learner._replica
     # One that died had learned from two slots again, and only the owner of the first part has told so.
     learner.mesh.gone["ann"] = "killed"
     book.open["ann"] = [Contribution(1, [(3, 5)], 2, 0.0)]

@@ -63,7 +63,7 @@ PROTOCOL = (
     "shoal/wire/effects.py",
     *(
         f"shoal/strategies/peers/{name}.py"
-        for name in ("broadcast", "join", "liveness", "members", "mesh", "partition_merge", "run_log", "validate")
+        for name in ("broadcast", "leader", "mesh", "model_transfer", "ownership", "run_log")
     ),
 )
 BANNED = ("time", "random", "secrets", "uuid", "asyncio", "threading", "socket", "os")

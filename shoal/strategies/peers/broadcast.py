@@ -1,7 +1,9 @@
-"""What was said, by whom, and who has heard it: each peer's words in their order, each of them once.
+"""Reliable broadcast: every peer delivers the words of every other peer in order, each once.
 
-A stream is what one life says, numbered from 1. A word is *heard* when all before it are; what comes early waits. It is kept until
-everybody that must hear it has, so that whoever has it can hand it on when the one that said it is gone. Nothing here sends.
+A *word* is one broadcast message. A *life* is one incarnation of a peer; it numbers its words from 1.
+A word is *heard* (delivered) when all words before it are; one that arrives early waits. A copy is
+kept until everybody has heard it, so that any peer can relay it after its sender died.
+Nothing here sends.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from shoal.wire.messages.peers import Heard, Word
 
 @dataclass(slots=True, frozen=True)
 class Delivery:
-    """A word that became audible."""
+    """A word that is delivered."""
 
     origin: str  # the life that said it
     number: int
     word: Word
     arrays: Arrays = ()
-    after: Heard = field(default_factory=dict)  # what must be heard before it, of others
+    after: Heard = field(default_factory=dict)  # words of others that must be heard before it
 
 
 @dataclass(slots=True)
@@ -33,10 +35,10 @@ class SentMessage:
     delivery: Delivery
     since: int  # when it was heard here
     size: int
-    again: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: when it may be sent again, and the wait
+    again: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: next send, and wait
 
     def may_send(self, now: int, to: str, turn: int, timing: TimingSettings) -> bool:
-        """To one that lacks it: not while it may be on its way, and not by everybody at once (``turn``)."""
+        """Resend to ``to`` now? Not while it may be on its way, nor by all at once (``turn``)."""
         at, wait = self.again.get(to) or (self.since + turn * timing.resend_first, timing.resend_first)
         if now < at:
             return False
@@ -45,49 +47,50 @@ class SentMessage:
 
 
 class Broadcast:
-    """Everything that was said, as far as one peer has heard it."""
+    """The words that one peer has heard, and those that it keeps for others."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, int] = {}  # of each life: all up to this number
+        self.heard: dict[str, int] = {}  # by life: all words up to this number
         self._early: dict[str, dict[int, Delivery]] = {}
-        self._kept: dict[str, dict[int, SentMessage]] = {}  # by life and number, numbers upwards
-        self._now: list[Delivery] = []
-        self.copied: dict[str, int] = {}  # up to these they were in the model that we took over: we never had the words
-        self.repeated = 0  # came again, and were not heard again
+        self._kept: dict[str, dict[int, SentMessage]] = {}  # by life and number, numbers ascending
+        self._ready: list[Delivery] = []
+        # Words up to these numbers were in the model that we copied: we cannot relay them.
+        self.copied: dict[str, int] = {}
+        self.repeated = 0  # duplicates that arrived
 
     def begin_at(self, now: int, version: Heard) -> None:
-        """A model with all of this in it was taken over; what came beyond it is heard now."""
+        """Continue after a copied model that contains ``version``."""
         self.heard = dict(version)
         self.copied = {origin: number for origin, number in version.items() if number}
-        self._go_on(now, *self._early)
+        self._deliver(now, *self._early)
 
     def take(self, now: int, delivery: Delivery, wait: bool = False) -> None:
-        """A word came; ``wait``: there is no model yet that it could follow."""
+        """A word arrived; with ``wait`` there is no model yet that it could change."""
         origin, number = delivery.origin, delivery.number
         early = self._early.setdefault(origin, {})
         if number <= self.heard.get(origin, 0) or number in early:
             self.repeated += 1
-        elif len(early) < 2 * limits.PEER_WINDOW:  # nobody has more under way: what is left out comes again
+        elif len(early) < 2 * limits.PEER_WINDOW:  # no sender has more unconfirmed: it is sent again
             early[number] = delivery
         if not wait:
-            self._go_on(now, origin)
+            self._deliver(now, origin)
 
-    def _go_on(self, now: int, *origins: str) -> None:
-        """Hear what can be heard now; words of others may have waited for that."""
+    def _deliver(self, now: int, *origins: str) -> None:
+        """Deliver what can be delivered; words of other lives may have waited for that."""
         for origin in origins:
             self._advance(now, origin)
         going = bool(self._early)
         while going:
-            going = any(self._advance(now, one) for one in list(self._early) if self._is_next(one))
+            going = any(self._advance(now, one) for one in list(self._early) if self._has_next(one))
 
-    def _is_next(self, origin: str) -> bool:
+    def _has_next(self, origin: str) -> bool:
         return self.heard.get(origin, 0) + 1 in self._early[origin]
 
     def _may_hear(self, delivery: Delivery) -> bool:
         return all(self.heard.get(life, 0) >= number for life, number in delivery.after.items())
 
     def _advance(self, now: int, origin: str) -> bool:
-        """True if a word was heard."""
+        """True if a word was delivered."""
         early, number = self._early[origin], self.heard.get(origin, 0)
         before = number
         while (delivery := early.get(number + 1)) is not None and self._may_hear(delivery):
@@ -95,27 +98,28 @@ class Broadcast:
             del early[number]
             size = sum(array.nbytes for array in delivery.arrays)
             self._kept.setdefault(origin, {})[number] = SentMessage(delivery, now, size)
-            self._now.append(delivery)
+            self._ready.append(delivery)
             self.heard[origin] = number
-        for behind in [one for one in early if one <= number]:  # a snapshot had them
+        for behind in [one for one in early if one <= number]:  # the copied model contains them
             del early[behind]
         if not early:
             del self._early[origin]
         return number > before
 
     def drain(self) -> list[Delivery]:
-        found, self._now = self._now, []
+        """The words that became deliverable since the last call."""
+        found, self._ready = self._ready, []
         return found
 
     def lacking(self, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
-        """What is kept here and was not heard there."""
+        """The kept words that a peer with this version has not heard."""
         for origin, words in self._kept.items():
             known = theirs.get(origin, 0)
             if known < self.heard[origin]:
                 yield from (one for number, one in words.items() if number > known)
 
     def is_behind(self, version: Mapping[str, int]) -> bool:
-        """Something that is not kept any more is missing in this version."""
+        """Does ``version`` lack a word that is not kept any more?"""
         for origin, number in self.heard.items():
             known = version.get(origin, 0)
             if known < number and known + 1 not in self._kept.get(origin, {}):
@@ -123,7 +127,7 @@ class Broadcast:
         return False
 
     def forget(self, others: Sequence[Mapping[str, int]]) -> None:
-        """All of these have heard so much: what everybody has is kept no longer."""
+        """Drop the words that all ``others`` have heard."""
         for origin in list(self._kept):
             words = self._kept[origin]
             least = min((other.get(origin, 0) for other in others), default=self.heard[origin])
@@ -136,7 +140,7 @@ class Broadcast:
                 del self.copied[origin]
 
     def drop_early(self, origin: str) -> None:
-        """What of this one waits for words before it is not here."""
+        """Drop the words of this life that wait for earlier ones."""
         self._early.pop(origin, None)
 
     @property
@@ -148,7 +152,7 @@ class Broadcast:
         return sum(map(len, self._early.values()))
 
     def own_unheard(self, me: str, others: Sequence[Mapping[str, int]]) -> tuple[int, int]:
-        """How many words, and bytes, of this one not everybody has heard."""
+        """How many words, and bytes, of this life somebody has not heard."""
         least = min((other.get(me, 0) for other in others), default=self.heard.get(me, 0))
         words = [one for number, one in self._kept.get(me, {}).items() if number > least]
         return len(words), sum(one.size for one in words)

@@ -14,7 +14,7 @@ from shoal.data.slots import Slots
 from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
 from shoal.job import Job
 from shoal.schedule.stop_rules import StopDecision
-from shoal.strategies.peers.partition_merge import is_over
+from shoal.strategies.peers.mesh import is_over
 from shoal.training.tracker import started
 from shoal.wire.messages import RunProgress
 from shoal.wire.messages.peers import EvaluationDone, PeerStatus

@@ -176,10 +176,10 @@ class _JoinedEvents:
         if node.ended:
             self._ended = self._ended or now
             return now - self._ended > _STAY
-        if node.mesh.filled:
+        if node.mesh.has_model:
             self._look_who(node)
-        last = node.book.last
-        if last is not None and last.number != self._judged and node.mesh.filled:
+        last = node.log.last
+        if last is not None and last.number != self._judged and node.mesh.has_model:
             self._judged = last.number
             loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
             passes = last.done / node.facts.slots.per_pass
@@ -188,7 +188,7 @@ class _JoinedEvents:
             )
         elif now >= self._next:
             self._next = now + _TELL
-            if not node.mesh.filled:
+            if not node.mesh.has_model:
                 self._say("getting the model")
         return False
 
@@ -207,7 +207,7 @@ class _JoinedEvents:
 
 
 def _result(node: PeerNode, made: PeerParts) -> JoinedRun:
-    book, ended = node.book, node.book.ended
+    book, ended = node.log, node.log.ended
     last = book.last
     judged = {} if last is None else msgspec.structs.asdict(last)
     # In all its lives: it may have been held for gone, and have come back.
@@ -218,7 +218,7 @@ def _result(node: PeerNode, made: PeerParts) -> JoinedRun:
     events: list[RunEvent] = []
     story = PeerEvents(made.job, made.slots, events.append)
     story.tell_started(made.dataset, made.job.workers)
-    story.hear(node.account(time.monotonic_ns(), Watch(0)))
+    story.hear(node.status(time.monotonic_ns(), Watch(0)))
     events.append(Stopped(seconds=story.seconds, why=ended.why))
     return JoinedRun(node.mesh.me.name, learned, ended.why, ended.failed, model, judged, book.done, made.job, events)
 

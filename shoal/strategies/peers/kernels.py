@@ -1,9 +1,6 @@
-"""What changed in a model since it was told last, and what others changed: compiled, since it is done every few hundred rows.
+"""Compiled loops over a peer's weights and their shadow (``local_model``).
 
-The shadow has the weights as all others know them. A weight that differs from its shadow was changed here; when it is told the
-shadow follows. What comes from others goes to both, so it is never told again.
-
-Nothing here checks its arguments: ``launch.peer_core`` has looked at them.
+Nothing here checks its arguments: ``local_model`` has.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ slab_out = types.Array(float32, 2, "C")
 
 @compiled(int64(slab_out, int64, floats_out, keys_out, floats_out))
 def changed(slab, width, shadow, keys, values):
-    """All weights that differ from their shadow, in order; how many."""
+    """Collect all weights that differ from their shadow, in key order; returns how many."""
     count = 0
     for row in range(uint64(len(slab))):
         for column in range(uint64(width)):
@@ -38,7 +35,7 @@ def changed(slab, width, shadow, keys, values):
 
 @compiled(int64(slab_out, floats_out, ids_in, ids_in, ids_in, keys_out, floats_out))
 def changed_in(slab, shadow, starts, lists, slots, keys, values):
-    """The same, looked for among the keys of these slots only, in any order: a key that was found is as its shadow then."""
+    """The same for the keys of these slots only, unordered; each key is found once."""
     count = 0
     for slot in slots:
         for at in range(uint64(starts[slot]), uint64(starts[slot + 1])):
@@ -53,7 +50,7 @@ def changed_in(slab, shadow, starts, lists, slots, keys, values):
 
 @compiled(types.void(slab_out, int64, floats_out, keys_in, floats_in))
 def add(slab, width, shadow, keys, values):
-    """What others changed."""
+    """Add what others changed, to weights and shadow."""
     for i in range(uint64(len(keys))):
         key = keys[i]
         slab[key // uint64(width), key % uint64(width)] += values[i]

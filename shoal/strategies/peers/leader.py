@@ -1,14 +1,16 @@
-"""What the peer that leads decides: who learns from which slots, when the model is judged, and when the run is over.
+"""The leader of a run of peers: it assigns slots, evaluates the model and ends the run.
 
-It decides from its book alone (``cluster.book``), which all have: when it is gone the next one goes on from there.
+The first of the living peers leads. It decides from its run log alone, which all peers have, and
+publishes every decision: when it is gone the next peer continues from there.
 
-    dealing     everybody has about a second of work ahead, less towards the end, so that all end together; slots of one that is gone
-                are dealt again, once nobody can have heard more of it than we have
-    judging     the first weights before anything is dealt; then every so many slots. Nothing is dealt past the evaluation after the
-                one that is judged, so that a stop rule is never more than one evaluation late
-    ending      passes that were begun before the last one are made whole; then all are told to rest, and when they do, what is
-                unjudged is judged, and all may go
+    assigning   every peer has about a second of work ahead, less towards the end, so that all finish
+                together; slots of a life that is gone are assigned again once it is closed
+    evaluating  the initial weights before any slot is assigned, then every so many slots. No slot past
+                the next evaluation is assigned, so that a stop rule is at most one evaluation late
+    ending      complete the epochs that were begun before the last one; then let all peers finish and
+                rest, evaluate what was not evaluated, and let all go
 
+``Leader`` decides, while this peer leads. ``Leadership`` knows whether it leads, and the run's clock.
 Nothing here sends, computes or reads the time.
 """
 
@@ -17,23 +19,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from shoal import limits
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.schedule.intervals import Intervals, count
 from shoal.schedule.runs import Runs
-from shoal.schedule.stop_rules import (
-    ENDLESS,
-    Patience,
-    StopDecision,
-    StopRules,
-)
+from shoal.schedule.stop_rules import ENDLESS, Patience, StopDecision, StopRules
+from shoal.strategies.peers.compute import Floats
+from shoal.strategies.peers.mesh import Mesh
+from shoal.strategies.peers.model_transfer import ObserverAnswers
+from shoal.strategies.peers.ownership import Ownership
 from shoal.strategies.peers.run_log import RunLog
 from shoal.strategies.peers.settings import PeerToPeer
+from shoal.wire.effects import Effect, Store
 from shoal.wire.messages import peers as p
 
-AHEAD = 1_000_000  # microseconds of work that everybody has before it
-_LEAST = 4  # the last deals have so many times fewer rows than are told at once
+AHEAD = 1_000_000  # microseconds of work that every peer has ahead
+_LEAST = 4  # the last assignments are so many times smaller than what is published at once
+
+Evaluate = Callable[[Floats], tuple[float, Mapping[str, float | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +52,19 @@ class PeerFacts:
     slots: Slots
     stop: StopRules
     evaluate: int  # slots between two evaluations
-    every: int  # rows between two times that a peer tells
+    every: int  # rows between two times that a peer publishes its changes
     owned: bool = False
 
     @classmethod
     def of(cls, job: Job, rows: int) -> PeerFacts:
         assert isinstance(job.strategy, PeerToPeer)
-        slots, passes = Slots(rows, job.data.batch, job.seed), job.evaluate.every
-        evaluate = max(1, round(passes * slots.per_pass)) if passes < ENDLESS / slots.per_pass else ENDLESS
+        slots, epochs = Slots(rows, job.data.batch, job.seed), job.evaluate.every
+        evaluate = max(1, round(epochs * slots.per_pass)) if epochs < ENDLESS / slots.per_pass else ENDLESS
         return cls(slots, job.stop, evaluate, job.strategy.every, job.strategy.send == "owned")
 
     @property
-    def per_told(self) -> int:
-        """Slots in what is told at once."""
+    def per_word(self) -> int:
+        """Slots that are published at once."""
         return max(1, -(-self.every // self.slots.batch))
 
     @property
@@ -64,163 +73,169 @@ class PeerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LogCut:
-    """The weights that are judged: what is in them."""
+class RunningEvaluation:
+    """The weights that are being evaluated: what is in them."""
 
     number: int
     seconds: float
     done: int
     rows: int
-    loss: tuple[float, int]  # of all that was learned, and rows
+    loss: tuple[float, int]  # sum and rows, of all that was learned
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """Who is there, as the one that leads sees it."""
+    """Who is here, as the leader sees it."""
 
     living: Sequence[str]
     gone: Sequence[str]
     is_closed: Callable[[str], bool]
-    deals_to: Sequence[str]  # those of the living that may be dealt something
+    workers: Sequence[str]  # those of the living that may be assigned slots
 
 
 class Leader:
-    """One peer's, while it leads."""
+    """The decisions of a peer while it leads."""
 
-    def __init__(self, me: str, facts: PeerFacts, book: RunLog) -> None:
-        self._me, self._facts, self._book = me, facts, book
-        self._stopping = StopDecision(facts.stop)
-        if book.last is not None and book.last.patience:
-            best, mark, without, objective = book.last.patience
-            self._stopping.restore(Patience(best, mark, round(without or 0), objective))
+    def __init__(self, me: str, facts: PeerFacts, log: RunLog) -> None:
+        self._me, self._facts, self._log = me, facts, log
+        self._stop_rules = StopDecision(facts.stop)
+        if log.last is not None and log.last.patience:
+            best, mark, without, objective = log.last.patience
+            self._stop_rules.restore(Patience(best, mark, round(without or 0), objective))
         self._limit, self._reason = facts.limit
         self._pool, self._seen = Intervals(), (-1, -1)
-        self._open: LogCut | None = None  # is judged now
-        self._held = book.last.done if book.last is not None else -1  # slots in the last weights that were cut
-        self._mark = book.mark
-        self._why, self._failed, self._judges, self._floor = "", False, True, 0
+        self.running: RunningEvaluation | None = None
+        self._evaluated = log.last.done if log.last is not None else -1  # slots in the weights evaluated last
+        self._mark = log.mark
+        # Why the run ends; whether that is a failure; whether the last weights are to be evaluated;
+        # and up to which slot all must be counted before it ends.
+        self._why, self._failed, self._evaluates, self._floor = "", False, True, 0
 
-    # ------------------------------------------------------------ judging
+    # ------------------------------------------------------------ evaluating
 
     @property
-    def due(self) -> bool:
-        """The weights are to be cut now."""
-        book, last = self._book, self._book.last
-        if self._open is not None or book.ended is not None:
+    def is_due(self) -> bool:
+        """Is the model to be evaluated now?"""
+        log, last = self._log, self._log.last
+        if self.running is not None or log.ended is not None:
             return False
         if last is None:
             return True
-        if book.halt is not None:
-            return False  # what is unjudged then is judged when all rest
-        return not self._why and book.done // self._facts.evaluate > last.done // self._facts.evaluate
+        if log.halt is not None:
+            return False  # the last evaluation follows when all rest
+        return not self._why and log.done // self._facts.evaluate > last.done // self._facts.evaluate
 
     def is_last_due(self, view: LeaderView) -> bool:
-        """All rest, and something is unjudged."""
-        book = self._book
-        if self._open is not None or book.ended is not None or book.halt is None or not book.halt.judge:
+        """Is the last evaluation to be made now, since all rest?"""
+        log = self._log
+        if self.running is not None or log.ended is not None or log.halt is None or not log.halt.judge:
             return False
-        return not self._is_judged(view) and self._all_rest(view)
+        return not self._is_evaluated(view) and self._all_rest(view)
 
-    def _is_judged(self, view: LeaderView) -> bool:
-        """All that is counted, by one that has the weights still: a former life of the run has not."""
-        last = self._book.last
-        return last is not None and last.done == self._book.done and last.by in view.living
+    def _is_evaluated(self, view: LeaderView) -> bool:
+        """All that is counted was, by a living peer: it still has the weights."""
+        last = self._log.last
+        return last is not None and last.done == self._log.done and last.by in view.living
 
-    def cut(self, seconds: float, done: int, rows: int, loss: tuple[float, int], workers: int) -> None:
-        """The weights were cut: they are judged while others are learned."""
-        number = 0 if self._book.last is None else self._book.last.number + 1
-        self._open, self._held = LogCut(number, seconds, done, rows, loss, workers), done
+    def begin_evaluation(self, seconds: float, done: int, rows: int, loss: tuple[float, int], workers: int) -> int:
+        """The weights were copied, and are evaluated while the peers go on; the evaluation's number."""
+        number = 0 if self._log.last is None else self._log.last.number + 1
+        self.running, self._evaluated = RunningEvaluation(number, seconds, done, rows, loss, workers), done
+        return number
 
-    @property
-    def open(self) -> LogCut | None:
-        return self._open
-
-    def judged(self, seconds: float, loss: float, metrics: Mapping[str, float | None]) -> p.EvaluationDone:
-        """What is found of those that were cut last."""
-        cut, self._open = self._open, None
-        assert cut is not None
-        best, why = self._stopping.judged(loss, metrics)
-        rows = cut.loss[1] - self._mark[1]
-        train = (cut.loss[0] - self._mark[0]) / rows if rows > 0 and cut.number else None
-        self._mark = cut.loss
-        state = self._stopping.state()
-        patience = [state.best, state.mark, float(state.without), state.objective]
+    def evaluated(self, seconds: float, loss: float, metrics: Mapping[str, float | None]) -> p.EvaluationDone:
+        """The result of the running evaluation."""
+        running, self.running = self.running, None
+        assert running is not None
+        best, why = self._stop_rules.judged(loss, metrics)
+        rows = running.loss[1] - self._mark[1]
+        train = (running.loss[0] - self._mark[0]) / rows if rows > 0 and running.number else None
+        self._mark = running.loss
+        state = self._stop_rules.state()
         fine = math.isfinite(loss)
-        found = {name: value if value is None or math.isfinite(value) else None for name, value in metrics.items()}
-        train = train if train is None or math.isfinite(train) else None
         if not fine:
             self.end(why, failed=True)
         elif why:
-            self.end(why, judges=False)
+            self.end(why, evaluates=False)
         return p.EvaluationDone(
-            cut.number, cut.seconds, seconds, cut.done, cut.rows, loss if fine else None, found, train,
-            cut.workers, best, patience, self._me,
-        )  # fmt: skip
+            number=running.number,
+            seconds=running.seconds,
+            now=seconds,
+            done=running.done,
+            rows=running.rows,
+            loss=loss if fine else None,
+            metrics={name: _finite(value) for name, value in metrics.items()},
+            train=_finite(train),
+            workers=running.workers,
+            best=best,
+            patience=[state.best, state.mark, float(state.without), state.objective],
+            by=self._me,
+        )
 
-    def unjudged(self, why: str) -> None:
-        """The model cannot be judged."""
-        self._open = None
-        self.end(f"the model cannot be judged: {why}", failed=True)
+    def evaluation_failed(self, why: str) -> None:
+        self.running = None
+        self.end(f"the model cannot be evaluated: {why}", failed=True)
 
     # ------------------------------------------------------------ the end
 
-    def end(self, why: str, *, failed: bool = False, judges: bool = True, now: bool = False) -> None:
-        """It is over; ``now``: with passes that are not whole."""
+    def end(self, why: str, *, failed: bool = False, evaluates: bool = True, now: bool = False) -> None:
+        """End the run; with ``now`` epochs may stay incomplete."""
         if self._why and not failed:
             return
-        self._why, self._failed, self._judges = why, failed, judges and not failed
-        per_pass, reached = self._facts.slots.per_pass, self._book.next
-        self._floor = 0 if failed or now else max(0, reached - 1) // per_pass * per_pass
+        self._why, self._failed, self._evaluates = why, failed, evaluates and not failed
+        per_epoch, reached = self._facts.slots.per_pass, self._log.next
+        self._floor = 0 if failed or now else max(0, reached - 1) // per_epoch * per_epoch
 
-    def look(self, seconds: float, view: LeaderView) -> list[p.Word]:
-        """What there is to be said now."""
-        book = self._book
-        if book.ended is not None:
+    def decide(self, seconds: float, view: LeaderView) -> list[p.Word]:
+        """The words to publish now."""
+        log = self._log
+        if log.ended is not None:
             return []
-        if book.halt is not None:
+        if log.halt is not None:
             if not self._is_settled(view):
                 return []
-            return [p.PeersEnded(book.halt.why, book.halt.failed or self._failed, seconds)]
-        if book.last is None and not self._why:
+            return [p.PeersEnded(log.halt.why, log.halt.failed or self._failed, seconds)]
+        if log.last is None and not self._why:
             return []
         if not self._why:
-            if book.done >= self._limit:
+            if log.done >= self._limit:
                 self.end(self._reason)
-            elif why := self._stopping.out_of_time(seconds):
+            elif why := self._stop_rules.out_of_time(seconds):
                 self.end(why)
-        if self._why and book.counted.within([(0, self._floor)]) == self._floor and self._open is None:
-            return [p.Halt(self._why, self._failed, self._judges)]
-        return self._deal(view)
+        if self._why and log.counted.within([(0, self._floor)]) == self._floor and self.running is None:
+            return [p.Halt(self._why, self._failed, self._evaluates)]
+        return self._assign(view)
 
     def _all_rest(self, view: LeaderView) -> bool:
-        book = self._book
-        at_work = any(book.open.get(life) for life in view.living)
-        return all(life in book.rested for life in view.living) and not at_work and all(map(view.is_closed, view.gone))
+        log = self._log
+        unfinished = any(log.open.get(life) for life in view.living)
+        resting = all(life in log.rested for life in view.living)
+        return resting and not unfinished and all(map(view.is_closed, view.gone))
 
     def _is_settled(self, view: LeaderView) -> bool:
-        """All rest, and nothing is left to be judged."""
-        book = self._book
-        assert book.halt is not None
-        if self._open is not None or not self._all_rest(view):
+        """All rest, and nothing is left to evaluate."""
+        log = self._log
+        assert log.halt is not None
+        if self.running is not None or not self._all_rest(view):
             return False
-        return not book.halt.judge or self._failed or self._is_judged(view)
+        return not log.halt.judge or self._failed or self._is_evaluated(view)
 
-    # ------------------------------------------------------------ dealing
+    # ------------------------------------------------------------ assigning slots
 
-    def _deal(self, view: LeaderView) -> list[p.Word]:
-        book, pool = self._book, self._free(view)
+    def _assign(self, view: LeaderView) -> list[p.Word]:
+        log, pool = self._log, self._free(view)
         room = self._room(pool)
-        if room <= 0 or not view.deals_to:
+        if room <= 0 or not view.workers:
             return []
-        least = max(1, min(self._facts.per_told // _LEAST, room // len(view.deals_to)))
-        fair = max(least, room // (2 * len(view.deals_to)))
+        least = max(1, min(self._facts.per_word // _LEAST, room // len(view.workers)))
+        fair = max(least, room // (2 * len(view.workers)))
         below = self._floor if self._why else None
         found: list[tuple[str, Runs]] = []
-        again, first = 0, book.next
-        for life in sorted(view.deals_to, key=book.left):  # who has least comes first
+        again, first = 0, log.next
+        for life in sorted(view.workers, key=log.left):  # who has least comes first
             target = min(self._ahead(life), fair)
-            has = book.left(life)
+            has = log.left(life)
             if room <= 0 or 2 * has > target:
                 continue
             runs = pool.pop(min(target - has, room), below)
@@ -235,23 +250,147 @@ class Leader:
         return [p.SlotsDealt([(life, list(runs)) for life, runs in found], again)] if found else []
 
     def _free(self, view: LeaderView) -> Intervals:
-        """What nobody has any more; looked for only when somebody is gone or gave something back, for that is when there is any."""
-        book = self._book
-        seen = (book.returned, sum(map(view.is_closed, view.gone)))
+        """Free slots; there are new ones only after a life was closed or gave slots back."""
+        log = self._log
+        seen = (log.returned, sum(map(view.is_closed, view.gone)))
         if seen != self._seen or self._pool:
-            self._pool, self._seen = book.free(view.is_closed), seen
+            self._pool, self._seen = log.free(view.is_closed), seen
         return self._pool
 
     def _room(self, pool: Intervals) -> int:
-        """Slots that may be dealt."""
+        """Slots that may be assigned."""
         if self._why:
             return pool.within([(0, self._floor)])
         end, every = self._limit, self._facts.evaluate
         if every < ENDLESS:
-            end = min(end, (max(self._held, 0) // every + 2) * every)
-        return end - (self._book.next - pool.size)
+            end = min(end, (max(self._evaluated, 0) // every + 2) * every)
+        return end - (self._log.next - pool.size)
 
     def _ahead(self, life: str) -> int:
-        """Slots that it should have before it."""
-        slots, took = self._book.rates.get(life, (0, 0))
-        return max(2 * self._facts.per_told, slots * AHEAD // took if took else 0, 1)
+        """Slots that it should have ahead."""
+        slots, took = self._log.rates.get(life, (0, 0))
+        return max(2 * self._facts.per_word, slots * AHEAD // took if took else 0, 1)
+
+
+class Leadership:
+    """Whether this peer leads, the clock of the run, and the evaluations.
+
+    A peer begins to lead when it has heard every decision that another leader made or may make
+    (``Mesh.may_begin_to_lead``), or two would lead at once. The clock starts when all founders are
+    here and the initial weights are evaluated. Every peer keeps it, by what it hears; it never goes back.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        facts: PeerFacts,
+        evaluate: Evaluate,
+        answers: ObserverAnswers,
+        ownership: Ownership | None,
+        before: float,
+    ) -> None:
+        """``before``: seconds of the run so far, if it is resumed."""
+        self._mesh, self._facts, self._evaluate = mesh, facts, evaluate
+        self._answers, self._ownership = answers, ownership
+        self.leader: Leader | None = None
+        self.stop = ""  # somebody wants the run to end, and why
+        self._before = round(before * limits.SECOND)
+        self._clock: int | None = None  # when the run began, by our own clock
+        self._first: int | None = None  # when this peer began
+        self._token = 0  # of the running evaluation
+
+    # ------------------------------------------------------------ the clock
+
+    def begin(self, now: int) -> None:
+        """With the first event."""
+        self._first = now if self._first is None else self._first
+
+    def seconds(self, now: int) -> float:
+        return (now - self._clock if self._clock is not None else self._before) / limits.SECOND
+
+    def set_clock(self, now: int, seconds: float) -> None:
+        """The run is at least so old."""
+        at = now - round(seconds * limits.SECOND)
+        self._clock = at if self._clock is None else min(self._clock, at)
+
+    def _has_begun(self, now: int) -> bool:
+        """All founders are here, or it begins without those that were not heard from."""
+        if self._clock is not None or self._mesh.is_met:
+            return True
+        return self._first is not None and now - self._first > self._mesh.timing.join_within
+
+    # ------------------------------------------------------------ deciding
+
+    def view(self, log: RunLog) -> LeaderView:
+        mesh, ownership = self._mesh, self._ownership
+        living = [one.life for one in mesh.living]
+        if ownership is None:
+            return LeaderView(living, list(mesh.gone), mesh.is_closed, living)
+        known = () if log.owners is None else (*log.owners.lives, *log.owners.others)
+
+        def is_closed(life: str) -> bool:
+            return mesh.is_closed(life) and ownership.is_closed(life, log, living)
+
+        return LeaderView(living, list(mesh.gone), is_closed, [life for life in living if life in known])
+
+    def decide(self, now: int, log: RunLog, may_lead: bool) -> list[p.Word]:
+        """The words to publish, if we lead; there may be more when these are heard."""
+        mesh = self._mesh
+        if not may_lead or mesh.leads != mesh.me.life:
+            self.leader = None
+            return []
+        if self.leader is None:
+            if not mesh.may_begin_to_lead:
+                return []
+            self.leader = Leader(mesh.me.life, self._facts, log)
+        if self.stop:
+            self.leader.end(self.stop, now=True)
+        if not self._has_begun(now):
+            return []
+        if self._clock is None and log.last is not None:
+            self._clock = now - self._before  # a resumed run
+        view = self.view(log)
+        if self._ownership is not None and log.ended is None:
+            owners = self._ownership.choose(log, view.living)
+            if owners is not None:
+                return [owners]
+        return self.leader.decide(self.seconds(now), view)
+
+    # ------------------------------------------------------------ evaluating
+
+    def is_evaluation_due(self, now: int, log: RunLog) -> bool:
+        if self.leader is None or not self._has_begun(now):
+            return False
+        return self.leader.is_due or self.leader.is_last_due(self.view(log))
+
+    def evaluate(self, now: int, weights: Floats, done: int, rows: int, loss: tuple[float, int]) -> list[Effect]:
+        """Evaluate these weights, beside the learning."""
+        if self.leader is None:
+            return []
+        number = self.leader.begin_evaluation(self.seconds(now), done, rows, loss, len(self._mesh.living))
+        self._answers.keep(number, weights)
+        self._token += 1
+        return [Store(self._token, partial(_evaluated, self._evaluate, weights))]
+
+    def evaluated(self, now: int, token: int, result: Any, error: BaseException | None) -> list[p.Word]:
+        leader = self.leader
+        if token != self._token or leader is None or leader.running is None:
+            return []  # from an earlier time as leader
+        if error is not None:
+            leader.evaluation_failed(str(error) or type(error).__name__)
+            return []
+        word = leader.evaluated(self.seconds(now), *result)
+        self._answers.evaluated(word.number, word.best)
+        if self._clock is None:
+            self._clock = now - self._before  # from here on slots are assigned
+        return [word]
+
+
+def _evaluated(evaluate: Evaluate, weights: Floats) -> tuple[float, Mapping[str, float | None]]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        fine = math.isfinite(float(weights.sum(dtype=np.float64)))
+    return evaluate(weights) if fine else (math.inf, {})
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None

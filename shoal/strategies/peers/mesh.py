@@ -1,54 +1,79 @@
-"""Peers without a server: who is here, and everything that is said reaches all of them.
+"""Membership and reliable broadcast among peers, without a server.
 
-Each peer tells all others, now and then, what it has heard, who is here and who is gone (``Beat``). That is enough for all the rest:
+Each peer sends all others a beat now and then: what it has heard, who is here and who is gone.
+Everything else follows from beats:
 
-    said      goes to all at once, is kept until all have heard it, and is sent again to whoever says that it has not
-    handed on what one that is gone has said, by whoever has it: all that live hear it, or none
-    gone      for good, and told with every beat; nothing is taken from it any more. It is *closed* once all that live know so of it
-              and of everybody else who is gone, and none of them has heard more of it than we: then nothing more can come
-    put out   held for gone by the others, though alive: this life is over. Of two halves the smaller one gives way
+    publish   a word goes to all at once, is kept until all have heard it, and is sent again to
+              everyone who lacks it
+    relay     words of a peer that is gone are sent on by those who have them: all that live hear
+              them, or none
+    gone      is for good, and is repeated in every beat. Nothing is accepted from that life any more.
+              It is *closed* once all that live know of every life that is gone and none has heard
+              more of it than we have: then nothing more of it can arrive
+    evicted   the others hold us for gone though we live: this life is over. After a network partition
+              the peers of the smaller half are evicted and rejoin as new lives
 
-A newcomer is entered by all before it copies a model (``joining``), so all keep for it what the copy does not have. No rule needs a
-clock that agrees with another's, none an order between words of different peers. Nothing here sends, sleeps, reads the time or draws.
+A newcomer is entered by all before it copies a model (``model_transfer``), so all keep for it the
+words that the copy lacks. No rule needs clocks that agree, or an order between words of different
+peers. Nothing here sends, sleeps, reads the time or draws random numbers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shoal import limits
-from shoal.strategies.peers.broadcast import Delivery
-from shoal.strategies.peers.join import Donor, ModelNumbers, Newcomer
-from shoal.strategies.peers.liveness import Liveness
-from shoal.strategies.peers.members import (
-    PeerMember,
-    RunInfo,
-    can_be,
-    is_cut_short,
-    turn,
-)
-from shoal.strategies.peers.partition_merge import (
-    SILENT,
-    SMALLER,
-    PartitionMerge,
-    gives_way,
-    is_over,
-    rank,
-)
-from shoal.strategies.peers.validate import MessageCheck
+from shoal.errors import Invalid
+from shoal.security.address import check_address
+from shoal.strategies.peers.broadcast import Broadcast, Delivery
+from shoal.strategies.peers.model_transfer import Newcomer, SnapshotServer
+from shoal.strategies.peers.run_log import MessageCheck
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
 
-# Words of each other peer that we may hear before we tell so: nobody is a window ahead.
-_UNTOLD = limits.PEER_WINDOW // 4
+# Words of each other peer that we may hear before we confirm them: nobody is a window ahead.
+_UNCONFIRMED = limits.PEER_WINDOW // 4
+SILENT = "silent"  # how the reason begins when a peer was not heard from
+SMALLER = "of the smaller half"
 CUT_SHORT = "it lacks words that nobody can hand on any more"
 
 
-class Mesh(Liveness):
-    """One peer's part in it. Whoever holds it hands in what came, and carries out what is returned."""
+@dataclass(slots=True)
+class PeerMember:
+    """Another peer. What it has heard, and whom it holds for gone, only grows."""
+
+    peer: p.Peer
+    since: int  # when it was last heard from
+    has_model: bool = False
+    met: bool = False  # heard from at all
+    lists_me: bool = False  # it has entered us
+    knows: bool = False  # it knows that we have a model
+    patient: bool = False  # a founder: its process may take a while to start
+    heard: dict[str, int] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    copied: Mapping[str, int] = field(default_factory=dict)  # heard as part of a copy: it cannot relay these
+
+    def learn(self, heard: Mapping[str, int]) -> None:
+        for life, number in heard.items():
+            if number > self.heard.get(life, 0):
+                self.heard[life] = number
+
+
+@dataclass(slots=True, frozen=True)
+class RunInfo:
+    """What a newcomer must know of the run before it starts."""
+
+    job: str = ""
+    rows: int = 0
+    features: int = 0
+
+
+class Mesh:
+    """One peer's view of the mesh. Its owner passes events in and carries the effects out."""
 
     def __init__(
         self,
@@ -58,22 +83,29 @@ class Mesh(Liveness):
         about: RunInfo | None = None,
         timing: TimingSettings = DEFAULT,
     ) -> None:
-        super().__init__(me, founders, timing)
-        self.about = about or RunInfo()
-        self.fit: MessageCheck | None = None  # what can be said at all; None: whatever it is
-        self.put_out = ""  # why this life is over
-        self.ways: list[tuple[str, str]] = []  # then: names and addresses of whom to ask, for the next life
+        self.me, self.timing, self.about = me, timing, about or RunInfo()
+        self.check: MessageCheck | None = None  # refuses invalid words; None: all are accepted
+        self.evicted = ""  # why this life is over
+        self.contacts: list[tuple[str, str]] = []  # then: names and addresses through which to rejoin
+        self.gone: dict[str, str] = {}  # by life, and why; for good
         self.counts: Counter[str] = Counter()
-        self.here: p.PeerGreeting | None = None  # a newcomer's answer
+        self.broadcast = Broadcast()
+        self.broadcast.heard[me.life] = 0
+        self.members = {one.life: PeerMember(one, -1, True, patient=True, knows=True) for one in founders if one != me}
+        self.greeting: p.PeerGreeting | None = None  # what a newcomer was answered
+        self._has_model = True
         self._leaves = False
         self._newcomer: Newcomer | None = None
-        self._donor, self._numbers = Donor(), ModelNumbers()
+        self._donor = SnapshotServer()
+        self._given_numbers: dict[str, int] = {}  # to newcomers, by their token
         self._beat, self._dead_after = timing.heartbeat, timing.dead
         self._begun = self._last = self._woke = -1
-        self._next_beat = self._next_look = self._told_heard = 0
-        self._answered = 0  # when a newcomer was
-        self._untold = 0  # words that came since we told what we have heard
-        self._halves = PartitionMerge(timing.called)
+        self._next_beat = self._next_check = self._confirmed_at = 0
+        self._answered_at = 0  # when a newcomer was answered
+        self._unconfirmed = 0  # words that arrived since we last said what we have heard
+        self._partitions = PartitionMerge(timing.called)
+        self._living: list[p.Peer] | None = None  # cache; None: it changed
+        self._known: tuple[tuple[object, ...], bool] = ((), False)  # cache of _all_know_gone
 
     @classmethod
     def joining(
@@ -86,98 +118,242 @@ class Mesh(Liveness):
     ) -> Mesh:
         """A newcomer, which asks these (name and address) in turn."""
         mesh = cls(me, about=about, timing=timing)
-        mesh._filled = False
+        mesh._has_model = False
         mesh._newcomer = Newcomer(list(through), timing)
         return mesh
 
-    # ------------------------------------------------------------ what its holder must see to
+    # ------------------------------------------------------------ what its owner may ask
 
     @property
-    def filled_with(self) -> tuple[bytes, Array] | None:
-        """A newcomer's model, once; what is heard from now on follows it."""
+    def has_model(self) -> bool:
+        return self._has_model
+
+    @property
+    def heard(self) -> dict[str, int]:
+        """By life, our own included: how many of its words we have heard."""
+        return self.broadcast.heard
+
+    @property
+    def version(self) -> p.Heard:
+        """A copy of ``heard``: take it at the moment at which a model is copied."""
+        return dict(self.broadcast.heard)
+
+    @property
+    def living(self) -> list[p.Peer]:
+        """All peers that have a model; the first one leads."""
+        if self._living is None:  # asked for after every event, and rarely changed
+            found = [one.peer for one in self.members.values() if one.has_model]
+            self._living = sorted(found + ([self.me] if self._has_model else []), key=rank)
+        return list(self._living)
+
+    @property
+    def leads(self) -> str:
+        """The life that leads; empty while nobody has a model."""
+        living = self.living
+        return living[0].life if living else ""
+
+    @property
+    def may_begin_to_lead(self) -> bool:
+        """Have we heard every decision that another leader made, or may still make?
+
+        All others know that we have a model, and all lives that are gone are closed.
+        """
+        for life, one in self.members.items():
+            if not one.knows or one.heard.get(life, 0) > self.broadcast.heard.get(life, 0):
+                return False
+        return all(map(self.is_closed, self.gone))
+
+    @property
+    def is_met(self) -> bool:
+        """Every member was heard from at least once."""
+        return all(one.met for one in self.members.values())
+
+    @property
+    def may_publish(self) -> bool:
+        """Our words that somebody has not heard are few and small enough."""
+        words, size = self.broadcast.own_unheard(self.me.life, self._others)
+        return self._has_model and words < limits.PEER_WINDOW and size < limits.PEER_BYTES
+
+    @property
+    def unheard(self) -> int:
+        """Words of ours that some member has not heard."""
+        return self.broadcast.own_unheard(self.me.life, self._others)[0]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Every member has heard exactly what we have heard."""
+        ours = self.broadcast.heard
+        for one in self.members.values():
+            if any(one.heard.get(life, 0) < number for life, number in ours.items()):
+                return False
+            if any(number > ours.get(life, 0) for life, number in one.heard.items()):
+                return False
+        return True
+
+    def is_closed(self, life: str) -> bool:
+        """Nothing more of this life can arrive: all know that it is gone, none has heard more of it."""
+        heard = self.broadcast.heard.get(life, 0)
+        least = all(one.heard.get(life, 0) <= heard for one in self.members.values())
+        return life in self.gone and least and self._all_know_gone()
+
+    def _all_know_gone(self) -> bool:
+        """A member that does not know might still accept a word that one of the gone relays."""
+        # Asked after every event. What a life knows only grows, so sizes say whether it changed.
+        sizes = (len(self.gone), *((life, len(one.gone)) for life, one in self.members.items()))
+        if sizes != self._known[0]:
+            gone = frozenset(self.gone)
+            self._known = sizes, all(gone <= one.gone for one in self.members.values())
+        return self._known[1]
+
+    @property
+    def _others(self) -> list[dict[str, int]]:
+        return [one.heard for one in self.members.values()]
+
+    def take_model(self) -> tuple[bytes, Array] | None:
+        """A newcomer's model, once; words that are delivered from now on follow it."""
         return self._newcomer.take() if self._newcomer is not None else None
 
     @property
     def wanted(self) -> list[str]:
-        """Newcomers that want a model of us: cut one, and ``hand`` it."""
+        """Newcomers that want our model: copy it, and ``give`` it to them."""
         return self._donor.wanted
+
+    def give(self, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
+        """Our model for a newcomer, with what had been heard (and is in it) when it was copied."""
+        if life not in self.members or self.broadcast.is_behind(version):
+            return []  # it still waits: nobody keeps what this version lacks
+        return self._donor.give(life, state, slab, version)
 
     @property
     def wake_at(self) -> int:
-        return min(self._next_beat, self._next_look)
+        return min(self._next_beat, self._next_check)
 
     def may_leave(self, now: int) -> bool:
-        """False for a while after a sleep: peers that went on without us must be able to reach us, for only we know both halves."""
+        """Not soon after a sleep: only we know both halves, so peers of both must be able to reach us."""
         return self._woke < 0 or now - self._woke >= self._dead_after
 
-    # ------------------------------------------------------------ what is said
+    # ------------------------------------------------------------ words
 
-    def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
+    def publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
+        """Send a word to all; we hear it ourselves at once."""
         self._leaves |= isinstance(word, p.PeerLeaving)  # then the others may well hold us for gone
-        number = self.streams.heard[self.me.life] + 1
+        number = self.broadcast.heard[self.me.life] + 1
         after = self._after(word)
-        self.streams.take(now, Delivery(self.me.life, number, word, arrays, after))
-        return self._send_all(self._said(now, number, word, after), arrays)
+        self.broadcast.take(now, Delivery(self.me.life, number, word, arrays, after))
+        heard: p.Heard = {}  # it grows with the number of peers, so it is not in every message
+        if now - self._confirmed_at >= self._beat or self._unconfirmed >= _UNCONFIRMED * len(self.members):
+            self._confirmed_at, self._unconfirmed = now, 0
+            heard = self.version
+        return self._send_all(p.Relay(self.me.life, number, word, heard, after), arrays)
 
     def _after(self, word: p.Word) -> p.Heard:
-        """What must be heard before this word, or those who alone know it may die."""
+        """What must be heard before this word, since all who know that may die."""
         match word:
-            # Nobody may learn that all is counted, and never what; nor take who owns for new, not having heard who did before.
+            # Nobody may hear that all is counted, and never what. Nor may anybody take an owner
+            # for new, not having heard who owned before.
             case p.Halt() | p.PeersEnded() | p.OwnersChanged():
                 return self.version
-            case p.Owned(parts):  # nobody may add to the weights what they never hear to have been learned
+            case p.Owned(parts):  # nobody may apply what they never hear to have been learned
                 lives = dict.fromkeys(life for _, upto in parts for life in upto if life != self.me.life)
-                return {life: self.streams.heard[life] for life in lives if life in self.streams.heard}
+                return {life: self.broadcast.heard[life] for life in lives if life in self.broadcast.heard}
         return {}
 
-    def heard_now(self) -> list[Delivery]:
-        return self.streams.drain()
+    def deliveries(self) -> list[Delivery]:
+        """The words that were heard since the last call."""
+        return self.broadcast.drain()
 
-    def _said(self, now: int, number: int, word: p.Word, after: p.Heard) -> p.Relay:
-        """With what we have heard, but not every time: it grows with the number of peers."""
-        if now - self._told_heard < self._beat and self._untold < _UNTOLD * len(self.members):
-            return p.Relay(self.me.life, number, word, {}, after)
-        self._told_heard, self._untold = now, 0
-        return p.Relay(self.me.life, number, word, self.version, after)
+    def _on_relay(self, now: int, sender: str, relay: p.Relay, arrays: Arrays) -> list[Effect]:
+        if self.evicted or (self._newcomer is not None and self.greeting is None):
+            return []
+        if sender in self.gone:
+            return self._tell_gone(now, sender)
+        one = self.members.get(sender)
+        if one is None:
+            return []  # it is entered by its beat, and sends this again
+        one.met, one.since = True, now
+        # Nobody else sends our words. Who has no model, as far as we know, sends this again.
+        if relay.origin == self.me.life or not one.has_model:
+            return []
+        if self.check is not None and (wrong := self.check.error_in(relay.word, arrays)):
+            return self.mark_gone(now, sender, f"it sent an invalid message: {wrong}")
+        one.learn({relay.origin: relay.number})  # words are sent by those who have heard them
+        delivery = Delivery(relay.origin, relay.number, relay.word, arrays, relay.after)
+        self.broadcast.take(now, delivery, wait=not self._has_model)
+        effects = self._send_lacking(now, one, relay.heard) if relay.heard else []
+        self._unconfirmed += 1
+        if self._unconfirmed >= 2 * _UNCONFIRMED * len(self.members):  # we publish nothing, and they wait
+            effects += self._beat_all(now)
+        return effects
+
+    def _send_lacking(self, now: int, one: PeerMember, heard: p.Heard) -> list[Effect]:
+        """This member has heard so much: send it what it lacks."""
+        one.learn(heard)
+        if not self._has_model or not one.has_model:
+            return []
+        effects: list[Effect] = []
+        size = 0
+        for kept in self.broadcast.lacking(one.heard):
+            word = kept.delivery
+            if kept.may_send(now, one.peer.life, self._turn(word.origin, word.number), self.timing):
+                relay = p.Relay(word.origin, word.number, word.word, {}, word.after)
+                effects.append(Send(one.peer.life, relay, word.arrays))
+                self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
+                if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
+                    break  # the rest when it has these
+        return effects
+
+    def _turn(self, origin: str, number: int) -> int:
+        """How many waits pass before we resend: the sender is first, then those who have the word."""
+        if origin == self.me.life:
+            return 1
+        before = [
+            one
+            for one in self.members.values()
+            if one.has_model and one.heard.get(origin, 0) >= number and rank(one.peer) < rank(self.me)
+        ]
+        return len(before) + (0 if origin in self.gone else 4)
 
     # ------------------------------------------------------------ events
 
     def handle(self, now: int, event: Event) -> list[Effect] | None:
-        """What this event asks for; None: it is not the mesh's."""
-        self._look_whether_slept(now)
+        """The effects of this event; None if it is not for the mesh."""
+        self._check_sleep(now)
         match event:
             case Tick():
                 return self._tick(now)
-            case Received(sender, p.Beat() as beat):
-                return self._beaten(now, sender, beat)
-            case Received(sender, p.Relay() as said, arrays):
-                return self._heard(now, sender, said, arrays)
+            case Received(_, p.Beat() as beat):
+                return self._on_beat(now, beat)
+            case Received(sender, p.Relay() as relay, arrays):
+                return self._on_relay(now, sender, relay, arrays)
             case Received(sender, p.Greet() as greet):
-                return self._greeted(sender, greet)
-            case Received(sender, p.PeerGreeting() as here):
-                return self._answer(now, here)
-            case Received(sender, p.Fetch() as fetch):
-                known = self._filled and fetch.life in self.members and not self.put_out
-                return self._donor.fetch(fetch) if known else []
-            case Received(sender, p.ModelPiece() as piece, arrays) if self._newcomer is not None and not self._filled:
-                known = sender in self.members and not self.put_out
-                return self._newcomer.piece(now, self.me.life, sender, piece, arrays) + self._fill(now) if known else []
+                return self._on_greet(sender, greet)
+            case Received(_, p.PeerGreeting() as greeting):
+                return self._on_greeting(now, greeting)
+            case Received(_, p.Fetch() as fetch):
+                known = self._has_model and fetch.life in self.members and not self.evicted
+                return self._donor.fetch(fetch.life, fetch.request, fetch.piece) if known else []
+            case Received(sender, p.ModelPiece() as piece, arrays) if (
+                self._newcomer is not None and not self._has_model
+            ):
+                if sender not in self.members or self.evicted:
+                    return []
+                return self._newcomer.piece(now, self.me.life, sender, piece, arrays) + self._adopt_model(now)
         return None
 
     def _tick(self, now: int) -> list[Effect]:
-        if self.put_out:
-            self._next_beat = self._next_look = now + self._dead_after
+        if self.evicted:
+            self._next_beat = self._next_check = now + self._dead_after
             return []
         effects = self._begin(now) if self._begun < 0 else []
-        if now >= self._next_look:
-            self._next_look = now + self._beat
-            effects += self._look(now)
+        if now >= self._next_check:
+            self._next_check = now + self._beat
+            effects += self._check_members(now)
         if now >= self._next_beat:
             effects += self._beat_all(now)
         return effects
 
-    def _look_whether_slept(self, now: int) -> None:
-        """Then nobody was silent, as far as we know; and whoever held us for gone meanwhile was right."""
+    def _check_sleep(self, now: int) -> None:
+        """If we slept, nobody was silent as far as we know; and who held us for gone was right."""
         if self._begun >= 0 and now - self._last > self._dead_after // 2:
             self._woke = now
             for one in self.members.values():
@@ -190,60 +366,66 @@ class Mesh(Liveness):
             one.since = now
         return [Connect(one.peer.life, one.peer.address, mutual=True) for one in self.members.values()]
 
-    def _look(self, now: int) -> list[Effect]:
-        """Who is silent, what need not be kept, what a newcomer does next."""
+    def _check_members(self, now: int) -> list[Effect]:
+        """Find silent members, drop words that nobody needs, and go on with joining."""
         effects: list[Effect] = []
         patience = max(self._dead_after, 10 * self._period)
-        # A newcomer judges nobody: it may be the one that is not reached. Nor does one that leaves: others must not give way to it.
-        if self._filled and not self._leaves:
+        # A newcomer evicts nobody: it may be the one that is not reached. Nor does one that leaves:
+        # the others must not give way to it.
+        if self._has_model and not self._leaves:
             for life, one in list(self.members.items()):
                 most = max(patience, self.timing.join_within) if one.patient and not one.met else patience
                 if now - one.since > most:
-                    effects += self.tell_ended(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
-        self.streams.forget(self._others)
-        if self._filled:
-            effects += self._halves.call(now, 4 * self._period, self._beat_now())
-        if self._newcomer is not None and not self._filled:
-            effects += self._newcomer.tick(now, self.me.life, self.members)
-            effects += self._fill(now)
-            self._look_whether_lost(now, 2 * patience)
+                    effects += self.mark_gone(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
+        self.broadcast.forget(self._others)
+        if self._has_model:
+            effects += self._partitions.call(now, 4 * self._period, self._beat_now())
+        else:
+            effects += self._join(now)
+            self._check_lost(now, 2 * patience)
         return effects
 
-    def _look_whether_lost(self, now: int, patience: int) -> None:
-        """A newcomer that hears nobody who has a model: those of whom it was told are gone. It asks everybody again of whom it knows."""
-        heard = max((one.since for one in self.members.values() if one.filled), default=self._answered)
-        if self.here is not None and self.members and not self._filled and now - heard > patience:
-            self._give_way("nobody who has a model was heard of for long", [*self.here.peers, *self._halves.lost])
+    def _check_lost(self, now: int, patience: int) -> None:
+        """A newcomer that hears nobody with a model asks again everyone it knows of."""
+        heard = max((one.since for one in self.members.values() if one.has_model), default=self._answered_at)
+        if self.greeting is not None and self.members and not self._has_model and now - heard > patience:
+            lost = [*self.greeting.peers, *self._partitions.lost]
+            self._give_way("nobody who has a model was heard of for long", lost)
 
     @property
     def _period(self) -> int:
-        """Between two beats: more rarely with many peers, since each tells each."""
+        """Between two beats: longer with many peers, since each sends to each."""
         return max(self._beat, len(self.members) * limits.SECOND // 16)
 
     # ------------------------------------------------------------ beats
 
     def _beat_now(self) -> p.Beat:
-        peers = [self.me, *(one.peer for one in self.members.values())]
-        new = [life for life, one in self.members.items() if not one.filled]
-        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled, new, dict(self.streams.copied))
+        new = [life for life, one in self.members.items() if not one.has_model]
+        copied = dict(self.broadcast.copied)
+        return p.Beat(self.me, self.version, self._all_peers, dict(self.gone), self._has_model, new, copied)
+
+    @property
+    def _all_peers(self) -> list[p.Peer]:
+        return [self.me, *(one.peer for one in self.members.values())]
 
     def _beat_all(self, now: int) -> list[Effect]:
         self._next_beat = now + self._period
-        self._told_heard, self._untold = now, 0
+        self._confirmed_at, self._unconfirmed = now, 0
         return self._send_all(self._beat_now())
 
     def _send_all(self, message: p.Beat | p.Relay, arrays: Arrays = ()) -> list[Effect]:
         return [Send(life, message, arrays) for life in self.members]
 
-    def _beaten(self, now: int, sender: str, beat: p.Beat) -> list[Effect]:
+    def _on_beat(self, now: int, beat: p.Beat) -> list[Effect]:
         life = beat.me.life
-        if self.put_out or life == self.me.life or (self._newcomer is not None and self.here is None):
+        if self.evicted or life == self.me.life or (self._newcomer is not None and self.greeting is None):
             return []
         if is_over(self.gone.get(life)):
-            return self._tell_gone(now, life)  # whatever it held us for: nobody goes on with it
-        # Whoever has a model was entered by all before it got it. One that was not is of another half, and so is who holds us for gone.
+            return self._tell_gone(now, life)  # even if it holds us for gone: it has ended for all
+        # A peer gets a model only after all have entered it. So a stranger with a model is of
+        # another half, and so is one that holds us for gone.
         stranger = beat.filled and life not in self.members and life not in self.gone
-        if self.me.life in beat.gone or (stranger and self._filled):
+        if self.me.life in beat.gone or (stranger and self._has_model):
             return self._contend(now, beat)
         if life in self.gone:
             return self._tell_gone(now, life)
@@ -251,13 +433,13 @@ class Mesh(Liveness):
         one = self.members.get(life)
         if one is None:
             return effects
-        effects += self._adopt(now, beat.gone)
+        effects += self._mark_all_gone(now, beat.gone)
         effects += self._enter(now, beat.peers)
-        if not one.met:  # it waits for this: that we have entered it
+        if not one.met:  # it waits for a beat that lists it
             effects.append(Send(life, self._beat_now()))
         one.met, one.since = True, now
-        if beat.filled and not one.filled:
-            one.filled, self._living = True, None
+        if beat.filled and not one.has_model:
+            one.has_model, self._living = True, None
         lists_me = any(peer.life == self.me.life for peer in beat.peers)
         one.lists_me |= lists_me
         one.knows |= lists_me and self.me.life not in beat.new
@@ -265,73 +447,49 @@ class Mesh(Liveness):
         if beat.filled:
             one.copied = beat.copied
             self._donor.done(life)
-        effects += self._learn(now, one, beat.heard)
-        if self._is_cut_short(one) and self._halves.is_sure(now, life, self._beat // 2):
+        effects += self._send_lacking(now, one, beat.heard)
+        if self._is_cut_short(one) and self._partitions.is_sure(now, life, self._beat // 2):
             self.counts["cut short"] += 1
             self._give_way(CUT_SHORT, beat.peers)
             return []
-        if self._newcomer is not None and not self._filled:
-            effects += self._newcomer.tick(now, self.me.life, self.members) + self._fill(now)
-        return effects
+        return effects + self._join(now)
 
     def _is_cut_short(self, one: PeerMember) -> bool:
-        """We lack what this one copied, and nobody can hand on: one of the two must begin anew.
+        """Do we lack words that this member copied and nobody can relay? Then one of us must rejoin.
 
-        All must know who is gone: what they told to have heard of those is final then, but for what one of them can hand on.
+        All must know who is gone: what they have heard of those is final then, except for relays.
         """
-        if not one.copied or not self._filled or self._leaves or not self._all_know():
+        if not one.copied or not self._has_model or self._leaves or not self._all_know_gone():
             return False
-        told = [(other.heard, other.copied) for other in self.members.values() if other.filled]
-        if not is_cut_short(self.streams.heard, one.copied, told, self.gone):
+        versions = [(other.heard, other.copied) for other in self.members.values() if other.has_model]
+        if not is_cut_short(self.broadcast.heard, one.copied, versions, self.gone):
             return False
-        # It may lack something as well, that we or others copied. Then the first stays, or nobody would have a model.
-        told.append((self.streams.heard, self.streams.copied))
+        # It may also lack words that we or others copied. Then the first one stays, or no model would.
+        versions.append((self.broadcast.heard, self.broadcast.copied))
         return rank(one.peer) < rank(self.me) or not any(
-            is_cut_short(one.heard, copied, told, self.gone) for _, copied in told
+            is_cut_short(one.heard, copied, versions, self.gone) for _, copied in versions
         )
 
-    def _learn(self, now: int, one: PeerMember, heard: p.Heard) -> list[Effect]:
-        """This one has heard so much: send what it lacks."""
-        one.learn(heard)
-        if not self._filled or not one.filled:
-            return []
-        effects: list[Effect] = []
-        size = 0
-        for kept in self.streams.lacking(one.heard):
-            word = kept.delivery
-            its_turn = turn(self.members, self.me, self.gone, word.origin, word.number)
-            if kept.may_send(now, one.peer.life, its_turn, self.timing):
-                effects.append(
-                    Send(one.peer.life, p.Relay(word.origin, word.number, word.word, {}, word.after), word.arrays)
-                )
-                self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
-                if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
-                    break  # the rest when it has these
-        return effects
-
-    # ------------------------------------------------------------ who is here
+    # ------------------------------------------------------------ members
 
     def _enter(self, now: int, found: Sequence[p.Peer]) -> list[Effect]:
         effects: list[Effect] = []
         for peer in found:
             full = len(self.members) + 1 >= limits.PEERS
             known = peer.life == self.me.life or peer.life in self.members or peer.life in self.gone
-            if known or full or not can_be(peer):
+            if known or full or not is_valid(peer):
                 continue
             self.members[peer.life] = PeerMember(peer, now)
             self.counts["entered"] += 1
             effects.append(Connect(peer.life, peer.address, mutual=True))
         return effects
 
-    def _adopt(self, now: int, gone: dict[str, str]) -> list[Effect]:
-        effects: list[Effect] = []
-        for life, why in gone.items():
-            effects += self.tell_ended(now, life, why)
-        return effects
+    def _mark_all_gone(self, now: int, gone: Mapping[str, str]) -> list[Effect]:
+        return [effect for life, why in gone.items() for effect in self.mark_gone(now, life, why)]
 
-    def tell_ended(self, now: int, life: str, why: str) -> list[Effect]:
-        """This one is gone, for good."""
-        if life in self.gone or life == self.me.life or self.put_out:
+    def mark_gone(self, now: int, life: str, why: str) -> list[Effect]:
+        """This life is gone, for good."""
+        if life in self.gone or life == self.me.life or self.evicted:
             return []
         if life not in self.members and (len(self.gone) >= limits.PEER_GONE or len(life) > limits.PEER_NAME):
             return []
@@ -339,115 +497,218 @@ class Mesh(Liveness):
         self.counts["gone"] += 1
         self._donor.done(life)
         self._next_beat = now  # all must know before it is closed
-        # What waits here is in nobody's account of what it has heard: of those that are gone it must come again, from one that lives.
+        # Early words are in nobody's count of what they have heard. Those of lives that are gone
+        # must arrive again, from one that lives.
         for origin in self.gone:
-            self.streams.drop_early(origin)
-        if self._newcomer is not None and not self._filled:
+            self.broadcast.drop_early(origin)
+        if self._newcomer is not None and not self._has_model:
             self._newcomer.lost(life)
         one = self.members.pop(life, None)
         if one is None:
             return []
         self._living = None
-        # Also one that another of us has refused ("of the smaller half"): who did may die before that one has heard so.
-        return [Connect(life, "") if is_over(why) else self._halves.lose(now, one.peer)]
+        # Call also one that another peer refused ("of the smaller half"): that peer may die before
+        # it has said so.
+        return [Connect(life, "") if is_over(why) else self._partitions.lose(now, one.peer)]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
-        """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
-        if beat.me.life in self.members:
-            self._learn(now, self.members[beat.me.life], beat.heard)
-        if self._filled and self.gone.get(beat.me.life) == SMALLER != beat.gone.get(self.me.life):
-            return self._tell_gone(
-                now, beat.me.life
-            )  # a late word: since then we have refused it, and it has not refused us
-        if self._filled and not self._leaves:
+        """Two halves met and only one can go on. Keep our place, or give way."""
+        life = beat.me.life
+        if life in self.members:
+            self._send_lacking(now, self.members[life], beat.heard)
+        if self._has_model and self.gone.get(life) == SMALLER != beat.gone.get(self.me.life):
+            # A late beat: we have refused it since, and it has not refused us.
+            return self._tell_gone(now, life)
+        if self._has_model and not self._leaves:
             if not self._loses(now, beat):
                 self.counts["claims refused"] += 1
-                effects = self.tell_ended(now, beat.me.life, SMALLER)
-                self.gone[beat.me.life] = SMALLER  # if it was silent before, too
-                return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
-            # One that has no model claims at second hand: those who have one may be dead by now, and ours the last.
-            if not beat.filled or not self._halves.is_sure(now, beat.me.life, self._beat // 2):
-                return [self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
+                effects = self.mark_gone(now, life, SMALLER)
+                self.gone[life] = SMALLER  # also if it was silent before
+                return [*effects, self._partitions.lose(now, beat.me), *self._tell_gone(now, life)]
+            # A peer without a model claims at second hand: those who have one may be dead by now,
+            # and ours may be the last.
+            if not beat.filled or not self._partitions.is_sure(now, life, self._beat // 2):
+                return [self._partitions.lose(now, beat.me), *self._tell_gone(now, life)]
         self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
-        return self._send_all(beat)  # whoever is here with us must know them, too
+        return self._send_all(beat)  # the peers of our half must know them, too
 
     def _loses(self, now: int, beat: p.Beat) -> bool:
-        """Against whoever sent this. One that slept does not know who is here still; and those who hold it for gone have gone on."""
+        """Do we lose against the sender's half?
+
+        After a sleep we do not know who is still here, and those who hold us for gone have gone on.
+        """
         if 0 <= self._woke > now - self._dead_after and beat.me.life not in self.gone:
             return True
-        ours = [one.peer for one in self.members.values() if one.filled and one.since > self._woke]
+        ours = [one.peer for one in self.members.values() if one.has_model and one.since > self._woke]
         over = [life for life, why in self.gone.items() if is_over(why)]
         return gives_way(self.me, ours, beat, over)
 
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
-        self.put_out = why or "the others go on without it"
+        self.evicted = why or "the others go on without it"
         known = {one.life: one.address for one in (*theirs, *(one.peer for one in self.members.values()))}
-        self.ways = [(life, address) for life, address in known.items() if life != self.me.life]
+        self.contacts = [(life, address) for life, address in known.items() if life != self.me.life]
         self.counts["put out"] += 1
 
     def _tell_gone(self, now: int, to: str) -> list[Effect]:
-        return self._halves.tell(now, to, self._beat, self._beat_now())
+        return self._partitions.tell(now, to, self._beat, self._beat_now())
 
-    # ------------------------------------------------------------ what came
+    # ------------------------------------------------------------ joining
 
-    def _heard(self, now: int, sender: str, said: p.Relay, arrays: Arrays) -> list[Effect]:
-        if self.put_out or (self._newcomer is not None and self.here is None):
+    def _on_greet(self, sender: str, greet: p.Greet) -> list[Effect]:
+        if not self._has_model or self.evicted:
             return []
-        if sender in self.gone:
-            return self._tell_gone(now, sender)
-        one = self.members.get(sender)
-        if one is None:
-            return []  # it is entered by its beat, and says this again
-        one.met, one.since = True, now
-        if said.origin == self.me.life or not one.filled:
-            return []  # nobody else says our words; and who has no model has nothing to say, as far as we know: it says it again
-        if self.fit is not None and (wrong := self.fit.misfit(said.word, arrays)):
-            return self.tell_ended(now, sender, f"it said what cannot be: {wrong}")
-        one.learn({said.origin: said.number})  # words are sent by those who have heard them
-        self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays, said.after), wait=not self._filled)
-        effects = self._learn(now, one, said.heard) if said.heard else []
-        self._untold += 1
-        if self._untold >= 2 * _UNTOLD * len(self.members):  # we say nothing, and they wait to hear that we have heard
-            effects += self._beat_all(now)
-        return effects
+        number = self._number_for(greet.comes) if greet.comes else 0
+        about, gone, lost = self.about, dict(self.gone), self._partitions.lost
+        greeting = p.PeerGreeting(
+            greet.request, about.job, about.rows, about.features, self._all_peers, gone, lost, number
+        )
+        return [Send(sender, greeting)]
 
-    # ------------------------------------------------------------ coming
+    def _number_for(self, newcomer: str) -> int:
+        """A worker number that no other newcomer gets, not even one that nobody has entered yet."""
+        given = self._given_numbers
+        if newcomer not in given:
+            given[newcomer] = 1 + max([*(one.number for one in self._all_peers), *given.values()])
+            for old in list(given)[: -limits.PEERS]:
+                del given[old]
+        return given[newcomer]
 
-    def _greeted(self, sender: str, greet: p.Greet) -> list[Effect]:
-        if not self._filled or self.put_out:
+    def _on_greeting(self, now: int, greeting: p.PeerGreeting) -> list[Effect]:
+        answered = self.greeting is not None and bool(self.members)
+        if self._newcomer is None or self._has_model or answered or self.evicted:
             return []
-        peers = [self.me, *(one.peer for one in self.members.values())]
-        about, gone, lost = self.about, dict(self.gone), self._halves.lost
-        number = self._numbers.give(greet.comes, [one.number for one in peers]) if greet.comes else 0
-        here = p.PeerGreeting(greet.request, about.job, about.rows, about.features, peers, gone, lost, number)
-        return [Send(sender, here)]
-
-    def _answer(self, now: int, here: p.PeerGreeting) -> list[Effect]:
-        answered = self.here is not None and bool(self.members)
-        if self._newcomer is None or self._filled or answered or self.put_out:
+        self.greeting, self._answered_at = greeting, now
+        if self.me.life in greeting.gone:
+            self._give_way(greeting.gone[self.me.life], greeting.peers)
             return []
-        self.here, self._answered = here, now
-        if self.me.life in here.gone:
-            self._give_way(here.gone[self.me.life], here.peers)
-            return []
-        effects = self._newcomer.answered() + self._adopt(now, here.gone) + self._enter(now, here.peers)
-        for peer in here.lost:
-            effects.append(self._halves.lose(now, peer))
+        effects = self._newcomer.answered() + self._mark_all_gone(now, greeting.gone) + self._enter(now, greeting.peers)
+        for peer in greeting.lost:
+            effects.append(self._partitions.lose(now, peer))
         return effects + self._beat_all(now)
 
-    def _fill(self, now: int) -> list[Effect]:
-        """The newcomer has a model that nobody's death can take from the others."""
+    def _join(self, now: int) -> list[Effect]:
+        """A newcomer's next step."""
+        if self._newcomer is None or self._has_model:
+            return []
+        return self._newcomer.tick(now, self.me.life, self.members) + self._adopt_model(now)
+
+    def _adopt_model(self, now: int) -> list[Effect]:
+        """Use the copied model, if no death can take its words from the others."""
         newcomer = self._newcomer
-        version = newcomer.ready(self.members) if newcomer is not None and not self._filled else None
+        version = newcomer.ready(self.members) if newcomer is not None and not self._has_model else None
         if version is None:
             return []
-        self._filled, self._living = True, None
-        self.streams.begin_at(now, {self.me.life: 0, **version})
+        self._has_model, self._living = True, None
+        self.broadcast.begin_at(now, {self.me.life: 0, **version})
         self.counts["filled"] += 1
         return self._beat_all(now)
 
-    def hand(self, now: int, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
-        """The model for a newcomer, with what had been heard (and is in it) when it was cut."""
-        if life not in self.members or self.streams.is_behind(version):
-            return []  # it is wanted still: what this version lacks is kept by nobody
-        return self._donor.hand(life, state, slab, version)
+
+# ---------------------------------------------------------------- rules
+
+
+def rank(peer: p.Peer) -> tuple[int, str]:
+    """The peer with the lowest rank leads."""
+    return peer.number, peer.life
+
+
+def is_valid(peer: p.Peer) -> bool:
+    """It has names of valid length, and an address on this machine."""
+    try:
+        check_address(peer.address)
+    except Invalid:
+        return False
+    return 0 < len(peer.life) <= limits.PEER_NAME and 0 < len(peer.name) <= limits.PEER_NAME
+
+
+def is_over(why: str | None) -> bool:
+    """Did a life that is gone for this reason leave, fail or end? Otherwise it may still run somewhere."""
+    return why is not None and not why.startswith((SILENT, SMALLER))
+
+
+Versions = Collection[tuple[Mapping[str, int], Mapping[str, int]]]  # what each peer has heard, and copied
+
+
+def is_cut_short(
+    heard: Mapping[str, int], copied: Mapping[str, int], versions: Versions, gone: Collection[str]
+) -> bool:
+    """Can a peer with ``heard`` never hear all that is ``copied``, since nobody can relay it?
+
+    Two newcomers may copy at different moments, and adopt their copies without knowing of each other.
+    If then all die who had the words in between, one model contains them and the other never will.
+    """
+    for origin, number in copied.items():
+        known = heard.get(origin, 0)
+        can_relay = (theirs.get(origin, 0) > known >= those.get(origin, 0) for theirs, those in versions)
+        if known < number and origin in gone and not any(can_relay):
+            return True
+    return False
+
+
+# ---------------------------------------------------------------- partitions
+
+
+def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat, over: Collection[str] = ()) -> bool:
+    """Does our half give way to the sender's half? Both halves compute the same answer.
+
+    The smaller half gives way; of two equal halves, the one without the peer of lowest rank. Only
+    peers count that have a model, that only one of the two holds for its own and that are not ``over``.
+    """
+    if not beat.filled:
+        return False  # it knows of the others at second hand: they will speak for themselves
+    lives = [one.life for one in beat.peers if one.life not in beat.new]
+    known = [one.life for one in ours]
+    others = [one for one in beat.peers if one.life in lives and one.life not in (me.life, beat.me.life, *known, *over)]
+    theirs = [beat.me, *others]
+    rest = [one for one in ours if one.life not in (beat.me.life, *lives)]
+    return _weight(theirs) > _weight([me, *rest])
+
+
+def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:
+    first = min(side, key=rank)
+    return len(side), -first.number, first.life
+
+
+class PartitionMerge:
+    """Calls peers that fell silent, so that two halves of a cut network find each other again."""
+
+    def __init__(self, called: int = DEFAULT.called) -> None:
+        """A peer that fell silent is called for ``called`` nanoseconds."""
+        self._called = called
+        self._lost: dict[str, tuple[p.Peer, int]] = {}  # and until when they are called
+        self._told: dict[str, int] = {}  # when they were last told that they are gone
+        self._claims: dict[str, int] = {}  # since when they say that they go on without us
+        self._next = 0
+
+    @property
+    def lost(self) -> list[p.Peer]:
+        return [peer for peer, _ in self._lost.values()]
+
+    def lose(self, now: int, peer: p.Peer) -> Effect:
+        """It may be cut off: keep calling it."""
+        self._lost[peer.life] = (peer, now + self._called)
+        return Connect(peer.life, peer.address, mutual=True)
+
+    def call(self, now: int, pause: int, beat: p.Beat) -> list[Effect]:
+        """Send them a beat: two halves that never speak would go on as two runs."""
+        if now < self._next:
+            return []
+        self._next = now + pause
+        over = [life for life, (_, until) in self._lost.items() if now > until]
+        for life in over:
+            del self._lost[life]
+        return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._lost)]
+
+    def is_sure(self, now: int, life: str, pause: int) -> bool:
+        """Does it repeat its claim to go on without us?
+
+        The messages that arrive at once when we wake up may be of a peer that is dead by now.
+        """
+        return now - self._claims.setdefault(life, now) >= pause
+
+    def tell(self, now: int, life: str, pause: int, beat: p.Beat) -> list[Effect]:
+        """A life that is gone speaks: say that it is gone, but not every time."""
+        if now - self._told.get(life, now - pause) < pause:
+            return []
+        self._told[life] = now
+        return [Send(life, beat)]

@@ -1,14 +1,17 @@
-"""A peer: it learns from the slots that it is dealt, tells all what that changed, and adds what the others changed.
+"""The state machine of one peer: it learns from its slots, publishes its changes and adds those of others.
 
-    learning    in short pieces (``at_work``); before each, what others changed meanwhile is added. Nobody waits for anybody
-    telling     after ``every`` rows, or when there is nothing more to do: to all, or to the owners of the weights (``owning``)
-    leading     the first of those who live deals, judges and ends (``lead``), from what all know (``cluster.book``)
-    coming      a newcomer gets a copy with the version that is in it: what was heard when it was cut, and nothing else
-    going       in order: it tells what it learned, and gives back what it did not; with an error: all others leave it alone (S4-05)
+    learning    in short visits to its model (``compute``); before each, the changes of others are added.
+                Nobody waits for anybody
+    publishing  after ``every`` rows, or when there is nothing more to do: to all, or to the owners of the
+                weights (``ownership``)
+    leading     the first living peer assigns slots, evaluates and ends the run (``leader``), from what all
+                peers know (``run_log``)
+    joining     a newcomer gets a copy of the model with its exact version (``model_transfer``)
+    leaving     in order: it publishes what it learned and gives back the slots it did not;
+                after an error: all others leave it alone
 
-The model is touched in visits only (``replica``), one at a time, off the loop's thread; it is judged on the disk thread, beside the learning.
-Time, the network and the judge are handed in: the same peer runs in a process, in a thread and in the simulator. It never ends by
-itself: whoever holds it asks ``may_go``, and until then it answers.
+Time, the network and the evaluation are passed in: the same peer runs in a process, in a thread and in
+the simulator. It never ends by itself: its owner asks ``may_go``, and until then it answers.
 """
 
 from __future__ import annotations
@@ -24,27 +27,26 @@ from shoal import limits
 from shoal.errors import ShoalError
 from shoal.schedule.runs import Runs
 from shoal.strategies.peers.broadcast import Delivery
-from shoal.strategies.peers.compute import ComputeMoment, PeerCompute, SlotUnderway
-from shoal.strategies.peers.leader import PeerFacts
-from shoal.strategies.peers.leadership import Judge, Leadership
-from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.ownership import Ownership
-from shoal.strategies.peers.queries import PeerQueries, account
-from shoal.strategies.peers.replica import (
+from shoal.strategies.peers.compute import (
     Change,
     Floats,
+    Pacer,
+    PeerCompute,
     Replica,
-    ReplicaHold,
-    SlotResult,
-    SlotVisit,
+    Visit,
+    VisitContext,
+    VisitResult,
 )
-from shoal.strategies.peers.run_log import RunLog, RunLogState
-from shoal.strategies.peers.validate import MessageCheck
+from shoal.strategies.peers.leader import Evaluate, Leadership, PeerFacts
+from shoal.strategies.peers.mesh import Mesh
+from shoal.strategies.peers.model_transfer import ObserverAnswers
+from shoal.strategies.peers.ownership import Ownership
+from shoal.strategies.peers.run_log import MOST_EVALUATIONS, PARTLY, MessageCheck, RunLog, RunLogState
 from shoal.wire.effects import Computed, Effect, Event, Received, Send, Stored, Wake
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
 
-_LOOK = 100 * limits.MILLISECOND  # so often the one that leads looks at the clock, and one that goes whether it may
+_CHECK = 100 * limits.MILLISECOND  # between two looks at the clock, by the leader or one that wants to go
 _FRAME = limits.FRAME_BYTES // 8  # keys in one
 
 Traffic = Callable[[], tuple[int, int]]
@@ -58,66 +60,56 @@ class PeerNode:
         mesh: Mesh,
         replica: Replica,
         facts: PeerFacts,
-        judge: Judge,
+        evaluate: Evaluate,
         *,
         begin: RunLogState | None = None,
-        hold: ReplicaHold | None = None,
+        pacer: Pacer | None = None,
         link: float = 0.0,
         traffic: Traffic = lambda: (0, 0),
         keys: int = 0,
         parts: int = limits.PEER_PARTS,
     ) -> None:
-        """``begin``: where a run is taken up again, or where an earlier life was; ``link``: seconds that messages between peers take.
+        """``begin``: where a resumed run continues; ``link``: seconds that messages of peers take.
 
-        ``keys`` weights (0: not known), in ``parts``, where they are owned.
+        The model has ``keys`` weights (0: not known), in ``parts`` if they have owners.
         """
         self.name, self.mesh, self.facts = mesh.me.life, mesh, facts
         self._parts = parts if facts.owned else 0
-        mesh.fit = MessageCheck(keys, facts.limit[0], facts.slots.batch, self._parts)
-        self.book = RunLog(begin, self._parts)
+        mesh.check = MessageCheck(keys, facts.limit[0], facts.slots.batch, self._parts)
+        self.log = RunLog(begin, self._parts)
         self.why = ""  # why it left; empty: in order, or it did not
-        self.owning = Ownership(self.name, parts, keys, mesh.timing) if facts.owned else None
-        self.work = PeerCompute(replica, facts, hold)
-        self.left = False  # it said that it leaves
-        self.may_go = False  # nobody needs anything of it any more, or so much time has passed that nobody will ask
-        self.put_out = ""  # the others hold it for gone: begin a new life, with what ``rest`` says
-        self._traffic, self._answers = traffic, PeerQueries()
-        self._leading = Leadership(
-            mesh, facts, judge, self._answers, self.owning, begin.seconds if begin is not None else 0.0
-        )
+        self.ownership = Ownership(self.name, parts, keys, mesh.timing) if facts.owned else None
+        self.compute = PeerCompute(replica, facts.every, facts.slots.batch, pacer)
+        self.left = False  # it published that it leaves
+        self.may_go = False  # nobody needs it any more, or nobody has asked for long
+        self.evicted = ""  # the others hold it for gone: it must rejoin as a new life
+        self._traffic, self._answers = traffic, ObserverAnswers()
+        before = begin.seconds if begin is not None else 0.0
+        self._leadership = Leadership(mesh, facts, evaluate, self._answers, self.ownership, before)
         self._link = round(link * limits.SECOND)
-        self._delayed: deque[tuple[int, Event]] = deque()  # in the order in which they came
+        self._delayed: deque[tuple[int, Event]] = deque()  # in order of arrival
         self._others = 0  # changes of others that were heard
-        self._leave: str | None = None  # it is to leave: why; empty: in order
+        self._leave: str | None = None  # it is to leave, and why; empty: in order
         self._rested = False
-        self._over_at: int | None = None  # it left, or heard that the run ended
+        self._over_at: int | None = None  # when it left, or heard that the run ended
 
     @property
     def ended(self) -> bool:
         """The run is over: all rest, and have heard all."""
-        return self.book.ended is not None
+        return self.log.ended is not None
 
     @property
     def leads(self) -> bool:
-        return self._leading.lead is not None
-
-    @property
-    def others(self) -> list[p.Peer]:
-        """All that are here, for whoever must find them again."""
-        return [one.peer for one in self.mesh.members.values()]
-
-    def rest(self, now: int) -> tuple[RunLogState, p.Heard]:
-        """Of one that was put out: its book, and what its model has heard."""
-        return self.book.state(self._leading.seconds(now)), self.mesh.version
+        return self._leadership.leader is not None
 
     def leave(self) -> None:
-        """Leave in order: with the next event."""
+        """Leave in order, with the next event."""
         self._leave = "" if self._leave is None else self._leave
 
     # ------------------------------------------------------------ events
 
     def handle(self, now: int, event: Event) -> list[Effect]:
-        self._leading.begin(now)
+        self._leadership.begin(now)
         effects: list[Effect] = []
         while self._delayed and self._delayed[0][0] <= now:
             effects += self._event(now, self._delayed.popleft()[1])
@@ -133,15 +125,15 @@ class PeerNode:
             case Computed(token, result, error):
                 return self._computed(now, token, result, error)
             case Stored(token, result, error):
-                return self._say_all(now, self._leading.judged(now, token, result, error))
+                return self._publish_all(now, self._leadership.evaluated(now, token, result, error))
             case Received(sender, p.Watch() as watch):
-                return [Send(sender, self.account(now, watch))] if self.mesh.filled else []
+                return [Send(sender, self.status(now, watch))] if self.mesh.has_model else []
             case Received(sender, p.Weigh() as weigh):
-                return self._answers.weigh(sender, weigh) if self.mesh.filled else []
+                return self._answers.weigh(sender, weigh) if self.mesh.has_model else []
             case Received(_, p.StopPeers() as stop):
-                return self._stopped(now, stop)
+                return self._on_stop(now, stop)
             case Received(sender, p.OwnedShare() as share, arrays):
-                return self._share(now, sender, share, arrays)
+                return self._on_share(now, sender, share, arrays)
         return self.mesh.handle(now, event) or []
 
     def _wake_at(self, now: int) -> int:
@@ -149,252 +141,274 @@ class PeerNode:
         if self._delayed:
             times.append(self._delayed[0][0])
         if self.leads or (self._over_at is not None and not self.may_go):
-            times.append(now + _LOOK)
-        if self.owning is not None and not self.left and not self.mesh.put_out:
-            times.append(self.owning.wake_at(now, self.mesh.may_say))
+            times.append(now + _CHECK)
+        if self.ownership is not None and not self.left and not self.mesh.evicted:
+            times.append(self.ownership.wake_at(now, self.mesh.may_publish))
         return max(min(times), now + limits.MILLISECOND)
 
     def _turn(self, now: int) -> list[Effect]:
-        """After every event: write down what was heard, lead if it is us, and see that the model is at work."""
-        if self.mesh.put_out:
-            return self._wind_up(now)
-        if (given := self.mesh.filled_with) is not None:
+        """After every event: apply what was heard, lead if it is us, and start the next visit."""
+        if self.mesh.evicted:
+            return self._wind_down(now)
+        if (given := self.mesh.take_model()) is not None:
             self._adopt(now, *given)
         effects = self._hear(now)
-        if self.mesh.filled:
+        if self.mesh.has_model:
             effects += self._own(now)
-            while words := self._leading.decide(now, self.book, not self.left):
-                effects += self._say_all(now, words)
+            while words := self._leadership.decide(now, self.log, not self.left):
+                effects += self._publish_all(now, words)
             effects += self._finish(now)
             effects += self._start(now)
-            self._look_whether_over(now)
+            self._check_over(now)
         return effects
 
-    # ------------------------------------------------------------ what is heard and said
+    # ------------------------------------------------------------ words
 
     def _adopt(self, now: int, packed: bytes, slab: Floats) -> None:
         """A newcomer's first model."""
         state = msgspec.msgpack.decode(packed, type=RunLogState)
-        self.book, self._leading.lead = RunLog(state, self._parts), None
-        self.work.model = slab
+        self.log, self._leadership.leader = RunLog(state, self._parts), None
+        self.compute.model = slab
         if state.judged:
-            self._leading.set_clock(now, state.seconds)
+            self._leadership.set_clock(now, state.seconds)
 
-    def _say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
-        if self.work.under is not None:
-            self.work.under.moment.said.append(word)
-        return self.mesh.say(now, word, arrays) + self._hear(now)
+    def _publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
+        if self.compute.running is not None:
+            self.compute.running.context.published.append(word)
+        return self.mesh.publish(now, word, arrays) + self._hear(now)
 
-    def _say_all(self, now: int, words: Sequence[p.Word]) -> list[Effect]:
-        return [effect for word in words for effect in self._say(now, word)]
+    def _publish_all(self, now: int, words: Sequence[p.Word]) -> list[Effect]:
+        return [effect for word in words for effect in self._publish(now, word)]
 
     def _hear(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
-        for delivery in self.mesh.heard_now():
+        for delivery in self.mesh.deliveries():
             effects += self._heard(now, delivery)
         return effects
 
     def _heard(self, now: int, delivery: Delivery) -> list[Effect]:
         origin, word, arrays = delivery.origin, delivery.word, delivery.arrays
-        self.book.take(origin, word)
+        self.log.apply(origin, word)
         match word:
             case p.Learned() if origin != self.name:
                 self._others += bool(word.slots)
                 if len(arrays) == 2:
-                    self.work.inbox.append((arrays[0], arrays[1]))
-            case p.Owned() if self.owning is not None and len(arrays) == 2:
-                self.work.inbox += self.owning.owned(word, (arrays[0], arrays[1]))
+                    self.compute.inbox.append((arrays[0], arrays[1]))
+            case p.Owned() if self.ownership is not None and len(arrays) == 2:
+                self.compute.inbox += self.ownership.changes_of(word, (arrays[0], arrays[1]))
             case p.SlotsDealt(slots):
-                self._leading.set_clock(now, 0.0)
-                if self.book.halt is None and not self.left:
-                    self._dealt([runs for life, runs in slots if life == self.name])
+                self._leadership.set_clock(now, 0.0)
+                if self.log.halt is None and not self.left:
+                    self._assigned([runs for life, runs in slots if life == self.name])
             case p.EvaluationDone():
                 if word.now:  # its clock may be ahead of ours
-                    self._leading.set_clock(now, word.now)
+                    self._leadership.set_clock(now, word.now)
             case p.Halt():
-                self.work.drop()
+                self.compute.drop()
             case p.PeerLeaving(why) if origin != self.name:
-                return self.mesh.tell_ended(now, origin, why)
+                return self.mesh.mark_gone(now, origin, why)
         return []
 
-    def _dealt(self, found: Sequence[Runs]) -> None:
+    def _assigned(self, found: Sequence[Runs]) -> None:
         for runs in found:
-            self.work.todo.add(runs)
+            self.compute.todo.add(runs)
         lives = [one.life for one in self.mesh.living] if found else []
         if self.name in lives:
-            self.work.take_place(lives.index(self.name), len(lives))
+            self.compute.take_place(lives.index(self.name), len(lives))
 
-    # ------------------------------------------------------------ the model at work
+    # ------------------------------------------------------------ visits to the model
 
     def _start(self, now: int) -> list[Effect]:
-        if self.work.under is not None:
+        """Start the next visit, if there is a reason for one."""
+        if self.compute.running is not None:
             return []
-        wanted, book = list(self.mesh.wanted), self.book
-        stops = self._leave is not None or book.halt is not None or self.left
-        may_tell = self.mesh.may_say and (self.owning is None or self.owning.may_contribute)
-        todo = self.work.plan(
+        wanted, log = list(self.mesh.wanted), self.log
+        stops = self._leave is not None or log.halt is not None or self.left
+        visit = self.compute.plan(
             learns=not stops,
-            may_tell=may_tell,
-            must_tell=stops,
-            weighs=self._leading.is_to_weigh(now, book),
-            copies=bool(wanted) or self._answers.wants_copy,
+            may_publish=self.mesh.may_publish and (self.ownership is None or self.ownership.may_contribute),
+            must_publish=stops,
+            weighs=self._leadership.is_evaluation_due(now, log),
+            copies=bool(wanted or self._answers.snapshots.wanted),
         )
-        if todo is None:
+        if visit is None:
             return []
-        if self.owning is not None:
-            todo.owned, todo.without = True, self.owning.pending() if todo.copy else []
-        state = book.state(self._leading.seconds(now)) if todo.copy else None
-        moment = ComputeMoment(self.mesh.version, state, book.done, book.rows, book.loss, self._others, wanted)
-        return [self.work.start(now, todo, moment)]
+        if self.ownership is not None:
+            visit.owned, visit.without = True, self.ownership.pending() if visit.copy else []
+        state = log.state(self._leadership.seconds(now)) if visit.copy else None
+        context = VisitContext(self.mesh.version, state, log.done, log.rows, log.loss, self._others, wanted)
+        return [self.compute.start(now, visit, context)]
 
-    def _computed(self, now: int, token: int, found: Any, error: BaseException | None) -> list[Effect]:
-        under = self.work.end(now, token)
-        if under is None:
+    def _computed(self, now: int, token: int, result: Any, error: BaseException | None) -> list[Effect]:
+        ended = self.compute.end(now, token)
+        if ended is None:
             return []
         if error is not None:
             return self._failed(now, error)
-        assert isinstance(found, SlotResult)
-        self.work.learned(now, under, found.rows, found.loss)
-        if self.mesh.put_out:
+        assert isinstance(result, VisitResult)
+        self.compute.learned(now, ended, result.rows, result.loss)
+        if self.mesh.evicted:
             return []
-        unsaid, moment, effects = self.work.unsaid, under.moment, list[Effect]()
-        if found.change is not None:
-            effects += self._tell(now, found.change, moment)
-        if found.weights is not None:
-            done, rows, loss = moment.done, moment.rows, moment.loss
-            if self.owning is None:  # what we learned ourselves is in the weights
-                done, rows = done + unsaid.slots.size, rows + unsaid.rows
-                loss = (loss[0] + unsaid.loss, loss[1] + unsaid.rows)
-            effects += self._leading.weighed(now, found.weights, done, rows, loss)
-        if found.slab is not None:
-            effects += self._hand(now, under, found.slab)
+        own, context, effects = self.compute.unpublished, ended.context, list[Effect]()
+        if result.change is not None:
+            effects += self._publish_change(now, result.change, context)
+        if result.weights is not None:
+            done, rows, loss = context.done, context.rows, context.loss
+            if self.ownership is None:  # what we learned ourselves is in the weights
+                done, rows = done + own.slots.size, rows + own.rows
+                loss = (loss[0] + own.loss, loss[1] + own.rows)
+            effects += self._leadership.evaluate(now, result.weights, done, rows, loss)
+        if result.slab is not None:
+            effects += self._give_copies(context, result.slab)
         return effects
 
-    def _tell(self, now: int, change: Change, moment: ComputeMoment) -> list[Effect]:
-        """Say what was learned, and what it changed."""
-        word = self.work.word(self._traffic(), self._others)
-        if self.owning is not None:
-            word = msgspec.structs.replace(word, part=self.owning.contribute(change))
-            moment.said.append(word)
-            return self._say(now, word) + self.owning.send(now, self.book)
+    def _publish_change(self, now: int, change: Change, context: VisitContext) -> list[Effect]:
+        """Publish what was learned, and what it changed."""
+        word = self.compute.word(self._traffic(), self._others)
+        if self.ownership is not None:
+            word = msgspec.structs.replace(word, part=self.ownership.contribute(change))
+            context.published.append(word)
+            return self._publish(now, word) + self.ownership.send(now, self.log)
         keys, values = change
         effects: list[Effect] = []
         last = max(0, (len(keys) - 1) // _FRAME * _FRAME)
         for at in range(0, last, _FRAME):  # a frame holds no more; the slots count with the last
             part = p.Learned([], 0, 0.0)
-            moment.said.append(part)
-            effects += self._say(now, part, (keys[at : at + _FRAME], values[at : at + _FRAME]))
-        moment.said.append(word)
-        return effects + self._say(now, word, (keys[last:], values[last:]))
+            context.published.append(part)
+            effects += self._publish(now, part, (keys[at : at + _FRAME], values[at : at + _FRAME]))
+        context.published.append(word)
+        return effects + self._publish(now, word, (keys[last:], values[last:]))
 
-    def _hand(self, now: int, under: SlotUnderway, slab: Floats) -> list[Effect]:
-        """A copy with the version that is in it: what was heard when the visit began, and what we have said since."""
-        moment = under.moment
-        assert moment.state is not None
-        book = RunLog(moment.state, self._parts)
-        for word in moment.said:
-            book.take(self.name, word)
-        version = {**moment.version, self.name: moment.version.get(self.name, 0) + len(moment.said)}
-        state = msgspec.msgpack.encode(book.state(moment.state.seconds))
+    def _give_copies(self, context: VisitContext, slab: Floats) -> list[Effect]:
+        """A copy has in it what was heard when the visit began, and what we have published since."""
+        assert context.state is not None
+        log = RunLog(context.state, self._parts)
+        for word in context.published:
+            log.apply(self.name, word)
+        version = {**context.version, self.name: context.version.get(self.name, 0) + len(context.published)}
+        state = msgspec.msgpack.encode(log.state(context.state.seconds))
         flat = np.ascontiguousarray(slab, np.float32).reshape(-1)
-        effects = self._answers.copied(state, flat, version)
-        for life in moment.wanted:
-            effects += self.mesh.hand(now, life, state, flat, version)
+        observers = self._answers.snapshots
+        effects = [effect for to in observers.wanted for effect in observers.give(to, state, flat, version)]
+        for life in context.wanted:
+            effects += self.mesh.give(life, state, flat, version)
         return effects
 
-    def _share(self, now: int, sender: str, share: p.OwnedShare, arrays: Arrays) -> list[Effect]:
-        fit = self.mesh.fit
-        if self.owning is None or self.left or sender not in self.mesh.members or share.life != sender:
+    def _on_share(self, now: int, sender: str, share: p.OwnedShare, arrays: Arrays) -> list[Effect]:
+        check = self.mesh.check
+        if self.ownership is None or self.left or sender not in self.mesh.members or share.life != sender:
             return []
-        if fit is not None and (wrong := fit.change(arrays)):  # we would say it, and be held for gone for that
-            return self.mesh.tell_ended(now, sender, f"it sent what cannot be: {wrong}")
-        self.owning.share(now, share, arrays, self.book)
+        if check is not None and (wrong := check.error_in_change(arrays)):  # or all would refuse our sum
+            return self.mesh.mark_gone(now, sender, f"it sent an invalid message: {wrong}")
+        self.ownership.receive(now, share, arrays, self.log)
         return []
 
     def _own(self, now: int) -> list[Effect]:
-        """Weights that have owners: send what is not in, tell what came."""
-        owning = self.owning
-        if owning is None or self.left:
+        """Weights with owners: send our contributions, publish the sums that we own."""
+        ownership = self.ownership
+        if ownership is None or self.left:
             return []
-        owning.begin(now, self.book, self.mesh)
-        effects = owning.send(now, self.book)
-        if self.work.under is not None and self.work.under.todo.copy:
-            return effects  # a copy has what we have said, and this would not be in it
-        hurry = self._leave is not None or self.book.halt is not None
-        for word, arrays in owning.words(now, self.book, self.mesh, hurry):
-            effects += self._say(now, word, arrays)
+        ownership.begin(now, self.log, self.mesh)
+        effects = ownership.send(now, self.log)
+        if self.compute.running is not None and self.compute.running.visit.copy:
+            return effects  # the sum would count as part of the copy, and not be in it
+        hurry = self._leave is not None or self.log.halt is not None
+        for word, arrays in ownership.words(now, self.log, self.mesh, hurry):
+            effects += self._publish(now, word, arrays)
         return effects
 
     # ------------------------------------------------------------ the end
 
-    def _stopped(self, now: int, stop: p.StopPeers) -> list[Effect]:
+    def _on_stop(self, now: int, stop: p.StopPeers) -> list[Effect]:
         if stop.ended:
-            return self.mesh.tell_ended(now, stop.ended, stop.why)
+            return self.mesh.mark_gone(now, stop.ended, stop.why)
         if stop.leave:
             self.leave()
         else:
-            self._leading.stop = self._leading.stop or stop.why or "stopped"
+            self._leadership.stop = self._leadership.stop or stop.why or "stopped"
         return []
 
     def _finish(self, now: int) -> list[Effect]:
-        """Rest when all are told to, go when asked to."""
-        if self.work.under is not None or self.work.unsaid.slots or self.left:
+        """Rest after ``Halt``; leave when asked to."""
+        if self.compute.running is not None or self.compute.unpublished.slots or self.left:
             return []
-        if self.owning is not None and not self.owning.is_settled:
+        if self.ownership is not None and not self.ownership.is_settled:
             return []
-        if self.book.halt is not None:
+        if self.log.halt is not None:
             rested, self._rested = self._rested, True
-            return [] if rested else self._say(now, p.Rested())
+            return [] if rested else self._publish(now, p.Rested())
         if self._leave is None:
             return []
         if len(self.mesh.living) > 1:
-            return self._go(now, self._leave, self.work.drop()) if self.mesh.may_leave(now) else []
-        if self._leading.lead is not None:
-            self._leading.lead.end("the last peer was asked to leave", now=True)
+            return self._say_goodbye(now, self._leave, self.compute.drop()) if self.mesh.may_leave(now) else []
+        if self._leadership.leader is not None:
+            self._leadership.leader.end("the last peer was asked to leave", now=True)
         return []
 
-    def _go(self, now: int, why: str, back: Runs) -> list[Effect]:
-        self.left, self._leading.lead, self.why, self._over_at = True, None, why, now
-        return self._say(now, p.PeerLeaving(why, back))
+    def _say_goodbye(self, now: int, why: str, back: Runs) -> list[Effect]:
+        self.left, self._leadership.leader, self.why, self._over_at = True, None, why, now
+        return self._publish(now, p.PeerLeaving(why, back))
 
     def _failed(self, now: int, error: BaseException) -> list[Effect]:
-        """It cannot compute: the others go on without it. If there is nobody else, that is the end of the run."""
+        """It cannot compute: the others go on without it; without others the run ends."""
         why = str(error) if isinstance(error, ShoalError) and str(error) else f"{type(error).__name__}: {error}"
-        self.work.forget()
-        if self.left or self.mesh.put_out:
+        self.compute.forget()
+        if self.left or self.mesh.evicted:
             return []
         self._leave, self.why = why, why
-        if (lead := self._leading.lead) is None or len(self.mesh.living) > 1:
-            return self._go(now, why, [])
-        lead.end(why, failed=True)
+        if (leader := self._leadership.leader) is None or len(self.mesh.living) > 1:
+            return self._say_goodbye(now, why, [])
+        leader.end(why, failed=True)
         return []
 
-    def _wind_up(self, now: int) -> list[Effect]:
-        """The others hold us for gone: what was heard is added, and the next life begins with that."""
-        self._leading.lead = None
+    def _wind_down(self, now: int) -> list[Effect]:
+        """The others hold us for gone: add what was heard, then end this life."""
+        self._leadership.leader = None
         self.may_go = self.left
-        for delivery in self.mesh.heard_now():
+        for delivery in self.mesh.deliveries():
             self._heard(now, delivery)
-        if self.left or self.put_out or self.work.under is not None:
+        if self.left or self.evicted or self.compute.running is not None:
             return []
-        self.work.forget()  # nobody heard of it, and others will be dealt it
-        if self.work.is_idle:
-            self.put_out = self.mesh.put_out
+        self.compute.forget()  # nobody heard of it, and others will be assigned it
+        if self.compute.is_idle:
+            self.evicted = self.mesh.evicted
             return []
-        add, self.work.inbox = self.work.inbox, []
-        restore, self.work.model = self.work.model, None
-        return [self.work.start(now, SlotVisit(restore=restore, add=add, take=True), ComputeMoment())]
+        add, self.compute.inbox = self.compute.inbox, []
+        restore, self.compute.model = self.compute.model, None
+        return [self.compute.start(now, Visit(restore=restore, add=add, take=True), VisitContext())]
 
-    def _look_whether_over(self, now: int) -> None:
+    def _check_over(self, now: int) -> None:
         if self.ended and self._over_at is None:
             self._over_at = now
         if self._over_at is None or self.may_go:
             return
         quiet = self.mesh.is_quiet if self.ended else not self.mesh.unheard
-        self.may_go = (quiet and self.work.is_idle) or now - self._over_at > self.mesh.timing.drain
+        self.may_go = (quiet and self.compute.is_idle) or now - self._over_at > self.mesh.timing.drain
 
-    def account(self, now: int, watch: p.Watch) -> p.PeerStatus:
-        """How the run stands, as far as we have heard."""
-        limit, per_pass = self.facts.limit[0], self.facts.slots.per_pass
-        seconds, is_closed = self._leading.seconds(now), self._leading.view(self.book).is_closed
-        return account(self.book, self.mesh, watch, limit, per_pass, seconds, self._traffic(), is_closed)
+    def status(self, now: int, watch: p.Watch) -> p.PeerStatus:
+        """The state of the run, as far as we have heard."""
+        log, mesh, ended = self.log, self.mesh, self.log.ended
+        moved = {**log.moved, mesh.me.life: self._traffic()}.values()
+        counts = {name: number for name, number in log.counts.items() if number}
+        if partly := log.partly(self._leadership.view(log).is_closed):
+            counts[PARTLY] = partly
+        return p.PeerStatus(
+            request=watch.request,
+            lead=mesh.leads,
+            peers=[mesh.me, *(one.peer for one in mesh.members.values())],
+            gone=dict(mesh.gone),
+            done=log.done,
+            limit=self.facts.limit[0],
+            per_pass=self.facts.slots.per_pass,
+            rows=log.rows,
+            loss=log.loss,
+            seconds=ended.seconds if ended is not None else self._leadership.seconds(now),
+            spent=list(log.spent),
+            moved=(sum(sent for sent, _ in moved), sum(received for _, received in moved)),
+            judged=[one for one in log.judged if one.number >= watch.judged][:MOST_EVALUATIONS],
+            staleness=log.histogram(),
+            counts=counts,
+            over=ended.why if ended is not None else log.halt.why if log.halt is not None else "",
+            failed=ended.failed if ended is not None else False,
+            ended=ended is not None,
+        )

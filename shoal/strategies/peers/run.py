@@ -29,8 +29,8 @@ from shoal.models.linear import Floats, Linear
 from shoal.nodes.evaluator import Judgement
 from shoal.strategies.peers.checkpoint import check_left, keep
 from shoal.strategies.peers.events import LEFT, PeerEvents
+from shoal.strategies.peers.mesh import is_over
 from shoal.strategies.peers.observer import PeerObserver
-from shoal.strategies.peers.partition_merge import is_over
 from shoal.strategies.peers.processes import PeerCrew, crew_of
 from shoal.strategies.peers.settings import PeerToPeer
 from shoal.training.best_model import BestModel

@@ -1,31 +1,40 @@
-"""What everybody knows of a run from what was said: what is dealt, what is counted, how good it was, whether it is over.
+"""The state of a run as all peers know it: slots assigned and counted, evaluations, and the end.
 
-Every peer keeps one, and writes down what it hears, its own words included. What one peer says is heard in order, what several say in
-any order: so a slot may be counted before it is heard that it was dealt, and when all have heard all, all books are the same.
+Every peer keeps a ``RunLog`` and applies all words that it hears, its own included. Words of one peer
+are heard in order, those of several peers in any order: a slot may be counted before the word that
+assigned it is heard. When all have heard all words, all logs are equal. So a new leader continues from
+its own log.
 
-    counted     each slot once, whoever says so how often; where weights are owned, when its change is in every part
-    out         dealt, not counted; of somebody who is gone they are free when nobody can have heard more of it than we have
+    counted     each slot once, however often it is reported; with ``send = "owned"``, once its change
+                is in every part of the weights
+    out         assigned and not counted. The slots of a life that is gone are free once it is closed
 
-Whoever leads deals from it, and whoever leads next goes on from it. Pure bookkeeping: no messages, no time.
+Pure bookkeeping: no messages, no time.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from shoal import limits
 from shoal.schedule.intervals import Intervals, count
 from shoal.wire.messages import peers as p
+from shoal.wire.messages.base import Arrays, tag_of
 
-TOLD = 200  # evaluations at most in one account, and in what a newcomer is given
-TWICE, AGAIN, PARTLY = "slots learned twice", "slots dealt again", "slots learned in part"  # of these counts
+MOST_EVALUATIONS = 200  # in one status, and in what a newcomer is given
+# Names of counts.
+TWICE, AGAIN, PARTLY = "slots learned twice", "slots dealt again", "slots learned in part"
+_MOST = 1 << 50  # of anything that is added up: bytes, microseconds, contributions, versions
 
 
 class Contribution(msgspec.Struct, frozen=True, array_like=True):
-    """What somebody learned that is on its way into the parts of the weights."""
+    """What somebody learned that is not in all parts of the weights yet."""
 
     number: int
     slots: list[p.Run]
@@ -34,7 +43,7 @@ class Contribution(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunLogState(msgspec.Struct, frozen=True):
-    """A book at one moment: for a newcomer, or for a run that is taken up again."""
+    """A log at one moment: for a newcomer, or for a run that is resumed."""
 
     counted: list[p.Run] = []
     rows: int = 0
@@ -52,32 +61,18 @@ class RunLogState(msgspec.Struct, frozen=True):
     rested: list[str] = []
     ended: p.PeersEnded | None = None
     owners: p.OwnersChanged | None = None
-    since: dict[str, int] = {}  # by life: the version of the owners of which it was the first time
+    since: dict[str, int] = {}  # by life: the first version of the owners that names it
     yielded: dict[str, int] = {}
     included: list[dict[str, int]] = []  # by part: of each peer, up to which contribution
-    told: dict[str, int] = {}  # of each peer, the last contribution that it told of
+    told: dict[str, int] = {}  # of each peer, the last contribution that it announced
     open: dict[str, list[Contribution]] = {}
-
-    def anew(self) -> RunLogState:
-        """For a run that is taken up again by others: what was learned, and nothing of who was here."""
-        return RunLogState(
-            self.counted,
-            self.rows,
-            self.loss,
-            self.seconds,
-            self.judged,
-            spent=self.spent,
-            moved=self.moved,
-            staleness=self.staleness,
-            counts=self.counts,
-        )
 
 
 class RunLog:
     """One peer's."""
 
     def __init__(self, state: RunLogState | None = None, parts: int = 0) -> None:
-        """``parts`` of the weights are owned; 0: everybody tells all."""
+        """The weights have ``parts`` with owners; 0: every peer sends its changes to all."""
         state = state or RunLogState()
         self.counted = Intervals(state.counted)
         self.rows, self.loss = state.rows, state.loss
@@ -95,8 +90,8 @@ class RunLog:
         self.included = [dict(part) for part in state.included] or [{} for _ in range(parts)]
         self.told = dict(state.told)
         self.open = {life: list(found) for life, found in state.open.items()}
-        self.returned = 0  # times that something was given back
-        self.mark = self.loss  # where the last evaluation was
+        self.returned = 0  # times that slots were given back
+        self.mark = self.loss  # the loss at the last evaluation
 
     def state(self, seconds: float) -> RunLogState:
         return RunLogState(
@@ -104,8 +99,8 @@ class RunLog:
             self.rows,
             self.loss,
             seconds,
-            self.judged[-TOLD:],
-            {life: spans.runs for life, spans in self.out.items() if spans},
+            self.judged[-MOST_EVALUATIONS:],
+            {life: slots.runs for life, slots in self.out.items() if slots},
             self.next,
             list(self.spent),
             dict(self.moved),
@@ -136,34 +131,37 @@ class RunLog:
         return self.judged[-1] if self.judged else None
 
     def left(self, life: str) -> int:
-        """Slots that it was dealt and has not learned from, as far as is known."""
-        spans = self.out.get(life)
+        """Slots that were assigned to this life and that it has not learned from, as far as is known."""
+        slots = self.out.get(life)
         waiting = sum(count(one.slots) for one in self.open.get(life, ()))
-        return max(0, (spans.size if spans is not None else 0) - waiting)
+        return max(0, (slots.size if slots is not None else 0) - waiting)
 
     def free(self, is_closed: Callable[[str], bool]) -> Intervals:
-        """Slots that were dealt and that nobody has any more."""
+        """Slots that were assigned to a life that is closed, or were given back."""
         found = self.counted.missing(self.next)
-        for life, spans in self.out.items():
-            if spans and not is_closed(life):
-                found.remove(spans)
+        for life, slots in self.out.items():
+            if slots and not is_closed(life):
+                found.remove(slots)
         return found
 
     def histogram(self) -> list[int]:
         return [self.staleness[gap] for gap in range(max(self.staleness, default=-1) + 1)]
 
-    # ------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------ words
 
-    def take(self, life: str, word: p.Word) -> None:
+    def apply(self, life: str, word: p.Word) -> None:
+        """This life has said this."""
         match word:
             case p.Learned():
                 self._learned(life, word)
             case p.SlotsDealt():
                 self._dealt(word)
             case p.EvaluationDone():
-                self._judged(word)
+                if self.last is None or word.number > self.last.number:
+                    self.judged.append(word)
+                    self.mark = self.loss
             case p.PeerLeaving():
-                if (spans := self.out.get(life)) is not None and spans.remove(word.back):
+                if (slots := self.out.get(life)) is not None and slots.remove(word.back):
                     self.returned += 1
             case p.Halt():
                 self.halt = self.halt or word
@@ -172,7 +170,10 @@ class RunLog:
             case p.PeersEnded():
                 self.ended = self.ended or word
             case p.OwnersChanged():
-                self._owners(word)
+                for one in (*word.lives, *word.others):
+                    self.since[one] = min(word.version, self.since.get(one, word.version))
+                if self.owners is None or word.version > self.owners.version:
+                    self.owners = word
             case p.Yielded():
                 self.yielded[life] = max(word.version, self.yielded.get(life, 0))
             case p.Owned():
@@ -190,20 +191,20 @@ class RunLog:
         self.rates[life] = (done + slots, took + (word.spent[0] if word.spent else 0))
         self.staleness[min(word.stale, limits.STALENESS_BUCKETS - 1)] += slots
         one = Contribution(word.part, word.slots, word.rows, word.loss)
-        if word.part > self.everywhere(life):
+        if word.part > self._in_all_parts(life):
             self.open.setdefault(life, []).append(one)
         else:
             self._count(life, one)
 
     def _count(self, life: str, one: Contribution) -> None:
         """Its change is in the weights."""
-        told, new = count(one.slots), self.counted.add(one.slots)
-        if (spans := self.out.get(life)) is not None:
-            spans.remove(one.slots)
+        slots, new = count(one.slots), self.counted.add(one.slots)
+        if (out := self.out.get(life)) is not None:
+            out.remove(one.slots)
         self.next = max(self.next, max(stop for _, stop in one.slots))
-        self.counts[TWICE] += told - new
-        rows = one.rows if new == told else one.rows * new // told
-        loss = one.loss if new == told else one.loss * new / told
+        self.counts[TWICE] += slots - new
+        rows = one.rows if new == slots else one.rows * new // slots
+        loss = one.loss if new == slots else one.loss * new / slots
         self.rows += rows
         self.loss = (self.loss[0] + loss, self.loss[1] + rows)
 
@@ -215,22 +216,11 @@ class RunLog:
             self.out.setdefault(life, Intervals()).add(fresh)
         self.counts[AGAIN] += word.again
 
-    def _judged(self, word: p.EvaluationDone) -> None:
-        if self.last is None or word.number > self.last.number:
-            self.judged.append(word)
-            self.mark = self.loss
+    # ------------------------------------------------------------ weights with owners
 
-    # ------------------------------------------------------------ weights that are owned
-
-    def everywhere(self, life: str) -> int:
-        """Up to this one its contributions are in every part."""
+    def _in_all_parts(self, life: str) -> int:
+        """Up to this number the contributions of this life are in every part."""
         return min((part.get(life, 0) for part in self.included), default=0)
-
-    def _owners(self, word: p.OwnersChanged) -> None:
-        for one in (*word.lives, *word.others):
-            self.since[one] = min(word.version, self.since.get(one, word.version))
-        if self.owners is None or word.version > self.owners.version:
-            self.owners = word
 
     def _owned(self, word: p.Owned) -> None:
         lives: dict[str, None] = {}
@@ -241,19 +231,15 @@ class RunLog:
                     here[life] = max(number, here.get(life, 0))
                     lives[life] = None
         for life in lives:
-            self._move_up(life)
-
-    def _move_up(self, life: str) -> None:
-        found = self.open.get(life)
-        if found:
-            upto = self.everywhere(life)
-            for one in found:
-                if one.number <= upto:
-                    self._count(life, one)
-            self.open[life] = [one for one in found if one.number > upto]
+            if found := self.open.get(life):
+                last = self._in_all_parts(life)
+                for one in found:
+                    if one.number <= last:
+                        self._count(life, one)
+                self.open[life] = [one for one in found if one.number > last]
 
     def partly(self, is_closed: Callable[[str], bool]) -> int:
-        """Slots of those who are gone that are in some parts of the weights and not in others: they are done again."""
+        """Slots of closed lives whose change is in some parts only; they are learned again."""
         return sum(
             count(one.slots)
             for life, found in self.open.items()
@@ -261,3 +247,66 @@ class RunLog:
             for one in found
             if any(part.get(life, 0) >= one.number for part in self.included)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCheck:
+    """Validates words (keys, slots, finite values) on receipt.
+
+    All peers apply a word, or none. So one key beyond the model, one value that is not finite or one
+    slot that does not exist would end the whole run. The answer depends on the word and on facts of
+    the run only, never on what was heard before: all peers agree on it.
+    """
+
+    keys: int  # weights; 0: not known
+    slots: int  # at most
+    batch: int
+    parts: int  # of the weights, where they have owners
+
+    def error_in(self, word: p.Word, arrays: Arrays) -> str:
+        """What is wrong with this word; empty: nothing."""
+        match word:
+            case p.Learned():
+                return self._error_in_learned(word) or self.error_in_change(arrays)
+            case p.Owned(parts):
+                wrong = any(part >= self.parts or max(upto.values(), default=0) > _MOST for part, upto in parts)
+                return "parts that do not exist" if wrong else self.error_in_change(arrays)
+        if arrays:
+            return f"{tag_of(type(word))} with arrays, which it cannot have"
+        match word:
+            case p.SlotsDealt(slots, again):
+                fits = all(self._are_slots(runs) for _, runs in slots) and again <= self.slots
+            case p.EvaluationDone():
+                fits = word.done <= self.slots and word.rows <= self.slots * self.batch and word.number <= _MOST
+                fits = fits and all(map(math.isfinite, (word.seconds, word.now))) and len(word.patience) in (0, 4)
+            case p.PeerLeaving():
+                fits = self._are_slots(word.back)
+            case p.OwnersChanged(version, lives, others):
+                fits = len(lives) == self.parts and len(others) <= limits.PEERS and version <= _MOST
+            case p.Yielded(version):
+                fits = version <= _MOST
+            case _:
+                return ""
+        return "" if fits else f"{tag_of(type(word))} with impossible numbers"
+
+    def error_in_change(self, arrays: Arrays) -> str:
+        """What is wrong with a change of weights; no arrays are an empty change."""
+        if not arrays:
+            return ""
+        if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]):
+            return f"{' and '.join(str(len(one)) for one in arrays)} numbers: one value for each key is needed"
+        keys, values = arrays
+        if self.keys and len(keys) and int(keys.max()) >= self.keys:
+            return f"key {keys.max()}: this model has {self.keys:,} weights"
+        with np.errstate(invalid="ignore"):  # finite float32 values never overflow a float64 sum
+            finite = math.isfinite(float(values.sum(dtype=np.float64)))
+        return "" if finite else "values that are not finite"
+
+    def _error_in_learned(self, word: p.Learned) -> str:
+        numbers = (*word.spent, *word.moved, word.part)
+        if not self._are_slots(word.slots) or word.rows > count(word.slots) * self.batch:
+            return "slots that do not exist"
+        return "" if math.isfinite(word.loss) and max(numbers) <= _MOST else "impossible figures"
+
+    def _are_slots(self, runs: Sequence[p.Run]) -> bool:
+        return all(first < stop <= self.slots for first, stop in runs)

@@ -29,12 +29,11 @@ from shoal.models.linear import Linear
 from shoal.nodes.loop import Loop
 from shoal.security.safety import Safety
 from shoal.strategies.peers.checkpoint import begin_of
+from shoal.strategies.peers.compute import Pacer
 from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.local_model import PeerLocalModel
-from shoal.strategies.peers.members import RunInfo
-from shoal.strategies.peers.mesh import Mesh
+from shoal.strategies.peers.mesh import Mesh, RunInfo
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.replica import ReplicaHold
 from shoal.strategies.peers.run_log import RunLogState
 from shoal.training.local_checkpoint import read
 from shoal.wire import Transport
@@ -104,7 +103,7 @@ class PeerParts:
             PeerFacts.of(self.job, self.dataset.train.rows),
             lambda weights: learner.judge(test, weights),
             begin=self.begin,
-            hold=None if pace is None else ReplicaHold(pace, time.monotonic_ns, threading.Event().wait),
+            pacer=None if pace is None else Pacer(pace, time.monotonic_ns, threading.Event().wait),
             link=emulate.link,
             traffic=lambda: transport.traffic,
             keys=self.core.size,
@@ -155,9 +154,9 @@ def live(
             loop.close()
         known.update({life: one.peer for life, one in mesh.members.items()})
         others = [peer for peer in known.values() if peer.life != life.me.life]
-        if not node.put_out or closing.is_set() or not others:
+        if not node.evicted or closing.is_set() or not others:
             return node
-        through = mesh.ways or [(peer.life, peer.address) for peer in others]
+        through = mesh.contacts or [(peer.life, peer.address) for peer in others]
         life = life.again(1 + max(life.me.number, *(peer.number for peer in others)))
 
 
@@ -172,18 +171,18 @@ def _turn(
     told, deadline = False, time.monotonic() + within
     while not closing.is_set():
         loop.turn(_LOOK)
-        if not node.mesh.filled and time.monotonic() > deadline:
+        if not node.mesh.has_model and time.monotonic() > deadline:
             raise ClusterError(
                 f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
                 f"look whether it goes on, and join again"
             )
-        if not node.mesh.filled and asked is not None and asked.is_set():
+        if not node.mesh.has_model and asked is not None and asked.is_set():
             return  # nobody counts on it yet
         if asked is not None and asked.is_set() and not told:
             told = True
             loop.tell(Received("home", StopPeers(0, "asked to leave", leave=True)))
         may = look(node)
-        if node.put_out or (node.may_go and (may or not node.ended)):
+        if node.evicted or (node.may_go and (may or not node.ended)):
             return
 
 

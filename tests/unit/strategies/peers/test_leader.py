@@ -1,4 +1,4 @@
-"""What the one that leads decides, from its book alone."""
+"""What the one that leads decides, from its log alone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ START = p.EvaluationDone(0, 0.0, 0.0, 0, 0, 1.0, {}, None, 2, True, [1.0, 1.0, 0
 
 
 class Told:
-    """A lead that hears what it says."""
+    """A leader that hears its own words."""
 
-    def __init__(self, stop: StopRules, *, evaluate: int = 100, every: int = 8, book: RunLog | None = None) -> None:
+    def __init__(self, stop: StopRules, *, evaluate: int = 100, every: int = 8, log: RunLog | None = None) -> None:
         self.facts = PeerFacts(Slots(100, 1, 0), stop, evaluate, every)
-        self.book = book or RunLog()
-        if book is None:
-            self.book.take("a", START)
-        self.lead = Leader("a", self.facts, self.book)
+        self.log = log or RunLog()
+        if log is None:
+            self.log.apply("a", START)
+        self.lead = Leader("a", self.facts, self.log)
         self.closed: set[str] = set()
         self.living, self.gone = ["a", "b"], list[str]()
 
@@ -32,20 +32,20 @@ class Told:
         return LeaderView(self.living, self.gone, self.closed.__contains__, self.living)
 
     def look(self, seconds: float = 1.0) -> list[p.Word]:
-        words = self.lead.look(seconds, self.view)
+        words = self.lead.decide(seconds, self.view)
         for word in words:
-            self.book.take("a", word)
+            self.log.apply("a", word)
         return words
 
     def learn(self, life: str, slots: int, took: int = 1_000) -> None:
-        runs = Intervals(self.book.out[life]).pop(slots)
-        self.book.take(life, p.Learned(list(runs), count(runs), 0.0, [took * count(runs)]))
+        runs = Intervals(self.log.out[life]).pop(slots)
+        self.log.apply(life, p.Learned(list(runs), count(runs), 0.0, [took * count(runs)]))
 
     def judge(self, loss: float) -> p.EvaluationDone:
-        book = self.book
-        self.lead.cut(1.0, book.done, book.rows, book.loss, 2)
-        word = self.lead.judged(2.0, loss, {})
-        book.take("a", word)
+        log = self.log
+        self.lead.begin_evaluation(1.0, log.done, log.rows, log.loss, 2)
+        word = self.lead.evaluated(2.0, loss, {})
+        log.apply("a", word)
         return word
 
 
@@ -54,8 +54,8 @@ def dealt(words: Sequence[p.Word]) -> dict[str, int]:
 
 
 def test_nothing_is_dealt_before_the_first_weights_are_judged() -> None:
-    told = Told(StopRules(epochs=5), book=RunLog())
-    assert told.look() == [] and told.lead.due
+    told = Told(StopRules(epochs=5), log=RunLog())
+    assert told.look() == [] and told.lead.is_due
     assert told.judge(0.7).number == 0
     assert dealt(told.look()) == {"a": 16, "b": 16}
 
@@ -80,9 +80,9 @@ def test_the_end_is_dealt_in_smaller_and_smaller_pieces_and_never_more_than_ther
     while (words := told.look()) and not any(isinstance(word, p.Halt) for word in words):
         sizes += list(dealt(words).values())
         for life in told.living:
-            if told.book.left(life):
-                told.learn(life, told.book.left(life))
-    assert told.book.done == 300 == told.book.next
+            if told.log.left(life):
+                told.learn(life, told.log.left(life))
+    assert told.log.done == 300 == told.log.next
     assert sum(sizes) == 300 and sizes[-1] < sizes[2]
 
 
@@ -91,11 +91,11 @@ def test_nothing_is_dealt_past_the_evaluation_after_the_one_that_is_judged() -> 
     for _ in range(30):
         told.look()
         for life in told.living:
-            if life in told.book.out:
-                told.learn(life, told.book.left(life))
-    assert told.book.next == 40 and told.lead.due
-    told.lead.cut(1.0, 40, 40, told.book.loss, 2)
-    assert not told.lead.due, "one at a time"
+            if life in told.log.out:
+                told.learn(life, told.log.left(life))
+    assert told.log.next == 40 and told.lead.is_due
+    told.lead.begin_evaluation(1.0, 40, 40, told.log.loss, 2)
+    assert not told.lead.is_due, "one at a time"
     assert sum(dealt(told.look()).values()) > 0, "it is dealt on while that is judged"
 
 
@@ -106,7 +106,7 @@ def test_slots_of_one_that_is_gone_are_dealt_again_when_it_is_closed_and_not_bef
     told.living, told.gone = ["a"], ["b"]
     first = told.look()
     assert all(word.again == 0 for word in first if isinstance(word, p.SlotsDealt))
-    told.learn("a", told.book.left("a"))
+    told.learn("a", told.log.left("a"))
     told.closed = {"b"}
     (word,) = told.look()
     assert isinstance(word, p.SlotsDealt) and word.again == 16
@@ -119,7 +119,7 @@ def test_the_next_one_goes_on_from_what_was_said() -> None:
     told.learn("a", 10)
     told.judge(0.5)
     told.judge(0.6)
-    after = Told(StopRules(epochs=3, patience=2), book=told.book)
+    after = Told(StopRules(epochs=3, patience=2), log=told.log)
     word = after.judge(0.7)
     assert word.number == 3 and not word.best
     after.lead.end("nothing", now=True)  # patience has run out before: that reason stays
@@ -137,7 +137,7 @@ def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests()
     assert halt == p.Halt("5 seconds are over")
     assert not told.lead.is_last_due(told.view)
     for life in told.living:
-        told.book.take(life, p.Rested())
+        told.log.apply(life, p.Rested())
     assert told.look() == [] and told.lead.is_last_due(told.view), "what is unjudged is judged"
     assert told.judge(0.3).done == 160
     assert told.look(7.0) == [p.PeersEnded("5 seconds are over", False, 7.0)]
@@ -146,9 +146,9 @@ def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests()
 
 def test_all_that_live_must_rest_and_all_that_are_gone_be_closed_before_it_ends() -> None:
     told = Told(StopRules(epochs=5))
-    told.lead.end("interrupted", now=True, judges=False)
+    told.lead.end("interrupted", now=True, evaluates=False)
     assert told.look() == [p.Halt("interrupted", judge=False)]
-    told.book.take("a", p.Rested())
+    told.log.apply("a", p.Rested())
     assert told.look() == []
     told.living, told.gone = ["a"], ["b"]
     assert told.look() == []
@@ -160,8 +160,8 @@ def test_what_was_judged_last_is_judged_again_if_its_weights_are_gone_with_whoev
     told = Told(StopRules(epochs=5))
     told.lead.end("interrupted", now=True)
     told.look()
-    told.book.take("b", p.Rested())
-    assert told.book.last == START and START.by == "a"
+    told.log.apply("b", p.Rested())
+    assert told.log.last == START and START.by == "a"
     told.living, told.gone, told.closed = ["b"], ["a"], {"a"}
     assert told.look() == [] and told.lead.is_last_due(told.view)
 
@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_finite_ends_it_as_failed() -> None:
 
 def test_a_model_that_cannot_be_judged_ends_it_as_failed() -> None:
     told = Told(StopRules(epochs=5))
-    told.lead.cut(1.0, 0, 0, (0.0, 0), 2)
-    told.lead.unjudged("no such file")
+    told.lead.begin_evaluation(1.0, 0, 0, (0.0, 0), 2)
+    told.lead.evaluation_failed("no such file")
     (halt,) = told.look()
-    assert isinstance(halt, p.Halt) and halt.failed and halt.why == "the model cannot be judged: no such file"
+    assert isinstance(halt, p.Halt) and halt.failed and halt.why == "the model cannot be evaluated: no such file"

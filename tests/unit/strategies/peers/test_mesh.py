@@ -11,8 +11,7 @@ import pytest
 from shoal import limits
 from shoal.limits import SECOND
 from shoal.strategies.peers.broadcast import Broadcast, Delivery
-from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.partition_merge import gives_way
+from shoal.strategies.peers.mesh import Mesh, gives_way
 from shoal.wire.effects import Connect, Effect, Received, Send, Tick
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays, Message
@@ -57,10 +56,10 @@ class Room:
                 self.effects += more or []
                 self.post += [(send.to, one) for one in more or [] if isinstance(one, Send)]
         for name, mesh in self.meshes.items():
-            self.heard[name] += mesh.heard_now()
+            self.heard[name] += mesh.deliveries()
 
     def say(self, life: str, slot: int, arrays: Arrays = ()) -> None:
-        self.do(life, self.meshes[life].say(self.now, word(slot), arrays))
+        self.do(life, self.meshes[life].publish(self.now, word(slot), arrays))
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds * SECOND / STEP)):
@@ -100,7 +99,7 @@ def test_a_word_that_comes_again_is_heard_once() -> None:
     room.say("w0", 3)
     again = next(one for _, to, one in room.seen if to == "w1" and isinstance(one, p.Relay))
     room.meshes["w1"].handle(room.now, Received("w0", again))
-    assert room.slots("w1") + [one.number for one in room.meshes["w1"].heard_now()] == [3]
+    assert room.slots("w1") + [one.number for one in room.meshes["w1"].deliveries()] == [3]
 
 
 def test_words_of_one_peer_are_heard_in_their_order() -> None:
@@ -127,9 +126,9 @@ def test_what_all_have_heard_is_kept_by_nobody() -> None:
     room = Room(3)
     for slot in range(10):
         room.say("w0", slot)
-    assert room.meshes["w1"].streams.kept == 10
+    assert room.meshes["w1"].broadcast.kept == 10
     room.wait(2)
-    assert [mesh.streams.kept for mesh in room.meshes.values()] == [0, 0, 0]
+    assert [mesh.broadcast.kept for mesh in room.meshes.values()] == [0, 0, 0]
 
 
 def test_one_that_is_too_far_ahead_may_not_say_more_and_may_again_when_it_is_heard() -> None:
@@ -137,12 +136,12 @@ def test_one_that_is_too_far_ahead_may_not_say_more_and_may_again_when_it_is_hea
     room.wait(1)
     room.rule = lambda sender, to, message: not isinstance(message, p.Relay)
     for slot in range(limits.PEER_WINDOW):
-        assert room.meshes["w0"].may_say
+        assert room.meshes["w0"].may_publish
         room.say("w0", slot)
-    assert not room.meshes["w0"].may_say
+    assert not room.meshes["w0"].may_publish
     room.rule = lambda sender, to, message: True
     room.wait(4)
-    assert room.meshes["w0"].may_say
+    assert room.meshes["w0"].may_publish
     assert room.slots("w1") == list(range(limits.PEER_WINDOW))
 
 
@@ -151,12 +150,12 @@ def test_the_end_is_not_heard_before_what_was_counted_for_it() -> None:
     room.wait(1)
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
     room.say("w1", 7)  # w2 does not hear it
-    room.do("w0", room.meshes["w0"].say(room.now, p.Halt("all is learned")))
+    room.do("w0", room.meshes["w0"].publish(room.now, p.Halt("all is learned")))
     assert not any(isinstance(one.word, p.Halt) for one in room.heard["w2"])
     # Both who know it die: for w2 there was no end.
     for life in ("w0", "w1"):
         room.kill(life)
-        room.do("w2", room.meshes["w2"].tell_ended(room.now, life, "killed"))
+        room.do("w2", room.meshes["w2"].mark_gone(room.now, life, "killed"))
     room.wait(1)
     assert [room.meshes["w2"].is_closed(life) for life in ("w0", "w1")] == [True, True]
     assert room.heard["w2"] == []
@@ -167,8 +166,8 @@ def test_who_owns_what_is_not_heard_before_who_did_until_then() -> None:
     room = Room(3)
     room.wait(1)
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Relay))
-    room.do("w1", room.meshes["w1"].say(room.now, p.OwnersChanged(2, ["w1"], ["w0", "w2"])))
-    room.do("w0", room.meshes["w0"].say(room.now, p.OwnersChanged(3, ["w0", "w1"], ["w2"])))
+    room.do("w1", room.meshes["w1"].publish(room.now, p.OwnersChanged(2, ["w1"], ["w0", "w2"])))
+    room.do("w0", room.meshes["w0"].publish(room.now, p.OwnersChanged(3, ["w0", "w1"], ["w2"])))
     assert room.heard["w2"] == []
     room.rule = lambda sender, to, message: True
     room.wait(3)
@@ -180,7 +179,7 @@ def test_the_end_is_heard_as_soon_as_what_it_follows_is() -> None:
     room.wait(1)
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Relay))
     room.say("w1", 7)
-    room.do("w0", room.meshes["w0"].say(room.now, p.Halt("all is learned")))
+    room.do("w0", room.meshes["w0"].publish(room.now, p.Halt("all is learned")))
     room.rule = lambda sender, to, message: True
     room.wait(3)
     assert [type(one.word) for one in room.heard["w2"]] == [p.Learned, p.Halt]
@@ -192,13 +191,13 @@ def test_what_an_owner_tells_is_not_heard_before_it_was_heard_who_learned_it() -
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
     room.say("w1", 7)  # w2 does not hear it
     owned = p.Owned([(0, {"w0": 3, "w1": 1}), (1, {"w1": 1})])
-    room.do("w0", room.meshes["w0"].say(room.now, owned, (np.array([4], np.uint64), np.ones(1, np.float32))))
+    room.do("w0", room.meshes["w0"].publish(room.now, owned, (np.array([4], np.uint64), np.ones(1, np.float32))))
     assert [one.word for one in room.heard["w3"]] == [word(7), owned]
     assert room.heard["w2"] == []
     # All die who know what was learned: then nothing of it may be in the weights, for the slot is dealt again.
     for life in ("w0", "w1", "w3"):
         room.kill(life)
-        room.do("w2", room.meshes["w2"].tell_ended(room.now, life, "killed"))
+        room.do("w2", room.meshes["w2"].mark_gone(room.now, life, "killed"))
     room.wait(1)
     assert all(room.meshes["w2"].is_closed(life) for life in ("w0", "w1", "w3"))
     assert room.heard["w2"] == []
@@ -209,10 +208,10 @@ def test_what_an_owner_tells_is_handed_on_with_what_was_learned() -> None:
     room.wait(1)
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
     room.say("w1", 7)
-    room.do("w0", room.meshes["w0"].say(room.now, p.Owned([(0, {"w1": 1})])))
+    room.do("w0", room.meshes["w0"].publish(room.now, p.Owned([(0, {"w1": 1})])))
     room.kill("w1")
     for life in ("w0", "w2"):
-        room.do(life, room.meshes[life].tell_ended(room.now, "w1", "killed"))
+        room.do(life, room.meshes[life].mark_gone(room.now, "w1", "killed"))
     room.wait(3)
     assert [type(one.word) for one in room.heard["w2"]] == [p.Learned, p.Owned]
 
@@ -223,7 +222,7 @@ def test_what_an_owner_tells_waits_for_nobody_else() -> None:
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
     room.say("w1", 7)
     owned = p.Owned([(0, {"w2": 1})])
-    room.do("w0", room.meshes["w0"].say(room.now, owned))
+    room.do("w0", room.meshes["w0"].publish(room.now, owned))
     assert [one.word for one in room.heard["w2"]] == [owned]
 
 
@@ -237,7 +236,7 @@ def test_what_one_that_died_told_only_some_is_handed_on() -> None:
     room.say("w0", 9)
     room.kill("w0")
     room.rule = lambda sender, to, message: True
-    room.do("w1", room.meshes["w1"].tell_ended(room.now, "w0", "killed"))
+    room.do("w1", room.meshes["w1"].mark_gone(room.now, "w0", "killed"))
     room.wait(3)
     assert room.slots("w1") == room.slots("w2") == [9]
     assert room.meshes["w2"].is_closed("w0")
@@ -268,9 +267,9 @@ def test_nothing_is_taken_from_one_that_is_gone() -> None:
     room = Room(2)
     room.wait(1)
     late = p.Relay("w1", 1, word(1))
-    room.meshes["w0"].tell_ended(room.now, "w1", "killed")
+    room.meshes["w0"].mark_gone(room.now, "w1", "killed")
     room.meshes["w0"].handle(room.now, Received("w1", late))
-    assert room.meshes["w0"].heard_now() == []
+    assert room.meshes["w0"].deliveries() == []
 
 
 def test_one_is_not_closed_while_somebody_has_heard_more_of_it() -> None:
@@ -280,7 +279,7 @@ def test_one_is_not_closed_while_somebody_has_heard_more_of_it() -> None:
     room.say("w2", 4)
     room.kill("w2")
     for life in ("w0", "w1"):
-        room.meshes[life].tell_ended(room.now, "w2", "killed")
+        room.meshes[life].mark_gone(room.now, "w2", "killed")
     room.rule = lambda sender, to, message: not isinstance(message, p.Relay)
     room.wait(1)
     assert not room.meshes["w0"].is_closed("w2")
@@ -296,9 +295,9 @@ def test_one_is_not_closed_while_somebody_does_not_know_of_another_who_is_gone()
     room.wait(1)
     first = room.meshes["w0"]
     for life in ("w0", "w1"):
-        room.meshes[life].tell_ended(room.now, "w2", "killed")
+        room.meshes[life].mark_gone(room.now, "w2", "killed")
     room.rule = lambda sender, to, message: sender != "w0"
-    first.tell_ended(room.now, "w3", "killed")
+    first.mark_gone(room.now, "w3", "killed")
     for life in ("w2", "w3"):
         room.kill(life)
     room.wait(1)
@@ -314,9 +313,9 @@ def test_what_came_early_from_one_that_is_gone_must_come_again_from_one_that_liv
     room.wait(1)
     mesh = room.meshes["w0"]
     mesh.handle(room.now, Received("w2", p.Relay("w2", 2, word(2))))
-    mesh.tell_ended(room.now, "w2", "killed")
+    mesh.mark_gone(room.now, "w2", "killed")
     mesh.handle(room.now, Received("w1", p.Relay("w2", 1, word(1))))
-    assert [one.number for one in mesh.heard_now()] == [1]
+    assert [one.number for one in mesh.deliveries()] == [1]
 
 
 def test_one_that_slept_holds_nobody_for_gone() -> None:
@@ -337,8 +336,8 @@ def test_one_that_slept_gives_way_and_puts_nobody_out() -> None:
     beat = p.Beat(peer(3), {}, [peer(3), peer(1), peer(2)], {"w0": "silent for 5.0 s"})
     room.do("w0", asleep.handle(room.now, Received("w3", beat)))  # this is what it finds first when it wakes
     room.wait(6)
-    assert asleep.put_out
-    assert [mesh.put_out for mesh in room.meshes.values()] == ["", "", "", asleep.put_out]
+    assert asleep.evicted
+    assert [mesh.evicted for mesh in room.meshes.values()] == ["", "", "", asleep.evicted]
 
 
 def test_one_that_slept_does_not_leave_before_those_who_went_on_without_it_can_have_called_it() -> None:
@@ -361,7 +360,7 @@ def test_one_that_slept_does_not_give_way_to_a_newcomer_without_a_model() -> Non
     for _ in range(12):  # w1, who told it so, is dead, and w0 has the only model
         slept.handle(room.now, Received("w9", told_by_the_dead))
         room.now += SECOND // 2
-    assert not slept.put_out
+    assert not slept.evicted
     assert slept.gone == {"w9": "of the smaller half"}  # then that one begins anew, with us
 
 
@@ -372,14 +371,14 @@ def test_a_newcomer_that_was_told_of_the_dead_alone_asks_everybody_anew() -> Non
     room = Room(2)
     room.wait(1)
     room.kill("w0")
-    room.meshes["w1"].tell_ended(room.now, "w0", "silent for 5.0 s")
+    room.meshes["w1"].mark_gone(room.now, "w0", "silent for 5.0 s")
     newcomer = joined(room, 7, through="w1")
     room.wait(0.3)
     assert list(newcomer.members) == ["w1"]
     room.rule = lambda sender, to, message: False
     room.wait(12)
-    assert newcomer.put_out
-    assert newcomer.ways == [("w1", "memory:w1"), ("w0", "memory:w0")]
+    assert newcomer.evicted
+    assert newcomer.contacts == [("w1", "memory:w1"), ("w0", "memory:w0")]
 
 
 def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
@@ -396,15 +395,15 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
             for wanting in one.wanted:
                 slab = np.zeros(100, np.float32)
                 slab[room.slots(life)] = 1
-                room.do(life, one.hand(room.now, wanting, b"state", slab, one.version))
+                room.do(life, one.give(wanting, b"state", slab, one.version))
                 handed += 1
     room.wait(2)
     assert handed == 1
-    given = mesh.filled_with
+    given = mesh.take_model()
     assert given is not None
     state, flat = given
     assert state == b"state"
-    assert mesh.filled_with is None
+    assert mesh.take_model() is None
     assert sorted([*np.flatnonzero(flat).tolist(), *room.slots("w9")]) == list(range(40))
     assert mesh.is_quiet
     assert [one.life for one in room.meshes["w0"].living] == ["w0", "w1", "w2", "w9"]
@@ -413,7 +412,7 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
 def hand_all(room: Room) -> None:
     for life, mesh in list(room.meshes.items()):
         for wanting in mesh.wanted:
-            room.do(life, mesh.hand(room.now, wanting, b"", np.ones(4, np.float32), mesh.version))
+            room.do(life, mesh.give(wanting, b"", np.ones(4, np.float32), mesh.version))
 
 
 def test_a_newcomer_asks_for_a_model_only_when_all_have_entered_it() -> None:
@@ -438,18 +437,18 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
     room.rule = lambda sender, to, message: not (to == other and isinstance(message, p.Relay))
     room.say(donor, 1)
     hand_all(room)
-    assert not mesh.filled  # if the donor dies now, nobody could tell the other of that word
+    assert not mesh.has_model  # if the donor dies now, nobody could tell the other of that word
     room.rule = lambda sender, to, message: True
     room.wait(2)
-    assert mesh.filled
+    assert mesh.has_model
     assert room.slots(other) == [1]
 
 
 def copied_at(room: Room, number: int, version: p.Heard) -> Mesh:
     """One that came with such a copy, and met nobody yet."""
     mesh = room.add(Mesh.joining(peer(number), []))
-    mesh._filled = True
-    mesh.streams.begin_at(room.now, {mesh.me.life: 0, **version})
+    mesh._has_model = True
+    mesh.broadcast.begin_at(room.now, {mesh.me.life: 0, **version})
     return mesh
 
 
@@ -459,7 +458,7 @@ def meet(room: Room) -> None:
         one._newcomer = None
     for one in room.meshes.values():
         for member in one.members.values():
-            member.filled = member.lists_me = True
+            member.has_model = member.lists_me = True
 
 
 def test_of_two_copies_the_one_that_lacks_what_nobody_can_say_any_more_begins_anew() -> None:
@@ -467,13 +466,13 @@ def test_of_two_copies_the_one_that_lacks_what_nobody_can_say_any_more_begins_an
     older, newer = copied_at(room, 1, {"w0": 6}), copied_at(room, 2, {"w0": 8})
     meet(room)
     room.wait(3)
-    assert not older.put_out, "w0 lives, as far as they know, and has the words"
+    assert not older.evicted, "w0 lives, as far as they know, and has the words"
     for one in (older, newer):
-        one.tell_ended(room.now, "w0", "its process ended")
+        one.mark_gone(room.now, "w0", "its process ended")
     room.wait(3)
-    assert older.put_out
-    assert ("w2", "memory:w2") in older.ways
-    assert not newer.put_out
+    assert older.evicted
+    assert ("w2", "memory:w2") in older.contacts
+    assert not newer.evicted
 
 
 def test_a_copy_that_lacks_what_somebody_can_still_say_waits_for_it() -> None:
@@ -482,16 +481,16 @@ def test_a_copy_that_lacks_what_somebody_can_still_say_waits_for_it() -> None:
     meet(room)
     room.rule = lambda sender, to, message: not (to == "w1" and isinstance(message, p.Relay))
     for number in (7, 8):
-        other.streams.take(room.now, Delivery("w0", number, word(number)))
+        other.broadcast.take(room.now, Delivery("w0", number, word(number)))
     for one in (older, newer, other):
-        one.tell_ended(room.now, "w0", "its process ended")
+        one.mark_gone(room.now, "w0", "its process ended")
     room.wait(3)
-    assert not older.put_out
+    assert not older.evicted
     room.rule = lambda sender, to, message: True
     room.wait(5)
     assert room.slots("w1", "w0") == [7, 8]
-    assert all(one.is_quiet and not one.put_out for one in (older, newer, other))
-    assert not newer.streams.copied, "all have heard it: nobody needs to know"
+    assert all(one.is_quiet and not one.evicted for one in (older, newer, other))
+    assert not newer.broadcast.copied, "all have heard it: nobody needs to know"
 
 
 def test_of_two_copies_that_each_lack_something_the_first_stays() -> None:
@@ -499,11 +498,11 @@ def test_of_two_copies_that_each_lack_something_the_first_stays() -> None:
     one, two = copied_at(room, 1, {"w8": 6, "w9": 9}), copied_at(room, 2, {"w8": 8, "w9": 7})
     meet(room)
     for mesh in (one, two):
-        mesh.tell_ended(room.now, "w8", "its process ended")
-        mesh.tell_ended(room.now, "w9", "its process ended")
+        mesh.mark_gone(room.now, "w8", "its process ended")
+        mesh.mark_gone(room.now, "w9", "its process ended")
     room.wait(4)
-    assert not one.put_out
-    assert two.put_out
+    assert not one.evicted
+    assert two.evicted
 
 
 def test_a_newcomer_whose_donor_dies_asks_another() -> None:
@@ -516,20 +515,18 @@ def test_a_newcomer_whose_donor_dies_asks_another() -> None:
     room.wait(8)
     hand_all(room)
     room.wait(1)
-    assert mesh.filled
+    assert mesh.has_model
     assert donor in mesh.gone
 
 
 def test_a_model_in_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.strategies.peers.join._FLOATS", 3)
+    monkeypatch.setattr("shoal.strategies.peers.model_transfer._FLOATS", 3)
     room = Room(1)
     room.wait(1)
     mesh = joined(room, 9)
     room.wait(1)
-    room.do(
-        "w0", room.meshes["w0"].hand(room.now, "w9", b"x", np.arange(8, dtype=np.float32), room.meshes["w0"].version)
-    )
-    assert mesh.filled_with is not None or mesh.filled
+    room.do("w0", room.meshes["w0"].give("w9", b"x", np.arange(8, dtype=np.float32), room.meshes["w0"].version))
+    assert mesh.take_model() is not None or mesh.has_model
     pieces = [message.piece for _, _, message in room.seen if isinstance(message, p.ModelPiece)]
     assert pieces == [0, 1, 2]
 
@@ -542,7 +539,7 @@ def test_a_copy_that_lacks_what_nobody_keeps_is_not_handed_out() -> None:
     room.wait(2)  # nobody else is here: it is kept no more
     joined(room, 9)
     room.wait(1)
-    assert room.meshes["w0"].hand(room.now, "w9", b"", np.zeros(1, np.float32), old) == []
+    assert room.meshes["w0"].give("w9", b"", np.zeros(1, np.float32), old) == []
     assert room.meshes["w0"].wanted == ["w9"]
 
 
@@ -553,8 +550,8 @@ def test_a_newcomer_that_hears_nobody_with_a_model_begins_anew() -> None:
     room.wait(1)
     room.kill("w0")
     room.wait(14)
-    assert mesh.put_out
-    assert mesh.ways == [("w0", "memory:w0")]
+    assert mesh.evicted
+    assert mesh.contacts == [("w0", "memory:w0")]
 
 
 def test_newcomers_choose_different_donors() -> None:
@@ -583,8 +580,8 @@ def test_of_two_halves_the_smaller_one_gives_way_when_they_meet_again() -> None:
     assert "w3" in room.meshes["w0"].gone
     room.rule = lambda sender, to, message: True
     room.wait(6)
-    assert [life for life, mesh in room.meshes.items() if mesh.put_out] == ["w0", "w1"]
-    assert ("w2", "memory:w2") in room.meshes["w0"].ways
+    assert [life for life, mesh in room.meshes.items() if mesh.evicted] == ["w0", "w1"]
+    assert ("w2", "memory:w2") in room.meshes["w0"].contacts
 
 
 def test_of_two_equal_halves_the_one_with_the_first_of_all_goes_on() -> None:
@@ -623,10 +620,10 @@ def test_one_that_hears_nobody_does_not_put_out_all_others() -> None:
     room.wait(1)
     room.rule = lambda sender, to, message: to != "w0"
     room.wait(8)
-    assert [mesh.put_out for mesh in room.meshes.values()][1:] == ["", ""]
+    assert [mesh.evicted for mesh in room.meshes.values()][1:] == ["", ""]
     room.rule = lambda sender, to, message: True
     room.wait(6)
-    assert room.meshes["w0"].put_out
+    assert room.meshes["w0"].evicted
 
 
 def test_a_stranger_with_a_model_is_of_another_half() -> None:
@@ -635,28 +632,28 @@ def test_a_stranger_with_a_model_is_of_another_half() -> None:
     alone = room.add(Mesh(peer(8), [peer(8)]))
     room.do("w8", [Send("w0", p.Beat(alone.me, alone.version, [alone.me], {}))])
     room.wait(3)
-    assert alone.put_out
+    assert alone.evicted
     assert "w8" in room.meshes["w0"].gone
 
 
 def test_one_that_leaves_may_go_when_it_is_held_for_gone() -> None:
     room = Room(2)
     room.wait(1)
-    room.do("w0", room.meshes["w0"].say(room.now, p.PeerLeaving("")))
+    room.do("w0", room.meshes["w0"].publish(room.now, p.PeerLeaving("")))
     assert room.meshes["w0"].unheard == 1  # as far as it knows
-    room.do("w1", room.meshes["w1"].tell_ended(room.now, "w0", ""))
+    room.do("w1", room.meshes["w1"].mark_gone(room.now, "w0", ""))
     room.wait(2)
-    assert room.meshes["w0"].put_out  # though it is the first of two halves that are equal
-    assert not room.meshes["w1"].put_out
+    assert room.meshes["w0"].evicted  # though it is the first of two halves that are equal
+    assert not room.meshes["w1"].evicted
 
 
 def test_a_late_claim_of_one_that_left_puts_nobody_out() -> None:
     room = Room(2)
     room.wait(1)
     mesh = room.meshes["w1"]
-    mesh.tell_ended(room.now, "w0", "")
+    mesh.mark_gone(room.now, "w0", "")
     mesh.handle(room.now, Received("w0", p.Beat(peer(0), {}, [peer(0)], {"w1": "silent for 9.0 s"})))
-    assert not mesh.put_out
+    assert not mesh.evicted
 
 
 def test_one_that_comes_first_and_got_its_model_last_does_not_lead_before_the_others_know_and_it_heard_what_they_decided() -> (
@@ -665,7 +662,7 @@ def test_one_that_comes_first_and_got_its_model_last_does_not_lead_before_the_ot
     room = Room(0)
     first, led = copied_at(room, 5, {}), copied_at(room, 9, {})
     meet(room)
-    led.members["w5"].filled = False  # it has yet to hear that
+    led.members["w5"].has_model = False  # it has yet to hear that
     assert (first.leads, led.leads) == ("w5", "w9")
     room.rule = lambda sender, to, message: sender == "w9" and not isinstance(message, p.Relay)
     room.wait(2)
@@ -719,4 +716,4 @@ def test_peers_are_called_at_their_addresses_and_hung_up_on_when_they_end() -> N
     room = Room(2)
     room.wait(1)
     assert Connect("w1", "memory:w1", mutual=True) in room.effects
-    assert Connect("w1", "") in room.meshes["w0"].tell_ended(room.now, "w1", "killed")
+    assert Connect("w1", "") in room.meshes["w0"].mark_gone(room.now, "w1", "killed")

@@ -10,13 +10,13 @@ import pytest
 
 from shoal.limits import SECOND
 from shoal.schedule.stop_rules import StopRules
+from shoal.strategies.peers.compute import Change
 from shoal.strategies.peers.ownership import FLUSH, Ownership
-from shoal.strategies.peers.replica import Change
 from shoal.strategies.peers.run_log import RunLog
 from shoal.wire.effects import Send
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
-from tests.unit.nodes.peers_in_a_world import Peers, weights_of
+from tests.unit.strategies.peers.peers_in_a_world import Peers, weights_of
 
 KEYS, PARTS = 40, 4
 
@@ -27,7 +27,7 @@ class Talk:
 
     living: list[str]
     gone: dict[str, str] = field(default_factory=dict)
-    may_say: bool = True
+    may_publish: bool = True
 
     def is_closed(self, life: str) -> bool:
         return life in self.gone
@@ -38,7 +38,7 @@ class One:
 
     def __init__(self, life: str) -> None:
         self.life = life
-        self.owning, self.book = Ownership(life, PARTS, KEYS), RunLog(parts=PARTS)
+        self.ownership, self.log = Ownership(life, PARTS, KEYS), RunLog(parts=PARTS)
         self.weights = np.zeros(KEYS, np.float32)
 
 
@@ -53,13 +53,13 @@ class All:
 
     def say(self, origin: str, word: p.Word, arrays: Arrays = ()) -> None:
         for one in self.ones.values():
-            one.book.take(origin, word)
+            one.log.apply(origin, word)
             if isinstance(word, p.Owned):
-                for keys, values in one.owning.owned(word, (arrays[0], arrays[1])):
+                for keys, values in one.ownership.changes_of(word, (arrays[0], arrays[1])):
                     one.weights[keys] += values
 
     def lead(self, life: str) -> None:
-        owners = self.ones[life].owning.choose(self.ones[life].book, self.talk.living)
+        owners = self.ones[life].ownership.choose(self.ones[life].log, self.talk.living)
         if owners is not None:
             self.say(life, owners)
 
@@ -67,9 +67,9 @@ class All:
         """Everybody yields, begins, tells and sends what there is."""
         for _ in range(3):
             for one in self.ones.values():
-                one.owning.begin(self.now, one.book, self.talk)  # type: ignore[arg-type]
-                self._keep(one.owning.send(self.now, one.book))
-                for word, arrays in one.owning.words(self.now, one.book, self.talk, hurry):  # type: ignore[arg-type]
+                one.ownership.begin(self.now, one.log, self.talk)  # type: ignore[arg-type]
+                self._keep(one.ownership.send(self.now, one.log))
+                for word, arrays in one.ownership.words(self.now, one.log, self.talk, hurry):  # type: ignore[arg-type]
                     self.say(one.life, word, arrays)
 
     def _keep(self, effects: list[object]) -> None:
@@ -79,16 +79,16 @@ class All:
         change: Change = (np.array(keys, np.uint64), np.ones(len(keys), np.float32))
         one = self.ones[life]
         one.weights[list(keys)] += 1
-        number = one.owning.contribute(change)
+        number = one.ownership.contribute(change)
         self.say(life, p.Learned([(slot, slot + 1)], 1, 0.0, part=number))
-        self._keep(one.owning.send(self.now, one.book))
+        self._keep(one.ownership.send(self.now, one.log))
 
     def deliver(self, *only: str) -> None:
         sent, self.sent = self.sent, []
         for one in sent:
             if (not only or one.to in only) and one.to in self.ones:
                 assert isinstance(one.message, p.OwnedShare)
-                self.ones[one.to].owning.share(self.now, one.message, one.arrays, self.ones[one.to].book)
+                self.ones[one.to].ownership.receive(self.now, one.message, one.arrays, self.ones[one.to].log)
 
     def lose(self, life: str) -> None:
         del self.ones[life]
@@ -106,7 +106,7 @@ def three() -> All:
 def test_what_one_learns_about_a_third_ones_part_reaches_all() -> None:
     """Lesson 1: an owner tells all, not only the two of a link."""
     peers = three()
-    owners = peers.ones["a"].book.owners
+    owners = peers.ones["a"].log.owners
     assert owners is not None and sorted(set(owners.lives)) == ["a", "b", "c"]
     peers.learn("a", 0, 0, 15, 25, 39)
     peers.learn("b", 1, 0, 39)
@@ -116,7 +116,7 @@ def test_what_one_learns_about_a_third_ones_part_reaches_all() -> None:
     expected[[0, 39]], expected[[15, 25]] = 2, 1
     for one in peers.ones.values():
         np.testing.assert_array_equal(one.weights, expected)
-        assert one.book.counted.runs == [(0, 2)] and one.owning.is_settled
+        assert one.log.counted.runs == [(0, 2)] and one.ownership.is_settled
 
 
 def test_a_slot_counts_when_its_change_is_in_every_part_and_not_before() -> None:
@@ -124,13 +124,13 @@ def test_a_slot_counts_when_its_change_is_in_every_part_and_not_before() -> None
     peers.learn("a", 0, 0, 39)
     peers.deliver("b")
     peers.turn()
-    assert peers.ones["a"].book.done == 0 and not peers.ones["a"].owning.is_settled
+    assert peers.ones["a"].log.done == 0 and not peers.ones["a"].ownership.is_settled
     peers.now += SECOND  # it is sent again to the one that has not told
     peers.turn()
     assert {one.to for one in peers.sent} == {"c"}
     peers.deliver()
     peers.turn()
-    assert all(one.book.done == 1 and one.weights[39] == 1 for one in peers.ones.values())
+    assert all(one.log.done == 1 and one.weights[39] == 1 for one in peers.ones.values())
 
 
 def test_what_comes_twice_or_in_another_order_is_added_once() -> None:
@@ -140,7 +140,7 @@ def test_what_comes_twice_or_in_another_order_is_added_once() -> None:
     peers.sent = random.Random(3).sample(3 * peers.sent, 3 * len(peers.sent))
     peers.deliver()
     peers.turn()
-    assert all(one.book.counted.runs == [(0, 6)] for one in peers.ones.values())
+    assert all(one.log.counted.runs == [(0, 6)] for one in peers.ones.values())
     assert all(one.weights.sum() == 12 and one.weights.max() == 1 for one in peers.ones.values())
 
 
@@ -160,7 +160,7 @@ def test_when_an_owner_dies_contributions_are_sent_to_the_next_and_each_counts_o
     peers.deliver()
     peers.turn()
     for one in peers.ones.values():
-        assert one.book.counted.runs == [(0, 3)] and one.owning.is_settled
+        assert one.log.counted.runs == [(0, 3)] and one.ownership.is_settled
         assert (one.weights[0], one.weights[20], one.weights[39], one.weights[5], one.weights[35]) == (2, 2, 2, 1, 1)
 
 
@@ -168,23 +168,23 @@ def test_a_new_owner_begins_when_all_who_owned_before_have_yielded() -> None:
     peers = three()
     peers.talk.living.append("d")
     peers.ones["d"] = One("d")
-    peers.ones["d"].book = RunLog(peers.ones["a"].book.state(0.0), PARTS)
+    peers.ones["d"].log = RunLog(peers.ones["a"].log.state(0.0), PARTS)
     peers.lead("a")
     d = peers.ones["d"]
-    owners = d.book.owners
+    owners = d.log.owners
     assert owners is not None and owners.version == 2 and "d" in owners.lives
     part = owners.lives.index("d")
     peers.say("a", p.Learned([(0, 1)], 1, 0.0, part=1))
     share = p.OwnedShare("a", 1, 2, [part])
-    d.owning.words(peers.now, d.book, peers.talk, hurry=True)  # type: ignore[arg-type]
-    d.owning.begin(peers.now, d.book, peers.talk)  # type: ignore[arg-type]
+    d.ownership.words(peers.now, d.log, peers.talk, hurry=True)  # type: ignore[arg-type]
+    d.ownership.begin(peers.now, d.log, peers.talk)  # type: ignore[arg-type]
     nothing = (np.empty(0, np.uint64), np.empty(0, np.float32))
-    d.owning.share(peers.now, share, nothing, d.book)
-    assert not d.owning.words(peers.now, d.book, peers.talk, hurry=True)  # type: ignore[arg-type]
+    d.ownership.receive(peers.now, share, nothing, d.log)
+    assert not d.ownership.words(peers.now, d.log, peers.talk, hurry=True)  # type: ignore[arg-type]
     for life in ("a", "b", "c"):
         peers.say(life, p.Yielded(2))
-    d.owning.begin(peers.now, d.book, peers.talk)  # type: ignore[arg-type]
-    ((word, _),) = d.owning.words(peers.now, d.book, peers.talk, hurry=True)  # type: ignore[arg-type]
+    d.ownership.begin(peers.now, d.log, peers.talk)  # type: ignore[arg-type]
+    ((word, _),) = d.ownership.words(peers.now, d.log, peers.talk, hurry=True)  # type: ignore[arg-type]
     assert word == p.Owned([(part, {"a": 1})])
 
 
@@ -193,14 +193,14 @@ def test_an_owner_tells_when_one_of_each_has_come_or_after_a_while() -> None:
     peers.learn("b", 0, 0)
     peers.deliver()
     a = peers.ones["a"]
-    assert not a.owning.words(peers.now, a.book, peers.talk, hurry=False)  # type: ignore[arg-type]
-    assert a.owning.wake_at(peers.now, True) == peers.now + FLUSH
-    assert a.owning.words(peers.now + FLUSH, a.book, peers.talk, hurry=False)  # type: ignore[arg-type]
+    assert not a.ownership.words(peers.now, a.log, peers.talk, hurry=False)  # type: ignore[arg-type]
+    assert a.ownership.wake_at(peers.now, True) == peers.now + FLUSH
+    assert a.ownership.words(peers.now + FLUSH, a.log, peers.talk, hurry=False)  # type: ignore[arg-type]
     peers.learn("a", 1, 0)
     peers.learn("b", 2, 0)
     peers.learn("c", 3, 0)
     peers.deliver()
-    ((word, (keys, values)),) = a.owning.words(peers.now, a.book, peers.talk, hurry=False)  # type: ignore[arg-type]
+    ((word, (keys, values)),) = a.ownership.words(peers.now, a.log, peers.talk, hurry=False)  # type: ignore[arg-type]
     assert isinstance(word, p.Owned) and (keys.tolist(), values.tolist()) == ([0], [3.0])
 
 
@@ -210,11 +210,11 @@ def test_what_is_not_known_to_be_learned_is_not_taken() -> None:
     a = peers.ones["a"]
     share = p.OwnedShare("b", 1, 1, [0])
     arrays = (np.array([0], np.uint64), np.ones(1, np.float32))
-    a.owning.share(peers.now, share, arrays, a.book)
-    assert not a.owning.words(peers.now, a.book, peers.talk, hurry=True)  # type: ignore[arg-type]
+    a.ownership.receive(peers.now, share, arrays, a.log)
+    assert not a.ownership.words(peers.now, a.log, peers.talk, hurry=True)  # type: ignore[arg-type]
     peers.say("b", p.Learned([(0, 1)], 1, 0.0, part=1))
-    a.owning.begin(peers.now, a.book, peers.talk)  # type: ignore[arg-type]
-    assert a.owning.words(peers.now, a.book, peers.talk, hurry=True)  # type: ignore[arg-type]
+    a.ownership.begin(peers.now, a.log, peers.talk)  # type: ignore[arg-type]
+    assert a.ownership.words(peers.now, a.log, peers.talk, hurry=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,11 @@ def test_what_is_not_its_own_changes_nothing(message: p.OwnedShare) -> None:
     peers = three()
     a = peers.ones["a"]
     peers.say("b", p.Learned([(0, 1)], 1, 0.0, part=1))
-    a.owning.share(peers.now, message, (np.array([0], np.uint64), np.ones(1, np.float32)), a.book)
-    a.owning.share(peers.now, p.OwnedShare("b", 1, 1, [0]), (np.array([0], np.uint64), np.ones(2, np.float32)), a.book)
-    assert not a.owning.words(peers.now, a.book, peers.talk, hurry=True)  # type: ignore[arg-type]
+    a.ownership.receive(peers.now, message, (np.array([0], np.uint64), np.ones(1, np.float32)), a.log)
+    a.ownership.receive(
+        peers.now, p.OwnedShare("b", 1, 1, [0]), (np.array([0], np.uint64), np.ones(2, np.float32)), a.log
+    )
+    assert not a.ownership.words(peers.now, a.log, peers.talk, hurry=True)  # type: ignore[arg-type]
 
 
 def test_when_a_contributor_dies_all_have_the_same_and_its_slots_are_done_again() -> None:
@@ -240,8 +242,8 @@ def test_when_a_contributor_dies_all_have_the_same_and_its_slots_are_done_again(
         weights = [replica.weights_now for replica in peers.replicas.values()]
         assert all((one == weights[0]).all() for one in weights)
         node = peers.nodes[peers.lives[0]]
-        assert node.book.counted.runs == [(0, 360)] and not node.book.counts["slots learned twice"]
-        lost = node.book.partly(node.mesh.is_closed)
+        assert node.log.counted.runs == [(0, 360)] and not node.log.counts["slots learned twice"]
+        lost = node.log.partly(node.mesh.is_closed)
 
         if not lost:
             np.testing.assert_array_equal(weights[0], weights_of(range(360)))
@@ -250,4 +252,4 @@ def test_when_a_contributor_dies_all_have_the_same_and_its_slots_are_done_again(
 def test_an_owner_that_names_a_number_far_beyond_what_was_contributed_holds_nobody_up() -> None:
     owning = Ownership("a", 2, 10)
     nothing = np.empty(0, np.uint64), np.empty(0, np.float32)
-    assert owning.owned(p.Owned([(0, {"a": 1 << 45})]), nothing) == []
+    assert owning.changes_of(p.Owned([(0, {"a": 1 << 45})]), nothing) == []

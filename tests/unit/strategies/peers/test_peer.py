@@ -16,7 +16,7 @@ from shoal.strategies.peers.peer import PeerNode
 from shoal.strategies.peers.run_log import AGAIN, RunLogState
 from shoal.wire.effects import Compute, Computed, Effect, Received, Send, Tick
 from shoal.wire.messages import peers as p
-from tests.unit.nodes.peers_in_a_world import KEYS, Counting, Peers, weights_of
+from tests.unit.strategies.peers.peers_in_a_world import KEYS, Counting, Peers, weights_of
 
 MODES = pytest.mark.parametrize("owned", [False, True], ids=["all", "owned"])
 
@@ -36,21 +36,21 @@ def test_all_end_with_the_same_weights_in_which_every_slot_is_once(founders: int
 def test_the_first_weights_are_judged_before_anything_changes_them_and_the_last_when_all_is_in(owned: bool) -> None:
     peers = Peers(3, StopRules(epochs=3), owned=owned)
     peers.until_over()
-    judged = peers.nodes[peers.lives[0]].book.judged
+    judged = peers.nodes[peers.lives[0]].log.judged
     assert (judged[0].number, judged[0].done, judged[0].rows, judged[0].train) == (0, 0, 0, None)
     assert [one.number for one in judged] == list(range(len(judged)))
     assert judged[-1].done == judged[-1].rows == 180
     assert not peers.judged[0].any()
     np.testing.assert_array_equal(peers.judged[-1], weights_of(range(180)))
     assert [one.train for one in judged[1:]] == [1.0] * (len(judged) - 1)
-    assert all(node.book.judged == judged for node in peers.nodes.values())
+    assert all(node.log.judged == judged for node in peers.nodes.values())
     assert {one.by for one in judged} == {peers.lives[0]}, "one judges at a time (S4-14)"
 
 
 def test_what_is_told_as_judged_is_what_was_judged() -> None:
     peers = Peers(3, StopRules(epochs=4), every=7)
     peers.until_over()
-    judged = peers.nodes[peers.lives[0]].book.judged
+    judged = peers.nodes[peers.lives[0]].log.judged
     for one, weights in zip(judged, peers.judged, strict=True):
         assert weights.sum() == 3 * one.done, "every slot adds 1 to three keys"
         assert one.done == one.rows
@@ -63,11 +63,11 @@ def test_when_the_one_that_leads_is_killed_the_next_goes_on_where_it_was(owned: 
     first = peers.lives[0]
     peers.kill(first)
     peers.until_over()
-    judged = peers.nodes[peers.lives[0]].book.judged
+    judged = peers.nodes[peers.lives[0]].log.judged
     assert [one.number for one in judged] == list(range(len(judged)))
     assert {one.by for one in judged} == {first, peers.lives[0]}
     assert all(a.now <= b.now for a, b in pairwise(judged)), "no run's clock goes back"
-    assert all(node.book.counted.runs == [(0, 360)] for node in peers.nodes.values())
+    assert all(node.log.counted.runs == [(0, 360)] for node in peers.nodes.values())
     if not owned:  # there the dead one's contribution may be in some parts and not in others
         peers.check(360)
 
@@ -76,11 +76,11 @@ def test_slots_of_one_that_is_killed_are_dealt_again_and_counted_once() -> None:
     peers = Peers(3, StopRules(epochs=6), every=20)
     peers.until_done(60)
     victim = peers.lives[2]
-    had = peers.nodes[victim].book.left(victim)
+    had = peers.nodes[victim].log.left(victim)
     peers.kill(victim)
     peers.until_over()
     peers.check(360)
-    assert had and peers.nodes[peers.lives[0]].book.counts[AGAIN] > 0
+    assert had and peers.nodes[peers.lives[0]].log.counts[AGAIN] > 0
 
 
 @MODES
@@ -117,7 +117,7 @@ def test_one_that_slept_leaves_when_those_who_went_on_without_it_can_have_called
     peers.world.pause(leaver.name, dead // 2 * MILLISECOND + SECOND)
     leaver.leave()
     peers.wait(dead // 2 + 2_000)
-    assert leaver.work.is_idle and not leaver.left and not leaver.mesh.put_out
+    assert leaver.compute.is_idle and not leaver.left and not leaver.mesh.evicted
     peers.until_over()
     assert leaver.left and not leaver.why
     peers.check(720)
@@ -131,7 +131,7 @@ def test_one_that_cannot_compute_says_why_and_the_others_leave_it_alone(owned: b
     peers.until_over()
     assert peers.nodes[broken].left and peers.nodes[broken].why == "MemoryError: no room"
     assert peers.nodes[peers.lives[0]].mesh.gone == {broken: "MemoryError: no room"}
-    assert peers.nodes[peers.lives[0]].book.done == 360
+    assert peers.nodes[peers.lives[0]].log.done == 360
     sent: list[str] = []
     peers.world.on_send[p.Relay] = lambda sender, to, said: sent.append(to)
     peers.wait(3_000)
@@ -142,7 +142,7 @@ def test_when_the_last_one_cannot_compute_the_run_ends_and_says_why() -> None:
     peers = Peers(1, StopRules(epochs=6))
     peers.replicas[peers.lives[0]].breaks_at = 20
     peers.until_over()
-    ended = peers.nodes[peers.lives[0]].book.ended
+    ended = peers.nodes[peers.lives[0]].log.ended
     assert ended is not None and ended.failed and ended.why == "MemoryError: no room"
 
 
@@ -152,8 +152,8 @@ def test_whoever_looks_on_can_end_it_and_what_was_learned_is_judged() -> None:
     peers.world.send("home", peers.lives[0], p.StopPeers(1, "interrupted"))
     peers.until_over()
     node = peers.nodes[peers.lives[0]]
-    assert node.book.ended is not None and (node.book.ended.why, node.book.ended.failed) == ("interrupted", False)
-    assert node.book.last is not None and node.book.last.done == node.book.done < 60_000
+    assert node.log.ended is not None and (node.log.ended.why, node.log.ended.failed) == ("interrupted", False)
+    assert node.log.last is not None and node.log.last.done == node.log.done < 60_000
     weights = [replica.weights_now for replica in peers.replicas.values()]
     assert all((one == weights[0]).all() for one in weights)
 
@@ -169,7 +169,7 @@ def test_whoever_looks_on_can_end_it_and_what_was_learned_is_judged() -> None:
 def test_it_stops_as_it_is_told_to(stop: StopRules, why: str) -> None:
     peers = Peers(3, stop)
     peers.until_over()
-    book = peers.nodes[peers.lives[0]].book
+    book = peers.nodes[peers.lives[0]].log
     assert book.ended is not None and book.ended.why == why and not book.ended.failed
     assert book.last is not None
     if stop.steps is not None:
@@ -201,14 +201,14 @@ def test_an_account_says_all_that_whoever_looks_on_needs() -> None:
     assert answer.rows == 360 and answer.loss == (360.0, 360) and sum(answer.staleness) == 360
     assert answer.judged[0].number == 2 and answer.judged[-1].done == 360
     assert (answer.ended, answer.failed, answer.over) == (True, False, "6 epochs done")
-    assert answer.spent[0] > 0 and answer.seconds == peers.nodes[peers.lives[0]].book.ended.seconds  # type: ignore[union-attr]
+    assert answer.spent[0] > 0 and answer.seconds == peers.nodes[peers.lives[0]].log.ended.seconds  # type: ignore[union-attr]
 
 
 def test_the_weights_of_the_last_and_of_the_best_evaluation_are_kept_by_who_judged_them() -> None:
     peers = Peers(2, StopRules(epochs=3))
     peers.until_over()
     lead = peers.nodes[peers.lives[0]]
-    last = lead.book.judged[-1].number
+    last = lead.log.judged[-1].number
     (piece,) = ask(lead, p.Weigh(3, last))
     assert isinstance(piece.message, p.ModelPiece) and (piece.message.piece, piece.message.pieces) == (0, 1)
     np.testing.assert_array_equal(piece.arrays[0], weights_of(range(180)))
@@ -232,13 +232,14 @@ def test_a_copy_of_everything_can_be_had_of_anybody_and_a_run_goes_on_from_it() 
     state = msgspec.msgpack.decode(piece.message.state, type=RunLogState)
     assert state.counted == [(0, 180)] and state.judged and state.seconds > 0
 
-    again = Peers(3, StopRules(epochs=5), begin=state.anew())
+    begin = RunLogState(state.counted, state.rows, state.loss, state.seconds, state.judged)
+    again = Peers(3, StopRules(epochs=5), begin=begin)
     for replica in again.replicas.values():
         replica.restore(piece.arrays[0])
     again.until_over()
     again.check(300)
-    assert again.nodes[again.lives[0]].book.judged[-1].number > state.judged[-1].number
-    assert again.nodes[again.lives[0]].book.ended.seconds > state.seconds  # type: ignore[union-attr]
+    assert again.nodes[again.lives[0]].log.judged[-1].number > state.judged[-1].number
+    assert again.nodes[again.lives[0]].log.ended.seconds > state.seconds  # type: ignore[union-attr]
 
 
 def test_messages_between_peers_take_as_long_as_they_are_to_be_emulated() -> None:
@@ -258,7 +259,7 @@ def test_messages_between_peers_take_as_long_as_they_are_to_be_emulated() -> Non
 def test_what_others_change_while_it_learns_is_added_and_told_as_unknown_to_it() -> None:
     peers = Peers(3, StopRules(epochs=6), every=20)
     peers.until_over()
-    staleness = peers.nodes[peers.lives[0]].book.histogram()
+    staleness = peers.nodes[peers.lives[0]].log.histogram()
     assert sum(staleness) == 360 and sum(staleness[1:]) > 0
 
 

@@ -27,11 +27,11 @@ def nobody(life: str) -> bool:
 
 
 def test_a_slot_may_be_counted_before_it_is_heard_that_it_was_dealt() -> None:
-    book = RunLog()
-    book.take("b", learned(0, 10))
-    book.take("a", p.SlotsDealt([("b", [(0, 15)])]))
-    assert book.done == 10 and book.out["b"].runs == [(10, 15)] and book.next == 15
-    assert not book.free(nobody)
+    log = RunLog()
+    log.apply("b", learned(0, 10))
+    log.apply("a", p.SlotsDealt([("b", [(0, 15)])]))
+    assert log.done == 10 and log.out["b"].runs == [(10, 15)] and log.next == 15
+    assert not log.free(nobody)
 
 
 def test_it_is_the_same_in_whatever_order_several_are_heard() -> None:
@@ -44,62 +44,62 @@ def test_it_is_the_same_in_whatever_order_several_are_heard() -> None:
         ],
         "b": [learned(10, 15, stale=2), learned(15, 20), p.PeerLeaving("", [(20, 25)])],
     }
-    books = []
+    logs = []
     for seed in range(20):
-        chance, left, book = random.Random(seed), {life: list(words) for life, words in said.items()}, RunLog()
+        chance, left, log = random.Random(seed), {life: list(words) for life, words in said.items()}, RunLog()
         while open_ := [life for life, words in left.items() if words]:
             life = chance.choice(open_)
-            book.take(life, left[life].pop(0))
-        books.append(book.state(1.0))
-    for one in books:
+            log.apply(life, left[life].pop(0))
+        logs.append(log.state(1.0))
+    for one in logs:
         assert (one.counted, one.rows, one.loss, one.spent) == ([(0, 20)], 20, (10.0, 20), [20_000, 20, 24])
         assert (one.staleness, one.moved) == ([15, 0, 5], {"a": (10, 20), "b": (10, 20)})
 
 
 def test_slots_of_one_that_is_gone_are_free_only_when_nothing_more_can_be_heard_of_it() -> None:
-    book = RunLog()
-    book.take("a", p.SlotsDealt([("a", [(0, 10)]), ("b", [(10, 20)])]))
-    book.take("b", learned(10, 12))
-    assert not book.free(nobody)
-    assert book.free(lambda life: life == "b").runs == [(12, 20)]
-    book.take("a", p.SlotsDealt([("a", [(12, 16)])], again=4))
-    assert book.free(lambda life: life == "b").runs == [(16, 20)]
-    assert book.counts[AGAIN] == 4
+    log = RunLog()
+    log.apply("a", p.SlotsDealt([("a", [(0, 10)]), ("b", [(10, 20)])]))
+    log.apply("b", learned(10, 12))
+    assert not log.free(nobody)
+    assert log.free(lambda life: life == "b").runs == [(12, 20)]
+    log.apply("a", p.SlotsDealt([("a", [(12, 16)])], again=4))
+    assert log.free(lambda life: life == "b").runs == [(16, 20)]
+    assert log.counts[AGAIN] == 4
 
 
 def test_a_slot_that_two_have_learned_is_counted_once_and_reported() -> None:
-    book = RunLog()
-    book.take("a", learned(0, 10))
-    book.take("b", learned(5, 15))
-    assert (book.done, book.rows, book.loss) == (15, 15, (7.5, 15))
-    assert book.counts[TWICE] == 5
+    log = RunLog()
+    log.apply("a", learned(0, 10))
+    log.apply("b", learned(5, 15))
+    assert (log.done, log.rows, log.loss) == (15, 15, (7.5, 15))
+    assert log.counts[TWICE] == 5
 
 
 def test_what_is_given_back_is_free() -> None:
-    book = RunLog()
-    book.take("a", p.SlotsDealt([("b", [(0, 10)])]))
-    book.take("b", learned(0, 4))
-    before = book.returned
-    book.take("b", p.PeerLeaving("", [(4, 10)]))
-    assert book.returned > before and book.free(nobody).runs == [(4, 10)]
+    log = RunLog()
+    log.apply("a", p.SlotsDealt([("b", [(0, 10)])]))
+    log.apply("b", learned(0, 4))
+    before = log.returned
+    log.apply("b", p.PeerLeaving("", [(4, 10)]))
+    assert log.returned > before and log.free(nobody).runs == [(4, 10)]
 
 
 def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part() -> None:
-    book = RunLog(parts=2)
-    book.take("a", p.SlotsDealt([("a", [(0, 10)])]))
-    book.take("a", learned(0, 5, part=1))
-    book.take("a", learned(5, 10, part=2))
-    assert book.done == 0 and book.left("a") == 0 and book.out["a"].size == 10
-    book.take("x", p.Owned([(0, {"a": 2})]))
-    assert book.done == 0
-    book.take("y", p.Owned([(1, {"a": 1})]))
-    assert book.counted.runs == [(0, 5)]
-    assert book.partly(lambda life: life == "a") == 5, "the second is in one part and not in the other"
-    book.take("y", p.Owned([(1, {"a": 2})]))
-    assert book.counted.runs == [(0, 10)] and book.partly(lambda life: True) == 0
+    log = RunLog(parts=2)
+    log.apply("a", p.SlotsDealt([("a", [(0, 10)])]))
+    log.apply("a", learned(0, 5, part=1))
+    log.apply("a", learned(5, 10, part=2))
+    assert log.done == 0 and log.left("a") == 0 and log.out["a"].size == 10
+    log.apply("x", p.Owned([(0, {"a": 2})]))
+    assert log.done == 0
+    log.apply("y", p.Owned([(1, {"a": 1})]))
+    assert log.counted.runs == [(0, 5)]
+    assert log.partly(lambda life: life == "a") == 5, "the second is in one part and not in the other"
+    log.apply("y", p.Owned([(1, {"a": 2})]))
+    assert log.counted.runs == [(0, 10)] and log.partly(lambda life: True) == 0
     late = RunLog(parts=2)  # heard the other way round
-    late.take("x", p.Owned([(0, {"a": 1}), (1, {"a": 1})]))
-    late.take("a", learned(0, 5, part=1))
+    late.apply("x", p.Owned([(0, {"a": 1}), (1, {"a": 1})]))
+    late.apply("a", learned(0, 5, part=1))
     assert late.done == 5
     assert PARTLY not in late.counts
 
@@ -119,13 +119,11 @@ def test_whoever_gets_its_state_goes_on_as_it_would(parts: int) -> None:
     for cut in range(len(words)):
         whole, first = RunLog(parts=parts), RunLog(parts=parts)
         for life, word in words:
-            whole.take(life, word)
+            whole.apply(life, word)
         for life, word in words[:cut]:
-            first.take(life, word)
+            first.apply(life, word)
         packed = msgspec.msgpack.encode(first.state(2.5))
         second = RunLog(msgspec.msgpack.decode(packed, type=RunLogState), parts)
         for life, word in words[cut:]:
-            second.take(life, word)
+            second.apply(life, word)
         assert second.state(3.0) == whole.state(3.0)
-    anew = whole.state(3.0).anew()
-    assert anew.counted and not anew.out and anew.halt is None and not anew.rested and anew.owners is None

@@ -116,7 +116,9 @@ class Peers:
     def join(self) -> PeerNode:
         """Through any of those that are here."""
         number = max(node.mesh.me.number for node in self.nodes.values()) + 1
-        through = [(life, f"memory:{life}") for life, node in self.nodes.items() if node.mesh.filled and not node.left]
+        through = [
+            (life, f"memory:{life}") for life, node in self.nodes.items() if node.mesh.has_model and not node.left
+        ]
         return self._add(Mesh.joining(self._peer(number), through))
 
     def kill(self, life: str) -> None:
@@ -129,7 +131,7 @@ class Peers:
 
     def until_done(self, share: int) -> None:
         assert self.world.run(
-            lambda: any(node.book.done >= share for node in self.nodes.values()), 600 * SECOND, 2_000_000
+            lambda: any(node.log.done >= share for node in self.nodes.values()), 600 * SECOND, 2_000_000
         )
 
     def until_over(self) -> None:
@@ -145,8 +147,8 @@ class Peers:
         for life, node in self.nodes.items():
             if node.left:
                 continue
-            assert node.book.counted.runs == [(0, slots)], (life, node.book.counted.runs)
-            assert node.book.rows == slots and node.book.loss == (slots, slots)
+            assert node.log.counted.runs == [(0, slots)], (life, node.log.counted.runs)
+            assert node.log.rows == slots and node.log.loss == (slots, slots)
             np.testing.assert_array_equal(self.replicas[life].weights_now, weights_of(range(slots)), err_msg=life)
-            assert node.ended and node.book.ended is not None and not node.book.ended.failed
-            assert node.book.counts["slots learned twice"] == 0
+            assert node.ended and node.log.ended is not None and not node.log.ended.failed
+            assert node.log.counts["slots learned twice"] == 0

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.limits import PEER_GONE, PEER_WHY, SECOND
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.validate import MessageCheck
+from shoal.strategies.peers.run_log import MessageCheck
 from shoal.wire.effects import Received, Tick
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
@@ -58,12 +58,12 @@ MISFITS: list[tuple[p.Word, Arrays]] = [
 
 @pytest.mark.parametrize("said", FITS, ids=lambda said: type(said[0]).__name__)
 def test_what_is_said_in_a_run_fits(said: tuple[p.Word, Arrays]) -> None:
-    assert FIT.misfit(*said) == ""
+    assert FIT.error_in(*said) == ""
 
 
 def mesh() -> Mesh:
     found = Mesh(ME, [ME, OTHER, THIRD])
-    found.fit = FIT
+    found.check = FIT
     found.handle(SECOND, Tick())
     return found
 
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_not_heard_and_whoever_said_it_is_held_for_gone(sai
     word, arrays = said
     here = mesh()
     here.handle(SECOND, Received("w1", p.Relay("w1", 1, word), arrays))
-    assert here.heard_now() == [] and here.gone["w1"].startswith("it said what cannot be: ")
+    assert here.deliveries() == [] and here.gone["w1"].startswith("it sent an invalid message: ")
 
 
 def test_nobody_says_anything_in_our_name_or_before_it_has_a_model() -> None:
@@ -84,10 +84,10 @@ def test_nobody_says_anything_in_our_name_or_before_it_has_a_model() -> None:
     here.handle(SECOND, Received("w9", p.Beat(new, {}, [new], {}, filled=False)))
     here.handle(SECOND, Received("w9", p.Relay("w9", 1, p.PeersEnded("forged", False, 1.0))))
     here.handle(SECOND, Received("w9", p.Relay("w1", 1, word)))
-    assert here.heard_now() == [] and not here.gone
+    assert here.deliveries() == [] and not here.gone
     here.handle(SECOND, Received("w9", p.Beat(new, {"w9": 1}, [new, ME], {})))  # it has one now
     here.handle(SECOND, Received("w9", p.Relay("w9", 1, word)))
-    assert [one.origin for one in here.heard_now()] == ["w9"]
+    assert [one.origin for one in here.deliveries()] == ["w9"]
 
 
 def test_nobody_is_entered_who_lives_elsewhere_or_has_no_name() -> None:
@@ -106,8 +106,8 @@ def test_nobody_is_entered_who_lives_elsewhere_or_has_no_name() -> None:
 def test_those_who_are_said_to_be_gone_are_bounded_in_number_and_in_length() -> None:
     here = mesh()
     for number in range(2 * PEER_GONE):
-        here.tell_ended(SECOND, f"nobody-{number}", "x" * 15_000)
-    here.tell_ended(SECOND, "y" * 15_000, "")
+        here.mark_gone(SECOND, f"nobody-{number}", "x" * 15_000)
+    here.mark_gone(SECOND, "y" * 15_000, "")
     assert len(here.gone) == PEER_GONE and max(map(len, here.gone.values())) == PEER_WHY
-    here.tell_ended(SECOND, "w1", "its process ended")
+    here.mark_gone(SECOND, "w1", "its process ended")
     assert here.gone["w1"] == "its process ended", "one that is here is always taken out"

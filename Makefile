@@ -29,10 +29,11 @@ test: $(VENV)/.dev ## run the tests of every change: each strategy, launcher, tr
 test-all: $(VENV)/.dev ## run all tests but the soak; what must pass before a merge
 	$(PYTEST) -m "not soak"
 
-lint: $(VENV)/.dev ## check style and types
+lint: $(VENV)/.dev ## check style and types, and print the size of the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	-@$(BIN)/python tools/size.py
 
 bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover, checkpoints and modules, with the rivals in the same run
 	$(PIP) -e '.[sklearn,torch]'

@@ -23,9 +23,9 @@ from shoal.strategies.averaging import mpi_ranks
 from shoal.strategies.averaging.mpirun import MpirunRun
 from shoal.testing.watch import kill, reach, watch
 from shoal.training.underway import RunHandle
+from tests.support import PATIENCE
 from tests.support.sandbox import is_gone, soon
 
-PATIENCE = 120.0  # seconds: a guard against hanging
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 3_000, "features": 2_000, "batch": 20},  # 150 slots
     "strategy": {"name": "averaging", "every": 4},

@@ -16,8 +16,8 @@ from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.tables import Filter
 from shoal.wire.messages.base import Array
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SPAN = 500
 
 

@@ -1,4 +1,4 @@
-"""Schedules from seeds, as the tests of every kind of simulation run them."""
+"""Runs schedules from seeds, as the tests of every scenario do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ import pytest
 from shoal.simulation.many import run_chunk
 
 
+def by_tier(first: int, more: int, soak: int = 0, seldom: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Parametrizes a test by (seeds, seldom): a few at every change, more before a merge, many in the soak."""
+    few = pytest.param(range(first), None, id="few")
+    rest = pytest.param(range(first, more), seldom, id="more", marks=pytest.mark.slow)
+    many = [pytest.param(range(more, soak), (), id="many", marks=pytest.mark.soak)] if soak else []
+    return pytest.mark.parametrize(("seeds", "seldom"), [few, rest, *many])
+
+
 def check(seeds: range, of: str, seldom: Sequence[str] | None = None) -> None:
-    """No promise is broken; and, unless ``seldom`` is None, all that should happen does, but what begins with one of these."""
+    """Checks that no seed breaks a promise and, unless ``seldom`` is None, that the faults reach their mark.
+
+    Each of the scenario's SOMETIMES must happen, except those that begin with one of ``seldom``.
+    """
     tally = run_chunk(seeds, of=of)
     print(f"\n{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
     assert not tally.broken, "\n".join(f"{plan}\n    {what}" for plan, what in tally.broken[:10])

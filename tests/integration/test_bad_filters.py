@@ -16,8 +16,8 @@ from shoal import filters
 from shoal.errors import BadFilter, BadValues
 from shoal.filters import Compressor, Quantizer, Sparsifier
 from shoal.launch.local import Cluster
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 NO_HEAD = np.empty(0, np.uint8)
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import shoal
 from shoal.errors import Invalid, TimedOut
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 STEPS = 12
 
 

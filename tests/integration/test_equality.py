@@ -22,11 +22,11 @@ import pytest
 
 import shoal
 from shoal.tables import Step, Table, Update
+from tests.support import PATIENCE
 
 FEATURES, PER_ROW, ROWS_PER_SLOT = 300, 6, 8
 SLOTS, SLOTS_PER_PASS = 4, 10  # steps of 4, 4 and 2 slots
 STEPS = 20
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 STEP = {"sgd": 0.1, "adagrad": 0.2}
 
 

@@ -22,9 +22,9 @@ from shoal.run.run import Run, train
 from shoal.store.client import dispatch
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.views import figures
+from tests.support import PATIENCE
 from tests.support.one_thread_run import JOB, Ship
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SMALL: dict[str, Any] = {
     "data.rows": 1_200,
     "data.features": 2_000,

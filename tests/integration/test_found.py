@@ -19,9 +19,7 @@ import shoal
 from shoal.errors import Invalid, SegmentsLost
 from shoal.wire import coding
 from shoal.wire import messages as m
-
-PATIENCE = 120.0
-
+from tests.support import PATIENCE
 
 ABANDONS = """
 import gc, shoal

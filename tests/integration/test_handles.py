@@ -12,8 +12,8 @@ import pytest
 
 import shoal
 from shoal.errors import Invalid
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SPAN = 10_000
 
 

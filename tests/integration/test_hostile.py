@@ -26,8 +26,8 @@ from shoal.launch.processes import ProcessCluster
 from shoal.store.server.key_lists import crc_of
 from shoal.wire import coding
 from shoal.wire import messages as m
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 ROWS = 100
 _numbers = itertools.count()
 

@@ -38,8 +38,8 @@ from shoal.security.safety import Safety
 from shoal.wire import messages as m
 from shoal.wire.coding import decode, encode
 from shoal.wire.zmq import ZmqTransport
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 HERE = "tcp://127.0.0.1:*"
 
 

@@ -12,8 +12,8 @@ import pytest
 import shoal
 from shoal.store.table.update import Sum
 from shoal.tables import Dense, Sparse, Step, Table
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 ROWS = 20_000
 TABLES: dict[str, Table] = {
     "dense": Dense(rows=ROWS, update=Sum()),

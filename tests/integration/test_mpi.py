@@ -22,8 +22,8 @@ from shoal.settings import changed
 from shoal.simulation.reference import serial
 from shoal.strategies.averaging import mpi_main, mpi_ranks
 from shoal.testing.watch import Watched, watch
+from tests.support import PATIENCE
 
-PATIENCE = 120  # seconds: a guard against hanging
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 1_000, "features": 1_000, "batch": 20},
     "strategy": {"name": "averaging", "every": 4},

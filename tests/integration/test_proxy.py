@@ -16,9 +16,8 @@ from shoal.chaos.proxy import LinkFaults, Proxy
 from shoal.launch.processes import ProcessCluster
 from shoal.wire import coding
 from shoal.wire import messages as m
+from tests.support import PATIENCE
 from tests.support.sandbox import soon
-
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 @pytest.fixture(scope="module", params=["tcp", "ipc"])

@@ -16,8 +16,8 @@ from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyList
 from shoal.store.table.update import BlockProximal, rule_named
 from shoal.tables import Table
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SPAN = 600
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RULE = BlockProximal(step=0.9, l1=0.2, kkt=0.1)

@@ -16,8 +16,8 @@ import shoal
 from shoal.events import Evaluated, RunEvent
 from shoal.models.trained import Trained
 from shoal.run.run import Run, train
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 _names = (f"table {number}" for number in itertools.count())
 
 

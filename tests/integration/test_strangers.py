@@ -32,8 +32,8 @@ from shoal.security.address import parsed
 from shoal.security.descriptors import room
 from shoal.wire import coding
 from shoal.wire import messages as m
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 STORM = 500
 FEW = 256  # descriptors
 

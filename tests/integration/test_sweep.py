@@ -15,6 +15,7 @@ from shoal.cli.main import main
 from shoal.files import Lock
 from shoal.sweep.disk import Sweep
 from shoal.sweep.sections import sections
+from tests.support import PATIENCE
 from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
@@ -31,7 +32,6 @@ stop = {{{stop}}}
 [grid]
 "update.step" = [{steps}]
 """
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 def study(steps: str = "0.1, 0.2", seeds: int = 1, stop: str = "epochs = 1", more: str = "") -> None:

@@ -19,10 +19,10 @@ import pytest
 
 import shoal
 from shoal.events import Evaluated, Gone, Joined, Progress, Resumed, RunEvent, read_run
+from tests.support import PATIENCE
 from tests.support.sandbox import Den, soon
 
 DATA = {"data.rows": 120, "data.features": 1_000, "data.batch": 12, "strategy.slots_per_step": 4}  # 10 slots in a pass
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "5")
 
 

@@ -17,8 +17,8 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Closed, DependencyFailed, Invalid, StartFailed, TimedOut, UnknownTable
 from shoal.launch.processes import ProcessCluster
 from shoal.tables import Update
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 TRANSPORTS = ["threads", "ipc", "tcp"]
 RULES = """
 import shoal

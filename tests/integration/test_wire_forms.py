@@ -14,8 +14,8 @@ import shoal
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyList
 from shoal.tables import Table, Wire
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SHORT: list[Wire] = ["float16", "bfloat16"]
 SPAN = 600
 _names = (f"table {number}" for number in itertools.count())

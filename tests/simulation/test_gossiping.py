@@ -20,7 +20,7 @@ from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.gossip_scenario import GossipScenario, simulate
 from shoal.simulation.scenarios import mutated
 from shoal.strategies.gossip.topology import Graph
-from tests.harness.seeds import check, check_caught
+from tests.harness.seeds import by_tier, check, check_caught
 
 FIRST, SEEDS, SOAK = 100, 300, 2_000  # and `make soak` runs thousands that nobody has run before
 CATCHES = {
@@ -49,20 +49,10 @@ print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate,
 """
 
 
-def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends() -> None:
-    check(range(FIRST), of="gossip")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_200)  # two minutes with a core of its own
-def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends_in_more_schedules() -> None:
-    check(range(FIRST, SEEDS), of="gossip", seldom=())
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1_200)
-def test_two_thousand_schedules() -> None:
-    check(range(SEEDS, SOAK), of="gossip", seldom=())
+@pytest.mark.timeout(3_600)
+@by_tier(FIRST, SEEDS, SOAK)
+def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends(seeds: range, seldom: tuple[str, ...] | None) -> None:
+    check(seeds, "gossip", seldom)
 
 
 @pytest.mark.parametrize("seed", FOUND)

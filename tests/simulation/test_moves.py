@@ -16,7 +16,7 @@ from shoal.simulation.moves_plan import PLANNED, RUSHED, draw, rushed, with_move
 from shoal.simulation.moves_scenario import simulate
 from shoal.simulation.run import StoreRun
 from shoal.simulation.workload import COLUMNS
-from tests.harness.seeds import check, check_caught
+from tests.harness.seeds import by_tier, check, check_caught
 
 FIRST, SEEDS = 16, 56  # `make soak` runs tens of thousands
 SELDOM = ("coordinator: segments split",)  # in hundreds of seeds: `shoal simulate --of moves` tells what never happened
@@ -35,14 +35,10 @@ FOUND_BY = {  # drawn seeds show these too seldom; what was wrong in each has a 
 }
 
 
-def test_nothing_is_lost_or_doubled_while_servers_come_and_go() -> None:
-    check(range(FIRST), of="moves")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_nothing_is_lost_or_doubled_while_servers_come_and_go_in_more_schedules() -> None:
-    check(range(FIRST, SEEDS), of="moves", seldom=SELDOM)
+@pytest.mark.timeout(3_600)
+@by_tier(FIRST, SEEDS, seldom=SELDOM)
+def test_nothing_is_lost_or_doubled_while_servers_come_and_go(seeds: range, seldom: tuple[str, ...] | None) -> None:
+    check(seeds, "moves", seldom)
 
 
 @pytest.mark.variants(

@@ -21,7 +21,7 @@ from shoal.simulation.peers_scenario import MUTANTS, PeersScenario, simulate
 from shoal.simulation.scenarios import mutated
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.run_log import Contribution
-from tests.harness.seeds import check, check_caught
+from tests.harness.seeds import by_tier, check, check_caught
 
 FIRST, SEEDS, SOAK = 60, 160, 2_000  # and `make soak` runs thousands that nobody has run before
 
@@ -70,20 +70,10 @@ CATCHES = {
 }
 
 
-def test_all_that_live_have_the_same_weights_and_nothing_twice() -> None:
-    check(range(FIRST), of="peers")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # half a minute with a core of its own
-def test_all_that_live_have_the_same_weights_and_nothing_twice_in_more_schedules() -> None:
-    check(range(FIRST, SEEDS), of="peers", seldom=())
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_two_thousand_schedules() -> None:
-    check(range(SOAK), of="peers", seldom=())
+@by_tier(FIRST, SEEDS, SOAK)
+def test_all_that_live_have_the_same_weights_and_nothing_twice(seeds: range, seldom: tuple[str, ...] | None) -> None:
+    check(seeds, "peers", seldom)
 
 
 @pytest.mark.variants(slow=["130", "221", "1130", "1247", "1521", "1649", "1982", "100463", "100483", "200743"])

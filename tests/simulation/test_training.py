@@ -36,7 +36,7 @@ from shoal.simulation.training_scenario import (
 )
 from shoal.simulation.training_watch import PartsWatch
 from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
-from tests.harness.seeds import check, check_caught
+from tests.harness.seeds import by_tier, check, check_caught
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "sync": {"slots_per_step": 3},
@@ -198,20 +198,10 @@ print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate,
 """
 
 
-def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit() -> None:
-    check(range(FIRST), of="training")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit_in_more_schedules() -> None:
-    check(range(FIRST, SEEDS), of="training", seldom=SELDOM)
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_three_thousand_schedules() -> None:
-    check(range(SEEDS, SOAK), of="training", seldom=())
+@by_tier(FIRST, SEEDS, SOAK, seldom=SELDOM)
+def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit(seeds: range, seldom: tuple[str, ...] | None) -> None:
+    check(seeds, "training", seldom)
 
 
 @pytest.mark.slow

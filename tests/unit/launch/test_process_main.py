@@ -33,11 +33,11 @@ from shoal.launch.process_main import (
     say,
     sweep,
 )
+from tests.support import PATIENCE
 
 ORDERS = ProcessOrders(
     "ann", "worker", "token", "ipc:///a/ann", "ipc:///a/coordinator", "/a", {"job": {"seed": 7}, "rows": []}
 )
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 @contextlib.contextmanager

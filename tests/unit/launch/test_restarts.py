@@ -10,8 +10,7 @@ import pytest
 from shoal.errors import StartFailed
 from shoal.launch import restarts
 from shoal.launch.restarts import MOST, Supervisor
-
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
+from tests.support import PATIENCE
 
 
 class Shop:

@@ -28,6 +28,7 @@ from shoal.launch.torchrun import (
     take_part,
 )
 from shoal.launch.torchrun_cluster import HeadRank
+from tests.support import PATIENCE
 
 VARIABLES = {
     "RANK": "3",
@@ -41,7 +42,6 @@ VARIABLES = {
     "TORCHELASTIC_RUN_ID": "none",
     "TORCHELASTIC_RESTART_COUNT": "0",
 }
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 def of(world: int = 5, hosts: int = 1, restarts: int = 0) -> TorchrunRank:

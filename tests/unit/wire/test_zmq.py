@@ -18,8 +18,8 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Received
 from shoal.wire.routes import MOST, Routes, route_of
 from shoal.wire.zmq import ZmqTransport
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 PULL = m.Pull(7, 1, 1, 0, 1, -1, 0, 0, 0, m.EVERYWHERE, 1)
 
 

@@ -17,8 +17,8 @@ from shoal.settings import changed
 from shoal.simulation.reference import serial
 from shoal.strategies.averaging.allreduce import StepRank
 from shoal.strategies.averaging.worker import RoundOrder
+from tests.support import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 410, "features": 1_000, "batch": 20},  # 21 slots, the last with ten rows
     "strategy": "allreduce",

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.simulation.names import FORMER, MODULES, WITH_PLANS
+from shoal.simulation import FORMER, SCENARIOS, WITH_PLANS
 
 if TYPE_CHECKING:
     from shoal.simulation.faults import FaultPlan
-    from shoal.simulation.many import SeedTotals
-    from shoal.simulation.run import Verdict
+    from shoal.simulation.scenarios import SeedTotals, Verdict
 
 
 class ScenarioChoice(click.Choice[str]):
@@ -26,7 +25,7 @@ class ScenarioChoice(click.Choice[str]):
 
 @click.command()
 @click.option(
-    "--of", type=ScenarioChoice(sorted(MODULES)), default="store", show_default=True, help="What to simulate."
+    "--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", show_default=True, help="What to simulate."
 )
 @click.option("--seed", type=int, help="Run this one seed.")
 @click.option("--plan", help="Run this one plan, as --shrink prints it: Plan(...).")
@@ -58,13 +57,14 @@ def simulate(
     Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
     takes (--seed N --shrink).
     """
-    from shoal.simulation.scenarios import kind, mutated
+    from shoal.simulation.scenarios import scenario
 
+    chosen = scenario(of)
     if mutant == "list":
-        for name, make in kind(of).MUTANTS.items():
+        for name, make in chosen.mutants.items():
             click.echo(f"  {name:32}{make.__doc__}")
         return
-    if mutant and mutant not in kind(of).MUTANTS:
+    if mutant and mutant not in chosen.mutants:
         raise click.BadParameter(
             f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
         )
@@ -80,12 +80,12 @@ def simulate(
             history.touch()  # before the work, not after it
         except OSError as error:
             raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
-    with mutated(of, mutant or ""):
+    with chosen.mutated(mutant or ""):
         if of in WITH_PLANS:
             verdict = _of_cluster(_plan(of, seed, plan), shorter, trace)
         else:
             assert seed is not None
-            verdict = kind(of).simulate(seed, click.echo if trace else None)
+            verdict = chosen.simulate(seed, click.echo if trace else None)
     if history:
         from shoal.events import write
 
@@ -103,12 +103,14 @@ def _of_cluster(plan: FaultPlan, shorter: bool, trace: bool) -> Verdict:
 
 
 def _plan(of: str, seed: int | None, text: str | None) -> FaultPlan:
-    from shoal.simulation import moves_plan, training_plan
     from shoal.simulation.faults import FaultPlan
+    from shoal.simulation.scenarios import scenario
 
+    chosen = scenario(of)  # its module must be there to read its plans
     if text is None:
         assert seed is not None
-        return {"moves": moves_plan.draw, "training": training_plan.draw}.get(of, FaultPlan.draw)(seed)
+        drawn: FaultPlan = chosen.draw(seed)
+        return drawn
     try:
         return FaultPlan.read(text)
     except ValueError as error:
@@ -166,7 +168,7 @@ def _show_counts(counts: dict[str, int]) -> None:
 
 
 def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: bool) -> None:
-    from shoal.simulation.many import simulate_many
+    from shoal.simulation.scenarios import simulate_many
 
     def progress(tally: SeedTotals) -> None:
         if sys.stderr.isatty():

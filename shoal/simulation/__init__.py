@@ -1,11 +1,23 @@
-"""A cluster in one thread: the real client, server and coordinator on a seeded network that loses, repeats and delays.
+"""Runs whole clusters in one thread, on virtual time, with faults that are drawn from a seed.
 
-``world`` holds the nodes and carries out their effects on virtual time, ``disk`` what is left after a crash; ``faults`` draws a
-cluster and what befalls it from one seed, all as data, and ``nemesis`` brings it about; ``cluster`` has the lives of servers and
-coordinators; ``workload`` are coroutines that push and pull in the counting model, ``idle_run`` the run that nobody asks for slots;
-``checker`` and ``copies`` read the promises off the history; ``mutants`` are broken variants that they must catch; ``run`` puts
-one plan together, ``many`` adds up thousands, ``shrink`` makes one that fails as short as it gets.
+The nodes are the classes that ship. Each scenario has the same parts: a plan (plain data, drawn from
+a seed), what drives the nodes, a checker that reads the promises off what happened, mutants that the
+checker must catch, and a ``Scenario`` that puts them together.
 
-``peering`` does the same for peers without a server: ``peers_plan`` draws who comes, goes and what befalls them, ``sayer`` is a peer that
-only talks, ``counted`` the real one with a model that counts, ``peer_mutants`` are the broken variants.
+scenarios    what a scenario is, what a verdict says, and how many seeds are run
+world, disk  nodes, network, clocks and journals on virtual time; a disk that forgets
+cluster      servers and coordinators over all their lives
+faults       the plan of a cluster and its faults; ``nemesis`` carries faults out
+store, moves, training, gossip, peers    the scenarios
+shrink       reduces a plan that fails to the shortest that fails alike
 """
+
+SCENARIOS = {  # the module and the attribute that hold it; names only, so that a command line is ready at once
+    "store": ("store_scenario", "STORE"),
+    "moves": ("store_scenario", "MOVES"),
+    "training": ("training_scenario", "TRAINING"),
+    "gossip": ("gossip_scenario", "GOSSIP"),
+    "peers": ("peers_scenario", "PEERS"),
+}
+FORMER = {"cluster": "store"}  # a name of before that is still understood
+WITH_PLANS = ("store", "moves", "training")  # their plans can be printed, read and shrunk

@@ -6,8 +6,6 @@
 
 Every operation that changes something has a number and a line in ``trace``, and can be made the last one (``stop_at``), fail
 (``failing``) or take its time (``slow``, summed up in ``spent``). Reading can lie (``flips``).
-
-Checkpoints' own broken variants are here, too: the laws of crashes must catch each of them.
 """
 
 from __future__ import annotations
@@ -15,18 +13,13 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO
-from unittest import mock
-
-import msgspec
+from typing import BinaryIO
 
 from shoal.files import Disk
-from shoal.store.checkpoint import segment_file
-from shoal.store.image import SegmentImage
 
 BLOCK = 512
 
@@ -235,43 +228,3 @@ def _torn(file: _SimulatedFile, random: Random, keep: float) -> bytes:
         if random.random() < keep:
             found[start:stop] = cached[start:stop].ljust(stop - start, b"\0")
     return bytes(found)
-
-
-# ---------------------------------------------------------------- broken variants, in the way of simulation.mutants
-
-CHECKPOINT_MUTANTS: dict[str, Callable[[], Any]] = {}
-
-
-def _mutant(function: Callable[[], Any]) -> Callable[[], Any]:
-    CHECKPOINT_MUTANTS[function.__name__.replace("_", " ")] = function
-    return function
-
-
-@_mutant
-def manifest_before_data() -> Any:
-    """The manifest says that segments are there whose blocks are still on their way."""
-    real = SimulatedDisk._sync
-
-    def sync(self: SimulatedDisk, path: Path, file: _SimulatedFile) -> None:
-        if path.suffix != ".safetensors":
-            real(self, path, file)
-
-    return mock.patch.object(SimulatedDisk, "_sync", sync)
-
-
-@_mutant
-def no_directory_sync() -> Any:
-    """Names are left to the page cache."""
-    return mock.patch.object(SimulatedDisk, "sync_folder", lambda self, folder: None)
-
-
-@_mutant
-def ledger_not_in_checkpoint() -> Any:
-    """Rows and versions are kept, but not what they contain."""
-    real = segment_file.write_segment
-
-    def write_segment(disk: Disk, folder: Path, name: str, number: int, image: SegmentImage) -> Any:
-        written = real(disk, folder, name, number, image)
-        return msgspec.structs.replace(written, books=msgspec.structs.replace(written.books, ledger={}))
-
-    return mock.patch.object(segment_file, "write_segment", write_segment)

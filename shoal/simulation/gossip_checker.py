@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.simulation.checker import Violation
-from shoal.simulation.gossip_driver import GossipDriver
-from shoal.simulation.gossip_model import Doubles, SimulatedGossipModel, name_of, node_of
+from shoal.simulation.gossip_driver import (
+    Doubles,
+    GossipDriver,
+    SimulatedGossipModel,
+    name_of,
+    node_of,
+)
+from shoal.simulation.scenarios import Violation
 from shoal.strategies.gossip.model import Floats
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from shoal.limits import MILLISECOND
-from shoal.simulation.scales import draw_scale
+from shoal.simulation.faults import draw_scale
 from shoal.strategies.gossip.settings import Gossip, Topology
 from shoal.strategies.gossip.topology import Graph
 

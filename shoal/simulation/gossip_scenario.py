@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from traceback import format_tb
 from unittest import mock
 
 import numpy as np
 
 from shoal import limits
-from shoal.simulation.checker import Violation
 from shoal.simulation.gossip_checker import MeetingChecker, RoundChecker
-from shoal.simulation.gossip_driver import GossipDriver
-from shoal.simulation.gossip_model import STEP, SimulatedGossipModel, name_of
-from shoal.simulation.gossip_mutants import MUTANTS
+from shoal.simulation.gossip_driver import STEP, GossipDriver, SimulatedGossipModel, name_of
+from shoal.simulation.gossip_mutants import GOSSIP_MUTANTS
 from shoal.simulation.gossip_plan import GossipPlan, PlannedCrash
-from shoal.simulation.run import Verdict
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, raised
 from shoal.simulation.world import World
 from shoal.strategies.gossip import compute_queue
 from shoal.strategies.gossip.controller import HOME, Controller
@@ -44,41 +41,11 @@ MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all model
 RUNAWAY = 100.0  # all that models are drawn to is of size 1
 _FOREVER = 1 << 60
 
-NODES = (GossipController, GossipWorker, Controller)
-SOMETIMES = (
-    "a graph fell apart",
-    "asked for an offer again",
-    "asked to meet again",
-    "both asked each other at once",
-    "came nearer",
-    "fault: crash",
-    "fault: crash in mid exchange",
-    "fault: cut",
-    "fault: cut from home",
-    "fault: pause",
-    "fault: pause of home",
-    "lost with the dead, and counted",
-    "network: cut off",
-    "network: lost",
-    "network: repeated",
-    "network: slow",
-    "network: very late",
-    "not now",
-    "offers of the next leg came first",
-    "push-sum",
-)
-
-
-def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
-    return GossipScenario(GossipPlan.draw(seed), trace).verdict()
-
 
 class GossipScenario:
     """One plan, from its workers to the verdict."""
 
-    def __init__(
-        self, plan: GossipPlan, trace: Callable[[str], None] | None = None, graph: Graph | None = None
-    ) -> None:
+    def __init__(self, plan: GossipPlan, trace: Trace | None = None, graph: Graph | None = None) -> None:
         self.plan = plan
         self.world = World(plan.seed)
         self.world.trace, self.world.after_event = trace, self._after_event
@@ -110,8 +77,8 @@ class GossipScenario:
         try:
             with mock.patch.object(compute_queue, "_IN_ONE_GO", 1):  # no round goes by unseen
                 violations = self._run()
-        except Exception as error:  # what must never happen at all
-            violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
+        except Exception as error:
+            violations = [raised(error)]
         self.counts.update({f"network: {what}": count for what, count in self.world.counts.items()})
         return Verdict(
             self.plan, violations, self.world.events, self.world.now / limits.SECOND, self.world.digest, self.counts
@@ -268,4 +235,31 @@ class GossipScenario:
                 self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
 
 
-__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]
+GOSSIP = Scenario(
+    draw=GossipPlan.draw,
+    run=lambda plan, trace: GossipScenario(plan, trace).verdict(),
+    mutants=GOSSIP_MUTANTS,
+    nodes=(GossipController, GossipWorker, Controller),
+    sometimes=(
+        "a graph fell apart",
+        "asked for an offer again",
+        "asked to meet again",
+        "both asked each other at once",
+        "came nearer",
+        "fault: crash",
+        "fault: crash in mid exchange",
+        "fault: cut",
+        "fault: cut from home",
+        "fault: pause",
+        "fault: pause of home",
+        "lost with the dead, and counted",
+        "network: cut off",
+        "network: lost",
+        "network: repeated",
+        "network: slow",
+        "network: very late",
+        "not now",
+        "offers of the next leg came first",
+        "push-sum",
+    ),
+)

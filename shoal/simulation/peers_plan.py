@@ -10,7 +10,7 @@ from random import Random
 
 import msgspec
 
-from shoal.simulation.scales import draw_scale
+from shoal.simulation.faults import draw_scale
 from shoal.timing import Timing, TimingSettings
 
 WEATHER = ("loss", "repeat", "slow")

@@ -19,18 +19,15 @@ from random import Random
 from traceback import format_tb
 
 from shoal.limits import MILLISECOND, SECOND
-from shoal.simulation.checker import Violation
 from shoal.simulation.counting_peer import CountingLearner
 from shoal.simulation.mesh_peer import SLOTS, MeshPeer
 from shoal.simulation.peer_mutants import MUTANTS
 from shoal.simulation.peers_plan import WEATHER, PeersFault, PeersPlan
-from shoal.simulation.run import Verdict
+from shoal.simulation.scenarios import Scenario, Verdict, Violation
 from shoal.simulation.world import World
 from shoal.strategies.peers.mesh import CUT_SHORT, Mesh, is_cut_short
 from shoal.strategies.peers.peer import PeerNode
 from shoal.wire.messages import peers as p
-
-__all__ = ["MUTANTS", "NODES", "SOMETIMES", "PeersScenario", "simulate"]
 
 MOST_EVENTS = 40_000
 LIVE_WITHIN = 40 * SECOND
@@ -67,11 +64,6 @@ SOMETIMES = (
     "slots dealt again",
     "words of owners",
 )
-
-
-def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
-    """Run one seed and check everything that can be checked."""
-    return PeersScenario(PeersPlan.draw(seed), trace).verdict()
 
 
 class PeersScenario:
@@ -412,3 +404,12 @@ class PeersScenario:
 
 def _version(peer: MeshPeer | CountingLearner) -> dict[str, int]:
     return {life: number for life, number in peer.mesh.heard.items() if number}
+
+
+PEERS = Scenario(
+    draw=PeersPlan.draw,
+    run=lambda plan, trace: PeersScenario(plan, trace).verdict(),
+    mutants=MUTANTS,
+    nodes=NODES,
+    sometimes=SOMETIMES,
+)

@@ -1,41 +1,182 @@
-"""What can be simulated: a cluster with servers, workers that gossip, peers. Each is a module, and all have the same door.
-
-simulate(seed, trace)   one seed, from its plan to the verdict
-MUTANTS                 broken variants, by name: each gives a context in which it is in place
-SOMETIMES               what must happen in some seed or other, or the faults are not reaching where they should
-NODES                   the classes that ship and that run in it: a test holds this against what does run
-"""
+"""What a scenario is, what came of one seed, and how many seeds are run on all cores and added up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol, cast
+from multiprocessing import get_context
+from traceback import format_tb
+from typing import Any
+from unittest import mock
 
-from shoal.simulation.names import MODULES
-from shoal.simulation.run import Verdict
+from shoal.events import Event
+from shoal.simulation import SCENARIOS
 
-
-class Scenario(Protocol):
-    """The door."""
-
-    MUTANTS: dict[str, Callable[[], Any]]
-    SOMETIMES: tuple[str, ...]
-    NODES: tuple[type[Any], ...]
-
-    def simulate(self, seed: int, trace: Callable[[str], None] | None = None) -> Verdict: ...
+Trace = Callable[[str], None]
+_CHUNK = 25
 
 
-def kind(name: str) -> Scenario:
-    return cast("Scenario", import_module(f"shoal.simulation.{MODULES[name]}"))
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
 
 
-@contextmanager
-def mutated(of: str, mutant: str) -> Iterator[None]:
-    """Run with this mutant in place of the real thing; an empty name changes nothing."""
-    if not mutant:
-        yield
+class Mutants(dict[str, Callable[[], AbstractContextManager[Any]]]):
+    """Broken variants of the classes that ship, by name. The checker must catch each, or it is blind.
+
+    A mutant replaces a method for as long as its ``with`` block lasts. A method that is not there is an
+    error, so that no mutant becomes the real thing unnoticed when a method is renamed.
+    """
+
+    def add(self, make: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+        """Decorates a function that returns a patch."""
+        self[make.__name__.replace("_", " ")] = make
+        return make
+
+    def replacing(self, owner: Any, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+        """Decorates a function that is given one attribute of ``owner`` and returns what takes its place."""
+
+        def decorate(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            @functools.wraps(make)
+            def patch() -> AbstractContextManager[Any]:
+                return mock.patch.object(owner, name, make(getattr(owner, name)))
+
+            self.add(patch)
+            return make
+
+        return decorate
+
+
+def raised(error: Exception) -> Violation:
+    """An exception that reached the scenario: no node may ever let that happen."""
+    return Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of one plan."""
+
+    plan: Any  # of its scenario
+    violations: list[Violation]
+    events: int
+    seconds: float  # virtual
+    digest: str
+    counts: Counter[str] = field(default_factory=Counter)
+    history: list[Event] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One kind of cluster: how its plan is drawn from a seed, and how a plan is run and checked."""
+
+    draw: Callable[[int], Any]
+    run: Callable[[Any, Trace | None], Verdict]
+    mutants: Mapping[str, Callable[[], AbstractContextManager[Any]]]
+    sometimes: tuple[str, ...]  # what must happen in some seed, or the faults do not reach where they should
+    nodes: tuple[type[Any], ...]  # the classes that ship and run in it: a test compares this with what runs
+
+    def simulate(self, seed: int, trace: Trace | None = None) -> Verdict:
+        """Run one seed and check everything that can be checked."""
+        return self.run(self.draw(seed), trace)
+
+    def mutated(self, mutant: str) -> AbstractContextManager[Any]:
+        """A context with this mutant in place of the real method; an empty name changes nothing."""
+        return self.mutants[mutant]() if mutant else nullcontext()
+
+
+def scenario(name: str) -> Scenario:
+    module, attribute = SCENARIOS[name]
+    found: Scenario = getattr(import_module(f"shoal.simulation.{module}"), attribute)
+    return found
+
+
+@dataclass(slots=True)
+class SeedTotals:
+    """What many seeds came to."""
+
+    of: str = "store"
+    seeds: int = 0
+    events: int = 0
+    virtual_seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: list[tuple[str, str]] = field(default_factory=list)  # (plan, what)
+    first_broken: int | None = None
+
+    def add(self, more: SeedTotals) -> None:
+        self.seeds += more.seeds
+        self.events += more.events
+        self.virtual_seconds += more.virtual_seconds
+        self.counts.update(more.counts)
+        self.broken += more.broken
+        if self.first_broken is None:
+            self.first_broken = more.first_broken
+
+    def never(self) -> list[str]:
+        """What should have happened in some seed and did not."""
+        return [what for what in scenario(self.of).sometimes if not self.counts[what]]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "schedules": self.seeds,
+            "events": self.events,
+            "virtual_seconds": self.virtual_seconds,
+            "broken": [{"plan": plan, "violation": what} for plan, what in self.broken],
+            "counts": dict(sorted(self.counts.items())),
+            "never": self.never(),
+        }
+
+
+def simulate_many(
+    seeds: range,
+    jobs: int | None = None,
+    mutant: str = "",
+    progress: Callable[[SeedTotals], None] = lambda _: None,
+    of: str = "store",
+) -> SeedTotals:
+    totals = SeedTotals(of)
+    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    for part in _chunk_totals(chunks, min(jobs or os.cpu_count() or 1, len(chunks)), mutant, of):
+        totals.add(part)
+        progress(totals)
+    return totals
+
+
+def _chunk_totals(chunks: list[range], jobs: int, mutant: str, of: str) -> Iterator[SeedTotals]:
+    if jobs == 1:
+        for chunk in chunks:
+            yield run_chunk(chunk, mutant, of)
         return
-    with kind(of).MUTANTS[mutant]():
-        yield
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_chunk, chunks, [mutant] * len(chunks), [of] * len(chunks))
+
+
+def run_chunk(seeds: range, mutant: str = "", of: str = "store") -> SeedTotals:
+    totals, chosen = SeedTotals(of), scenario(of)
+    with chosen.mutated(mutant):
+        for seed in seeds:
+            verdict = chosen.simulate(seed)
+            totals.seeds += 1
+            totals.events += verdict.events
+            totals.virtual_seconds += verdict.seconds
+            totals.counts.update(verdict.counts)
+            if not verdict.ok:
+                totals.broken += [(str(verdict.plan), str(one)) for one in verdict.violations]
+                if totals.first_broken is None:
+                    totals.first_broken = seed
+    return totals

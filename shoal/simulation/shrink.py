@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from shoal.simulation.checker import Violation
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.run import StoreRun, Verdict
+from shoal.simulation.scenarios import Trace, Verdict, Violation, scenario
 from shoal.simulation.training_plan import TrainingPlan
-from shoal.simulation.training_scenario import TrainingScenario
 
 MOST_TRIES = 400
 
@@ -28,11 +26,9 @@ def first_violation(plan: FaultPlan) -> Violation | None:
     return next(iter(verdict_of(plan).violations), None)
 
 
-def verdict_of(plan: FaultPlan, trace: Callable[[str], None] | None = None) -> Verdict:
-    """Run a plan of any scenario that has plans."""
-    if isinstance(plan, TrainingPlan):
-        return TrainingScenario(plan, trace).verdict()
-    return StoreRun(plan, trace).verdict()
+def verdict_of(plan: FaultPlan, trace: Trace | None = None) -> Verdict:
+    """Run a plan of the store or of training."""
+    return scenario("training" if isinstance(plan, TrainingPlan) else "store").run(plan, trace)
 
 
 def shrink(

@@ -1,85 +1,569 @@
-"""The door of what is simulated first of all: a cluster with servers (see ``kinds``)."""
+"""The store's scenarios: clients push to servers that fail (STORE), or join and leave all the time (MOVES).
+
+A plan is run from its cluster to the verdict. Clients count (see ``store_workload``), so that what a
+pull returns says which pushes it contains; ``store_checker`` reads the promises off the history.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator
+from random import Random
+from unittest import mock
+
+import numpy as np
+
+from shoal import limits
+from shoal.errors import ShoalError
+from shoal.events import RolledBack, RunEvent
+from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.factory import make_dealing
+from shoal.nodes.scheduling import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
-from shoal.simulation.mutants import MUTANTS
-from shoal.simulation.run import simulate
+from shoal.simulation import moves_plan
+from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
+from shoal.simulation.faults import Fault, FaultPlan
+from shoal.simulation.moves_driver import ElasticDriver
+from shoal.simulation.nemesis import Nemesis, Stragglers
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, raised
+from shoal.simulation.store_checker import (
+    OwnershipChecker,
+    check,
+    check_end,
+    differences,
+    left_behind,
+    settled,
+)
+from shoal.simulation.store_mutants import MOVE_MUTANTS, STORE_MUTANTS
+from shoal.simulation.store_workload import (
+    COLUMNS,
+    NAME,
+    TABLE,
+    BackgroundLoad,
+    CheckpointWriter,
+    IncarnationEnded,
+    SimulatedDealer,
+    client_life,
+    in_order,
+    little_load,
+    little_log,
+    little_room,
+    nonsense,
+    second_hand,
+    worker_life,
+)
+from shoal.simulation.world import World
+from shoal.store.client.task import Task
+from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
+
+BATCH = 3 * 4 * COLUMNS  # bytes: a few segments
+MOST_EVENTS = 200_000  # only to end at all: the largest plans need a third of it, and time is what is promised
+REST = 3 * limits.SECOND  # until nothing is under way any more
+LIVE_WITHIN = 40 * limits.SECOND  # after all is healed: 30 s, and what it takes to notice a dead worker
+
+
+_JOB = Job.of({"data": {"source": "none", "batch": 1}, "strategy": "async", "stop": {"epochs": 1}})
+
+
+class IdleRun:
+    """The coordinator's run in a store: the real one, which no worker asks for slots, so that it never begins."""
+
+    def __init__(self) -> None:
+        self.damaged: set[int] = set()
+        self.generation: Callable[[], int] = lambda: 0
+        self.violations: list[Violation] = []
+
+    def as_dealing(self) -> Scheduler:
+        return make_dealing(_JOB, "none", rows=1, test_rows=1, features=1, elsewhere=True)
+
+    def told(self, event: RunEvent) -> None:
+        if isinstance(event, RolledBack):  # no plan of a store takes the last copy
+            self.violations.append(Violation("P1 kept", f"the run went back although copies were left: {event.why}"))
+
+
+class StoreRun:
+    """One cluster, its workers and what befalls them."""
+
+    def __init__(self, plan: FaultPlan, trace: Trace | None = None) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        self.world.trace = trace
+        self.world.after_event = self._after_event
+        self.world.on_crash = self._crashed
+        self.scribe = CheckpointWriter(plan, lambda: self.world.now)
+        self.scribe.on_broken = self._stopped
+        self.random = Random(f"{plan.seed}/run")
+        self.dealer = SimulatedDealer(plan)
+        self.stragglers = Stragglers(plan, lambda: self.world.now)
+        self.scribe.takes = self.stragglers.takes
+        self.idle = IdleRun()
+        self.cluster = SimulatedCluster(self.world, plan, self.idle)
+        self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan)
+        self.world.on_tell = self._told
+        self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
+        self.counts: Counter[str] = Counter()
+        self.workers: dict[str, Worker] = {}
+        self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
+        self._lives: dict[str, Task] = {}
+        self._life = 0
+        self._members: dict[str, int] = {}
+        self._view = (0, 0)
+        self._silent = False
+        self._healed = 0  # when, if all is
+        self._unanswered: dict[Worker, int] = {}  # calls of each that ended so
+        self._wronged = False  # one of them for no reason
+        self._failure: Exception | None = None
+        self.everyone: list[Worker] = []
+
+    def verdict(self) -> Verdict:
+        # Where there are many pieces, more can come between them.
+        pieces = 64 if "small pieces" in self.plan.habits else limits.FILL_BYTES
+        batch = BATCH if "small batches" in self.plan.habits else limits.MOVE_BYTES
+        small = mock.patch.multiple(limits, FILL_BYTES=pieces, MOVE_BYTES=batch)
+        try:
+            with small, little_load(), little_room(self.plan.seed), little_log(self.plan.seed):
+                violations = self._run()
+        except Exception as error:
+            violations = [raised(error)]
+        finally:
+            for worker in self.everyone:
+                for coroutine, _, _ in worker._coroutines:
+                    coroutine.close()
+        self.counts.update(_node_counts(self))
+        return Verdict(
+            self.plan,
+            violations,
+            self.world.events,
+            self.world.now / limits.SECOND,
+            self.world.digest,
+            self.counts,
+            self.scribe.history,
+        )
+
+    def _run(self) -> list[Violation]:
+        self.cluster.set_up()
+        operator = Worker("operator", "client", "only")
+        self.cluster.add(operator)
+        operator.start(self._create(operator))
+        if not self._until(lambda: TABLE in operator.client.layouts, 20 * limits.SECOND):
+            return [Violation("I13 live", "no table after 20 s without any fault")]
+        for name in self.plan.worker_names:
+            self._start(name)
+        self.elastic.nemesis = nemesis = Nemesis(self.world, self.plan, self)
+        nemesis.begin()
+        if "bystander" in self.plan.habits:
+            self._stand_by()
+        if "change delay" in self.plan.habits and self.plan.kind == "each":
+            operator.start(self._change_delay(operator))
+        self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
+        self.scribe.note("healed")
+        self._healed = self.world.now
+        if not self._until(self._at_rest, self._live_within):
+            what = f"not done {self._since_healed()}: {self._stuck()}"
+            return [*self.idle.violations, *self.elastic.violations, Violation("I13 live", what)]
+        violations = [
+            *self.idle.violations,
+            *check(self.plan, self.scribe.history, self.dealer.void),
+        ]
+        violations += [*self.bystander.violations, *self.elastic.check(self.scribe.history)]
+        violations += self._check_end(operator)
+        violations += self._check_copies()
+        if self._silent:
+            violations.append(Violation("I14 no hang", "a call was silent past its deadline"))
+        if self._wronged:
+            violations.append(
+                Violation("I14 no hang", "a server that is here was called silent, long after all was healed")
+            )
+        return violations
+
+    async def _create(self, operator: Worker) -> None:
+        while sum(member.role == "server" for member in operator.client.view.members) < self.plan.servers:
+            await operator.sleep(10 * limits.MILLISECOND)
+        await operator.client.create(TABLE, self._spec())
+
+    def _spec(self) -> Table:
+        plan = self.plan
+        apply: Each | Step = Each()
+        if plan.kind == "step":
+            apply = Step(plan.slots_per_step, slots_per_pass=plan.slots_per_pass)
+        keys = COLUMNS * limits.SEGMENTS_PER_SERVER * plan.servers
+        # All that is pushed is exact in 16 bits; but not the sums of delicate numbers that steps are told apart by.
+        wire: Wire = "bfloat16" if plan.seed % 2 and plan.kind != "step" else "float32"
+        pressed = [Filter("delta")] if plan.seed // 8 % 2 else []  # it loses nothing
+        if plan.dense:
+            return Dense(rows=keys, apply=apply, max_delay=plan.max_delay, wire=wire, filters=pressed)
+        return Sparse(keys=keys, apply=apply, max_delay=plan.max_delay, wire=wire, filters=pressed)
+
+    async def _change_delay(self, operator: Worker) -> None:
+        for _ in range(3):
+            await operator.sleep(self.random.randrange(100, 1_000) * limits.MILLISECOND)
+            delay = self.random.choice([0, 1, 2, 5, None])
+            self.scribe.note("delay asked", value=delay)
+            try:
+                await operator.client.set_max_delay(TABLE, delay)
+            except ShoalError:
+                return  # either may be in force from now on: the note above says so
+            self.scribe.note("delay set", value=delay)
+
+    # ------------------------------------------------------------ the stage
+
+    def crash(self, fault: Fault) -> bool:
+        if fault.who in self.workers:
+            self.world.crash(fault.who)
+            return True
+        return self.cluster.crash(fault.who, fault.how == "seen")
+
+    def may_silence(self, name: str) -> bool:
+        return self.cluster.may_silence(name)
+
+    def power_cut(self, fault: Fault) -> list[str]:
+        raise AssertionError("no plan of a store takes all copies")
+
+    def rot(self, fault: Fault) -> None:
+        raise AssertionError("no plan of a store has checkpoints")
+
+    def restart(self, name: str) -> None:
+        if name in self.workers:
+            self.dealer.give_back(name)
+            self._start(name)
+        else:
+            self.cluster.restart(name)
+
+    def twin(self, fault: Fault) -> None:
+        lasts = fault.lasts * limits.MILLISECOND
+        if fault.who in self.workers:
+            worker, _ = self._worker(fault.who)
+            self.world.add_twin(worker, lasts)
+            self.world.at(self.world.now + lasts, lambda: self._twin_ended(worker))
+        elif fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
+            self.world.add_twin(self.cluster.server(fault.who), lasts)
+
+    def rogue(self, fault: Fault) -> None:
+        sent = nonsense(self.plan, self.workers[fault.who], fault.how)
+        if sent is not None:
+            self._counted("rogue pushes")
+            self.world.send(fault.who, fault.others[0], *sent)
+
+    def straggle(self, fault: Fault, until: int) -> None:
+        self.stragglers.straggle(fault, until)
+
+    def hurry(self) -> None:
+        self.stragglers.hurry()
+        self.elastic.heal()
+        self.bystander.stopped = True
+
+    def come_or_go(self, fault: Fault) -> bool:
+        return self.elastic.carry_out(fault)
+
+    # ------------------------------------------------------------ the workers
+
+    def _start(self, name: str) -> None:
+        """A new life of a worker, under its old name."""
+        self.workers[name], self._lives[name] = self._worker(name)
+        self.cluster.add(self.workers[name])
+
+    def _worker(self, name: str) -> tuple[Worker, Task]:
+        self._life += 1
+        role = "client" if self.plan.kind == "clients" else "worker"
+        worker = Worker(name, role, f"life-{self._life}", seed=self._life)
+        self.everyone.append(worker)
+        worker.on_fenced = lambda: self._counted("fenced workers")
+        random = Random(f"{self.plan.seed}/{name}/{self._life}")
+        if self.plan.kind == "clients":
+            column = int(name.rpartition("-")[2])
+            life = worker.start(client_life(worker, self.scribe, column, self.pushed.setdefault(name, [0]), random))
+        else:
+            if self.plan.kind == "step":
+                hand = worker.start(second_hand(worker, self.scribe, self.dealer, random))
+                hand.then(lambda task: self._over(worker, task))
+            life = worker.start(worker_life(worker, self.scribe, self.dealer, random))
+        life.then(lambda task: self._over(worker, task))
+        return worker, life
+
+    def _over(self, worker: Worker, task: Task) -> None:
+        if isinstance(task.error, IncarnationEnded):
+            self._stopped(worker)
+        elif task.error is not None and self._failure is None:
+            assert isinstance(task.error, Exception)
+            self._failure = task.error
+
+    def _stopped(self, worker: Worker) -> None:
+        """This life cannot go on: it ends, and the next one begins."""
+        self.world.at(self.world.now, lambda: self._again(worker))
+
+    def _again(self, worker: Worker) -> None:
+        if self.workers[worker.name] is worker and worker.name in self.world.hosts:
+            self._counted("lives that stopped")
+            self.world.crash(worker.name)
+            self.restart(worker.name)
+
+    def _crashed(self, name: str) -> None:
+        if name in self.workers:
+            self._note_end(self.workers[name])
+
+    def _twin_ended(self, worker: Worker) -> None:
+        self._note_end(worker)
+        self.dealer.give_back(worker.name)  # what its other self has, too: computed twice, counted once
+
+    def _note_end(self, worker: Worker) -> None:
+        self.scribe.note("crashed", worker.name, worker.client.incarnation)
+
+    def _stand_by(self) -> None:
+        worker = Worker(NAME, "client", "only", seed=self.plan.seed)
+        self.everyone.append(worker)
+        self._lives[NAME], self.workers[NAME] = worker.start(self.bystander.life(worker, self.cluster.whole)), worker
+        self.cluster.add(worker)
+
+    def _at_rest(self) -> bool:
+        """All is done, everybody is where it belongs, and everything lies evenly."""
+        return self._finished() and self.elastic.settled and self.cluster.whole() and not self.elastic.uneven()
+
+    def _finished(self) -> bool:
+        if self.plan.kind != "clients" and not self.dealer.finished:
+            return False
+        return all(life.done and life.error is None for life in self._lives.values())
+
+    def _stuck(self) -> str:
+        parts = []
+        for name, life in self._lives.items():
+            if not life.done:
+                client = self.workers[name].client
+                tasks = [repr(op.task) for op in dict.fromkeys(client._running.values())]
+                parts.append(f"{name}: {'; '.join(tasks) or 'nothing under way'}")
+        if not self.cluster.whole():
+            sets = {str(place) for table in self.cluster.tables() for place in table.places}
+            parts.append(f"not all copies are there again: {', '.join(sorted(sets)[:4])}")
+        return ", ".join([*parts, *self.elastic.stuck()])
+
+    # ------------------------------------------------------------ watching
+
+    def _since_healed(self) -> str:
+        """How much time there was; less than promised only where something goes round in circles."""
+        many = f", and after {self.world.events:,} events" if self.world.events >= MOST_EVENTS else ""
+        return f"{(self.world.now - self._healed) / limits.SECOND:.0f} s after all was healed{many}"
+
+    @property
+    def _live_within(self) -> int:
+        return round(LIVE_WITHIN * max(1.0, self.plan.scale))
+
+    def _until(self, done: Callable[[], bool], within: int) -> bool:
+        ended = self.world.run(done, self.world.now + within, MOST_EVENTS)
+        if self._failure is not None:
+            raise self._failure
+        return ended
+
+    def _told(self, event: RunEvent) -> None:
+        self.idle.told(event)
+        self.elastic.told(event)
+
+    def _counted(self, what: str) -> None:
+        self.counts[what] += 1
+
+    def _after_event(self, name: str) -> None:
+        self.elastic.after_event(name)
+        if name == COORDINATOR:
+            self._see_members()
+        elif (worker := self.workers.get(name)) is not None:
+            if worker.client.flight.letters:
+                now = worker.now
+                longest = max(now - letter.heard for letter in worker.client.flight.letters.values())
+                self._silent |= longest > worker.member.timing.silence + worker.member.timing.resend_most
+            self._see_unanswered(worker)
+
+    def _see_unanswered(self, worker: Worker) -> None:
+        """Whoever is here, and can be reached, answers: once all has been well for long enough nobody is called silent."""
+        count = worker.client.counts["unanswered"]
+        if count > self._unanswered.get(worker, 0):
+            self._unanswered[worker] = count
+            self._wronged |= 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence
+            self._counted("unanswered")
+
+    def _well_since(self) -> int:
+        """Since when nothing keeps anybody from answering; 0: not yet. A pause may outlast the healing, whatever the timing."""
+        return max([self._healed, *(host.paused_until for host in self.world.hosts.values())]) if self._healed else 0
+
+    def _see_members(self) -> None:
+        roster = self.cluster.coordinator.roster
+        if self._view == (roster.term, roster.number):
+            return
+        self._view = (roster.term, roster.number)
+        members = {member.name: member.incarnation for member in roster.view().members}
+        for gone, incarnation in self._members.items():
+            if members.get(gone) != incarnation:
+                self.scribe.note("removed", gone, incarnation)
+        self._members = members
+
+    def _check_end(self, operator: Worker) -> list[Violation]:
+        layout = operator.client.layout(TABLE)
+        found: list[np.ndarray] = []
+
+        async def look() -> None:
+            while not found:
+                try:
+                    found.append(await operator.client.pull(TABLE, self.scribe.everything(layout)))
+                except ShoalError:  # it was paused, and is a new incarnation by now
+                    await operator.sleep(100 * limits.MILLISECOND)
+
+        whole = operator.start(look())
+        self.world.poke("operator")
+        if not self._until(lambda: whole.done, self._live_within) or not found:
+            return [Violation("I13 live", f"the last pull: {whole.error or 'no answer'}")]
+        values = found[0].reshape(-1, self.scribe.columns + 1)
+        sums = [float(value) for value in values[:, -1]]
+        return check_end(
+            self.plan,
+            self.scribe.history,
+            self.dealer.void,
+            self.scribe.seen(found[0]),
+            sums,
+            in_order(self.plan, self.dealer.void),
+        )
+
+    def _check_copies(self) -> list[Violation]:
+        """I7; and I8 and I12 a little later, when nothing is under way."""
+        later = self.world.now + REST
+        self.world.at(later, lambda: None)
+        self._until(lambda: self.world.now >= later, 2 * REST)
+        self._until(
+            lambda: self._at_rest() and settled(self.cluster), self._live_within
+        )  # something may have moved since
+        return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]
+
+
+def _node_counts(run: StoreRun) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for part in _counters(run):
+        counts.update(part)
+    counts.update({w if ":" in w else f"network: {w}": n for w, n in run.world.counts.items()})
+    return counts
+
+
+def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
+    yield run.stragglers.counts
+    for coordinator in run.cluster.coordinators:
+        yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
+    for server in [*run.cluster.former, *run.cluster.servers.values()]:
+        yield {f"server: {what}": n for what, n in server.counts.items()}
+        yield server.handles.facts("server: lists")
+        for holding in server.tables.values():
+            yield {f"server: {what}": n for what, n in holding.counts.items()}
+            if holding.own is not None:
+                yield {f"server: {what}": n for what, n in holding.own.counts.items()}
+    for worker in run.everyone:
+        yield {f"client: {what}": n for what, n in worker.client.counts.items()}
+        yield {"client: resent": worker.client.flight.resent}
+        yield {f"client: lists, {what}": n for what, n in worker.client.names.counts.items()}
+
+
+def run_plan(plan: FaultPlan, trace: Trace | None = None) -> Verdict:
+    return StoreRun(plan, trace).verdict()
+
 
 NODES = (Coordinator, DrainableServer, Server, Worker)
-SOMETIMES = (
-    "client: busy",
-    "client: counted before",
-    "client: fenced",
-    "client: late answers",
-    "client: lists, forgotten",
-    "client: lists, hits",
-    "client: resent",
-    "client: unanswered",
-    "coordinator: fenced",
-    "coordinator: filled",
-    "coordinator: late hello",
-    "coordinator: removed",
-    "coordinator: shrunk",
-    "disk: records refused by a full disk",
-    "disk: records that were never acknowledged, and survived",
-    "fault: clog",
-    "fault: crash coordinator",
-    "fault: crash server",
-    "fault: crash worker",
-    "fault: cut coordinator",
-    "fault: cut server",
-    "fault: cut worker",
-    "fault: pause coordinator",
-    "fault: pause server",
-    "fault: pause worker",
-    "fault: full coordinator",
-    "fault: halting worker",
-    "fault: rogue",
-    "fault: slower worker",
-    "fault: stall worker",
-    "fault: twin server",
-    "fault: twin worker",
-    "fault: withheld",
-    "fenced workers",
-    "lives that stopped",
-    "network: clogged",
-    "network: cut off",
-    "network: dropped",
-    "network: lost",
-    "network: repeated",
-    "network: slow",
-    "network: very late",
-    "rare: adopt with changes",
-    "rare: coordinator crashed during a failover",
-    "rare: coordinator crashed during a fill",
-    "rare: duplicate reached the new primary",
-    "rare: filled with what was counted",
-    "rare: levels with changes",
-    "rare: server crashed during a fill",
-    "rare: told by a deposed server",
-    "rogue pushes",
-    "server: lists let go",
-    "server: another life",
-    "server: fenced",
-    "server: held again",
-    "server: levelled",
-    "server: moved",
-    "server: opening",
-    "server: out of order",
-    "server: promoted",
-    "server: refused",
-    "server: repeated",
-    "server: returned from parking",
-    "server: steps",
-    "server: view behind",
-    "server: void",
-    "server: waited",
-    "servers that ended: refused",
-    "slots that took longer",
+STORE = Scenario(
+    draw=FaultPlan.draw,
+    run=run_plan,
+    mutants=STORE_MUTANTS,
+    nodes=NODES,
+    sometimes=(
+        "client: busy",
+        "client: counted before",
+        "client: fenced",
+        "client: late answers",
+        "client: lists, forgotten",
+        "client: lists, hits",
+        "client: resent",
+        "client: unanswered",
+        "coordinator: fenced",
+        "coordinator: filled",
+        "coordinator: late hello",
+        "coordinator: removed",
+        "coordinator: shrunk",
+        "disk: records refused by a full disk",
+        "disk: records that were never acknowledged, and survived",
+        "fault: clog",
+        "fault: crash coordinator",
+        "fault: crash server",
+        "fault: crash worker",
+        "fault: cut coordinator",
+        "fault: cut server",
+        "fault: cut worker",
+        "fault: pause coordinator",
+        "fault: pause server",
+        "fault: pause worker",
+        "fault: full coordinator",
+        "fault: halting worker",
+        "fault: rogue",
+        "fault: slower worker",
+        "fault: stall worker",
+        "fault: twin server",
+        "fault: twin worker",
+        "fault: withheld",
+        "fenced workers",
+        "lives that stopped",
+        "network: clogged",
+        "network: cut off",
+        "network: dropped",
+        "network: lost",
+        "network: repeated",
+        "network: slow",
+        "network: very late",
+        "rare: adopt with changes",
+        "rare: coordinator crashed during a failover",
+        "rare: coordinator crashed during a fill",
+        "rare: duplicate reached the new primary",
+        "rare: filled with what was counted",
+        "rare: levels with changes",
+        "rare: server crashed during a fill",
+        "rare: told by a deposed server",
+        "rogue pushes",
+        "server: lists let go",
+        "server: another life",
+        "server: fenced",
+        "server: held again",
+        "server: levelled",
+        "server: moved",
+        "server: opening",
+        "server: out of order",
+        "server: promoted",
+        "server: refused",
+        "server: repeated",
+        "server: returned from parking",
+        "server: steps",
+        "server: view behind",
+        "server: void",
+        "server: waited",
+        "servers that ended: refused",
+        "slots that took longer",
+    ),
 )
-
-__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]
+MOVES = Scenario(
+    draw=moves_plan.draw,
+    run=run_plan,
+    mutants=MOVE_MUTANTS,
+    nodes=NODES,
+    sometimes=(
+        "fault: ambush",
+        "fault: drain server",
+        "coordinator: segments split",
+        "fault: far server",
+        "fault: freeze server",
+        "fault: join server",
+        "fault: roll",
+        "fault: sluggish coordinator",
+        "network: far",
+        "moves: named",
+        "moves: copied",
+        "moves: full",
+        "moves: handed",
+        "moves: given up",
+        "moves: rolled through all servers",
+        "moves: servers that left",
+        "moves: servers that came back",
+        "moves: told that it was handed over",
+        "servers that ended: refused",
+    ),
+)

@@ -1,19 +1,18 @@
-"""Broken variants of what trains: each must be caught within a few hundred seeds, or the checks are blind.
-
-A mutant replaces one method of a real class, for as long as its ``with`` block lasts.
-"""
+"""Broken variants of what trains, and of how checkpoints are written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from msgspec.structs import replace
 
 from shoal.cluster.roster import Roster
+from shoal.files import Disk
 from shoal.nodes import factory
-from shoal.nodes.evaluator import EvaluationOrder, Evaluator, Judgement
+from shoal.nodes.evaluator import EvaluationOrder, Evaluator
 from shoal.nodes.scheduler import SchedulerNode
 from shoal.nodes.scheduler_journal import JournalledSchedule
 from shoal.nodes.scheduler_state import ScheduleState
@@ -27,29 +26,21 @@ from shoal.schedule.evaluations import Evaluations
 from shoal.schedule.runs import Runs
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import StopDecision
-from shoal.simulation.disk import CHECKPOINT_MUTANTS
+from shoal.simulation.disk import SimulatedDisk
+from shoal.simulation.scenarios import Mutants
+from shoal.store.checkpoint import segment_file
 from shoal.store.client.task import Task
+from shoal.store.image import SegmentImage
 from shoal.store.server.clock import Clocks
 from shoal.strategies.parameter_server.algorithm import InflightStep, ParameterServer
 from shoal.wire import messages as m
-from shoal.wire.effects import Effect
 
-MUTANTS: dict[str, Callable[[], Any]] = dict(CHECKPOINT_MUTANTS)
-
-
-def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
-    MUTANTS[function.__name__.replace("_", " ")] = function
-    return function
+CHECKPOINT_MUTANTS, TRAINING_MUTANTS = Mutants(), Mutants()
+mutant = TRAINING_MUTANTS.replacing
 
 
-def patched(owner: type, name: str, value: Any) -> Any:
-    """In place of what is there: a name that is not is a mutant that changes nothing."""
-    assert hasattr(owner, name)
-    return mock.patch.object(owner, name, value)
-
-
-@mutant
-def slot_reported_before_it_is_counted() -> Any:
+@mutant(SlotStream, "push")
+def slot_reported_before_it_is_counted(_: Any) -> Any:
     """A worker tells that a slot is done when its gradient is sent."""
 
     def push(self: SlotStream, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
@@ -57,40 +48,38 @@ def slot_reported_before_it_is_counted() -> Any:
         self._trainer.tally(self, slot)
         self._trainer.pushed(number, 0 if local is None else len(local), loss, Task("sent"))
 
-    return patched(SlotStream, "push", push)
+    return push
 
 
-@mutant
-def slots_of_the_dead_not_dealt_again() -> Any:
+@mutant(SlotQueue, "leave")
+def slots_of_the_dead_not_dealt_again(real: Any) -> Any:
     """What a worker had that is gone is dealt to nobody."""
-    real = SlotQueue.leave
 
-    def leave(self: SlotQueue, worker: int, died: bool) -> int:
+    def leave(self: SlotQueue, worker: int, died: bool) -> Any:
         with mock.patch.object(SlotQueue, "_return", lambda *_: None):
             return real(self, worker, died)
 
-    return patched(SlotQueue, "leave", leave)
+    return leave
 
 
-@mutant
-def what_is_given_back_is_lost() -> Any:
+@mutant(SlotQueue, "give_back")
+def what_is_given_back_is_lost(_: Any) -> Any:
     """A worker that leaves gives its queue back, and nobody else gets it."""
 
     def give_back(self: SlotQueue, worker: int, slots: Iterable[int]) -> None:
         for slot in slots:
             self._out.get(worker, {}).pop(slot, 0)
 
-    return patched(SlotQueue, "give_back", give_back)
+    return give_back
 
 
-@mutant
-def void_slot_not_pushed() -> Any:
+@mutant(ParameterServer, "_push")
+def void_slot_not_pushed(real: Any) -> Any:
     """A slot that nobody can compute is reported, and never pushed."""
-    real = ParameterServer._push
 
     async def push(
         self: ParameterServer, lane: Any, one: InflightStep, weights: Any, clock: int, second: InflightStep | None
-    ) -> InflightStep | None:
+    ) -> Any:
         if one.local is None:
             nothing = Task("nothing to push")
             nothing.finish()
@@ -98,31 +87,30 @@ def void_slot_not_pushed() -> Any:
             return InflightStep(one.slot, None, nothing)
         return await real(self, lane, one, weights, clock, second)
 
-    return patched(ParameterServer, "_push", push)
+    return push
 
 
-@mutant
-def evaluation_of_a_later_step() -> Any:
+@mutant(Evaluator, "_answer")
+def evaluation_of_a_later_step(real: Any) -> Any:
     """The evaluator says that it has read the step that it was asked for, and reads whatever is newest later on."""
-    real = Evaluator._answer
 
-    async def answer(self: Evaluator, asked: EvaluationOrder) -> Judgement:
+    async def answer(self: Evaluator, asked: EvaluationOrder) -> Any:
         await self._ready(holds=asked.number)
         await self.worker.sleep(300_000_000)
         weights, _ = await self._weights(m.NO_CLOCK)
         self._read = asked, (weights, asked.clock)
         return await real(self, asked)
 
-    return patched(Evaluator, "_answer", answer)
+    return answer
 
 
-@mutant
-def dealt_past_an_evaluation() -> Any:
+@mutant(Evaluations, "barrier")
+def dealt_past_an_evaluation(_: Any) -> Any:
     """Slots are dealt although the model of an evaluation is not read yet."""
-    return patched(Evaluations, "barrier", lambda self, work, over: None)
+    return lambda self, work, over: None
 
 
-@mutant
+@TRAINING_MUTANTS.add
 def resume_deals_counted_slots_again() -> Any:
     """A run that is taken up from a checkpoint begins as if nothing was counted."""
     real = factory.state_to_resume
@@ -130,10 +118,10 @@ def resume_deals_counted_slots_again() -> Any:
     def state(*given: Any, **more: Any) -> ScheduleState:
         return replace(real(*given, **more), counted=[])
 
-    return mock.patch("shoal.simulation.training_run.state_to_resume", state)
+    return mock.patch("shoal.simulation.training_world.state_to_resume", state)
 
 
-@mutant
+@TRAINING_MUTANTS.add
 def resume_skips_slots() -> Any:
     """A run that is taken up from a checkpoint takes two slots more for counted than are in the model."""
     real = factory.state_to_resume
@@ -143,82 +131,75 @@ def resume_skips_slots() -> Any:
         last = found.counted[-1][1] if found.counted else 0
         return replace(found, counted=[*found.counted, (last, last + 2)])
 
-    return mock.patch("shoal.simulation.training_run.state_to_resume", state)
+    return mock.patch("shoal.simulation.training_world.state_to_resume", state)
 
 
-@mutant
-def checkpoint_says_what_is_counted_now() -> Any:
+@mutant(JournalledSchedule, "state")
+def checkpoint_says_what_is_counted_now(real: Any) -> Any:
     """A checkpoint of a step says what is counted when it is begun, not what will be at that step."""
-    real = JournalledSchedule.state
-    return patched(JournalledSchedule, "state", lambda self, cut=m.NO_CLOCK: real(self))
+    return lambda self, cut=m.NO_CLOCK: real(self)
 
 
-@mutant
-def one_step_too_many() -> Any:
+@mutant(StopDecision, "limit")
+def one_step_too_many(real: Any) -> Any:
     """A run of so many passes or steps has one slot more."""
-    real = StopDecision.limit
 
-    def limit(self: StopDecision, per_pass: int, slots_of_steps: int | None) -> tuple[int, str]:
+    def limit(self: StopDecision, per_pass: int, slots_of_steps: int | None) -> Any:
         found, why = real(self, per_pass, slots_of_steps)
         return found + 1, why
 
-    return patched(StopDecision, "limit", limit)
+    return limit
 
 
-@mutant
-def patience_off_by_one() -> Any:
+@mutant(StopDecision, "judged")
+def patience_off_by_one(real: Any) -> Any:
     """A run goes on for one evaluation longer than its patience lasts."""
-    real = StopDecision.judged
 
-    def judged(self: StopDecision, loss: float, metrics: Any = None) -> tuple[bool, str]:
+    def judged(self: StopDecision, loss: float, metrics: Any = None) -> Any:
         best, why = real(self, loss, metrics)
         late = why.startswith("no improvement") and self._without <= (self.rules.patience or 0)
         return best, "" if late else why
 
-    return patched(StopDecision, "judged", judged)
+    return judged
 
 
-@mutant
-def target_loss_not_looked_at_again() -> Any:
+@mutant(StopDecision, "judged")
+def target_loss_not_looked_at_again(real: Any) -> Any:
     """A loss that is just reached does not end the run."""
-    real = StopDecision.judged
 
-    def judged(self: StopDecision, loss: float, metrics: Any = None) -> tuple[bool, str]:
+    def judged(self: StopDecision, loss: float, metrics: Any = None) -> Any:
         best, why = real(self, loss, metrics)
         return best, "" if why.startswith("target") and self.rules.target_loss != loss else why
 
-    return patched(StopDecision, "judged", judged)
+    return judged
 
 
-@mutant
-def second_copy_counted_twice() -> Any:
+@mutant(SlotQueue, "_mark")
+def second_copy_counted_twice(real: Any) -> Any:
     """A slot that two workers computed counts as two."""
-    real = SlotQueue._mark
 
-    def mark(self: SlotQueue, slot: int, name: str) -> bool:
+    def mark(self: SlotQueue, slot: int, name: str) -> Any:
         if not real(self, slot, name):
             self.done += 1
         return True
 
-    return patched(SlotQueue, "_mark", mark)
+    return mark
 
 
-@mutant
-def auto_delay_past_its_bound() -> Any:
+@mutant(AutoDelay, "_longer")
+def auto_delay_past_its_bound(real: Any) -> Any:
     """A delay that is found while it runs may grow for ever."""
-    real = AutoDelay._longer
 
-    def longer(self: AutoDelay) -> int:
+    def longer(self: AutoDelay) -> Any:
         found = real(self)
         return found if found != self.delay or self._doubt else self.delay + 1
 
-    return patched(AutoDelay, "_longer", longer)
+    return longer
 
 
-@mutant
-def rollback_keeps_what_was_counted() -> Any:
+@mutant(JournalledSchedule, "rollback")
+def rollback_keeps_what_was_counted(real: Any) -> Any:
     """After a rollback the slots since the checkpoint stay counted."""
-    real = JournalledSchedule.rollback
 
     def rollback(
         self: JournalledSchedule,
@@ -227,93 +208,86 @@ def rollback_keeps_what_was_counted() -> Any:
         counted: Runs,
         why: str,
         checkpoint: int | None = None,
-    ) -> list[Effect]:
+    ) -> Any:
         return real(self, now, state, self.workload.counted(), why, checkpoint)
 
-    return patched(JournalledSchedule, "rollback", rollback)
+    return rollback
 
 
-@mutant
-def fenced_trainer_keeps_its_slots() -> Any:
+@mutant(Trainer, "_forget")
+def fenced_trainer_keeps_its_slots(real: Any) -> Any:
     """A worker that was declared dead goes on with what it had, as another."""
-    real = Trainer._forget
 
     def forget(self: Trainer) -> None:
         counted, mine = list(self._counted), set(self._mine)
         real(self)
         self._counted, self._mine = counted, mine
 
-    return patched(Trainer, "_forget", forget)
+    return forget
 
 
-@mutant
-def run_ends_with_slots_that_nobody_asked_about() -> Any:
+@mutant(JournalledSchedule, "resume")
+def run_ends_with_slots_that_nobody_asked_about(real: Any) -> Any:
     """A coordinator that was started again ends a run without asking what workers hold."""
-    real = JournalledSchedule.resume
 
     def resume(self: JournalledSchedule, lines: Any, workers: Any = ()) -> None:
         real(self, lines, ())
 
-    return patched(JournalledSchedule, "resume", resume)
+    return resume
 
 
-@mutant
-def time_counts_before_the_first_weights_are_read() -> Any:
+@mutant(Scheduler, "tick")
+def time_counts_before_the_first_weights_are_read(real: Any) -> Any:
     """A run is out of time although it has not begun."""
-    real = Scheduler.tick
 
-    def tick(self: Scheduler, now: int) -> list[Effect]:
+    def tick(self: Scheduler, now: int) -> Any:
         held = self.evaluations.held
         early = self._begun and held < 0 and not self.over and not self.ended
         if early and (why := self.stopping.out_of_time(self.seconds)):
             self._stop(why)
         return real(self, now)
 
-    return patched(Scheduler, "tick", tick)
+    return tick
 
 
-@mutant
-def worker_ends_when_a_disk_is_full() -> Any:
+@mutant(Worker, "_received")
+def worker_ends_when_a_disk_is_full(real: Any) -> Any:
     """A worker that is to wait for room on the coordinator's disk ends."""
-    real = Worker._received
 
-    def received(self: Worker, now: int, event: Any) -> list[Effect]:
+    def received(self: Worker, now: int, event: Any) -> Any:
         patient, self.client.patient = self.client.patient, False
         try:
             return real(self, now, event)
         finally:
             self.client.patient = patient
 
-    return patched(Worker, "_received", received)
+    return received
 
 
-@mutant
-def scheduler_forgets_its_journal() -> Any:
+@mutant(SchedulerNode, "__init__")
+def scheduler_forgets_its_journal(real: Any) -> Any:
     """A group's scheduler that is started again begins anew."""
-    real = SchedulerNode.__init__
 
     def init(self: SchedulerNode, *given: Any, **more: Any) -> None:
         real(self, *given[:5], **more)
 
-    return mock.patch.object(SchedulerNode, "__init__", init)
+    return init
 
 
-@mutant
-def delay_off_by_one() -> Any:
+@mutant(Clocks, "may_pull")
+def delay_off_by_one(real: Any) -> Any:
     """Workers run one step further ahead than they may."""
-    real = Clocks.may_pull
-    return patched(Clocks, "may_pull", lambda self, clock, segments: real(self, clock - 1, segments))
+    return lambda self, clock, segments: real(self, clock - 1, segments)
 
 
-@mutant
-def delay_shrinks_while_they_wait() -> Any:
+@mutant(AutoDelay, "_longer")
+def delay_shrinks_while_they_wait(real: Any) -> Any:
     """Where workers wait too much, the automatic delay gets shorter, once it is more than one step."""
-    real = AutoDelay._longer
-    return patched(AutoDelay, "_longer", lambda self: real(self) if self.delay < 2 else self.delay - 1)
+    return lambda self: real(self) if self.delay < 2 else self.delay - 1
 
 
-@mutant
-def no_generation_after_rollback() -> Any:
+@mutant(Roster, "roll_back")
+def no_generation_after_rollback(_: Any) -> Any:
     """Everybody goes on as if nothing had been taken back."""
 
     def roll_back(self: Roster, origins: dict[str, tuple[list[int], str]]) -> None:
@@ -322,4 +296,38 @@ def no_generation_after_rollback() -> Any:
             starts, origin = origins.get(name, (table.starts, ""))
             self.create(name, table.spec, starts, origin)
 
-    return patched(Roster, "roll_back", roll_back)
+    return roll_back
+
+
+# ---------------------------------------------------------------- checkpoints: the laws of crashes must catch these
+
+
+@CHECKPOINT_MUTANTS.replacing(SimulatedDisk, "_sync")
+def manifest_before_data(real: Any) -> Any:
+    """The manifest says that segments are there whose blocks are still on their way."""
+
+    def sync(self: SimulatedDisk, path: Path, file: Any) -> None:
+        if path.suffix != ".safetensors":
+            real(self, path, file)
+
+    return sync
+
+
+@CHECKPOINT_MUTANTS.replacing(SimulatedDisk, "sync_folder")
+def no_directory_sync(_: Any) -> Any:
+    """Names are left to the page cache."""
+    return lambda self, folder: None
+
+
+@CHECKPOINT_MUTANTS.replacing(segment_file, "write_segment")
+def ledger_not_in_checkpoint(real: Any) -> Any:
+    """Rows and versions are kept, but not what they contain."""
+
+    def write_segment(disk: Disk, folder: Path, name: str, number: int, image: SegmentImage) -> Any:
+        written = real(disk, folder, name, number, image)
+        return replace(written, books=replace(written.books, ledger={}))
+
+    return write_segment
+
+
+TRAINING_MUTANTS.update(CHECKPOINT_MUTANTS)

@@ -1,10 +1,8 @@
-"""The door of training: the classes that ship, above the store and below it, with faults (see ``kinds``)."""
+"""The scenario of training: whole runs with faults, by the classes that ship, above the store and below it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from traceback import format_tb
 
 from shoal.events import RolledBack, Saved, Stopped
 from shoal.limits import MILLISECOND, SECOND
@@ -17,81 +15,29 @@ from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
-from shoal.simulation.checker import Violation
-from shoal.simulation.run import Verdict
-from shoal.simulation.training_checks import FinalTables, TrainingChecker, patience_of
-from shoal.simulation.training_mutants import MUTANTS
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, raised
+from shoal.simulation.training_checker import FinalTables, TrainingChecker, patience_of
+from shoal.simulation.training_mutants import TRAINING_MUTANTS
 from shoal.simulation.training_plan import TrainingPlan, draw
-from shoal.simulation.training_run import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
 from shoal.simulation.training_watch import PartsWatch
+from shoal.simulation.training_world import (
+    BEGINS_WITHIN,
+    Origin,
+    TrainingWorld,
+    nemesis_of,
+    paced,
+)
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
 _WORDS = ("epoch", "step", "target", "improvement", "seconds")
 AFTER = 30 * SECOND  # the last fault, and everybody is back
-NODES = (
-    *(Async, BlockProximal, Bounded, Sync),
-    *(Coordinator, Scheduler, Evaluator, DrainableServer, SchedulerNode, Server, Trainer, Worker),
-)
-SOMETIMES = (
-    "answers held against the staleness bound",
-    "client: fenced",
-    "client: resent",
-    "delays that changed",
-    "disk: writes torn by a crash",
-    "evaluators started again",
-    "fault: crash coordinator",
-    "fault: crash evaluator",
-    "fault: crash group/scheduler",
-    "fault: crash server",
-    "fault: crash worker",
-    "fault: cut worker",
-    "fault: drain server",
-    "fault: full coordinator",
-    "fault: halting worker",
-    "fault: hire worker",
-    "fault: join server",
-    "fault: leave worker",
-    "fault: pause worker",
-    "fault: power",
-    "fault: rot",
-    "fault: slower worker",
-    "fault: stall worker",
-    "fault: twin worker",
-    "models held against the serial run",
-    "network: lost",
-    "network: repeated",
-    "reads of the account",
-    "rare: one of two of a name gave way",
-    "run: coordinator restarts",
-    "run: rollbacks",
-    "run: second copies",
-    "run: second copies first",
-    "run: slots dealt again",
-    "run: slots with newer weights",
-    "run: workers lost",
-    "runs taken up from a checkpoint",
-    "schedulers started again",
-    "stopped: epoch",
-    "stopped: improvement",
-    "stopped: seconds",
-    "stopped: step",
-    "stopped: target",
-    "void slots",
-    "workers that left",
-)
-__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]
-
-
-def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
-    """Run one seed and check everything that can be checked."""
-    return TrainingScenario(draw(seed), trace).verdict()
 
 
 class TrainingScenario:
     """One plan, from its first node to the verdict."""
 
-    def __init__(self, plan: TrainingPlan, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(self, plan: TrainingPlan, trace: Trace | None = None) -> None:
         self.plan, self.trace = plan, trace
         self.lives: list[TrainingWorld] = []
         self.counts: Counter[str] = Counter()
@@ -101,8 +47,8 @@ class TrainingScenario:
         try:
             with paced(self.plan), self.parts.watching():
                 violations = self._run()
-        except Exception as error:  # what must never happen at all
-            violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
+        except Exception as error:
+            violations = [raised(error)]
         finally:
             for one in self.lives:
                 one.close()
@@ -218,3 +164,61 @@ def _counts(run: TrainingWorld) -> Counter[str]:
         counts.update({f"client: {what}": n for what, n in worker.client.counts.items()})
         counts["client: resent"] += worker.client.flight.resent
     return counts
+
+
+TRAINING = Scenario(
+    draw=draw,
+    run=lambda plan, trace: TrainingScenario(plan, trace).verdict(),
+    mutants=TRAINING_MUTANTS,
+    nodes=(
+        *(Async, BlockProximal, Bounded, Sync),
+        *(Coordinator, Scheduler, Evaluator, DrainableServer, SchedulerNode, Server, Trainer, Worker),
+    ),
+    sometimes=(
+        "answers held against the staleness bound",
+        "client: fenced",
+        "client: resent",
+        "delays that changed",
+        "disk: writes torn by a crash",
+        "evaluators started again",
+        "fault: crash coordinator",
+        "fault: crash evaluator",
+        "fault: crash group/scheduler",
+        "fault: crash server",
+        "fault: crash worker",
+        "fault: cut worker",
+        "fault: drain server",
+        "fault: full coordinator",
+        "fault: halting worker",
+        "fault: hire worker",
+        "fault: join server",
+        "fault: leave worker",
+        "fault: pause worker",
+        "fault: power",
+        "fault: rot",
+        "fault: slower worker",
+        "fault: stall worker",
+        "fault: twin worker",
+        "models held against the serial run",
+        "network: lost",
+        "network: repeated",
+        "reads of the account",
+        "rare: one of two of a name gave way",
+        "run: coordinator restarts",
+        "run: rollbacks",
+        "run: second copies",
+        "run: second copies first",
+        "run: slots dealt again",
+        "run: slots with newer weights",
+        "run: workers lost",
+        "runs taken up from a checkpoint",
+        "schedulers started again",
+        "stopped: epoch",
+        "stopped: improvement",
+        "stopped: seconds",
+        "stopped: step",
+        "stopped: target",
+        "void slots",
+        "workers that left",
+    ),
+)

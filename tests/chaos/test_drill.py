@@ -22,7 +22,7 @@ from shoal.strategies.parameter_server.run import ServerRun
 PASSES, SLOTS = 2, 2 * 1_250
 BROKEN = '''"""A server that has forgotten how to remember."""
 
-from shoal.simulation.mutants import MUTANTS
+from shoal.simulation.store_mutants import MUTANTS
 
 MUTANTS["no ledger"]().start()
 '''

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.simulation.many import run_chunk
+from shoal.simulation.scenarios import run_chunk
 
 
 def by_tier(first: int, more: int, soak: int = 0, seldom: tuple[str, ...] = ()) -> pytest.MarkDecorator:

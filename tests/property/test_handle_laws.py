@@ -22,7 +22,7 @@ from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.idle_run import IdleRun
+from shoal.simulation.store_scenario import IdleRun
 from shoal.simulation.world import World
 from shoal.store.server import primary
 from shoal.store.server.primary import Segments

@@ -11,8 +11,8 @@ import pytest
 
 SCRIPT = """
 import json, sys
-from shoal.simulation.run import simulate
-print(json.dumps([simulate(seed).digest for seed in range(int(sys.argv[1]))]))
+from shoal.simulation.store_scenario import STORE
+print(json.dumps([STORE.simulate(seed).digest for seed in range(int(sys.argv[1]))]))
 """
 
 

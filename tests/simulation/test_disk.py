@@ -11,7 +11,8 @@ import pytest
 
 from shoal.files import Disk
 from shoal.keys import KeyRange
-from shoal.simulation.disk import BLOCK, CHECKPOINT_MUTANTS, Crashed, SimulatedDisk
+from shoal.simulation.disk import BLOCK, Crashed, SimulatedDisk
+from shoal.simulation.training_mutants import CHECKPOINT_MUTANTS
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint import segment_file
 from shoal.store.checkpoint.manifest import (

@@ -15,10 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.simulation.gossip_mutants import MUTANTS
 from shoal.simulation.gossip_plan import GossipPlan
-from shoal.simulation.gossip_scenario import GossipScenario, simulate
-from shoal.simulation.scenarios import mutated
+from shoal.simulation.gossip_scenario import GOSSIP, GossipScenario
 from shoal.strategies.gossip.topology import Graph
 from tests.harness.seeds import by_tier, check, check_caught
 
@@ -44,8 +42,8 @@ PLANS = {
 
 SCRIPT = """
 import json
-from shoal.simulation.gossip_scenario import simulate
-print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate, range(30))]))
+from shoal.simulation.gossip_scenario import GOSSIP
+print(json.dumps([(one.digest, one.events, one.seconds) for one in map(GOSSIP.simulate, range(30))]))
 """
 
 
@@ -57,7 +55,7 @@ def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends(seeds: range, se
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_broken_once_holds(seed: int) -> None:
-    assert simulate(seed).violations == []
+    assert GOSSIP.simulate(seed).violations == []
 
 
 @pytest.mark.parametrize("seed", PLANS)
@@ -78,9 +76,9 @@ def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
         "steps divided by what vanishes",
     ]
 )
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", GOSSIP.mutants)
 def test_a_mutant_is_caught(name: str) -> None:
-    check_caught(name, mutated("gossip", name), simulate, CATCHES, within=600, never="raised")
+    check_caught(name, GOSSIP.mutated(name), GOSSIP.simulate, CATCHES, within=600, never="raised")
 
 
 @pytest.mark.slow

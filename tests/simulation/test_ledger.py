@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.run import StoreRun
+from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_scenario import TrainingScenario
 

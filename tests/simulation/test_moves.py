@@ -11,11 +11,9 @@ from msgspec.structs import replace
 from shoal.events import End
 from shoal.limits import SECOND
 from shoal.simulation.faults import Fault, FaultPlan
-from shoal.simulation.move_mutants import MUTANTS
 from shoal.simulation.moves_plan import PLANNED, RUSHED, draw, rushed, with_moves
-from shoal.simulation.moves_scenario import simulate
-from shoal.simulation.run import StoreRun
-from shoal.simulation.workload import COLUMNS
+from shoal.simulation.store_scenario import MOVES, StoreRun
+from shoal.simulation.store_workload import COLUMNS
 from tests.harness.seeds import by_tier, check, check_caught
 
 FIRST, SEEDS = 16, 56  # `make soak` runs tens of thousands
@@ -63,9 +61,9 @@ def test_nothing_is_lost_or_doubled_while_servers_come_and_go(seeds: range, seld
     ]
 )
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", MOVES.mutants)
 def test_a_mutant_of_the_move_is_caught(name: str) -> None:
-    check_caught(name, MUTANTS[name](), lambda seed: StoreRun(_plan(name, seed)).verdict(), CATCHES, within=60)
+    check_caught(name, MOVES.mutated(name), lambda seed: StoreRun(_plan(name, seed)).verdict(), CATCHES, within=60)
 
 
 def _plan(mutant: str, seed: int) -> FaultPlan:
@@ -98,7 +96,7 @@ def _plan(mutant: str, seed: int) -> FaultPlan:
 @pytest.mark.slow
 def test_a_seed_always_means_the_same_schedule() -> None:
     for seed in range(4):
-        assert simulate(seed).digest == simulate(seed).digest
+        assert MOVES.simulate(seed).digest == MOVES.simulate(seed).digest
 
 
 def test_plans_with_moves_are_read_back_as_they_print_themselves() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.simulation.mutants import MUTANTS, mutated
-from shoal.simulation.run import simulate
+from shoal.simulation.store_scenario import STORE
 from tests.harness.seeds import check_caught
 
 # Seeds that have caught those which few seeds catch: they are tried first, and then all others.
@@ -27,7 +26,7 @@ CATCHES = {
 
 
 def test_there_are_the_mutants_that_were_asked_for() -> None:
-    assert set(MUTANTS) >= {
+    assert set(STORE.mutants) >= {
         "no ledger",
         "pending not checked",
         "ledger expired by time",
@@ -73,6 +72,6 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
         "log without a bound",
     ]
 )
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", STORE.mutants)
 def test_a_mutant_is_caught(name: str) -> None:
-    check_caught(name, mutated(name), simulate, CATCHES, within=2_000)
+    check_caught(name, STORE.mutated(name), STORE.simulate, CATCHES, within=2_000)

@@ -1,7 +1,7 @@
 """Every node that ships runs in some scenario of the simulator: none is checked through a stand-in only.
 
 A node is a class with ``handle(self, now, event)`` (``wire.effects.Node``). The package's source is searched for them; each scenario says
-which classes run in it (``NODES``), and a few seeds of it show whether they do. Parts of a run that are no nodes but must run, too, are
+which classes run in it (``Scenario.nodes``), and a few seeds of it show whether they do. Parts of a run that are no nodes but must run, too, are
 named here, each with the method by which it is set going.
 """
 
@@ -23,8 +23,8 @@ import shoal
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.scheduling import Scheduler
 from shoal.nodes.trainer import Trainer
-from shoal.simulation.names import MODULES
-from shoal.simulation.scenarios import kind
+from shoal.simulation import SCENARIOS
+from shoal.simulation.scenarios import scenario
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
@@ -96,9 +96,9 @@ def test_the_package_has_the_nodes_that_everybody_knows() -> None:
     names = {one.__name__ for one in nodes()}
     assert names >= {
         "Coordinator",
-        "Gossiper",
+        "DrainableServer",
         "GossipController",
-        "Guest",
+        "GossipWorker",
         "PeerNode",
         "Scheduler",
         "Server",
@@ -120,19 +120,19 @@ def test_a_node_is_known_by_its_contract(source: str, found: list[str]) -> None:
 
 
 def test_every_node_that_ships_is_in_some_scenario() -> None:
-    simulated = {one for name in MODULES for one in kind(name).NODES}
+    simulated = {one for name in SCENARIOS for one in scenario(name).nodes}
     missing = [one.__qualname__ for one in nodes() if one not in simulated]
-    assert missing == [], "let a scenario of shoal/simulation run these, and name them in its NODES"
+    assert missing == [], "let a scenario of shoal/simulation run these, and name them in its nodes"
 
 
-@pytest.mark.parametrize("scenario", MODULES)
+@pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.timeout(600)
-def test_what_a_scenario_says_that_it_runs_does_run_in_it(scenario: str) -> None:
-    found, seeds = kind(scenario), 0
+def test_what_a_scenario_says_that_it_runs_does_run_in_it(name: str) -> None:
+    found, seeds = scenario(name), 0
     with recorded() as seen:
-        while not seen.issuperset(found.NODES) and seeds < SEEDS:
+        while not seen.issuperset(found.nodes) and seeds < SEEDS:
             found.simulate(seeds)
             seeds += 1
-    print(f"\n{scenario}: {', '.join(sorted(one.__name__ for one in seen))} in {seeds} seeds")
+    print(f"\n{name}: {', '.join(sorted(one.__name__ for one in seen))} in {seeds} seeds")
     ships = {one for one in seen if one in nodes()}
-    assert ships == set(found.NODES), "NODES of the scenario's module and what its seeds run are not the same"
+    assert ships == set(found.nodes), "the scenario's nodes and what its seeds run are not the same"

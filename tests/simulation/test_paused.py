@@ -7,7 +7,7 @@ import pytest
 
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.run import StoreRun
+from shoal.simulation.store_scenario import StoreRun
 
 
 @pytest.mark.parametrize("seed", range(40, 56))

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from shoal.cli.main import main
 from shoal.simulation.counting_peer import CountingLearner
 from shoal.simulation.peers_plan import PeersPlan
-from shoal.simulation.peers_scenario import MUTANTS, PeersScenario, simulate
-from shoal.simulation.scenarios import mutated
+from shoal.simulation.peers_scenario import PEERS, PeersScenario
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.run_log import Contribution
 from tests.harness.seeds import by_tier, check, check_caught
@@ -79,7 +78,7 @@ def test_all_that_live_have_the_same_weights_and_nothing_twice(seeds: range, sel
 @pytest.mark.variants(slow=["130", "221", "1130", "1247", "1521", "1649", "1982", "100463", "100483", "200743"])
 @pytest.mark.parametrize("seed", BROKE)
 def test_what_was_broken_once_holds(seed: int) -> None:
-    assert simulate(seed).violations == []
+    assert PEERS.simulate(seed).violations == []
 
 
 def kept(seed: int) -> PeersPlan:
@@ -119,7 +118,7 @@ def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
 
 
 def test_there_are_the_mutants_that_were_asked_for() -> None:
-    assert set(MUTANTS) >= {
+    assert set(PEERS.mutants) >= {
         "words heard again",
         "nothing handed on",
         "copied before entered",
@@ -143,15 +142,15 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
     ]
 )
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", PEERS.mutants)
 def test_a_broken_variant_is_caught(name: str) -> None:
-    check_caught(name, mutated("peers", name), simulate, CATCHES, within=400)
+    check_caught(name, PEERS.mutated(name), PEERS.simulate, CATCHES, within=400)
 
 
 SCRIPT = """
 import json
-from shoal.simulation.peers_scenario import simulate
-print(json.dumps([simulate(seed).digest for seed in range(12)]))
+from shoal.simulation.peers_scenario import PEERS
+print(json.dumps([PEERS.simulate(seed).digest for seed in range(12)]))
 """
 
 

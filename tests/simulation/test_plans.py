@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.run import StoreRun
+from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_scenario import TrainingScenario
 

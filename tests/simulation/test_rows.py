@@ -12,7 +12,7 @@ import pytest
 
 from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_plan import STAGES
-from shoal.simulation.run import StoreRun
+from shoal.simulation.store_scenario import StoreRun
 
 SHAPES = [("each", False), ("step", True), ("clients", False)]
 

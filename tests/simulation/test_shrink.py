@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from shoal.cli.main import main
 from shoal.simulation.faults import FAMILIES, SERVER_FAMILIES, Fault, FaultPlan
-from shoal.simulation.mutants import mutated
 from shoal.simulation.shrink import as_test, broken_rule, first_violation, shrink, verdict_of
+from shoal.simulation.store_scenario import STORE
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -24,7 +24,7 @@ def test_nothing_but_plans_is_read() -> None:
 
 
 def test_what_is_left_fails_by_the_same_rule_and_nothing_more_can_go() -> None:
-    with mutated("no ledger"):
+    with STORE.mutated("no ledger"):
         plan = next(plan for plan in map(FaultPlan.draw, range(100)) if len(plan.faults) > 2 and broken_rule(plan))
         shortest = shrink(plan)
         assert broken_rule(shortest) == broken_rule(plan)
@@ -50,7 +50,7 @@ def test_a_plan_that_holds_is_left_as_it_is() -> None:
 
 
 def test_the_command_prints_the_shortest_plan() -> None:
-    with mutated("no ledger"):
+    with STORE.mutated("no ledger"):
         seed = next(seed for seed in range(100) if broken_rule(FaultPlan.draw(seed)))
     result = CliRunner().invoke(main, ["simulate", "--seed", str(seed), "--mutant", "no ledger", "--shrink"])
     assert result.exit_code == 1, result.output

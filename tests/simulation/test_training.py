@@ -21,20 +21,22 @@ from shoal.limits import SECOND
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.reference import serial
-from shoal.simulation.reference_blocks import FIRST as FIRST_HAND
-from shoal.simulation.reference_blocks import BlocksBegun, BlockTurn, weights_by_iteration
-from shoal.simulation.scenarios import mutated
-from shoal.simulation.training_checks import FinalTables, TrainingChecker
+from shoal.simulation.reference import FIRST as FIRST_HAND
+from shoal.simulation.reference import BlocksBegun, BlockTurn, serial, weights_by_iteration
+from shoal.simulation.training_checker import FinalTables, TrainingChecker
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
-from shoal.simulation.training_run import TrainingWorld, data_of, paced, stopped
 from shoal.simulation.training_scenario import (
-    MUTANTS,
+    TRAINING,
     TrainingScenario,
     _lost,
-    simulate,
 )
 from shoal.simulation.training_watch import PartsWatch
+from shoal.simulation.training_world import (
+    TrainingWorld,
+    data_of,
+    paced,
+    stopped,
+)
 from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
 from tests.harness.seeds import by_tier, check, check_caught
 
@@ -193,8 +195,8 @@ SELDOM = ("rare: ", "disk: ", "fault: ", "run: ", "stopped: ", "void", "delays",
 
 SCRIPT = """
 import json
-from shoal.simulation.training_scenario import simulate
-print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate, range(12))]))
+from shoal.simulation.training_scenario import TRAINING
+print(json.dumps([(one.digest, one.events, one.seconds) for one in map(TRAINING.simulate, range(12))]))
 """
 
 
@@ -205,10 +207,10 @@ def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit(seeds: range, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", TRAINING.mutants)
 @pytest.mark.timeout(1_200)
 def test_a_mutant_of_what_trains_is_caught(name: str) -> None:
-    check_caught(name, mutated("training", name), simulate, CATCHES, within=300)
+    check_caught(name, TRAINING.mutated(name), TRAINING.simulate, CATCHES, within=300)
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 from unittest import mock
 
 from shoal.limits import SECOND
-from shoal.simulation import run as module
+from shoal.simulation import store_scenario as module
 from shoal.simulation.faults import Fault, FaultPlan
-from shoal.simulation.run import StoreRun
+from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.world import SimulatedHost, World
 from shoal.wire.effects import Connect, Effect, Event, Received
 from shoal.wire.messages import Done

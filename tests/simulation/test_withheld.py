@@ -6,8 +6,8 @@ from shoal import limits
 from shoal.nodes.worker import Worker
 from shoal.simulation.cluster import COORDINATOR
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.run import StoreRun
-from shoal.simulation.workload import TABLE
+from shoal.simulation.store_scenario import StoreRun
+from shoal.simulation.store_workload import TABLE
 from shoal.wire import messages as m
 
 

@@ -34,10 +34,11 @@ from shoal.limits import MILLISECOND
 from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
 from shoal.security.safety import Safety
-from shoal.simulation.checker import Violation, check, check_end, client_name
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.run import StoreRun
-from shoal.simulation.workload import (
+from shoal.simulation.scenarios import Violation
+from shoal.simulation.store_checker import check, check_end, client_name
+from shoal.simulation.store_scenario import StoreRun
+from shoal.simulation.store_workload import (
     TABLE,
     CheckpointWriter,
     IncarnationEnded,

@@ -30,7 +30,7 @@ from shoal.nodes.worker import Worker
 from shoal.security import keyring
 from shoal.security.address import with_key
 from shoal.security.safety import Safety
-from shoal.simulation.workload import TABLE
+from shoal.simulation.store_workload import TABLE
 from shoal.testing.watch import PATIENCE
 from shoal.wire import Transport
 from shoal.wire import messages as m

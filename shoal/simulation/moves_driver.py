@@ -23,10 +23,10 @@ from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.drainable import DrainableServer
-from shoal.simulation.checker import Violation
 from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
 from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_plan import PLANNED
+from shoal.simulation.scenarios import Violation
 from shoal.wire import messages as m
 
 ASK_AGAIN = 300 * MILLISECOND

@@ -27,10 +27,10 @@ from shoal.keys import Values
 from shoal.schedule.runs import spread
 from shoal.schedule.slot_queue import DEATHS
 from shoal.schedule.stop_rules import ENDLESS
-from shoal.simulation.checker import Violation
 from shoal.simulation.reference import weights_by_step
+from shoal.simulation.scenarios import Violation
 from shoal.simulation.training_plan import STEP, TrainingPlan
-from shoal.simulation.training_run import TrainingWorld
+from shoal.simulation.training_world import TrainingWorld
 
 WAYS = 1_000  # block-proximal: in which pushes of several hands may have counted, that are tried
 LEGITIMATE = (  # ends that a plan may bring about, with the words that say so

@@ -28,7 +28,7 @@ class ScenarioChoice(click.Choice[str]):
     "--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", show_default=True, help="What to simulate."
 )
 @click.option("--seed", type=int, help="Run this one seed.")
-@click.option("--plan", help="Run this one plan, as --shrink prints it: Plan(...).")
+@click.option("--plan", help="Run this one plan, as --shrink prints it: FaultPlan(...).")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
 @click.option("--first", type=int, default=0, show_default=True, help="The first of them.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes to run them in.  [default: one for each core]")

@@ -121,7 +121,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         try:
             plan = _literal(ast.parse(text.strip(), mode="eval").body)
             if not isinstance(plan, FaultPlan):
-                raise ValueError("that is no Plan(...)")
+                raise ValueError("that is no FaultPlan(...)")
             delay: object = plan.max_delay
             # Annotated as a store has it; a training run may also have 'auto'.
             if not (delay in (None, "auto") or isinstance(delay, int)):
@@ -168,10 +168,10 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
 
 
 def _literal(node: ast.expr) -> Any:
-    """Fault(...) and Plan(...), or a plan of another scenario, of literals; nothing is evaluated."""
+    """Fault(...), FaultPlan(...) or a plan of another scenario, of literals; nothing is evaluated."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         plans: list[type[msgspec.Struct]] = [Fault, FaultPlan, *FaultPlan.__subclasses__()]
-        kinds = {one.__name__: one for one in plans}
+        kinds = {"Plan": FaultPlan, **{one.__name__: one for one in plans}}  # Plan: its former name
         if node.func.id in kinds:
             facts = {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
             return kinds[node.func.id](*map(_literal, node.args), **facts)

@@ -171,7 +171,8 @@ def _literal(node: ast.expr) -> Any:
     """Fault(...), FaultPlan(...) or a plan of another scenario, of literals; nothing is evaluated."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         plans: list[type[msgspec.Struct]] = [Fault, FaultPlan, *FaultPlan.__subclasses__()]
-        kinds = {"Plan": FaultPlan, **{one.__name__: one for one in plans}}  # Plan: its former name
+        kinds = {one.__name__: one for one in plans}
+        kinds["Plan"] = FaultPlan  # its former name
         if node.func.id in kinds:
             facts = {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
             return kinds[node.func.id](*map(_literal, node.args), **facts)

@@ -75,7 +75,7 @@ def kernels_are_compiled_once(request: pytest.FixtureRequest, tmp_path_factory: 
                 importlib.import_module(module)
 
 
-AFRESH = ("test_nursery.py", "test_endings.py", "test_launch.py")  # what a start itself does is told there
+AFRESH = ("test_forkserver.py", "test_endings.py", "test_launch.py")  # what a start itself does is told there
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +87,7 @@ def warm() -> Iterator[Warm]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nurseries_have_their_imports(request: pytest.FixtureRequest) -> Iterator[None]:
+def forkservers_have_their_imports(request: pytest.FixtureRequest) -> Iterator[None]:
     """One set of imports for all clusters that the tests of this process start; those of programs under test have their own."""
     from shoal.launch import process_pool
     from tests.support.warm_forkserver import Warm
@@ -97,7 +97,7 @@ def nurseries_have_their_imports(request: pytest.FixtureRequest) -> Iterator[Non
         return
     with pytest.MonkeyPatch.context() as patch:
         # It is begun when the first cluster is.
-        patch.setattr(process_pool, "start_nursery", lambda: request.getfixturevalue("warm").start())
+        patch.setattr(process_pool, "start_forkserver", lambda: request.getfixturevalue("warm").start())
         yield
 
 

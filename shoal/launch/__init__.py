@@ -1,4 +1,6 @@
-"""Where processes run. A launcher answers two questions: start these; who am I?
+"""Starts the processes of a cluster, and tells a process who it is.
 
-``local`` runs a cluster on this machine, as threads or as processes that end with the parent, whatever happens to it.
+``local`` starts a cluster on this machine, as threads or as processes that end with their parent;
+``script`` runs a user's script beside one; ``remote_cluster`` and ``remote_node`` connect several
+hosts; ``torchrun`` and ``mpirun_rank`` recognise ranks that other launchers started.
 """

@@ -1,12 +1,12 @@
-"""When a run's workers come and go: all at once and to the end, or as a resource manager would have it (``emulate``, S1-30, S4-23).
+"""Starts a run's workers, and emulates a resource manager that preempts them (``emulate``).
 
-    gang            all are started, and training begins when all are there
-    arrive          one after another: those that are there begin
-    preempt         one at a time is taken away for a while: it stands still, or it is killed and another is started in its place
-    task            a worker leaves after so many slots, by its own: another is started in its place
+    gang            all workers start, and training begins when all have joined
+    arrive          workers start one after another, and train as soon as they are there
+    preempt         one worker at a time is suspended, or killed and later replaced
+    task            a worker leaves after a number of slots, and is replaced
 
-All of it happens on one thread of its own, which waits for the time or for a word that a worker has ended. One that does not start is told
-of, and another is started a little later. Nothing is started any more when the run is over.
+One thread does all of it. It waits for the next point in time, or for a worker's end. If a worker
+does not start, the run is warned and another is started later. Nothing starts after the run's end.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Protocol
 from shoal.errors import ShoalError, StartFailed
 from shoal.job import Job
 
-_AGAIN = 5.0  # seconds: what kept one worker from starting may pass
+_RETRY = 5.0  # seconds: what kept a worker from starting may be temporary
 
 
 class WorkerStarter(Protocol):
-    """What it takes to start workers and take them away: a training."""
+    """A run that can start and signal workers."""
 
     @property
     def workers(self) -> list[str]: ...
@@ -36,37 +36,37 @@ class WorkerStarter(Protocol):
 
 
 class Arrivals:
-    """The comings and goings of one run's workers."""
+    """Starts and preempts the workers of one run."""
 
     def __init__(
-        self, hands: WorkerStarter, job: Job, over: threading.Event, say: Callable[[str], None], again: float = _AGAIN
+        self, run: WorkerStarter, job: Job, over: threading.Event, say: Callable[[str], None], retry: float = _RETRY
     ) -> None:
-        """``say`` is told what did not go as it should, from the thread of these comings."""
-        self._say, self._again, self._failing = say, again, False
-        self._hands, self._emulate, self._wanted, self._over = hands, job.emulate, 0, over
+        """``say`` is called with warnings, from the thread of this class."""
+        self._say, self._retry, self._failing = say, retry, False
+        self._run, self._emulate, self._wanted, self._over = run, job.emulate, 0, over
         self._news = threading.Condition()
-        self._closed = self._looked = False
-        self._started = 0  # of those that are to be there at the same time
-        # When it is to come back; who stands still, or nobody: another is started.
+        self._closed = self._notified = False
+        self._started = 0  # workers that should run at the same time
+        # When each preempted worker returns, and its name if it is only suspended.
         self._away: list[tuple[float, str]] = []
-        self._turn = 0  # whose turn it is to be taken away
+        self._turn = 0  # which worker is preempted next
         self._thread: threading.Thread | None = None
 
     def start(self, workers: int) -> None:
-        """So many are to come, if they come from here. Those that are there from the start have been started when this returns."""
+        """Start the first workers (all of them, unless they are to arrive one by one)."""
         self._wanted = workers
         first = min(1, workers) if self._emulate.arrive else workers
         for _ in range(first):
-            self._hands.add_worker()
+            self._run.add_worker()
         self._started = first
         if self._emulate.comes_and_goes:
-            self._thread = threading.Thread(target=self._run, name="shoal-coming", daemon=True)
+            self._thread = threading.Thread(target=self._loop, name="shoal-arrivals", daemon=True)
             self._thread.start()
 
-    def look(self) -> None:
-        """A worker has ended. Returns at once."""
+    def worker_ended(self) -> None:
+        """Note that a worker has ended. Returns at once."""
         with self._news:
-            self._looked = True
+            self._notified = True
             self._news.notify_all()
 
     def close(self) -> None:
@@ -75,17 +75,17 @@ class Arrivals:
             self._news.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        for _, name in self._away:  # one that stands still could not end
+        for _, name in self._away:  # a suspended process could not end
             if name:
                 with contextlib.suppress(ShoalError):
-                    self._hands.signal(name, signal.SIGCONT)
+                    self._run.signal(name, signal.SIGCONT)
         self._away = []
 
-    def _run(self) -> None:
+    def _loop(self) -> None:
         emulate, now = self._emulate, time.monotonic()
         arrive = now + emulate.arrive if self._started < self._wanted else float("inf")
         preempt = now + emulate.preempt if emulate.preempt else float("inf")
-        with contextlib.suppress(ShoalError):  # the cluster is gone: nobody comes any more
+        with contextlib.suppress(ShoalError):  # the cluster is closed: nothing can start
             while self._wait(min(arrive, preempt, *(at for at, _ in self._away), float("inf"))):
                 now = time.monotonic()
                 if now >= arrive:
@@ -93,28 +93,28 @@ class Arrivals:
                     self._started += 1
                     arrive = arrive + emulate.arrive if self._started < self._wanted else float("inf")
                 if now >= preempt:
-                    self._take_away(now)
+                    self._preempt(now)
                     preempt += emulate.preempt
                 self._bring_back(now)
                 if emulate.task:
                     self._replace()
 
     def _wait(self, until: float) -> bool:
-        """Until then, or until there is news; False if it is over."""
+        """Wait until then, or until a worker ends; False once the run is over."""
         with self._news:
             left = max(0.0, until - time.monotonic())
-            # The end of a run is nobody's news: it is looked for now and then.
-            self._news.wait_for(lambda: self._closed or self._looked, min(left, 0.2))
-            self._looked = False
+            # The end of a run does not notify us, so look for it every 0.2 s.
+            self._news.wait_for(lambda: self._closed or self._notified, min(left, 0.2))
+            self._notified = False
             return not self._closed and not self._over.is_set()
 
-    def _take_away(self, now: float) -> None:
-        still = {name for _, name in self._away}
-        here = [name for name in self._hands.workers if name not in still]
+    def _preempt(self, now: float) -> None:
+        suspended = {name for _, name in self._away}
+        here = [name for name in self._run.workers if name not in suspended]
         if not here:
             return
         name, self._turn = here[self._turn % len(here)], self._turn + 1
-        self._hands.signal(name, signal.SIGSTOP if self._emulate.sticky else signal.SIGKILL)
+        self._run.signal(name, signal.SIGSTOP if self._emulate.sticky else signal.SIGKILL)
         self._away.append((now + self._emulate.away, name if self._emulate.sticky else ""))
 
     def _bring_back(self, now: float) -> None:
@@ -122,25 +122,23 @@ class Arrivals:
         self._away = [one for one in self._away if one[0] > now]
         for _, name in back:
             if name:
-                self._hands.signal(name, signal.SIGCONT)
+                self._run.signal(name, signal.SIGCONT)
             else:
                 self._start_one()
 
     def _replace(self) -> None:
-        """Who has done its task has left: as many are to be here as were started, but for those that are away."""
+        """Replace workers that left after their task."""
         killed = sum(not name for _, name in self._away)
-        for _ in range(self._started - killed - len(self._hands.workers)):
+        for _ in range(self._started - killed - len(self._run.workers)):
             self._start_one()
 
     def _start_one(self) -> None:
-        """One more; or another one later, if it does not start, which is said once until one does."""
+        """Start a worker. If that fails, try again later, and warn once until one starts."""
         try:
-            self._hands.add_worker()
+            self._run.add_worker()
             self._failing = False
         except StartFailed as error:
-            self._away.append((time.monotonic() + self._again, ""))
+            self._away.append((time.monotonic() + self._retry, ""))
             if not self._failing:
-                self._say(
-                    f"{error}; training goes on with those that are there, and another is tried every {self._again:g} s"
-                )
+                self._say(f"{error}; training goes on without it, and another start is tried every {self._retry:g} s")
             self._failing = True

@@ -1,4 +1,4 @@
-"""Scripts for batch schedulers: one host, so many cores, so much time; text in, text out."""
+"""Writes job scripts for the batch schedulers OAR and Slurm (one host)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shoal.errors import Invalid
 
-_WARN = 60  # seconds before the end, in which a run is saved
+_WARN = 60  # seconds before the time limit, for saving the run
 
 _OAR = """\
 #!/bin/bash
@@ -34,7 +34,7 @@ _SLURM = """\
 """
 _BODY = """\
 #
-# One host: servers and workers all run there. shoal does not reach over several hosts yet.
+# One host: all servers and workers run there.
 # {warn} s before the time is up the scheduler sends SIGTERM{saved}
 
 set -eu
@@ -47,16 +47,17 @@ SCHEDULERS = tuple(_SCHEDULERS)
 
 
 def submit(scheduler: str, file: str) -> str:
-    """What to type to have a script run."""
+    """The shell command that submits a script."""
     if scheduler == "slurm":
         return f"sbatch {shlex.quote(file)}"
-    return f"oarsub -S {shlex.quote(file if file.startswith('/') else f'./{file}')}"  # it runs the file itself
+    # it runs the file itself
+    return f"oarsub -S {shlex.quote(file if file.startswith('/') else f'./{file}')}"
 
 
 def batch_script(
     scheduler: str, command: Sequence[str], *, cores: int, walltime: str, file: str, environment: str = ""
 ) -> str:
-    """``environment`` is the folder of a virtual environment; ``file`` is where the script will be, for its own comment."""
+    """A job script; ``environment`` is a venv's folder, ``file`` the script's own path."""
     if not re.fullmatch(r"\d{1,4}:[0-5]\d:[0-5]\d", walltime):
         raise Invalid(f"walltime {walltime!r}: needs hours:minutes:seconds, as in 02:00:00")
     head, folder = _SCHEDULERS[scheduler]

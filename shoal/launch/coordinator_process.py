@@ -1,8 +1,8 @@
-"""The coordinator as a process of its own, and the plain data that it is started with.
+"""The coordinator's process, and the plain data it starts with.
 
-It can be killed and started again: whatever it must not forget is in its journal, and what it was not there to hear of,
-the processes that ended, is told to it again with its orders. What happens goes out as lines on the pipe of reports; that a
-process ended comes in as lines on a pipe that only the nursery writes to, so nobody can say it over the wire.
+It can be killed and restarted: its state is in its journal, and its orders list the processes that
+ended while it was away. Events leave as lines on the report pipe. Process ends arrive on a pipe
+that only the forkserver writes to, so no message on the wire can fake one.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run, as far as the coordinator must know it."""
+    """What the coordinator knows of a run."""
 
-    job: str  # as TOML, which knows infinity: JSON does not
-    data: str  # the set's name
-    rows: int  # to train on
+    job: str  # TOML, because JSON has no infinity
+    data: str  # the data set's name
+    rows: int  # training rows
     test_rows: int
     features: int
-    checkpoints: str = ""  # the folder they lie in; empty: none are made
-    fingerprint: str = ""  # of the rows to train on: nodes of other hosts read their own
-    elsewhere: bool = False  # workers come and go by themselves: nobody here starts any
+    checkpoints: str = ""  # their folder; empty: none are written
+    fingerprint: str = ""  # of the training rows; other hosts read their own copy
+    elsewhere: bool = False  # workers join by themselves: none is started here
 
     @classmethod
     def of(cls, job: Job, dataset: Dataset, folder: Path | None = None) -> RunFacts:
@@ -58,7 +58,7 @@ class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(job.toml(), dataset.name, rows, test_rows, dataset.features, checkpoints, same)
 
     def described(self) -> m.Described:
-        """For whoever would take part."""
+        """The answer to a node that asks what it would join."""
         from shoal.launch.user_modules import code_of
 
         code = code_of(_job(self.job))
@@ -71,29 +71,29 @@ class ProcessEnded(ProcessMessage, frozen=True, tag="saw"):
 
     name: str
     reason: str
-    token: str  # of the life that ended
+    token: str  # of the incarnation that ended
 
 
 class RunEnds(ProcessMessage, frozen=True, tag="ends"):
-    """Top process to coordinator: "it is over: tell all who are here"."""
+    """Top process to coordinator: "the run is over: tell all members"."""
 
     why: str
 
 
 class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a coordinator needs to know, as plain data."""
+    """The orders of a coordinator process."""
 
-    journal: str  # its file
+    journal: str  # path
     copies: int = 1
     run: RunFacts | None = None
-    ended: list[ProcessEnded] = []  # before it was there
-    moves: MoveSettings | None = None  # where there is no run to say so
-    checkpoints: str = ""  # of a store without a run: the folder they lie in; empty: none are made
-    timing: Timing | None = None  # where there is no run to say so; None: as the journal has it
+    ended: list[ProcessEnded] = []  # before this process started
+    moves: MoveSettings | None = None  # for a store without a run
+    checkpoints: str = ""  # folder, for a store without a run; empty: none are written
+    timing: Timing | None = None  # for a store without a run; None: as in the journal
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """The coordinator in a process of its own, until that ends."""
+    """Run the coordinator in this process until it ends."""
     work = msgspec.convert(orders.work, CoordinatorProcess)
     safety = Safety.of_plain(orders.safety)
     transport = ZmqTransport(orders.name, orders.bind, safety, orders.advertise)
@@ -116,7 +116,7 @@ def main(orders: ProcessOrders, process: Process) -> None:
 
 
 def hear(inbox: int, loop: Loop, group: str = "") -> None:
-    """Whatever the nursery hands on, which knows processes by the names that they have within their group."""
+    """Pass on process ends that the forkserver reports; it names processes within their group."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:
             match msgspec.json.decode(line, type=ProcessEnded | RunEnds):
@@ -127,30 +127,30 @@ def hear(inbox: int, loop: Loop, group: str = "") -> None:
 
 
 def dealing_of(facts: RunFacts) -> Scheduler:
-    """What the coordinator deals."""
+    """The scheduler of a run."""
     cores = 0 if facts.elsewhere else len(os.sched_getaffinity(0))
     numbers = (facts.rows, facts.test_rows, facts.features)
     return make_dealing(_job(facts.job), facts.data, *numbers, cores=cores, elsewhere=facts.elsewhere)
 
 
 def moves_of(facts: RunFacts | None) -> MoveSettings | None:
-    """How segments may change hands; None: as usual."""
+    """The run's settings for moving segments; None: the defaults."""
     return None if facts is None else _job(facts.job).moves
 
 
 def timing_of(facts: RunFacts | None, otherwise: Timing | None) -> TimingSettings | None:
-    """What all nodes go by: as the run's job says, or, where there is none, as whoever started the cluster does, if anybody did."""
+    """The timing of all nodes: the run's, else what the cluster was started with, else None."""
     chosen = otherwise if facts is None else _job(facts.job).timing
     return None if chosen is None else chosen.intervals()
 
 
 def saving_of(facts: RunFacts) -> RollbackDriver:
-    """What of it is kept on disk."""
+    """The checkpoint driver of a run."""
     return make_saving(_job(facts.job), Path(facts.checkpoints)) if facts.checkpoints else RollbackDriver()
 
 
 def saving_for(run: RunFacts | None, checkpoints: str) -> RollbackDriver | None:
-    """Of a run; or of a store without one, which saves when it is asked to."""
+    """The checkpoint driver of a run, or of a store that saves on request."""
     if run is not None:
         return saving_of(run)
     return RollbackDriver(Path(checkpoints)) if checkpoints else None

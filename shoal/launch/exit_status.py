@@ -1,8 +1,8 @@
-"""How a process ended, in words: by its exit code, and by what the kernel counts.
+"""Explains how a process ended, by its exit code and the kernel's out-of-memory count.
 
-A process that is killed because memory ran out looks like any other that was killed. But the kernel counts those kills
-(``oom_kill`` in /proc/vmstat); where the count has risen since the last look, that is said. It is of the whole machine,
-so it is said as what it is.
+A process that the kernel killed for lack of memory looks like any other killed process. But the
+kernel counts such kills (``oom_kill`` in /proc/vmstat, for the whole machine): if the count has
+risen, the message says that the kernel has killed *a* process.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import NoReturn
 
 _COUNTS = Path("/proc/vmstat")
 _COUNT = "oom_kill "
-REFUSED = 2  # the exit code of a command that cannot be what was asked for, as click has it
+REFUSED = 2  # click's exit code for wrong usage
 
 
 def refuse(why: str) -> NoReturn:
-    """End a rank that cannot take part, as a command ends that is given something wrong."""
+    """End a rank that cannot take part, as click ends a command with wrong usage."""
     print(f"Error: {why}", file=sys.stderr)
     sys.exit(REFUSED)
 
 
 class ExitReasons:
-    """Looks at the kernel's count when it is made, and at each kill."""
+    """Reads the kernel's count when created and at each kill."""
 
     def __init__(self, counts: Path = _COUNTS) -> None:
         self._counts = counts
         self._before = self._starved()
 
     def how(self, code: int) -> str:
-        """An exit code as Python has it: negative for a signal."""
+        """In words, for an exit code as Python has it: negative for a signal."""
         if code >= 0:
             return f"exit code {code}"
         words = f"killed by signal {-code}"
@@ -40,7 +40,7 @@ class ExitReasons:
         before, self._before = self._before, self._starved()
         if self._before <= before:
             return words
-        return f"{words}; the kernel has killed a process because memory ran out: give it more, or spread it over more servers"
+        return f"{words}; the kernel killed a process for lack of memory: add memory, or use more servers"
 
     def _starved(self) -> int:
         try:

@@ -1,12 +1,13 @@
-"""One warm process that forks all others of a cluster, so that each costs milliseconds instead of imports.
+"""A warm process that forks all others of a cluster, so that a start costs milliseconds.
 
-It is started afresh, so it has nothing of the user's program: no threads, no sockets, no locks that somebody holds. It
-imports what servers need (and, at the first worker, what workers need), checks that it still has one thread only, and
-then forks on order. Orders come as lines on standard input, reports go out as lines on standard output; nobody but the
-top process has the other ends. Every Fork is answered by Forked and Running, or Failed, and in the end by one Ended.
+It is started fresh, so it inherits nothing from the user's program: no threads, sockets or held
+locks. It imports what servers need (and, before the first worker, what workers need), checks that
+it still has a single thread, and forks on order. Orders arrive as lines on standard input, reports
+leave as lines on standard output; only the top process has the other ends. Every ForkOrder is
+answered by ChildForked and ProcessRunning, or ProcessFailed, and finally by one ChildEnded.
 
-When the top process hangs up the nursery waits a moment for its children, which see the same, kills those that did
-not end, removes the folder of sockets and ends. It never computes, and never forks once it has another thread.
+When the top process hangs up, the forkserver gives its children a moment to end (they see the
+same), kills the rest, removes the socket folder and ends. It computes nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from shoal.launch.process_main import (
 )
 
 _GRACE = 1.0  # seconds for the children to end by themselves
+FORKSERVER = "forkserver"  # its name in reports
 SERVERS_NEED = (
     "shoal.launch.coordinator_process",
     "shoal.launch.server_process",
@@ -54,56 +56,56 @@ WORKERS_NEED = ("shoal.launch.worker_process", "shoal.data.kernels", "shoal.mode
 
 
 class ForkserverSetup(ProcessMessage, frozen=True, tag="setup"):
-    """Top process to nursery, first: "make this folder, import these"."""
+    """Top process to forkserver, first: "make this folder, import these modules"."""
 
     parent: int  # the top process
-    folder: str  # of sockets; empty if there is none
+    folder: str  # of sockets; empty: none
     modules: list[str]
     path: list[str]  # where the top process finds modules
 
 
 class ForkOrder(ProcessMessage, frozen=True, tag="fork"):
-    """Top process to nursery: "a process with these orders"."""
+    """Top process to forkserver: "fork a process with these orders"."""
 
     orders: ProcessOrders
 
 
 class SignalOrder(ProcessMessage, frozen=True, tag="signal"):
-    """Top process to nursery: "send it this signal, if it still runs"."""
+    """Top process to forkserver: "send it this signal, if it still runs"."""
 
     name: str
     number: int
 
 
 class PassFile(ProcessMessage, frozen=True, tag="handon"):
-    """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator, a scheduler or a peer."""
+    """Top process to forkserver: "write this line to its inbox, if it still runs"."""
 
     name: str
     line: str
 
 
 class ForkserverReady(ProcessMessage, frozen=True, tag="settled"):
-    """Nursery to top process: "the folder is there, the imports begin"."""
+    """Forkserver to top process: "the folder exists, the imports begin"."""
 
 
 class ModulesRefused(ProcessMessage, frozen=True, tag="refused"):
-    """Nursery to top process: "the modules you named cannot be used"."""
+    """Forkserver to top process: "the modules you named cannot be used"."""
 
     reason: str
 
 
 class ChildForked(ProcessMessage, frozen=True, tag="forked"):
-    """Nursery to top process: "it has this process number"."""
+    """Forkserver to top process: "it has this process id"."""
 
     name: str
     pid: int
 
 
 class ChildEnded(ProcessMessage, frozen=True, tag="ended"):
-    """Nursery to top process: "it is no more"."""
+    """Forkserver to top process: "it has ended"."""
 
     name: str
-    code: int  # of its exit; of the signal that killed it, with a minus
+    code: int  # exit code; minus the signal that killed it
 
 
 Order = ForkOrder | SignalOrder | PassFile
@@ -120,34 +122,34 @@ Report = (
 
 
 class Forkserver:
-    """The process that forks. Its own thread is the only one."""
+    """Forks, signals and reaps. Single-threaded."""
 
     def __init__(self, setup: ForkserverSetup, orders: int, reports: int, rest: bytes = b"") -> None:
         self._setup, self._orders, self._reports = setup, orders, reports
         self._pid = os.getpid()
-        self._children: dict[int, str] = {}  # by process number
-        self._inboxes: dict[str, int] = {}  # where coordinators and peers hear what is handed on to them
-        self._works = False  # whether workers can be forked, too
-        self._rest = rest  # read, but not a whole line yet
-        self._alarm, self._bell = os.pipe()  # a signal rings it, so that the end of a child wakes us
+        self._children: dict[int, str] = {}  # by process id
+        self._inboxes: dict[str, int] = {}  # pipes to children that take lines later
+        self._workers_imported = False
+        self._rest = rest  # an incomplete line
+        self._alarm, self._bell = os.pipe()  # written by the signal handler: a child's end wakes us
         os.set_blocking(self._alarm, False)
         os.set_blocking(self._bell, False)
 
     def prepare(self) -> None:
-        """Import what servers need. Raises Invalid if a module of the operator's cannot be used."""
+        """Import what servers need. Raises Invalid if a module of the user cannot be used."""
         with self._watched():
             prepare(self._setup.modules)
             for module in SERVERS_NEED:
                 importlib.import_module(module)
         if not _alone():
             raise Invalid(
-                f"modules that start threads cannot be used with forked processes: of {self._setup.modules} one left "
-                f"a thread behind when it was imported; start it when it is first needed"
+                f"one of the modules {self._setup.modules} started a thread when it was imported, which forked "
+                f"processes cannot have: start the thread when it is first needed"
             )
 
     def run(self) -> None:
-        """Fork, signal and reap until the top process is gone; then see that everything else is, too."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, it would not ring
+        """Fork, signal and reap until the top process is gone; then end all children."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # an ignored signal writes no wakeup byte
         signal.set_wakeup_fd(self._bell)
         poll = select.poll()
         poll.register(self._orders, select.POLLIN)
@@ -156,7 +158,7 @@ class Forkserver:
         while True:
             seen = dict(poll.poll(LOOK))
             if seen.get(self._orders, 0) & ~select.POLLIN or os.getppid() != self._setup.parent:
-                break  # orders that are still in the pipe are nobody's
+                break  # orders left in the pipe no longer count
             if self._orders in seen:
                 self._take(os.read(self._orders, 65_536))
             self._reap(seen)
@@ -170,9 +172,9 @@ class Forkserver:
                     self._fork(orders)
                 case SignalOrder(name, number):
                     for pid in [pid for pid, one in self._children.items() if one == name]:
-                        os.kill(pid, number)  # not reaped yet, so the number is still its own
+                        os.kill(pid, number)  # not reaped yet, so the id is still its own
                 case PassFile(name, text):
-                    self._hand_on(name, text)
+                    self._pass_on(name, text)
 
     def _fork(self, orders: ProcessOrders) -> None:
         inbox = -1
@@ -196,7 +198,7 @@ class Forkserver:
         say(self._reports, ChildForked(orders.name, pid))
 
     def _be(self, orders: ProcessOrders, inbox: int) -> None:
-        """We are the child: nothing that lies below us on the stack may ever be returned to."""
+        """Run as the child. Never returns into the frames of the forkserver."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -209,8 +211,8 @@ class Forkserver:
             flush()
             os._exit(code)
 
-    def _hand_on(self, name: str, line: str) -> None:
-        """Never waits: what one that is stopped cannot take, it is told when it is started again."""
+    def _pass_on(self, name: str, line: str) -> None:
+        """Never blocks: a stopped process gets what it missed with its next orders."""
         if name in self._inboxes:
             with contextlib.suppress(OSError):
                 os.write(self._inboxes[name], line.encode() + b"\n")
@@ -221,9 +223,9 @@ class Forkserver:
                 os.close(descriptor)
 
     def _ready_for(self, orders: ProcessOrders) -> None:
-        """The first worker, or a coordinator of a run, brings more imports: here, once, instead of in every process."""
+        """Import what workers need here, once, before the first of them is forked."""
         plain = orders.main in (MAINS["server"], MAINS["coordinator"]) and not orders.work.get("run")
-        if self._works or plain:
+        if self._workers_imported or plain:
             return
         try:
             with self._watched():
@@ -235,12 +237,12 @@ class Forkserver:
         except Exception as error:
             raise Invalid(f"{type(error).__name__} while importing what workers need: {error}") from None
         if not _alone():
-            raise Invalid("what workers need left a thread behind when it was imported")
-        self._works = True
+            raise Invalid("importing what workers need started a thread, which forked processes cannot have")
+        self._workers_imported = True
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """End with the top process while we import, too: the first start on a machine compiles the kernels."""
+        """End with the top process also during imports: the first start compiles the kernels."""
         until, stop = os.pipe()
         facts = (self._setup.parent, self._orders, self._setup.folder, until)
         watch = threading.Thread(target=end_with, args=facts, name="shoal-watch", daemon=True)
@@ -256,7 +258,8 @@ class Forkserver:
         if self._alarm in seen:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._alarm, 4_096)
-        for pid, name in list(self._children.items()):  # not just any child: a module may have some of its own
+        # not any child: a module may have children of its own
+        for pid, name in list(self._children.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._children[pid]
@@ -269,45 +272,46 @@ class Forkserver:
         poll.register(self._alarm, select.POLLIN)
         while self._children and time.monotonic() < deadline:
             self._reap(dict(poll.poll(50)))
-        for pid in self._children:  # one that is stopped, or deep in something that never looks up
+        for pid in self._children:  # stopped, or in a call that never returns
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         sweep(self._setup.folder)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the top process, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the top process, which ends us
     orders, reports = _take_over()
     begin = b""
     while b"\n" not in begin:
         more = os.read(orders, 65_536)
         if not more:
-            return  # the top process died before it could say anything
+            return  # the top process died before its first order
         begin += more
     line, _, rest = begin.partition(b"\n")
     setup = msgspec.json.decode(line, type=ForkserverSetup)
     sys.path[:] = setup.path
     try:
-        if setup.folder:  # made by us, not by the top process: whoever makes it must be there to remove it
+        # made here, not in the top process, which may be killed before removing it
+        if setup.folder:
             os.mkdir(setup.folder, 0o700)
     except OSError as error:
-        say(reports, ProcessFailed("nursery", f"cannot make the folder {setup.folder}: {error.strerror}"))
+        say(reports, ProcessFailed(FORKSERVER, f"cannot make the folder {setup.folder}: {error.strerror}"))
         return
     code = 1
     try:
-        code = _keep(Forkserver(setup, orders, reports, rest), setup, reports)
+        code = _serve(Forkserver(setup, orders, reports, rest), reports)
     except BaseException:
         traceback.print_exc()
     finally:
         sweep(setup.folder)
         flush()
-        os._exit(code)  # no finalizers: what there is to close, the kernel closes
+        os._exit(code)  # no finalizers: the kernel closes everything
 
 
-def _keep(nursery: Forkserver, setup: ForkserverSetup, reports: int) -> int:
+def _serve(forkserver: Forkserver, reports: int) -> int:
     say(reports, ForkserverReady())
     try:
-        nursery.prepare()
+        forkserver.prepare()
     except Invalid as error:
         say(reports, ModulesRefused(str(error)))
         return 1
@@ -318,12 +322,12 @@ def _keep(nursery: Forkserver, setup: ForkserverSetup, reports: int) -> int:
             ModulesRefused(f"{type(error).__name__} while importing what servers need: {error}; see its traceback"),
         )
         return 1
-    nursery.run()
+    forkserver.run()
     return 0
 
 
 def _take_over() -> tuple[int, int]:
-    """Keep standard input and output for ourselves: what a module prints must not pass for a report."""
+    """Take standard input and output away, so that a module's print is never read as a report."""
     orders, reports = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -336,7 +340,7 @@ def _take_over() -> tuple[int, int]:
 
 
 def _alone() -> bool:
-    """Whether this process has one thread only; one that was joined may need a moment to be gone."""
+    """Whether this process has a single thread; a joined one may need a moment to go."""
     deadline = time.monotonic() + 1.0
     while threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
         if time.monotonic() > deadline:

@@ -1,10 +1,10 @@
-"""A cluster on this machine: threads of this process, or processes that end with it.
+"""Starts a cluster on this machine, as threads or as processes that end with this one.
 
-    with shoal.local(servers=2) as cluster:                     threads, references instead of messages
-    with shoal.local(servers=2, processes=True) as cluster:     one process each, over Unix sockets (or tcp)
+    with shoal.local(servers=2) as cluster:                     threads that pass references
+    with shoal.local(servers=2, processes=True) as cluster:     processes, over Unix sockets or tcp
 
-Of threads, the coordinator is one; of processes, too: it can be killed, and is started again. When the parent is gone,
-however it went, its processes remove what they made and end.
+The coordinator is a thread or a process, too. When the parent of a process is gone, however it
+ended, the process removes what it made and ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from shoal.launch.coordinator_process import RunFacts
 
 START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
-_LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
+_LOOK_WITHIN = 10.0  # seconds: a killed coordinator is restarted sooner
 _numbers = itertools.count(1)
 
 
@@ -60,26 +61,27 @@ def local(
     checksums: bool = True,
     timing: Timing | Mapping[str, float] | None = None,
 ) -> Cluster:
-    """Start a cluster here. ``modules`` are imported by every server: name those with updates and questions of your own.
+    """Start a cluster on this machine.
 
-    Every segment is held by so many servers as there are ``copies``. A process that is killed is started again: the
-    coordinator always, a server where there are copies to fill it from. With ``folder`` the coordinator keeps its journal there,
-    ``kv.save()`` saves all tables there, and a cluster that is started there later has them again, as they were saved last.
-    With ``keys``, a folder of them, all that goes over tcp is encrypted, and others need keys to come in. Without, arrays that travel between
-    processes have ``checksums``, unless that is false. ``timing`` says how long nodes wait for each other, in seconds:
-    ``timing={"dead": 20}``, or ``{"scale": 4}`` for all that it has.
+    ``modules`` are imported by every server: name those with your own updates and queries. Each
+    segment is on ``copies`` servers. A killed coordinator is restarted; a killed server is, if
+    there are copies to fill it from. With a ``folder`` the coordinator keeps its journal there,
+    ``kv.save()`` saves all tables there, and a later cluster on that folder has them again. With
+    ``keys``, a folder, all tcp traffic is encrypted and other nodes need keys. Without, arrays
+    between processes carry ``checksums``. ``timing`` sets how long nodes wait for each other, in
+    seconds: ``timing={"dead": 20}``, or ``{"scale": 4}`` for all of them.
     """
     modules = (modules,) if isinstance(modules, str) else tuple(modules)
     if not all(isinstance(module, str) for module in modules):
-        raise Invalid(f"modules={modules!r}: name them, as you would in an import statement: modules=['my_updates']")
+        raise Invalid(f"modules={modules!r}: needs names as in an import statement: modules=['my_updates']")
     if not isinstance(servers, int) or not 1 <= servers <= limits.MEMBERS // 2:
         raise Invalid(f"servers={servers}: needs 1 to {limits.MEMBERS // 2}")
     if not isinstance(copies, int) or copies is True or not 1 <= copies <= min(limits.COPIES, servers):
-        raise Invalid(f"copies={copies}: needs 1 to {limits.COPIES}, and no more than there are servers ({servers})")
+        raise Invalid(f"copies={copies}: needs 1 to {limits.COPIES}, and at most the number of servers ({servers})")
     if transport not in ("ipc", "tcp"):
         raise Invalid(f"transport={transport!r}: needs 'ipc' or 'tcp'")
     if keys is not None and not (processes and transport == "tcp"):
-        raise Invalid("keys are for what goes over tcp: start it with processes=True and transport='tcp'")
+        raise Invalid("keys need tcp: start it with processes=True and transport='tcp'")
     chosen = None if timing is None else timing_from(timing)
     lock = None if folder is None else hold(Path(folder), "folder=")
     cluster: Cluster
@@ -111,16 +113,16 @@ def local(
     return cluster
 
 
-class Cluster:
-    """A running cluster. Close it, or leave its ``with`` block, and everything it started is gone."""
+class Cluster(ABC):
+    """A running cluster. Closing it, or leaving its ``with`` block, ends everything it started."""
 
-    group = ""  # of workers, if its nodes are guests of another cluster's servers
+    group = ""  # the worker group, if it uses the servers of another cluster
 
     def __init__(self, journal: JournalFile, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
         self._journal, self._copies = journal, copies
         self.timing: Timing | None = None
-        """How long nodes wait for each other, where no job says so; None: as the journal has it. To be set before it is started."""
+        """The nodes' timing, where no job says so; None: the journal's. Set it before the start."""
         self._begin(journal)
         self._clients: weakref.WeakSet[KV] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []
@@ -128,11 +130,11 @@ class Cluster:
         self._pid = os.getpid()
         self._taken = {"coordinator"}  # names of our own nodes
         self.checkpoints: Path | None = None
-        """Of a store without a run: where ``kv.save()`` puts them; to be set before it is started."""
+        """Where ``kv.save()`` writes, for a store without a run. Set it before the start."""
         self.lock: Lock | None = None
-        """On the folder of a store; let go when it is closed."""
+        """The lock on a store's folder, released on close."""
         self.ended = ""
-        """Why the cluster is no more; empty: it goes on."""
+        """Why the cluster has ended; empty: it runs."""
         self._closing, self._closed = threading.Lock(), False
         self._run_facts: RunFacts | None = None
         self._telling: EventThread | None = None
@@ -140,13 +142,13 @@ class Cluster:
         atexit.register(_close_quietly, weakref.ref(self))
 
     def _begin(self, journal: JournalFile) -> None:
-        journal.rewrite(afresh(journal.records))  # of a cluster that was here before, nobody lives
+        journal.rewrite(afresh(journal.records))  # no node of an earlier cluster is alive
 
     def begin_with(self, record: bytes) -> None:
-        """This stands in the journal before the coordinator is there to read it."""
+        """Append a record to the journal before the coordinator starts and reads it."""
         self._journal.rewrite([*self._journal.records, record])
         if self._journal.path is not None and self._journal.records[-1:] != [record]:
-            raise Invalid(f"cannot write the journal {self._journal.path}: make room on the disk, and start it again")
+            raise Invalid(f"cannot write the journal {self._journal.path}: free disk space, and start again")
 
     @property
     def address(self) -> str:
@@ -154,20 +156,20 @@ class Cluster:
         raise Invalid("a cluster of threads has no address: start it with processes=True")
 
     @property
+    @abstractmethod
     def folder(self) -> Path:
-        """For files that go when it does."""
-        raise AssertionError  # each kind has its own
+        """For files that are removed with the cluster."""
 
     def client(self, name: str | None = None) -> KV:
-        """A client: it pushes and pulls, and nobody waits for it."""
+        """A client: it pushes and pulls, and no worker waits for it."""
         return self._join("client", name)
 
     def worker(self, name: str | None = None) -> KV:
-        """A worker: it has a clock, and others may wait for it."""
+        """A worker: it has a clock, and other workers may wait for it."""
         return self._join("worker", name)
 
     def add_server(self, n: int = 1) -> list[str]:
-        """Start so many more; returns the list of their names, also of one, when all have joined. They get their share while everything goes on."""
+        """Start ``n`` more servers; returns their names once all have joined."""
         if not isinstance(n, int) or n is True or not 1 <= n <= limits.MEMBERS // 2:
             raise Invalid(f"n={n!r}: needs 1 to {limits.MEMBERS // 2} servers")
         numbers = itertools.count(len([name for name in self._taken if name.startswith("server-")]))
@@ -180,43 +182,43 @@ class Cluster:
         return names
 
     def remove_server(self, name: str) -> None:
-        """Others take over what it has, and it goes; returns when it is gone. Raises if it cannot be, or does not get on."""
+        """Drain a server and end it. Raises if it cannot be drained or makes no progress."""
         from shoal.inspect.drain import let_go
 
         let_go(self._looking, name)
         self._forget_server(name)
 
     def workers_here(self, workers: int) -> int:
-        """Of those that a run is to have, how many are started here: all, unless they come from elsewhere."""
+        """How many of a run's workers are started here: all, unless other hosts start them."""
         return workers
 
-    def _start_server(self, name: str) -> None:
-        raise AssertionError  # each kind has its own
+    @abstractmethod
+    def _start_server(self, name: str) -> None: ...
 
+    @abstractmethod
     def _forget_server(self, name: str) -> None:
-        """It is gone: see that it has ended."""
-        raise AssertionError
+        """End what is left of a server that was drained."""
 
     def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
-        """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
+        """The coordinator's status; raises Unanswered if it does not answer in time."""
         return self._looking.look(seconds)
 
     def status(self) -> ClusterStatus:
-        """Who is here, which tables there are, who holds what, and how new it is."""
+        """Members, tables, who holds which segment, and how current each copy is."""
         return self._looking.status()
 
     def train(self, run: RunFacts, listener: Listener) -> None:
-        """Before the start: the coordinator is to deal this, and what happens is told to ``listener``, on a thread of ours."""
+        """Set the run to schedule, and the listener of its events. Before the start."""
         self._run_facts, self._telling = run, EventThread(listener, self._id)
 
+    @abstractmethod
     def start(self) -> None:
-        """Bring everything up; returns when all servers have joined."""
-        raise AssertionError  # each kind has its own
+        """Start everything; returns when all servers have joined."""
 
     def close(self) -> None:
         """End everything that was started, and leave nothing behind."""
         if os.getpid() != self._pid:
-            return  # a forked child: all this is its parent's
+            return  # a forked child: the cluster belongs to its parent
         with self._closing:
             if self._closed:
                 return
@@ -224,7 +226,7 @@ class Cluster:
             for client in list(self._clients):
                 try:
                     client.abandon()  # what it would wait for ends with the cluster
-                except Exception as error:  # one that was interrupted half way: the rest must end all the same
+                except Exception as error:  # e.g. an interrupted client: the rest must still end
                     print(f"shoal: {type(error).__name__}: {error} while closing {client.name}", file=sys.stderr)
             self.ended = self.ended or "the cluster was closed"
             self._looking.close()
@@ -248,8 +250,8 @@ class Cluster:
     def _stop_others(self) -> None:
         return
 
-    def _transport(self, name: str) -> Transport:
-        raise AssertionError
+    @abstractmethod
+    def _transport(self, name: str) -> Transport: ...
 
     def _join(self, role: str, name: str | None) -> KV:
         if self.ended:
@@ -267,7 +269,7 @@ class Cluster:
         return client
 
     def _run(self, loop: Loop) -> None:
-        """Turn a loop in a thread of its own; if it breaks, the cluster says why instead of hanging."""
+        """Run a node's loop in a thread; if it fails, the cluster reports why instead of hanging."""
 
         def run() -> None:
             try:
@@ -282,15 +284,15 @@ class Cluster:
         thread.start()
 
     def tell_ended(self, name: str, reason: str) -> None:
-        """A client of this name is no more, and whoever says so saw its process end: nobody need wait for its silence."""
+        """Report that a client's process ended, so that nobody waits for its timeout."""
         self._lost(name, reason)
 
+    @abstractmethod
     def _lost(self, name: str, reason: str) -> None:
-        """A node is gone, and we saw it: tell the coordinator, which tells everybody."""
-        raise AssertionError
+        """Tell the coordinator, and so everybody, that we saw a node end."""
 
     def _wait_for_servers(self, names: Sequence[str]) -> None:
-        """Until all are in the view."""
+        """Wait until all are members."""
         deadline = time.monotonic() + START_WITHIN
         missing, lost = list(names), dict[str, str]()
         while missing:
@@ -299,13 +301,13 @@ class Cluster:
             gone = [f"{name} ({lost[name]})" for name in missing if name in lost]
             if gone or time.monotonic() > deadline:
                 who = ", ".join(gone or missing)
-                raise StartFailed(f"the cluster did not come up: no {who}; what it printed is above")
+                raise StartFailed(f"the cluster did not start: no {who}; what it printed is above")
             try:
-                standing = self.look()
+                status = self.look()
             except Unanswered:
                 continue
-            here = {member.name for member in standing.members}
-            missing, lost = [name for name in missing if name not in here], standing.lost
+            here = {member.name for member in status.members}
+            missing, lost = [name for name in missing if name not in here], status.lost
             if missing:
                 threading.Event().wait(0.005)
 
@@ -348,7 +350,7 @@ class ThreadCluster(Cluster):
 
         transport = self._hub.open(name)
         serving = ServerProcess(name, secrets.token_hex(8), transport)
-        serving.guest.on_end = serving.loop.stop  # it was let go
+        serving.guest.on_end = serving.loop.stop  # when it was drained
         transport.answer_with(serving.loop.take)
         self._run(serving.loop)
 
@@ -385,7 +387,7 @@ class ThreadCluster(Cluster):
 
     def _lost(self, name: str, reason: str) -> None:
         if name == "coordinator":
-            self.ended = f"the coordinator broke: {reason}"
+            self.ended = f"the coordinator failed: {reason}"
         elif self._coordinator is not None:
             self._coordinator.tell(ProcessEnd(name, reason))
 

@@ -1,4 +1,4 @@
-"""Which of mpirun's processes this one is, by its environment alone: asked before anything heavy is imported."""
+"""Reads this process's MPI rank from its environment, before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),  # Open MPI; the last one is its launcher's
-    ("PMI_RANK", "PMI_SIZE", "PMI_RANK"),  # MPICH and its kin
+    # Open MPI; the last is its launcher's
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+    ("PMI_RANK", "PMI_SIZE", "PMI_RANK"),  # MPICH and its relatives
 )
-OURS = "SHOAL_MPI"  # shoal itself has started mpirun
+OURS = "SHOAL_MPI"  # set where shoal itself started mpirun
 _DIGITS = 9
 
 
@@ -23,7 +24,7 @@ class MpirunRank:
 
 
 def rank(variables: Mapping[str, str] | None = None) -> MpirunRank | None:
-    """Who this process is; None if mpirun did not start it, or it alone: then it is a process as any other."""
+    """This process's rank; None if mpirun did not start it, or started only it."""
     known = os.environ if variables is None else variables
     for *names, launcher in _VARIABLES:
         number, size = (known.get(name, "") for name in names)

@@ -1,7 +1,8 @@
-"""The processes of a cluster as the top process knows them: ordered from the nursery, and told of by it.
+"""Orders processes from a forkserver, and tracks which run and how each ended.
 
-The pipes to the nursery are the lifeline: when we hang up, by closing them or by ending in whatever way, everything that
-was forked ends. When the nursery is gone its children end by themselves, and here each is told as lost.
+The pipes to the forkserver are the lifeline: when the top process closes them, or ends in any way,
+everything that was forked ends. When the forkserver is gone, its children end by themselves, and
+each is reported as lost.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent
+from shoal.launch import forkserver
 from shoal.launch.exit_status import ExitReasons
 from shoal.launch.forkserver import (
     ChildEnded,
@@ -46,14 +48,14 @@ from shoal.launch.process_main import (
     event_of,
 )
 
-DONE = "it ended"  # as it should
-_LOOK = 500  # milliseconds between two looks whether the nursery is alive: its children hold its pipe, too
-_SOON = 20  # milliseconds: the same, when it is not
-_LAST_WORDS = 1.0  # seconds for its children to end then; one that is stopped does not
+DONE = "it ended"  # in order
+_LOOK = 500  # milliseconds between two checks of the forkserver: its children hold its pipe, too
+_SOON = 20  # milliseconds: the same, once it is gone
+_LAST_WORDS = 1.0  # seconds for its children to end then (a stopped one does not)
 
 
 class ProcessFactory(Protocol):
-    """A nursery's process, as its parent has it: a Popen, or one that is another rank's."""
+    """A forkserver's process: a Popen, or the forkserver of another rank."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -63,10 +65,11 @@ class ProcessFactory(Protocol):
     def kill(self) -> None: ...
 
 
-def start_nursery(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """A fresh process that waits for its orders."""
+def start_forkserver(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """Start a forkserver, which waits for its setup."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "shoal.launch.forkserver"],  # what lies in the current folder is not ours to run
+        # -P: never import from the current folder
+        [sys.executable, "-P", "-m", "shoal.launch.forkserver"],
         stdin=stdin,
         stdout=stdout,
         start_new_session=True,  # Ctrl-C is ours to answer
@@ -76,27 +79,27 @@ def start_nursery(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -
 
 @dataclass(slots=True)
 class ChildState:
-    """What we were told of one process."""
+    """What is known of one process."""
 
     pid: int = 0
     running: bool = False
     address: str = ""
     error: str = ""
-    said: str = ""  # of an event, so far
+    event: str = ""  # the pieces of an event so far
     ended: str = ""  # how
-    retired: bool = False  # it was let go, and is not to be started again
+    retired: bool = False  # drained, so not to be restarted
 
     def is_decided(self) -> bool:
-        """Whether it came up, or never will."""
+        """Whether it has started, or never will."""
         return bool(self.ended) or (self.running and self.pid > 0)
 
 
 class ProcessPool:
-    """A nursery, and all that it forked.
+    """A forkserver and its children.
 
-    When one that ran is no more, ``lost`` is called (unless it ended as it should) before its name may be used again, and
-    ``ended`` after that. What happens to a run is told to ``happened``, the end of the nursery to
-    ``gone``. All on the thread that listens to the nursery.
+    When a running child ends, ``lost`` is called before its name can be used again (unless it ended
+    in order), then ``ended``. Events go to ``happened``, the end of the forkserver to ``gone``. All
+    callbacks run on the thread that reads the forkserver's reports.
     """
 
     def __init__(
@@ -107,23 +110,23 @@ class ProcessPool:
         gone: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.known: dict[str, ChildState] = {}
-        self._happened, self._told_gone = happened, gone
-        self.gone = ""  # why there is no nursery any more
+        self._happened, self._on_gone = happened, gone
+        self.gone = ""  # why there is no forkserver any more
         self._lost, self._ended = lost, ended
         self._endings = ExitReasons()
         self._settled = False
         self._refused = ""
-        self._error = ""  # of the nursery itself
+        self._error = ""  # of the forkserver itself
         self._news = threading.Condition()
         self._ordering = threading.Lock()
         self._closing = False
-        self._nursery: ProcessFactory | None = None
+        self._forkserver: ProcessFactory | None = None
         self._listener: threading.Thread | None = None
 
     def start(self, setup: ForkserverSetup, label: str, start: Callable[[], ProcessFactory] | None = None) -> None:
-        """Start the nursery, by ``start`` if it is another's. If this is interrupted half way, ``close`` ends what there is of it."""
-        self._nursery = nursery = (start or start_nursery)()
-        listener = threading.Thread(target=self._listen, args=(nursery,), name=f"shoal-{label}-nursery", daemon=True)
+        """Start the forkserver, by ``start`` if it is another rank's; ``close`` ends it."""
+        self._forkserver = process = (start or start_forkserver)()
+        listener = threading.Thread(target=self._listen, args=(process,), name=f"shoal-{label}-forkserver", daemon=True)
         listener.start()
         self._listener = listener
         self._order(setup)
@@ -134,13 +137,13 @@ class ProcessPool:
             return {name: child.pid for name, child in self.known.items() if child.pid and not child.ended}
 
     def wait_until_settled(self, deadline: float) -> None:
-        """Until the folder of sockets is there."""
-        self._wait(lambda: self._settled, "the nursery", deadline)
+        """Wait until the socket folder exists."""
+        self._wait(lambda: self._settled, "the forkserver", deadline)
 
     def order(self, orders: ProcessOrders) -> None:
-        """Have a process forked."""
+        """Order a process."""
         if threading.current_thread() is self._listener:
-            raise Invalid("on_ended is called by the thread that would hear of the new process: fork from another one")
+            raise Invalid("on_ended runs on the thread that would report the new process: fork from another thread")
         with self._news:
             old = self.known.get(orders.name)
             if old is not None and not old.ended:
@@ -153,19 +156,19 @@ class ProcessPool:
             raise
 
     def wait_until_running(self, names: Sequence[str], deadline: float) -> None:
-        """Until all of them run; the first that does not is an error, with its reason."""
+        """Wait until all of them run; raises the reason of the first that does not."""
         for name in names:
             child = self.known[name]
             try:
                 self._wait(child.is_decided, name, deadline)
             except StartFailed:
-                self.signal(name, signal.SIGKILL)  # or it comes up when nobody waits for it any more
+                self.signal(name, signal.SIGKILL)  # or it would start when nobody waits for it
                 raise
             if not child.running:
                 raise StartFailed(f"{name} did not start: {child.error or child.ended}; what it printed is above")
 
     def has_ended(self, name: str, deadline: float) -> bool:
-        """Whether its process is no more by then; waits for it."""
+        """Wait until then for its process to end; whether it did."""
         with self._news:
             left = max(0.0, deadline - time.monotonic())
             return bool(self._news.wait_for(lambda: self.known[name].ended or self.gone, left))
@@ -173,53 +176,53 @@ class ProcessPool:
     def signal(self, name: str, number: int) -> None:
         self._order(SignalOrder(name, number))
 
-    def hand_on(self, name: str, line: ProcessMessage) -> None:
-        """Tell a coordinator something, if it runs."""
+    def pass_on(self, name: str, line: ProcessMessage) -> None:
+        """Send a line to a process's inbox, if it runs."""
         self._order(PassFile(name, msgspec.json.encode(line).decode()))
 
     def hang_up(self) -> None:
-        """They all go, sooner or later."""
+        """Let them all end, without waiting for it."""
         self._closing = True
         self._hang_up()
 
     def close(self) -> None:
-        """End them all: they go when we hang up."""
+        """End them all, and wait for it."""
         self.hang_up()
-        if self._nursery is None:
+        if self._forkserver is None:
             return
         try:
-            self._nursery.wait(limits.DRAIN / limits.SECOND)
-        except subprocess.TimeoutExpired:  # it is stuck or stopped, so it reaps nobody and the numbers are still theirs
+            self._forkserver.wait(limits.DRAIN / limits.SECOND)
+        except subprocess.TimeoutExpired:  # it is stuck: it reaps nobody, so the ids are theirs
             for pid in self.pids.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self._nursery.kill()
-            self._nursery.wait()
+            self._forkserver.kill()
+            self._forkserver.wait()
         if self._listener is None:  # interrupted before anybody listened
-            assert self._nursery.stdout is not None
-            self._nursery.stdout.close()
+            assert self._forkserver.stdout is not None
+            self._forkserver.stdout.close()
         elif self._listener is not threading.current_thread():
             self._listener.join()
 
     def _hang_up(self) -> None:
         with self._ordering:
-            if self._nursery is not None and self._nursery.stdin is not None:
-                self._nursery.stdin.close()
+            if self._forkserver is not None and self._forkserver.stdin is not None:
+                self._forkserver.stdin.close()
 
     def _order(self, line: ProcessMessage) -> None:
         try:
             rest = msgspec.json.encode(line) + b"\n"
         except TypeError as error:
-            raise Invalid(f"orders are plain data: {error}") from None
+            raise Invalid(f"orders must be plain data: {error}") from None
         with self._ordering:
-            assert self._nursery is not None and self._nursery.stdin is not None
+            assert self._forkserver is not None and self._forkserver.stdin is not None
             try:
-                while rest and not self._nursery.stdin.closed:
-                    rest = rest[os.write(self._nursery.stdin.fileno(), rest) :]
+                while rest and not self._forkserver.stdin.closed:
+                    rest = rest[os.write(self._forkserver.stdin.fileno(), rest) :]
             except BrokenPipeError:
-                return  # it is dead: the listener says so to whoever waits
+                return  # it is dead, which the listener reports
 
-    # ------------------------------------------------------------ what the nursery says
+    # ------------------------------------------------------------ reports of the forkserver
 
     def _wait(self, done: Callable[[], object], who: str, deadline: float) -> None:
         with self._news:
@@ -231,13 +234,13 @@ class ProcessPool:
             if self._error:
                 raise StartFailed(f"{who} did not start: {self._error}")
             if not done():
-                how = self.gone or "no word from it in time"
+                how = self.gone or "it did not report in time"
                 raise StartFailed(f"{who} did not start: {how}; what it printed is above")
 
-    def _listen(self, nursery: ProcessFactory) -> None:
-        for line in _lines(nursery, self._hang_up):
+    def _listen(self, process: ProcessFactory) -> None:
+        for line in _lines(process, self._hang_up):
             match msgspec.json.decode(line, type=Report):
-                case ChildEnded(name, 0):  # its work is done, and it has said good-bye itself
+                case ChildEnded(name, 0):  # its work is done, and it has left the cluster itself
                     self._end(name, DONE, lost=False)
                 case ChildEnded(name, code):
                     error = self.known[name].error
@@ -246,15 +249,15 @@ class ProcessPool:
                     with self._news:
                         self._note(report)
                         self._news.notify_all()
-        how = self._endings.how(nursery.wait())
+        how = self._endings.how(process.wait())
         if not self._closing:
-            self._told_gone(f"the nursery ended ({how})")
+            self._on_gone(f"the forkserver ended ({how})")
         with self._news:
             left = [name for name, child in self.known.items() if not child.ended]
         for name in left:
-            self._end(name, f"its process ended with the nursery ({how})")
+            self._end(name, f"its process ended with the forkserver ({how})")
         with self._news:
-            self.gone = f"the nursery ended ({how})"
+            self.gone = f"the forkserver ended ({how})"
             self._news.notify_all()
 
     def _note(self, report: Report) -> None:
@@ -263,7 +266,7 @@ class ProcessPool:
                 self._settled = True
             case ModulesRefused(reason):
                 self._refused = reason
-            case ProcessFailed("nursery", error):
+            case ProcessFailed(forkserver.FORKSERVER, error):
                 self._error = error
             case ProcessFailed(name, error):
                 self.known[name].error = error
@@ -275,46 +278,49 @@ class ProcessPool:
                 self.known[name].retired = True
             case ProcessEvent(name, piece, more):
                 child = self.known[name]
-                whole, child.said = child.said + piece, child.said + piece if more else ""
+                text = child.event + piece
+                child.event = text if more else ""
                 if not more:
-                    self._happened(event_of(whole))
+                    self._happened(event_of(text))
 
     def _end(self, name: str, why: str, lost: bool = True) -> None:
         child = self.known[name]
-        told = child.running and not self._closing
-        if told and lost:
+        reported = child.running and not self._closing
+        if reported and lost:
             self._lost(name, why)
         with self._news:
             child.ended = why
             self._news.notify_all()
-        if told:
+        if reported:
             try:
                 self._ended(name, why)
-            except Exception as error:  # of a caller's making: others may end, too, and must be told of
-                print(f"shoal: {type(error).__name__}: {error} when told that {name} ended", file=sys.stderr)
+            except Exception as error:  # of the callback: other ends must still be reported
+                print(f"shoal: {type(error).__name__}: {error} in on_ended of {name}", file=sys.stderr)
 
 
-def _lines(nursery: ProcessFactory, hang_up: Callable[[], None]) -> Iterator[bytes]:
-    """Whole lines, until nobody can say anything any more."""
-    assert nursery.stdout is not None
+def _lines(process: ProcessFactory, hang_up: Callable[[], None]) -> Iterator[bytes]:
+    """Whole lines of reports, until every writer is gone."""
+    assert process.stdout is not None
     rest, poll = b"", select.poll()
-    with nursery.stdout as source:
+    with process.stdout as source:
         poll.register(source, select.POLLIN)
         while True:
-            over = nursery.poll() is not None  # asked first, so that its last words are not missed
+            # asked first, so that its last reports are not missed
+            over = process.poll() is not None
             seen = poll.poll(0 if over else _LOOK)
             more = os.read(source.fileno(), 65_536) if seen else b""
             if not more and (seen or over):
                 break
             *lines, rest = (rest + more).split(b"\n")
             yield from lines
-        hang_up()  # its children hold the pipe, too, and end now: nobody is to be called lost who is still there
+        # its children hold the pipe, too, and end now; none is reported lost before it ended
+        hang_up()
         until = time.monotonic() + _LAST_WORDS
         while time.monotonic() < until and not (poll.poll(_SOON) and not os.read(source.fileno(), 65_536)):
             pass
 
 
 def environment() -> dict[str, str]:
-    """The very shoal that runs here comes first; and numpy's library would start threads when it is imported."""
+    """Puts this very shoal first, and keeps numpy from starting threads on import."""
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}

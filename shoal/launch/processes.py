@@ -1,7 +1,8 @@
-"""A cluster of processes, forked by a nursery that is started afresh (nothing is pickled).
+"""A cluster of processes on this machine, forked by a fresh forkserver (nothing is pickled).
 
-The coordinator and, where that is asked for, the servers are started again when they end. A coordinator comes back at the
-same address with the same journal, and is told anew which processes have ended; a server comes back empty, as a new one.
+The coordinator is restarted when it ends, and servers are if there are copies to fill them from. A
+coordinator restarts at the same address with the same journal, and its orders list the processes
+that ended meanwhile. A server restarts empty, as a new incarnation.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from shoal.security.safety import Safety
 from shoal.wire import Transport
 from shoal.wire.zmq import ZmqTransport
 
-_SEEN_OFF = 2.0  # seconds for nodes of others to hear that it is over
-REASON = 500  # characters: the line is shorter than PIPE_BUF, even if every one of them is escaped
+_DISMISS = 2.0  # seconds for nodes that others started to learn that it is over
+REASON = 500  # characters: keeps the line shorter than PIPE_BUF, even if all are escaped
 
 
 class ProcessCluster(Cluster):
-    """One process for the coordinator, for each server, and for whatever else is forked; the clients are in this one."""
+    """A process for the coordinator, each server and each worker; clients are in this process."""
 
     def __init__(
         self,
@@ -59,35 +60,35 @@ class ProcessCluster(Cluster):
         listen: str = "",
         advertise: str = "",
     ) -> None:
-        """``listen``: an address of this host at which nodes of others reach it, too; ``advertise``: what they call it by."""
+        """``listen``: an address for nodes of other hosts; ``advertise``: what they call."""
         check_callable(listen, advertise)
         self._safety = safety or Safety.local()
         if listen:
             check_address(bind_of(listen), self._safety)
         super().__init__(journal, copies)
-        journal.close()  # it is the coordinator's
+        journal.close()  # the coordinator's process opens it
         self.on_ended: Callable[[str, str], None] | None = None
-        """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""
+        """Called with a process's name and why it ended. Must not block, so must not ``fork``."""
         self.on_back: Callable[[str], None] | None = None
-        """Called with the name of a process that was started again, and runs; after ``on_ended`` has heard of its end."""
+        """Called with the name of a process that was restarted and runs; after ``on_ended``."""
         self.moves: MoveSettings | None = None
-        """How segments change hands, where no job says so; to be set before it is started."""
+        """How segments move, where no job says so. Set it before the start."""
         self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = modules, restart, transport == "tcp"
         self._children = ProcessPool(self._lost, self._child_ended, self._happened, self._gone)
-        self.parting = "whoever began it has ended it"
-        """Told to nodes that others started when it is closed; empty: nothing, so that they wait for the next life of it."""
+        self.parting = "its owner has ended it"
+        """Sent on close to nodes that others started; empty: nothing, so that they wait for a restart."""
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
-        self._tokens: dict[str, str] = {}  # of whoever has the name now
+        self._tokens: dict[str, str] = {}  # of the current holder of each name
         self._servers: set[str] = set()
-        self._going: dict[
-            str, str
-        ] = {}  # servers that are being let go: why one was to be started again meanwhile, and was not
+        # Servers being removed: why one ended meanwhile, if it did; it is not restarted.
+        self._removing: dict[str, str] = {}
         self._saw: deque[ProcessEnded] = deque(maxlen=limits.MEMBERS)
-        self._telling_ends = threading.Lock()  # a coordinator is forked with all that was told before, or told after
-        # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
+        # A new coordinator gets every process end either with its orders or by its inbox.
+        self._report_ends = threading.Lock()
+        # The forkserver makes it: a parent that is killed at once could not remove it.
         self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
     def begin_with(self, record: bytes) -> None:
@@ -104,12 +105,12 @@ class ProcessCluster(Cluster):
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of the coordinator, of each server, and of whoever else was forked, as long as it runs."""
+        """The running processes: coordinator, servers, workers."""
         return self._children.pids
 
     def start(self) -> None:
         deadline = time.monotonic() + START_WITHIN
-        self._start_nurseries(deadline)
+        self._start_forkservers(deadline)
         self._fork_coordinator(deadline)
         for name in self._names:
             self._of(name).order(self._orders(name, "server", {}))
@@ -118,9 +119,9 @@ class ProcessCluster(Cluster):
         self._wait_for_servers(self._names)
 
     def fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
-        """Start one more process, a "server", a "worker" or what a module's ``main`` does; returns its number once it runs.
+        """Start a "server", a "worker" or a module's ``main``; returns its process id once it runs.
 
-        A worker gets ``work`` as it is. However it ends, ``on_ended`` is told: "it ended" if its work was done.
+        ``work`` is handed to it unchanged. Its end is reported to ``on_ended``.
         """
         self._check_usable()
         if kind not in ("server", "worker") and "." not in kind:
@@ -137,36 +138,36 @@ class ProcessCluster(Cluster):
         if name not in self._of(name).known:
             raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
         if signal not in valid_signals():
-            raise Invalid(f"signal={signal!r}: there is none of that number")
+            raise Invalid(f"signal={signal!r}: no such signal")
         self._of(name).signal(name, signal)
 
     def close(self) -> None:
         if os.getpid() == self._pid and not self._closed and self.parting and "coordinator" in self.pids:
-            self._see_off()
+            self._dismiss_others()
         super().close()
         if os.getpid() == self._pid:
-            self._stop_others()  # also if it was closed before, but not to the end
+            self._stop_others()  # also after a close that was interrupted
             sweep(self._folder)
 
-    def _see_off(self) -> None:
-        """Nodes that others started hear that it is over, and have a moment to go; our own end with us."""
-        deadline = time.monotonic() + _SEEN_OFF
+    def _dismiss_others(self) -> None:
+        """Tell nodes that others started that it is over, and give them a moment to leave."""
+        deadline = time.monotonic() + _DISMISS
         with contextlib.suppress(Unanswered, Invalid):
             while time.monotonic() < deadline and not self.ended:
                 ours = self._taken.union(client.name for client in self._clients)
-                members = [one for one in self.look(_SEEN_OFF / 4).members if one.name not in ours]
+                members = [one for one in self.look(_DISMISS / 4).members if one.name not in ours]
                 if not any(one.role in ("server", "worker") for one in members):
                     return
-                self._children.hand_on("coordinator", RunEnds(self.parting))
-                time.sleep(_SEEN_OFF / 20)  # nobody tells us who has gone
+                self._children.pass_on("coordinator", RunEnds(self.parting))
+                time.sleep(_DISMISS / 20)  # nothing signals who has left
 
     # ------------------------------------------------------------ starting
 
     def _of(self, name: str) -> ProcessPool:
-        """The nursery that forks it, and all that it forked."""
+        """The pool whose forkserver forks this node."""
         return self._children
 
-    def _start_nurseries(self, deadline: float) -> None:
+    def _start_forkservers(self, deadline: float) -> None:
         self._children.start(ForkserverSetup(os.getpid(), self._folder, list(self._modules), sys.path), self._id)
         self._children.wait_until_settled(deadline)
 
@@ -175,7 +176,7 @@ class ProcessCluster(Cluster):
         children.order(self._orders(name, kind, work))
         self._taken.add(name)
         children.wait_until_running([name], time.monotonic() + START_WITHIN)
-        self._check_usable()  # still: somebody may have closed the cluster meanwhile
+        self._check_usable()  # another thread may have closed the cluster meanwhile
         return children.known[name].pid
 
     def _start_server(self, name: str) -> None:
@@ -183,29 +184,30 @@ class ProcessCluster(Cluster):
         self._fork(name, "server", {})
 
     def remove_server(self, name: str) -> None:
-        """Others take over what it has, and it goes for good: also one that was about to leave and be started again."""
-        self._going[name] = ""
+        """Drain a server and end it for good; also one that is just being restarted."""
+        self._removing[name] = ""
         try:
             super().remove_server(name)
         except BaseException:
-            if (why := self._going.pop(name, "")) and self.restarts(name):
-                self.supervisor.ended(name, why)  # so it stays
+            if (why := self._removing.pop(name, "")) and self.restarts(name):
+                self.supervisor.ended(name, why)  # it is not removed, so it is restarted after all
             raise
-        self._going.pop(name, "")
+        self._removing.pop(name, "")
 
     def _forget_server(self, name: str) -> None:
         children = self._of(name)
         if name not in children.known:
             return
         if not children.has_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND):
-            if any(one.name == name for one in self._looking.view().members):  # another life, and it has parts by now
-                raise ClusterError(f"{name} left, and was started again meanwhile: let it go once more")
+            # another incarnation that holds segments by now
+            if any(one.name == name for one in self._looking.view().members):
+                raise ClusterError(f"{name} left, and was restarted meanwhile: remove it once more")
             children.signal(name, SIGKILL)
         self._servers.discard(name)
 
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
-        with self._telling_ends:
+        with self._report_ends:
             facts = CoordinatorProcess(
                 str(journal),
                 self._copies,
@@ -223,12 +225,12 @@ class ProcessCluster(Cluster):
         if kind == "server":
             self._servers.add(name)
         self._tokens[name] = token = secrets.token_hex(8)
-        told = (self._safety.plain, self._advertise)
-        main, hears = MAINS.get(kind, kind), kind in ("coordinator", "scheduler")
-        return ProcessOrders(name, main, token, self._bind(name), self._address, self._folder, work, *told, inbox=hears)
+        main, inbox = MAINS.get(kind, kind), kind in ("coordinator", "scheduler")
+        at = (self._bind(name), self._address, self._folder)
+        return ProcessOrders(name, main, token, *at, work, self._safety.plain, self._advertise, inbox)
 
     def _bind(self, name: str) -> str:
-        if name == "coordinator" and self._address:  # where everybody knows it
+        if name == "coordinator" and self._address:  # all nodes know this address
             return bind_of(self._listen, self._address.rpartition(":")[2]) if self._listen else self._address
         if self._listen:
             return self._listen if name == "coordinator" else bind_of(self._listen, "*")
@@ -242,28 +244,28 @@ class ProcessCluster(Cluster):
         if os.getpid() != self._pid:
             raise ClusterError(f"this cluster belongs to process {self._pid}: start one here")
 
-    # ------------------------------------------------------------ ends, and starting again
+    # ------------------------------------------------------------ ends and restarts
 
     def _lost(self, name: str, reason: str) -> None:
         if name == "coordinator":
             return
         saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
-        with self._telling_ends:
+        with self._report_ends:
             self._saw.append(saw)
-            self._children.hand_on("coordinator", saw)
+            self._children.pass_on("coordinator", saw)
 
     def _child_ended(self, name: str, why: str) -> None:
         try:
             if self.on_ended is not None:
                 self.on_ended(name, why)
         finally:
-            if name in self._going:
-                self._going[name] = why
+            if name in self._removing:
+                self._removing[name] = why
             elif self.restarts(name):
                 self.supervisor.ended(name, why)
 
     def restarts(self, name: str) -> bool:
-        """Is it started again when it ends? A server that was let go is not."""
+        """Whether it is restarted when it ends. A drained server is not."""
         child = self._of(name).known.get(name)
         kept = self._restart and name in self._servers and not (child is not None and child.retired)
         return name == "coordinator" or kept
@@ -271,8 +273,9 @@ class ProcessCluster(Cluster):
     def _again(self, name: str) -> None:
         if name == "coordinator":
             self._fork_coordinator(time.monotonic() + START_WITHIN)
-        elif name in self._going or name not in self._servers:  # it is being let go, or was
-            self._going.update({name: "it was to be started again"} if name in self._going else {})
+        elif name in self._removing or name not in self._servers:  # it is being removed, or was
+            if name in self._removing:
+                self._removing[name] = "it was to be restarted"
             return
         else:
             self._fork(name, "server", {})
@@ -283,7 +286,7 @@ class ProcessCluster(Cluster):
         self.ended = self.ended or why
 
     def _gone(self, why: str) -> None:
-        """There is no nursery any more, so nobody can be started again."""
+        """The forkserver is gone, so nothing can be restarted."""
         self.supervisor.close()
         self.ended = self.ended or why
 
@@ -304,14 +307,14 @@ class ProcessCluster(Cluster):
 
 
 def safety_of(job: Job) -> Safety:
-    """As the job says; where it listens to other hosts, the usual folder of keys serves, if it names none."""
+    """The job's security; one that listens to other hosts uses the default keys."""
     at = job.launch.listen
     safety = Safety.chosen(job.launch.keys, job.launch.insecure, at if "://" in at or not at else f"tcp://{at}")
     return safety.checking(job.launch.checksums)
 
 
 def check_listening(job: Job) -> None:
-    """Raises Invalid if others cannot reach it where the job says: known before anything is prepared."""
+    """Raises Invalid, before anything is prepared, if others cannot reach the job's address."""
     if job.launch.listen:
         check_callable(job.launch.listen, job.launch.advertise)
         check_address(bind := bind_of(job.launch.listen), safety_of(job))
@@ -319,7 +322,7 @@ def check_listening(job: Job) -> None:
 
 
 def short_folder(name: str) -> str:
-    """A place for sockets whose path is short enough: where temporary files go, or else where they usually do."""
+    """A path for sockets that is short enough, in a folder for temporary files."""
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
         _sweep_stale(parent)
         if len(parent.encode()) + len(name) + len("/coordinator") < 90 and os.access(parent, os.W_OK | os.X_OK):
@@ -328,7 +331,7 @@ def short_folder(name: str) -> str:
 
 
 def _sweep_stale(parent: str) -> None:
-    """Remove what clusters of ours left there that were killed whole: nobody was left to do it."""
+    """Remove folders of clusters whose every process was killed."""
     for path in Path(parent).glob("shoal-*-????????"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.name.split("-")[1])

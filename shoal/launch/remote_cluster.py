@@ -1,11 +1,12 @@
-"""A cluster whose servers and workers come from elsewhere: here is the coordinator, at an address that others know.
+"""A coordinator whose servers and workers are started on other hosts.
 
-    shoal launch coordinator clicks --listen tcp://10.0.0.1:7000      a run: the evaluator is here, too
-    shoal launch server --at tcp://10.0.0.1:7000                      on any host, as often as wanted
+    shoal launch coordinator clicks --listen tcp://10.0.0.1:7000      a run; the evaluator is here, too
+    shoal launch server --at tcp://10.0.0.1:7000                      on any host, any number
     shoal launch worker --at tcp://10.0.0.1:7000
 
-When it is ended and started again with the same folder, it goes on with those who are still there: the journal knows them, and
-they wait for it for a minute. If no server is left by then, the run goes back to its newest checkpoint when others come.
+A coordinator that is restarted on the same folder continues with the nodes that are still there:
+its journal lists them, and they wait for it for a minute. If no server is left by then, the run
+rolls back to its newest checkpoint when new servers join.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from shoal.security.safety import Safety
 from shoal.training.event_thread import Listener
 from shoal.training.preflight import crew
 
-_TELL = 30.0  # seconds between two lines about whom it waits for, if nobody comes
-_LOOK = 0.1  # seconds between two looks: nobody tells us who came
+_REPORT = 30.0  # seconds between two lines about missing servers
+_LOOK = 0.1  # seconds between two looks at the members
 
 Say = Callable[[str], None]
 
 
 class RemoteCluster(ProcessCluster):
-    """A coordinator, and whoever comes."""
+    """A coordinator, and the nodes that join it."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class RemoteCluster(ProcessCluster):
         say: Say = lambda text: None,
         within: float = limits.HOSTS_WITHIN / limits.SECOND,
     ) -> None:
-        """Waits for so many ``servers`` when it is started, ``within`` so many seconds; 0 servers: it waits for none."""
+        """On start it waits up to ``within`` seconds for this number of servers."""
         self._wanted, self._say, self._within = servers, say, within
         super().__init__(0, "tcp", modules, journal, copies, False, safety, listen, advertise)
 
@@ -66,34 +67,34 @@ class RemoteCluster(ProcessCluster):
 
     def start(self) -> None:
         deadline = time.monotonic() + START_WITHIN
-        self._start_nurseries(deadline)
+        self._start_forkservers(deadline)
         self._fork_coordinator(deadline)
         self._say(f"the coordinator listens at {self.address}")
         self._wait_for_some()
 
     def _wait_for_some(self) -> None:
-        """Until there are servers enough: who comes is not known by name."""
+        """Wait until enough servers have joined, whatever their names."""
         began = now = time.monotonic()
-        told, known = -1.0, -1
+        reported, known = -1.0, -1
         while (missing := self._wanted - len(self.servers())) > 0:
             if self.ended:
                 raise StartFailed(self.ended)
             if now - began > self._within:
                 raise ClusterError(
-                    f"{counted(missing, 'server')} did not come in {self._within:g} s: start them (shoal launch server --at "
-                    f"{self.address}), and this again"
+                    f"{counted(missing, 'server')} did not join in {self._within:g} s: start them (shoal launch server "
+                    f"--at {self.address}), and then this again"
                 )
-            if known != missing or now - told >= _TELL:
-                told, known = now, missing
+            if known != missing or now - reported >= _REPORT:
+                reported, known = now, missing
                 here, left = self._wanted - missing, self._within - (now - began)
                 self._say(
                     f"waiting for servers, {here} of {self._wanted} here, for {left:.0f} s more: shoal launch server --at {self.address}"
                 )
-            time.sleep(_LOOK)  # the coordinator is another process, and tells of members only who asks
+            time.sleep(_LOOK)  # the coordinator reports its members only on request
             now = time.monotonic()
 
     def servers(self) -> list[str]:
-        """Those that are members now; none, as far as is known, while the coordinator does not answer."""
+        """The current member servers; none while the coordinator does not answer."""
         try:
             return [one.name for one in self.look(1.0).members if one.role == "server"]
         except Unanswered:
@@ -101,13 +102,13 @@ class RemoteCluster(ProcessCluster):
 
 
 def stands(journal: JournalFile) -> bool:
-    """There was a coordinator before, with servers that hold tables, and they may be there still."""
+    """Whether a coordinator before had servers with tables, which may still run."""
     kept: MembershipRecord | None = members_and_tables(journal.records)
     return kept is not None and bool(kept.tables) and any(one.role == "server" for one, _ in kept.people)
 
 
 def stands_in(folder: Path) -> bool:
-    """The same, of the run in this folder."""
+    """The same for the run in this folder."""
     path = folder / "coordinator.journal"
     if not path.is_file():
         return False
@@ -119,7 +120,7 @@ def stands_in(folder: Path) -> bool:
 
 
 class RemoteHosts:
-    """Where the nodes of a run are, for ``execute``: elsewhere. Knows the cluster when there is one."""
+    """Makes the RemoteCluster of a run, for ``execute``."""
 
     def __init__(self, say: Say, within: float) -> None:
         self._say, self._within = say, within
@@ -133,9 +134,9 @@ class RemoteHosts:
         return self.cluster
 
     def begins(self, job: Job) -> str:
-        return f"starting the coordinator; {crew(job)} come from elsewhere"
+        return f"starting the coordinator; {crew(job)} join from other hosts"
 
     def expect_another(self) -> None:
-        """It ends and may be started again: whoever is here waits for that."""
+        """On close, dismiss nobody: the nodes wait for a restart of the coordinator."""
         if self.cluster is not None:
             self.cluster.parting = ""

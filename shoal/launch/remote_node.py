@@ -1,10 +1,11 @@
-"""A server or a worker for a cluster that is elsewhere, in this very process: one address is enough.
+"""Runs a server or worker in this process for a coordinator on another host.
 
-What the run is about is asked for there, and comes as plain data. Rows are read on this host, by the names in the job, and
-compared: a set that is not there, or is another one, is an error here, and is told there. Code that the job names is imported only
-if this host's operator names it, too.
+The coordinator describes the run as plain data. Rows are read on this host by the names in the job,
+and their fingerprint is compared: missing or different data is an error here and is reported there.
+Code that the job names is imported only if this host's operator names it, too.
 
-A node ends when the run does, when it is let go, and when the coordinator has been silent for longer than a restart takes.
+The node ends with the run, when it is drained, or when the coordinator has been silent for longer
+than a restart takes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ from shoal.job import Job
 from shoal.launch.addresses import advertised, beside, new_name
 from shoal.launch.process_main import prepare
 from shoal.launch.processes import short_folder
-from shoal.launch.server_process import ServerProcess
-from shoal.launch.silence import Silence
+from shoal.launch.server_process import ServerProcess, SilenceReport
 from shoal.launch.user_modules import allowed
 from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.loop import Loop
@@ -46,31 +46,31 @@ if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.nodes.trainer import Trainer
 
-ANSWER = 5.0  # seconds for the coordinator to say what is going on; then that it does not is told,
-LATER = 60.0  # and again, ever more seldom: so many seconds apart at last
+ANSWER = 5.0  # seconds for the coordinator to answer before the first line about its silence
+LATER = 60.0  # the longest time between two such lines
 Role = Literal["server", "worker"]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinTerms:
-    """How a node of this host takes part."""
+    """How this node joins."""
 
     where: str  # the coordinator's address, or the folder of a run on this machine
-    name: str = ""  # empty: one that no other has
-    listen: str = ""  # of a server: where others call it; empty: on the way to the coordinator
+    name: str = ""  # empty: a unique one
+    listen: str = ""  # a server's address; empty: on the route to the coordinator
     advertise: str = ""
     modules: Sequence[str] = ()  # code that may be imported
-    data: str = ""  # of a worker: where the rows are on this host, if not where the job says
-    patience: float | None = None  # seconds without a word from the coordinator; None: as that one says
-    keys: str = ""  # the folder of this host's
-    insecure: bool = False  # without any
-    within: float = limits.HOSTS_WITHIN / limits.SECOND  # seconds for the coordinator to come up
-    share: int = 1  # so many workers of this host share its memory
+    data: str = ""  # a worker's rows on this host, if not where the job says
+    patience: float | None = None  # seconds of silence to accept; None: the coordinator's timing
+    keys: str = ""  # folder
+    insecure: bool = False  # without keys
+    within: float = limits.HOSTS_WITHIN / limits.SECOND  # seconds for the coordinator to start
+    share: int = 1  # workers of this host that share its memory
 
 
 class RemoteNode:
-    """One that takes part, and how it is asked to stop."""
+    """A joining node, and how a signal asks it to leave."""
 
     def __init__(self, terms: JoinTerms, role: Role, say: Say = lambda text: None) -> None:
         self.terms, self.role, self.say = terms, role, say
@@ -81,7 +81,7 @@ class RemoteNode:
         self._leave: Callable[[int], None] | None = None
 
     def leave(self, number: int) -> None:
-        """Of a signal: the first asks to go in order, the second ends it at once."""
+        """On a signal: the first asks it to leave in order, the second ends it at once."""
         if self.asked:
             raise SystemExit(128 + number)
         self.asked = True
@@ -91,11 +91,11 @@ class RemoteNode:
         self._leave(number)
 
     def run(self) -> str:
-        """To its end; says how that came. Raises what went wrong."""
+        """Run to the end; returns why it ended. Raises what went wrong."""
         address = self.address
         with contextlib.closing(look_at(address, self.safety)) as looking:
             about = self._about(looking, address)
-            said = tomllib.loads(about.job).get("launch", {})  # of all of them, as the job says
+            said = tomllib.loads(about.job).get("launch", {})  # the job decides for all nodes
             self.safety = self.safety.checking(said.get("checksums") is not False)
             self._check_name(looking)
             if self.role == "server":
@@ -104,7 +104,7 @@ class RemoteNode:
             return self._work(address, looking, about)
 
     def _check_name(self, looking: StatusClient) -> None:
-        """Before anything is said by that name: the coordinator would refuse it, but answers to its owner would come here meanwhile."""
+        """Refuse a name in use before using it: the owner's answers would arrive here meanwhile."""
         with contextlib.suppress(Unanswered):
             for one in looking.look().members if self.terms.name else ():
                 if one.name == self.name and "server" in (one.role, self.role) and not one.suspected:
@@ -115,12 +115,12 @@ class RemoteNode:
     def _about(self, looking: StatusClient, address: str) -> m.Described:
         about = self._ask(looking, address)
         if about.ended:
-            raise ClusterError(f"the run at {address} is over: nobody is needed any more")
+            raise ClusterError(f"the run at {address} is over: no more nodes are needed")
         return about
 
     def _ask(self, looking: StatusClient, address: str) -> m.Described:
-        """Hosts are started in any order, and a coordinator that packs its data first takes its time."""
-        why = "it may still be packing its data; or look at the address, and whether it lets this host in (keys)"
+        """Ask until it answers: hosts start in any order, and a coordinator packs its data first."""
+        why = "it may still be packing its data; or check the address, and whether it accepts this host's key"
         deadline, pause = time.monotonic() + self.terms.within, ANSWER
         while True:
             try:
@@ -129,10 +129,10 @@ class RemoteNode:
                 pause = min(2 * pause, LATER)
             if (left := deadline - time.monotonic()) <= 0:
                 raise ClusterError(
-                    f"the coordinator did not answer at {address} in {self.terms.within:g} s: start it, or look at the address; "
+                    f"the coordinator did not answer at {address} in {self.terms.within:g} s: start it, or check the address; "
                     f"--within SECONDS waits longer"
                 )
-            self.say(f"{self.name}: nobody answers at {address} yet: {why}; it is tried for {left:.0f} s more")
+            self.say(f"{self.name}: no answer from {address} yet: {why}; it tries for {left:.0f} s more")
 
     def _transport(self, bind: str | None = None, advertise: str = "") -> ZmqTransport:
         transport = ZmqTransport(self.name, bind, self.safety, advertise)
@@ -160,7 +160,7 @@ class RemoteNode:
             self._leave = serving.leave
             self.say(f"{self.name} asks {address} to join; it listens at {transport.address}")
             serving.run()
-            return _ended(serving.guest, "others have what it had")
+            return _ended(serving.guest, "other servers have its segments")
 
     # ------------------------------------------------------------ a worker
 
@@ -169,8 +169,8 @@ class RemoteNode:
 
         if not about.job:
             raise Invalid(
-                f"at {address} is a store, and no run that a worker could take part in: a program of your own works with it "
-                f"(shoal.connect), or a run that uses its servers (shoal train)"
+                f"{address} is a store without a run, so a worker has nothing to do there: use it from a program "
+                f"(shoal.connect), or from a run that uses its servers (shoal train)"
             )
         try:
             job, dataset = self._prepare(about)
@@ -188,11 +188,11 @@ class RemoteNode:
         guest = DrainableServer(trainer.worker, trainer.worker.member, self._patience)
         self._leave = lambda number: trainer.leave()
         self.say(f"{self.name} works for {address}: {job.model.told}, {dataset.name}")
-        _train(trainer, guest, Loop(guest, transport), Silence(guest, address, self.say))
+        _train(trainer, guest, Loop(guest, transport), SilenceReport(guest, address, self.say))
         return _ended(guest, "it left" if self.asked or not trainer.over else "the run is over")
 
     def _prepare(self, about: m.Described) -> tuple[Job, Dataset]:
-        """What is computed, with this host's own code and rows."""
+        """The job with this host's own code and rows."""
         from shoal.data.datasets import load
         from shoal.training.preflight import import_own
 
@@ -217,16 +217,17 @@ def serve(
     within: float = limits.HOSTS_WITHIN / limits.SECOND,
     say: Say = lambda text: None,
 ) -> str:
-    """Be a server of the cluster whose coordinator is at this address (or whose run has this folder), until it is over.
+    """Serve the cluster at this address (or of this run folder) until it is over.
 
-    It has so many seconds to come up (``within``). Returns why it ended: the cluster is over, or this server was let go. What `shoal launch server` does, in this process.
+    The coordinator has ``within`` seconds to start. Returns why it ended: the cluster is over, or
+    this server was drained. `shoal launch server` does the same.
     """
     own = "" if keys is None else os.fspath(keys)
     terms = JoinTerms(address, name, listen, advertise, modules, keys=own, insecure=insecure, within=within)
     return RemoteNode(terms, "server", say).run()
 
 
-def _train(trainer: Trainer, guest: DrainableServer, loop: Loop, silence: Silence) -> None:
+def _train(trainer: Trainer, guest: DrainableServer, loop: Loop, silence: SilenceReport) -> None:
     try:
         done = trainer.start()
         while not done.done and not guest.end:
@@ -242,19 +243,19 @@ def _train(trainer: Trainer, guest: DrainableServer, loop: Loop, silence: Silenc
 
 def _ended(guest: DrainableServer, otherwise: str) -> str:
     if guest.end == "deserted":
-        raise ClusterError(f"{guest.name} ends: {guest.why}: see to it, and start this again")
+        raise ClusterError(f"{guest.name} ends: {guest.why}: check the coordinator, and start this again")
     if guest.end == "refused":
         raise ClusterError(f"{guest.name} was refused: {guest.why}")
     return guest.why or otherwise
 
 
 def _check_modules(about: m.Described, modules: Sequence[str]) -> None:
-    """A server needs the updates and filters of a run, or it could not hold its tables."""
+    """A server needs the updates and filters of the run's tables."""
     if missing := [one for one in about.modules if ":" not in one and one not in modules]:
         options = " ".join(f"--modules {one}" for one in missing)
         raise Invalid(
-            f"the run needs modules of its own ({', '.join(missing)}), and nothing is imported here because somebody else names it: "
-            f"if you have them and trust them, say so ({options})"
+            f"the run needs these modules: {', '.join(missing)}. Nothing is imported on another host's word: if you "
+            f"have them and trust them, name them ({options})"
         )
 
 
@@ -264,19 +265,19 @@ def _check_rows(dataset: Dataset, about: m.Described) -> None:
     mine, theirs = (dataset.train.rows, dataset.features), (about.rows, about.features)
     if mine != theirs:
         raise Invalid(
-            f"the data are not the same: {mine[0]:,} rows of {mine[1]:,} features here, {theirs[0]:,} of {theirs[1]:,} there: bring "
-            f"the same files to this host, or say where they are (--data)"
+            f"the data differ: {mine[0]:,} rows of {mine[1]:,} features here, {theirs[0]:,} of {theirs[1]:,} there: "
+            f"copy the same files to this host, or say where they are (--data)"
         )
     if (own := fingerprint(dataset.train.folder)) != about.fingerprint:
         raise Invalid(
-            f"the data are not the same: as many rows and features here as there, but not these ({own} here, {about.fingerprint} "
-            f"there): bring the same files to this host, or say where they are (--data)"
+            f"the data differ: as many rows and features, but other contents (fingerprint {own} here, "
+            f"{about.fingerprint} there): copy the same files to this host, or say where they are (--data)"
         )
 
 
 @contextlib.contextmanager
 def _sockets(coordinator: str) -> Iterator[str]:
-    """A private folder for a socket that is a file, where the coordinator's is one, too."""
+    """A private folder for a Unix socket, if the coordinator's address is one, too."""
     if not coordinator.startswith("ipc:"):
         yield ""
         return

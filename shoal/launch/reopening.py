@@ -1,12 +1,13 @@
-"""A store that is opened again on its folder has its tables and rows, as ``kv.save()`` left them.
+"""Restores a store from its folder: the tables and rows as ``kv.save()`` left them.
 
-    FOLDER/coordinator.journal      the counters that never go back
+    FOLDER/coordinator.journal      counters that never decrease
     FOLDER/checkpoints/             what was saved
-    FOLDER/lock                     held as long as the store is open: no other opens there meanwhile
+    FOLDER/lock                     held while the store is open
 
-Servers read their own segments from the newest checkpoint that is whole: weights, optimizer state, ledgers. In those ledgers are
-the pushes of clients of before, by their incarnations, so that no client of now may have one of these numbers: where a journal
-is gone its counters are taken from the checkpoint. Tables of worker groups are not here: their runs keep checkpoints of their own.
+Servers read their segments from the newest complete checkpoint: weights, optimizer state, ledgers.
+The ledgers list pushes of earlier clients by incarnation, so no new client may get one of these
+numbers: if the journal is gone, its counters are taken from the checkpoint. Tables of worker groups
+are not included: their runs have their own checkpoints.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class SavedStore:
     manifest: checkpoint.Manifest
 
     def is_here(self, kv: KV) -> bool:
-        """All of it is there, and no part of it is lost."""
+        """Whether all its tables exist and no segment of them is lost."""
         here = kv.tables()
         return all(one.name in here and not _is_lost(kv, one.name) for one in self.manifest.tables)
 
     def restore(self, kv: KV) -> list[str]:
-        """Make the tables that are not there, or of which some part is lost; their names."""
+        """Create the tables that are missing or have lost segments; returns their names."""
         here, made = kv.tables(), []
-        cut: dict[tuple[object, ...], str] = {}  # tables whose keys are cut alike lie alike, as they may have before
+        cut: dict[tuple[object, ...], str] = {}  # tables with equal segments are placed alike
         for table in self.manifest.tables:
             key = (table.spec.span, table.spec.hashed, *table.starts)
             if table.name in here and not _is_lost(kv, table.name):
@@ -60,8 +61,8 @@ class SavedStore:
 
 
 def hold(folder: Path, named: str) -> Lock:
-    """Create the folder of a store if it is not there, and lock it. ``named`` is the option that names it, for error messages."""
-    if (folder / "job.toml").exists():  # before anything is written: the run may be going on
+    """Create and lock the folder of a store. ``named`` is the option, for error messages."""
+    if (folder / "job.toml").exists():  # checked before anything is written: the run may be active
         raise Invalid(f"{folder} is the folder of a run, not of a store: choose another ({named})")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,21 +72,21 @@ def hold(folder: Path, named: str) -> Lock:
 
 
 def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
-    """Before the start: let the store save there, and answer what was saved there before."""
+    """Let the cluster save there, and return what was saved there before. Before the start."""
     root = cluster.checkpoints = folder.absolute() / "checkpoints"
     found, refused = checkpoint.newest(Disk(), root, "") if root.is_dir() else (None, [])
     if found is None:
         if refused:
             raise Invalid(
-                f"no checkpoint in {root} can be read: {refused[0]}: mend it, or move {root} away to begin with nothing"
+                f"no checkpoint in {root} can be read: {refused[0]}: repair it, or move {root} away to begin empty"
             )
         return None
     for one in refused:
-        print(f"shoal: passed over: {one}", file=sys.stderr)
+        print(f"shoal: skipped a checkpoint: {one}", file=sys.stderr)
     path, manifest = found
     state = msgspec.json.decode(manifest.state, type=BareTable)
     kept = members_and_tables(cluster._journal.records) or MembershipRecord(0, 0, 0, 0, 0)
-    if kept.incarnations < state.incarnations:  # another journal than the one it was saved under
+    if kept.incarnations < state.incarnations:  # the journal is not the one of the checkpoint
         cluster.begin_with(msgspec.msgpack.encode(msgspec.structs.replace(kept, incarnations=state.incarnations)))
     return SavedStore(path, manifest)
 

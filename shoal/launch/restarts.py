@@ -1,7 +1,7 @@
-"""Who is started again when it ends: the coordinator with its journal, a server empty. Not for ever: that would hide a fault.
+"""Restarts processes that ended, with exponential backoff and a limit.
 
-Each restart has a thread of its own, since whoever says that a process ended must not wait. The first is made at once (or
-after ``delay``); those that follow soon wait a little, twice as long each time.
+Without a limit, restarts would hide a fault. Each restart has its own thread, since the thread that
+reports an end must not block. The first two are made at once (or after ``delay``).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from shoal.errors import ShoalError
 
 MOST = 10  # restarts of one name
 WITHIN = 60.0  # seconds
-_SOON = 0.05  # seconds before the third restart; then twice that, ...
-_LATEST = 5.0  # up to this
+_SOON = 0.05  # seconds before the third restart, doubled for each further one
+_LATEST = 5.0  # seconds at most
 
 
 class Supervisor:
-    """Starts again, and gives up."""
+    """Restarts processes, until one ends too often."""
 
     def __init__(self, again: Callable[[str], None], give_up: Callable[[str], None], most: int = 0) -> None:
-        self.delay = 0.0  # seconds before anybody is started again
+        self.delay = 0.0  # seconds before any restart
         self.restarts: dict[str, int] = {}
         self._again, self._give_up, self._most = again, give_up, most
         self._times: dict[str, deque[float]] = {}
         self._closed = threading.Event()
 
     def ended(self, name: str, why: str) -> None:
-        """It is to run again. Returns at once."""
+        """Restart it, or give up. Returns at once."""
         if self._closed.is_set():
             return
         now = time.monotonic()
@@ -39,12 +39,12 @@ class Supervisor:
             times.popleft()
         if len(times) >= (most := self._most or MOST):
             self._give_up(
-                f"{name} was started again {most} times in {WITHIN:g} s, and ended each time (the last time {why})"
+                f"{name} was restarted {most} times in {WITHIN:g} s, and ended each time (the last time: {why})"
             )
             return
         wait = self.delay + (min(_LATEST, _SOON * 2.0 ** (len(times) - 2)) if len(times) >= 2 else 0.0)
         times.append(now)
-        threading.Thread(target=self._restart, args=(name, wait), name=f"shoal-again-{name}", daemon=True).start()
+        threading.Thread(target=self._restart, args=(name, wait), name=f"shoal-restart-{name}", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()

@@ -1,4 +1,4 @@
-"""The scheduler of a worker group as a process of its own: the twin of ``coordination``, for guests of other servers."""
+"""The process of a worker group's scheduler, for a run that uses another cluster's servers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from shoal.wire.messages.groups import dealer, member_name
 
 
 class SchedulerProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a scheduler needs to know, as plain data."""
+    """The orders of a scheduler process."""
 
     group: str
-    journal: str  # its file
+    journal: str  # path
     run: RunFacts
-    ended: list[ProcessEnded] = []  # before it was there
+    ended: list[ProcessEnded] = []  # before this process started
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """A scheduler in a process of its own, until that ends."""
+    """Run the scheduler in this process until it ends."""
     work = msgspec.convert(orders.work, SchedulerProcess)
     transport = transport_of(orders, orders.bind, dealer(work.group))
     journal = JournalFile(Path(work.journal))

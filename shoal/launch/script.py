@@ -1,8 +1,8 @@
-"""Servers, and a script so many times beside them: what ``shoal launch`` does.
+"""Starts servers, and a user's script in N processes beside them (``shoal launch``).
 
-Each worker is a process in a session of its own, told by its environment who it is and where the servers are. One that dies
-stops nobody: those who wait for it hear of it through the coordinator and the table of those who ended. Whatever happens
-to the launcher, nothing stays: the servers and the workers end with it.
+Each worker is a process in its own session; environment variables give it its rank and the address
+of the servers. A worker's death stops no other: the coordinator and a table of ended workers tell
+those who wait for it. Servers and workers end with the launcher, however it ends.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from shoal.store.table.update import Sum
 from shoal.tables import Dense
 
 ADDRESS, RANK, WORLD = "SHOAL_ADDRESS", "SHOAL_RANK", "SHOAL_WORLD"
-SAYS = "shoal: "  # how a line of ours begins: what several workers say is shown once
-ENDED = "ended"  # the launcher's table: row r is 1 once the process of worker r is no more
-_LINE = 8_192  # bytes of a line that are shown as one: progress bars have none
-_ALIKE = 1.0  # seconds within which all of them may fail, of the same cause
-_GRACE = 5.0  # seconds that a worker has to end when it is asked to
-_THREADS = "OMP_NUM_THREADS"  # one each, or the workers take each other's cores
+SAYS = "shoal: "  # starts our own lines: what several workers print is shown once
+ENDED = "ended"  # the launcher's table: row r is 1 once the process of worker r has ended
+_LINE = 8_192  # bytes shown as one line: progress bars have no line ends
+_ALIKE = 1.0  # seconds within which workers may fail of the same cause
+_GRACE = 5.0  # seconds for a worker to end when asked to
+_THREADS = "OMP_NUM_THREADS"  # one each, or the workers compete for cores
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """How the process of a worker ended."""
+    """How a worker's process ended."""
 
     rank: int
     code: int
-    like: str = ""  # whose error it had, too
+    like: str = ""  # another worker with the same error
 
     def __str__(self) -> str:
         how = f"killed by signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
@@ -50,25 +50,26 @@ class WorkerExit:
 
 
 class ScriptLauncher:
-    """A cluster and the workers beside it. Use as a context: all of it ends with the block."""
+    """A cluster and the script's processes. A context manager: all end with the block."""
 
     def __init__(self, workers: int, servers: int, copies: int, show: Callable[[str, bool], None]) -> None:
         if not 1 <= workers <= limits.MEMBERS // 4:
             raise Invalid(f"workers={workers}: needs 1 to {limits.MEMBERS // 4}")
         self.workers, self._servers, self._copies, self._show = workers, servers, copies, show
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._said: dict[str, int] = {}  # a line of shoal's own, and who said it first
-        self._last: dict[int, str] = {}  # line of each worker's errors
+        self._said: dict[str, int] = {}  # our own lines, and which worker printed each first
+        self._last: dict[int, str] = {}  # each worker's last line of standard error
         self._readers: list[threading.Thread] = []
-        self._news: queue.SimpleQueue[WorkerExit | str] = queue.SimpleQueue()  # whose end, or a line to show
+        # an exit, or a line to show
+        self._news: queue.SimpleQueue[WorkerExit | str] = queue.SimpleQueue()
 
     def __enter__(self) -> ScriptLauncher:
         cluster = local(self._servers, copies=self._copies, processes=True)
         assert isinstance(cluster, ProcessCluster)
         self._cluster = cluster
         self._cluster.on_ended = self._server_ended
-        self._cluster.parting = ""  # the workers are ours, and end first
-        self._cluster.on_back = lambda name: self._news.put(f"shoal: {name} is back\n")
+        self._cluster.parting = ""  # we end the workers ourselves, first
+        self._cluster.on_back = lambda name: self._news.put(f"shoal: {name} was restarted\n")
         try:
             self._kv: KV = self._cluster.client("launcher")
             self._kv.create(ENDED, Dense(rows=self.workers, update=Sum()))
@@ -87,17 +88,17 @@ class ScriptLauncher:
         return self._cluster.pids
 
     def start(self, command: Sequence[str]) -> None:
-        """The script, once for each worker: what stands behind ``python`` on a command line."""
+        """Start the script once for each worker: ``command`` is what follows ``python``."""
         for rank in range(self.workers):
             link = self._cluster.folder / f"shoal worker-{rank}"
-            told = {ADDRESS: self.address, RANK: str(rank), WORLD: str(self.workers), "PYTHONUNBUFFERED": "1"}
+            variables = {ADDRESS: self.address, RANK: str(rank), WORLD: str(self.workers), "PYTHONUNBUFFERED": "1"}
             process = subprocess.Popen(
                 [sys.executable, "-m", "shoal.launch.script_worker", str(os.getpid()), str(link), *command],
-                env={_THREADS: "1", **os.environ, **told},
+                env={_THREADS: "1", **os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is the launcher's to hear
+                start_new_session=True,  # Ctrl-C is for the launcher
             )
             self._processes.append(process)
             for stream, is_error in ((process.stdout, False), (process.stderr, True)):
@@ -105,16 +106,16 @@ class ScriptLauncher:
             _thread(self._watch, rank, process)
 
     def wait(self) -> list[WorkerExit]:
-        """Until all have ended; how each did, by rank."""
+        """Wait until all have ended; how each did, by rank."""
         ends: list[WorkerExit] = []
-        failed: list[WorkerExit] = []  # not told yet: perhaps all fail alike
+        failed: list[WorkerExit] = []  # not shown yet: perhaps all fail alike
         while len(ends) < len(self._processes):
             news = self._next(_ALIKE if failed else None)
             if isinstance(news, str):
                 self._show(news, True)
             elif news is not None:
                 ends.append(news)
-                self._tell(news)
+                self._report_end(news)
             if failed and (news is None or (isinstance(news, WorkerExit) and not news.code)):
                 have = "has" if len(failed) == 1 else "have"
                 self._show(f"{SAYS}{', '.join(map(str, failed))} {have} ended; the others go on\n", True)
@@ -125,14 +126,14 @@ class ScriptLauncher:
             reader.join(_GRACE)
         if any(not end.code for end in ends) and not self._used():
             self._show(
-                "shoal: no worker called shoal.torch.distribute: each has trained a model of its own; add the line "
+                "shoal: no worker called shoal.torch.distribute, so each trained its own model; add the line "
                 "optimizer = shoal.torch.distribute(model, optimizer)\n",
                 True,
             )
-        return sorted((self._likened(end) for end in ends), key=lambda end: end.rank)
+        return sorted((self._compared(end) for end in ends), key=lambda end: end.rank)
 
-    def _likened(self, end: WorkerExit) -> WorkerExit:
-        """Its last words may have been another one's before."""
+    def _compared(self, end: WorkerExit) -> WorkerExit:
+        """Note the worker that printed the same last line before."""
         first = self._said.get(self._last.get(end.rank, ""), end.rank)
         return end if first == end.rank else replace(end, like=f", as worker-{first}")
 
@@ -143,7 +144,7 @@ class ScriptLauncher:
             return None
 
     def stop(self, number: int) -> None:
-        """Ask those who run to end, by this signal; who does not is killed."""
+        """Send this signal to the workers, and kill those that do not end."""
         for process in self._processes:
             _signal(process, number)
         deadline = time.monotonic() + _GRACE
@@ -151,7 +152,7 @@ class ScriptLauncher:
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
-        finally:  # also if somebody is impatient
+        finally:  # also on a second Ctrl-C
             for process in self._processes:
                 _signal(process, signal.SIGKILL)
 
@@ -162,14 +163,14 @@ class ScriptLauncher:
             self._cluster.close()
 
     def _used(self) -> bool:
-        """Has any worker made a table? Who distributes a model or has an embedding makes one."""
+        """Whether a worker created a table, as a distributed model or an embedding does."""
         try:
             return set(self._kv.tables()) != {ENDED}
-        except ShoalError:  # the servers are gone: others have said so
+        except ShoalError:  # the servers are gone, which was reported
             return True
 
-    def _tell(self, end: WorkerExit) -> None:
-        """Whoever waits for this worker need not."""
+    def _report_end(self, end: WorkerExit) -> None:
+        """Let nobody wait for this worker."""
         name = f"worker-{end.rank}"
         with contextlib.suppress(ShoalError):
             self._kv.push(ENDED, [end.rank], [1.0]).result(_GRACE)
@@ -178,13 +179,13 @@ class ScriptLauncher:
                     self._cluster.tell_ended(member, f"its process ended ({end})")
 
     def _server_ended(self, name: str, why: str) -> None:
-        """A server, or the coordinator. Said by the thread that waits: this one must not."""
-        lost = "with it the only copy of its part of the model"
-        then = "it is started again" if self._cluster.restarts(name) else lost
-        self._news.put(f"shoal: {name} is gone: {why}; {then}\n")
+        """Queue a line about the end of a server or the coordinator: this thread must not block."""
+        lost = "with it the only copy of its segments"
+        then = "it is restarted" if self._cluster.restarts(name) else lost
+        self._news.put(f"shoal: {name} has ended: {why}; {then}\n")
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        # Seen, not taken yet: its number is still its own, so whatever it left in its session can be ended.
+        # Not reaped yet, so its id is still its own: end what it left in its session.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -199,7 +200,7 @@ class ScriptLauncher:
                 if is_error:
                     self._last[rank] = text
                     if text.startswith(SAYS) and self._said.setdefault(text, rank) != rank:
-                        continue  # another one has said it
+                        continue  # another worker has printed it
                 self._show(f"{name} | {text}\n", is_error)
 
 

@@ -1,38 +1,124 @@
-"""A server's process: it serves until it is let go.
+"""A server's process: serves until it is drained, and runs users' queries in forks.
 
-    SIGTERM     it asks to leave, and ends with 0 when others have all that it has
-    again       it ends at once, with 128 and the signal's number: what only it had is lost
-    nobody      takes anything over for a minute: the same, and says so
+    SIGTERM         asks to leave; ends with code 0 when other servers have all its segments
+    a second one    ends at once with 128 + the signal; what only this server had is lost
+    no progress     for a minute (nobody takes over): the same, with a message
 
-SIGINT is the same where there is a terminal. Whatever reason there is to end, the exit code and one line say which.
+SIGINT in a terminal does the same. The exit code and one line say why it ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 from shoal import limits
-from shoal.errors import ClusterError, Refused
+from shoal.errors import ClusterError, Invalid, Refused
 from shoal.events import counted
 from shoal.filters.user_filter import run_apart
 from shoal.launch.process_main import Process, ProcessOrders, ProcessRetired, transport_of
-from shoal.launch.query_process import QueryProcess
-from shoal.launch.silence import Silence
 from shoal.nodes.drainable import DrainableServer
 from shoal.nodes.loop import Loop
 from shoal.nodes.server import Server
 from shoal.signals import handled
+from shoal.store.query import Found, packed, unpacked
+from shoal.user_code import ForkedCall
 from shoal.wire import Transport
 
 Say = Callable[[str], None]
+# bytes of a query's answer and its frame
+_ANSWER_BYTES = 8 * (limits.CALL_NUMBERS + limits.CALL_KEYS) + 4 * limits.CALL_VALUES + 65_536
+
+
+class SilenceReport:
+    """Reports while a node from another host hears nothing from the coordinator.
+
+    A coordinator may be restarted, so such a node waits for it (``--patience``). Its terminal shows
+    that it waits, for how long, and that the coordinator is back.
+    """
+
+    # the shortest silence that is reported; heartbeats come twice a second
+    FIRST = 3 * limits.SECOND
+    AGAIN = 10 * limits.SECOND
+
+    def __init__(self, guest: DrainableServer, address: str, say: Say) -> None:
+        self._guest, self._say, self._address = guest, say, address
+        self._reported = 0  # nanoseconds of silence at the last report
+
+    def look(self) -> None:
+        """To be called after every turn of the loop."""
+        silence, left = self._guest.silence, self._guest.waits
+        first = max(self.FIRST, self._guest.member.timing.suspect)
+        if self._reported and silence < first:
+            self._reported = 0
+            self._say(f"{self._guest.name} hears the coordinator again, and goes on")
+        elif (
+            left is not None
+            and not self._guest.end
+            and silence >= (self._reported + self.AGAIN if self._reported else first)
+        ):
+            self._reported = silence
+            self._say(
+                f"{self._guest.name} has heard nothing from the coordinator at {self._address} for "
+                f"{silence // limits.SECOND} s: it waits {left / limits.SECOND:.0f} s more in case it is restarted, "
+                f"then ends (--patience; Ctrl-C twice: now)"
+            )
+
+
+class RunningQuery:
+    """A user's query that runs in a fork."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._found: Found | Invalid = Found()
+
+    def end(self, found: Found | Invalid) -> None:
+        self._found, self.done = found, True
+
+    def found(self) -> Found:
+        """Its result; raises Invalid if it failed."""
+        if isinstance(self._found, Invalid):
+            raise self._found
+        return self._found
+
+
+class QueryProcess:
+    """Runs users' queries in forks of the server, and wakes its loop with the result.
+
+    The fork sees the rows as they are at that moment. The server goes on meanwhile, at the cost of
+    copying the pages that it changes.
+    """
+
+    def __init__(self, poke: Callable[[], None]) -> None:
+        self._poke = poke
+
+    def __call__(self, ask: Callable[[], Found], nanoseconds: int) -> RunningQuery:
+        """Fork now. The caller must have the table to itself at this moment."""
+        query = RunningQuery()
+        try:
+            child = ForkedCall(lambda: packed(ask()), nanoseconds / limits.SECOND, limits.CALL_MEMORY, _ANSWER_BYTES)
+        except OSError as error:
+            query.end(Invalid(f"the server could not fork a process for it ({error.strerror})"))
+            return query
+        threading.Thread(target=self._wait, args=(child, query), name="shoal-query", daemon=True).start()
+        return query
+
+    def _wait(self, child: ForkedCall, query: RunningQuery) -> None:
+        try:
+            query.end(unpacked(child.wait()))
+        except Invalid as error:
+            query.end(error)
+        except BaseException as error:
+            query.end(Invalid(str(error)))
+        self._poke()
 
 
 class ServerProcess:
-    """One server, its loop, and how it ends."""
+    """A server, its loop, and how it ends."""
 
     def __init__(
         self,
@@ -43,7 +129,7 @@ class ServerProcess:
         say: Say = lambda text: None,
         coordinator: str = "",
     ) -> None:
-        """``coordinator``: its address, for what is said while it is silent."""
+        """``coordinator`` is its address, for messages about its silence."""
         from shoal.launch.process_main import moved_by
 
         server = self._server = Server(name, token, transport.address)
@@ -51,16 +137,16 @@ class ServerProcess:
         self.guest = DrainableServer(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
         self._say, self._signal, self._joined = say, 0, False
-        self._silence = Silence(self.guest, coordinator, say)
-        self._state, self._since = (-1, ""), 0.0  # parts it has, and why it may not go; since when
+        self._silence = SilenceReport(self.guest, coordinator, say)
+        self._state, self._since = (-1, ""), 0.0  # segments left, why it must stay; since when
 
     def keep_apart(self) -> None:
-        """This process is the server's alone: users' questions and filters run in others, and cost their own requests only."""
+        """Run users' queries and filters in other processes, so that a crash costs one request."""
         self._server.calls.apart = QueryProcess(self.loop.poke_soon)
         run_apart()
 
     def leave(self, number: int = signal.SIGTERM) -> None:
-        """Ask to go. The second time it goes at once."""
+        """Ask to leave. The second call ends it at once."""
         if self.guest.asks:
             raise SystemExit(128 + number)
         self._signal = number
@@ -68,7 +154,7 @@ class ServerProcess:
         self.loop.poke_soon()
 
     def run(self) -> None:
-        """Until it is let go or the cluster is over; raises if it ends otherwise."""
+        """Serve until drained or the cluster is over; raises if it ends otherwise."""
         try:
             while not self.guest.end:
                 self.loop.turn()
@@ -78,25 +164,26 @@ class ServerProcess:
                 self._silence.look()
                 if self.guest.leaving:
                     self._look()
-            self.loop.carry_out(self.guest.member.leave())  # said once more: nobody is to wait for its silence
+            # sent once more, so that nobody waits for a timeout
+            self.loop.carry_out(self.guest.member.leave())
             self._conclude()
         finally:
             self.loop.close()
 
     def _look(self) -> None:
-        """How far it is with leaving: told, and given up if nothing changes."""
+        """Report the progress of leaving, and give up if there is none."""
         guest, now = self.guest, time.monotonic()
         if (state := (guest.left, guest.stays)) != self._state:
             self._state, self._since = state, now
             self._say(
                 f"{guest.name} stays for now: {guest.stays}"
                 if guest.stays
-                else f"{guest.name}: {counted(guest.left, 'part')} left"
+                else f"{guest.name}: {counted(guest.left, 'segment')} left"
             )
         still = guest.member.timing.leave_still / limits.SECOND
         if guest.asks and now - self._since > still:
-            why = guest.stays or f"nobody took over {counted(guest.left, 'part')} in {still:g} s"
-            self._say(f"{guest.name} goes all the same: {why}; start another server to take its place")
+            why = guest.stays or f"nobody took over {counted(guest.left, 'segment')} in {still:g} s"
+            self._say(f"{guest.name} ends anyway: {why}; start another server in its place")
             raise SystemExit(128 + self._signal)
 
     def _conclude(self) -> None:
@@ -105,23 +192,23 @@ class ServerProcess:
             raise Refused(guest.member.coordinator, guest.why)
         if guest.end == "deserted":
             raise ClusterError(
-                f"{guest.name} ends: {guest.why}; what it held is lost unless others have copies: see to the coordinator, and start "
-                f"the server again"
+                f"{guest.name} ends: {guest.why}; its segments are lost unless others have copies: check the coordinator, "
+                f"and start the server again"
             )
 
 
 def heard(signals: Iterable[int], call: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
-    """While this lasts, these signals are a call."""
+    """Call a function on these signals, within the context."""
     return handled(signals, lambda which, frame: call(which))
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """A server in a process of its own."""
+    """Run a server in this process."""
     transport = transport_of(orders, orders.bind)
     serving = ServerProcess(orders.name, orders.token, transport)
     serving.keep_apart()
     with heard([signal.SIGTERM], serving.leave):
         process.ready(transport.address)
         serving.run()
-    if not serving.guest.asks:  # somebody let it go: nobody is to start it again
+    if not serving.guest.asks:  # drained by others: it must not be restarted
         process.say(ProcessRetired(orders.name))

@@ -1,13 +1,13 @@
-"""Memory that several processes share: one piece, without a name, made of arrays that each begin on a page of their own.
+"""Shared memory between processes: one anonymous file of page-aligned arrays.
 
-    segment = Segment.make({"slab": ((keys, 2), "float32"), "tally": ((slots,), "int8")})
-    segment["slab"][:] = 0.0
-    there = Segment.open(segment.place)         in another process of the same user, while this one lives
+    memory = SharedMemory.make({"slab": ((keys, 2), "float32"), "tally": ((slots,), "int8")})
+    memory["slab"][:] = 0.0
+    there = SharedMemory.open(memory.place)     in another process of this user, while this one lives
 
-It is a file in memory (memfd) that stands in no folder: when the last process that has it is gone, however that ended, so is it.
-There is nothing to sweep, no limit of /dev/shm, and no other process of shared memory's own (``multiprocessing`` has one).
-
-All of it is taken when it is made: whoever is short of memory hears so then, not in the middle of a run by a signal.
+It is a memfd, a file without a name: it vanishes with the last process that has it, however that
+ended. So there is nothing to clean up, no limit of /dev/shm, and no helper process as in
+``multiprocessing``. All memory is allocated at once, so that a shortage is an error at the start
+and not a signal in mid-run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import numpy as np
 from shoal.errors import Invalid, StartFailed
 from shoal.limits import MB
 
-Shapes = Mapping[str, tuple[tuple[int, ...], str]]  # by name: shape and type
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
 
 
 class SharedLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where another process finds it, and what is where in it: plain data."""
+    """Where another process finds the memory and the arrays in it: plain data."""
 
     pid: int
     descriptor: int
     size: int
-    arrays: dict[str, tuple[int, list[int], str]]  # by name: its first byte, shape and type
+    arrays: dict[str, tuple[int, list[int], str]]  # first byte, shape and dtype by name
 
 
 class SharedMemory:
-    """One piece of shared memory. Whoever holds one of its arrays holds all of it, also after ``close``."""
+    """Shared memory. Any of its arrays keeps all of it alive, also after ``close``."""
 
     def __init__(self, descriptor: int, place: SharedLayout) -> None:
         self._descriptor, self.place = descriptor, place
@@ -47,7 +47,7 @@ class SharedMemory:
 
     @classmethod
     def make(cls, shapes: Shapes) -> SharedMemory:
-        """All zeros."""
+        """New memory, all zeros."""
         arrays, size = {}, 0
         for name, (shape, kind) in shapes.items():
             arrays[name] = (size, list(shape), kind)
@@ -67,14 +67,14 @@ class SharedMemory:
 
     @classmethod
     def open(cls, place: SharedLayout) -> SharedMemory:
-        """That of another process, or of this one once more."""
+        """Map the memory of another process, or of this one again."""
         return cls(open_of(place.pid, place.descriptor, os.O_RDWR), place)
 
     def __getitem__(self, name: str) -> Any:
         return self.arrays[name]
 
     def close(self) -> None:
-        """Let go of it: nobody else can open it any more. The memory goes with the last array of it that anybody holds."""
+        """Nobody can open it any more. The memory goes with the last array that uses it."""
         self.arrays.clear()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -82,13 +82,13 @@ class SharedMemory:
 
 
 def open_of(pid: int, descriptor: int, flags: int) -> int:
-    """A descriptor of another process, opened here: of a file without a name, or of one end of a pipe."""
+    """Open a file descriptor of another process: an anonymous file or an end of a pipe."""
     try:
         return os.open(f"/proc/{pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
     except OSError as error:
         raise StartFailed(
-            f"cannot open what process {pid} shares ({error.strerror}): it has ended, or belongs to another user; threads share "
-            f"without asking (--set launch.how=threads)"
+            f"cannot open the shared memory of process {pid} ({error.strerror}): it has ended, or belongs to another "
+            f"user; threads need no shared memory (--set launch.how=threads)"
         ) from None
 
 
@@ -102,6 +102,6 @@ def _check_free(size: int) -> None:
 
 def _short(size: int, why: str) -> Invalid:
     return Invalid(
-        f"the model and its plan take {-(-size // MB):,} MB of shared memory: {why}: take fewer keys (--set data.hash_bits=20), or a "
-        f"rule with less state (--set update.rule=sgd)"
+        f"the model and its plan need {-(-size // MB):,} MB of shared memory: {why}: use fewer keys "
+        f"(--set data.hash_bits=20), or a rule with less state (--set update.rule=sgd)"
     )

@@ -1,15 +1,17 @@
-"""Who am I, under torchrun: one of several ranks, each with its role.
+"""The role of a rank that torchrun started, and what ranks other than the head do.
 
-    rank 0              the head: it runs the command. Coordinator, evaluator, run folder, view, and server-0
+    rank 0              the head: runs the command, coordinator, evaluator, view, and server-0
     1 .. servers - 1    the other servers
     the rest            workers
 
-torchrun ends everybody as soon as one of its processes fails. So a rank is only a shield: its node is forked by a nursery
-below it, and may be killed and started again, while the rank stays until the head is gone, and ends with its code.
+torchrun ends everything as soon as one of its processes fails. So a rank is only a shield: a
+forkserver below it forks its node, which may be killed and restarted, while the rank stays until
+the head is gone and ends with the head's exit code.
 
-The ranks meet at a Unix socket that has a name and no file; all know the name from torchrun's variables, and the kernel says
-whose process is at the other end. The head hands each rank the pipes of a nursery, so it orders and hears of a node as if the
-node were its own. torchrun's store is not asked: it listens to the whole network, and takes what anybody writes.
+The ranks meet at an abstract Unix socket. All derive its name from torchrun's variables, and the
+kernel tells whose process is at the other end. The head passes each rank the pipes of a forkserver,
+and controls that forkserver as its own. torchrun's store is not used: it listens on the whole
+network and accepts writes from anyone.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.launch.exit_status import refuse
 from shoal.launch.process_main import ProcessMessage
-from shoal.launch.process_pool import start_nursery
+from shoal.launch.process_pool import start_forkserver
 
 if TYPE_CHECKING:
     from shoal.job import Job
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
 
 MEET_WITHIN = 60.0  # seconds until all ranks have found each other
 LINE = 4_096  # bytes of one message
-_AGAIN = 0.02  # seconds between two knocks at the head's door
-_DIGITS = 9  # of a number among torchrun's variables
+_RETRY = 0.02  # seconds between two attempts to connect to the head
+_DIGITS = 9  # of a number in torchrun's variables
 _SET_BY = "torchrun sets these: start it with torchrun, or, to run without, unset TORCHELASTIC_RUN_ID"
 
 
@@ -54,17 +56,17 @@ class RankHello(ProcessMessage, frozen=True, tag="here"):
 
 
 class RankForkserver(ProcessMessage, frozen=True, tag="nurse"):
-    """Head to rank: "start a nursery": its orders and reports, two descriptors, come with it."""
+    """Head to rank: "start a forkserver with these two file descriptors for orders and reports"."""
 
 
 class RankClosed(ProcessMessage, frozen=True, tag="closed"):
-    """Rank to head: "the nursery is no more"."""
+    """Rank to head: "the forkserver has ended"."""
 
-    code: int  # of its exit; of the signal that killed it, with a minus
+    code: int  # exit code; minus the signal that killed it
 
 
 class RankRelease(ProcessMessage, frozen=True, tag="over"):
-    """Head to rank: "it is over; end with this code when I have ended"."""
+    """Head to rank: "the run is over; end with this code when I have ended"."""
 
     code: int
 
@@ -74,14 +76,14 @@ class TorchrunRank:
     """One of torchrun's processes on this host."""
 
     number: int
-    world: int  # how many there are
+    world: int  # the number of ranks
     hosts: int
-    restarts: int  # of all of them, by torchrun
-    door: bytes  # where they meet
+    restarts: int  # of all ranks, by torchrun
+    door: bytes  # the name of the head's socket
 
 
 def rank(variables: Mapping[str, str] | None = None) -> TorchrunRank | None:
-    """Who this process is; None if torchrun did not start it."""
+    """This process's rank; None if torchrun did not start it."""
     known = os.environ if variables is None else variables
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     if "TORCHELASTIC_RUN_ID" not in known or not all(known.get(name, "").isdecimal() for name in names):
@@ -94,13 +96,13 @@ def rank(variables: Mapping[str, str] | None = None) -> TorchrunRank | None:
         raise Invalid(f"LOCAL_RANK={number} and LOCAL_WORLD_SIZE={world}: ranks are 0 to one less; {_SET_BY}")
     if world > limits.MEMBERS:
         raise Invalid(
-            f"LOCAL_WORLD_SIZE={world}: a cluster has at most {limits.MEMBERS:,} nodes: take fewer ranks (--nproc-per-node)"
+            f"LOCAL_WORLD_SIZE={world}: a cluster has at most {limits.MEMBERS:,} nodes: use fewer ranks (--nproc-per-node)"
         )
     return TorchrunRank(number, world, hosts, restarts, f"\0shoal-{door}".encode())
 
 
 def is_rank() -> bool:
-    """Did torchrun start this process?"""
+    """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -111,7 +113,7 @@ def _count(name: str, text: str) -> int:
 
 
 def take_part(call: Callable[[HeadRank | None], object]) -> object:
-    """Have the command run by whom it is for: here without torchrun, otherwise by the head, which gets all other ranks."""
+    """Run the command here, or, under torchrun, in the head with all other ranks to use."""
     try:
         me = rank()
     except Invalid as error:
@@ -127,11 +129,11 @@ def take_part(call: Callable[[HeadRank | None], object]) -> object:
 
 
 def staffed(job: Job, me: TorchrunRank) -> tuple[Job, str]:
-    """The job with as many workers as there are ranks for, and who is who, in words."""
+    """The job with a worker for each free rank, and a sentence about the roles."""
     if me.hosts > 1:
         raise Invalid(
-            f"torchrun has started ranks on {me.hosts} hosts, and shoal stays on one machine until its nodes have keys: "
-            f"take one (--nnodes 1) and more ranks there (--nproc-per-node)"
+            f"torchrun has started ranks on {me.hosts} hosts, and shoal uses torchrun on a single host only: use one "
+            f"(--nnodes 1) with more ranks (--nproc-per-node), or shoal launch on each host"
         )
     if not job.has_servers:
         raise Invalid(
@@ -139,7 +141,7 @@ def staffed(job: Job, me: TorchrunRank) -> tuple[Job, str]:
         )
     if job.launch.how != "processes":
         raise Invalid(
-            f"launch.how={job.launch.how!r} is a single process, and torchrun starts one for every rank: leave it out, "
+            f"launch.how={job.launch.how!r} is a single process, but torchrun starts one for each rank: leave it out, "
             f"or start it without torchrun (shoal train ...)"
         )
     least = job.servers + 1
@@ -147,7 +149,7 @@ def staffed(job: Job, me: TorchrunRank) -> tuple[Job, str]:
         fewer = f", or fewer servers (--servers {me.world - 1})" if me.world > 1 else ""
         raise Invalid(
             f"torchrun has started {me.world} {'rank' if me.world == 1 else 'ranks'}, and servers={job.servers} and a worker "
-            f"need {least}: take more (--nproc-per-node {least}){fewer}"
+            f"need {least}: use more (--nproc-per-node {least}){fewer}"
         )
     workers = me.world - job.servers
     words = f"torchrun: {_ranks(0, 1)} leads, {_ranks(0, job.servers)} {'serve' if job.servers > 1 else 'serves'}, "
@@ -163,13 +165,13 @@ def _ranks(first: int, stop: int) -> str:
 
 
 def roles(servers: int, world: int) -> dict[str, int]:
-    """The nodes that are forked elsewhere than at the head, and their ranks."""
+    """The nodes that other ranks than the head fork, and their ranks."""
     names = [f"server-{i}" for i in range(1, servers)] + [f"worker-{i}" for i in range(world - servers)]
     return {name: number for number, name in enumerate(names, 1)}
 
 
 def is_ours(connection: socket.socket) -> int:
-    """The number of the process at the other end, if it is ours; otherwise 0."""
+    """The id of the process at the other end if this user owns it; otherwise 0."""
     pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid) if user == os.getuid() else 0
 
@@ -178,21 +180,22 @@ def is_ours(connection: socket.socket) -> int:
 
 
 def follow(me: TorchrunRank) -> int:
-    """All that a rank does but the first. Returns its exit code when the head has gone."""
-    head = _knock(me)
+    """Run a rank other than the first. Returns its exit code when the head is gone."""
+    head = _connect(me)
     if head is None:
         print(
-            f"shoal: rank {me.number} waited {MEET_WITHIN:g} s for rank 0, which did not come: look at what it printed",
+            f"shoal: rank {me.number} waited {MEET_WITHIN:g} s for rank 0 in vain: look at what rank 0 printed",
             file=sys.stderr,
         )
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # the head is told the same, and may need our node to save the run
+        # the head gets the same signal, and may need our node to save the run
+        signal.signal(number, lambda *_: None)
     with head:
         return _shield(me, head)
 
 
-def _knock(me: TorchrunRank) -> socket.socket | None:
+def _connect(me: TorchrunRank) -> socket.socket | None:
     deadline = time.monotonic() + MEET_WITHIN
     while time.monotonic() < deadline:
         head = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -204,12 +207,12 @@ def _knock(me: TorchrunRank) -> socket.socket | None:
         except OSError:  # it is not there yet
             pass
         head.close()
-        time.sleep(_AGAIN)
+        time.sleep(_RETRY)
     return None
 
 
 def _shield(me: TorchrunRank, head: socket.socket) -> int:
-    code, nursery = 1, None  # a head that says nothing was killed
+    code, forkserver = 1, None  # a head that sends no release was killed
     with contextlib.suppress(ConnectionError):
         while True:
             line, descriptors, _, _ = socket.recv_fds(head, LINE, 2)
@@ -217,21 +220,21 @@ def _shield(me: TorchrunRank, head: socket.socket) -> int:
                 break
             match msgspec.json.decode(line, type=RankForkserver | RankRelease):
                 case RankForkserver():
-                    nursery = start_nursery(*descriptors)
-                    threading.Thread(target=_tell_end, args=(nursery, head), daemon=True).start()
+                    forkserver = start_forkserver(*descriptors)
+                    threading.Thread(target=_report_end, args=(forkserver, head), daemon=True).start()
                 case RankRelease(code):
                     pass
             for descriptor in descriptors:
                 os.close(descriptor)
-    if nursery is not None:  # it has seen the same
+    if forkserver is not None:  # it sees the same hang-up
         try:
-            nursery.wait(limits.DRAIN / limits.SECOND)
+            forkserver.wait(limits.DRAIN / limits.SECOND)
         except subprocess.TimeoutExpired:
-            nursery.kill()
+            forkserver.kill()
     return code
 
 
-def _tell_end(nursery: subprocess.Popen[bytes], head: socket.socket) -> None:
-    code = nursery.wait()
+def _report_end(forkserver: subprocess.Popen[bytes], head: socket.socket) -> None:
+    code = forkserver.wait()
     with contextlib.suppress(OSError):
         head.send(msgspec.json.encode(RankClosed(code)))

@@ -1,9 +1,9 @@
-"""The head under torchrun, and the cluster whose nodes are other ranks'.
+"""The head rank under torchrun, and the cluster whose nodes run below the other ranks.
 
-The head opens the door, and every other rank comes and stays: a ``RankSeat``. A seat is given nurseries, one after another if need
-be; each forks one node, and is ordered and heard by pipes as the head's own. What ends is started again where it was: the
-coordinator and servers as ever, and workers too, since their rank has nothing else to do; a worker that ends again and again
-is left alone after a while, and others take its slots.
+Every other rank connects to the head and stays connected: a ``RankSeat``. The head starts a
+forkserver at a seat (again if it was killed), which forks one node and is controlled by pipes like
+the head's own. Coordinator, servers and workers are restarted where they were; a worker that ends
+too often is given up, and others take its slots.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from shoal.launch.torchrun import (
 )
 from shoal.nodes.journal import JournalFile
 
-_WORKER_AGAIN = 3  # times within a minute
-_HEARD_WITHIN = 2.0  # seconds
-_NAMED = 10  # of the ranks that did not come
-_LOOK = 1.0  # seconds between two looks whether torchrun is there
-_SAY_WITHIN = 5.0  # seconds for who came in to say who it is; and at the end for who did not come yet
-_BY_SIGNAL = 128  # and above: exit codes of who was told to end, as all others were
+_WORKER_RESTARTS = 3  # within a minute
+_GONE_WITHIN = 2.0  # seconds
+_NAMED = 10  # missing ranks that a message names
+_LOOK = 1.0  # seconds between two checks that torchrun is alive
+_SAY_WITHIN = 5.0  # seconds for a new connection to say its rank; and at the end for late ranks
+_BY_SIGNAL = 128  # exit codes from here on mean a signal, which all ranks got
 
 
 class RemoteForkserver:
-    """A nursery of another rank, used as a Popen is."""
+    """The forkserver of another rank, with the interface of Popen."""
 
     def __init__(self, seat: RankSeat) -> None:
         orders, ours = os.pipe()
@@ -77,26 +77,26 @@ class RemoteForkserver:
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._ended.wait(timeout):
-            raise subprocess.TimeoutExpired("a nursery", timeout or 0.0)
+            raise subprocess.TimeoutExpired("forkserver", timeout or 0.0)
         return self._code
 
     def kill(self) -> None:
-        """Its rank does that when we hang up."""
+        """Hang up: its rank then kills it."""
         self._seat.hang_up()
 
 
 class RankSeat:
-    """One other rank, as long as it is there."""
+    """The connection to another rank."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self.connection = connection
-        self._nursery: RemoteForkserver | None = None
+        self._forkserver: RemoteForkserver | None = None
         self._gone = False
         threading.Thread(target=self._hear, name="shoal-rank", daemon=True).start()
 
-    def nursery(self) -> RemoteForkserver:
-        self._nursery = away = RemoteForkserver(self)
+    def forkserver(self) -> RemoteForkserver:
+        self._forkserver = away = RemoteForkserver(self)
         if self._gone:  # perhaps just now
             away.ended(-signal.SIGKILL)
         return away
@@ -112,19 +112,19 @@ class RankSeat:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             while line := self.connection.recv(LINE):
                 code = msgspec.json.decode(line, type=RankClosed).code
-                if self._nursery is not None:
-                    self._nursery.ended(code)
+                if self._forkserver is not None:
+                    self._forkserver.ended(code)
         self._gone = True
-        if self._nursery is not None:
-            self._nursery.ended(-signal.SIGKILL)
+        if self._forkserver is not None:
+            self._forkserver.ended(-signal.SIGKILL)
 
 
 class HeadRank:
-    """The first rank. Use as a context around the whole command: the others are told how it ended, and go after it."""
+    """The first rank: a context around the whole command that releases the others at the end."""
 
     def __init__(self, me: TorchrunRank) -> None:
         self.rank = me
-        self.words = ""  # who is who
+        self.words = ""  # a sentence about the roles
         self._seats: dict[int, RankSeat] = {}
         self._came = threading.Condition()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,7 +135,7 @@ class HeadRank:
             self._door.bind(self.rank.door)
         except OSError as error:
             sys.exit(
-                f"Error: the ranks cannot meet ({error.strerror}): end what is left of a former run, or wait for it"
+                f"Error: the ranks cannot meet ({error.strerror}): end what is left of an earlier run, or wait for it"
             )
         self._door.listen(self.rank.world)
         for task in (self._let_in, self._watch):
@@ -148,47 +148,47 @@ class HeadRank:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
         self._closed.set()
         with self._came:
-            if code < _BY_SIGNAL:  # a command that was over at once: who comes late is told, too
+            if code < _BY_SIGNAL:  # a very short command: release late ranks, too
                 self._came.wait_for(self._are_all_here, _SAY_WITHIN)
             for seat in self._seats.values():
                 with contextlib.suppress(OSError):
                     seat.send(RankRelease(code))
-        # Connections are closed with this process, not before: torchrun blames who ends first.
+        # Connections close with this process, not before: torchrun blames the rank that ends first.
 
     def close(self) -> None:
-        """For a process that goes on: everybody goes now."""
+        """Release all ranks at once, for a process that goes on."""
         for one in (self._door, *(seat.connection for seat in self._seats.values())):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes who waits there
+                one.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait there
             one.close()
 
     def staffed(self, job: Job, anew: bool = False) -> Job:
-        """The job, with as many workers as there are ranks for; ``anew``: nothing says which run it would go on with."""
+        """The job with a worker for each free rank; ``anew``: no run folder says what to resume."""
         job, self.words = staffed(job, self.rank)
         if anew and self.rank.restarts:
-            self.words += "; torchrun has started it again, and it begins anew: with --out it would go on"
+            self.words += "; torchrun has restarted it, and it begins again: with --out it would resume"
         return job
 
     def cluster(self, job: Job, journal: JournalFile) -> RankCluster:
-        """Where the nodes of a run are."""
+        """The cluster of a run."""
         return RankCluster(self, job, journal)
 
     def seats(self) -> dict[int, RankSeat]:
-        """All other ranks, by number, once they are here."""
+        """All other ranks by number, once they have connected."""
         with self._came:
             if not self._came.wait_for(self._are_all_here, MEET_WITHIN):
                 absent = [str(number) for number in range(1, self.rank.world) if number not in self._seats]
                 missing = ", ".join(absent[:_NAMED]) + (
                     f" and {more:,} more" if (more := len(absent) - _NAMED) > 0 else ""
                 )
-                raise StartFailed(f"no word from rank {missing} in {MEET_WITHIN:g} s: look at what it printed")
+                raise StartFailed(f"rank {missing} did not connect in {MEET_WITHIN:g} s: look at what it printed")
             return dict(self._seats)
 
     def _are_all_here(self) -> bool:
         return len(self._seats) == self.rank.world - 1
 
     def _let_in(self) -> None:
-        with contextlib.suppress(OSError):  # the door is closed
+        with contextlib.suppress(OSError):  # the socket is closed
             while True:
                 connection, _ = self._door.accept()
                 connection.settimeout(_SAY_WITHIN)
@@ -206,7 +206,7 @@ class HeadRank:
                     self._came.notify_all()
 
     def _watch(self) -> None:
-        """If torchrun is killed there is nobody left to end us."""
+        """End with torchrun, also if it is killed."""
         torchrun = os.getppid()
         while not self._closed.wait(_LOOK):
             if os.getppid() != torchrun:
@@ -215,7 +215,7 @@ class HeadRank:
 
 
 class RankCluster(ProcessCluster):
-    """The coordinator and server-0 are forked here, every other node below the rank that has its role."""
+    """Forks coordinator and server-0 here, every other node below the rank that has its role."""
 
     def __init__(self, head: HeadRank, job: Job, journal: JournalFile) -> None:
         super().__init__(
@@ -224,10 +224,10 @@ class RankCluster(ProcessCluster):
         self._head = head
         self._roles = roles(job.servers, head.rank.world)
         self._seats: dict[int, RankSeat] = {}
-        self._away: dict[str, ProcessPool] = {}  # by the name of the node
-        self._work: dict[str, dict[str, Any]] = {}  # of the workers
-        self._seconds = 0.0  # of the run, when it was last heard of
-        self._workers = Supervisor(self._again, self._leave_alone, _WORKER_AGAIN)
+        self._away: dict[str, ProcessPool] = {}  # by node
+        self._work: dict[str, dict[str, Any]] = {}  # by worker
+        self._seconds = 0.0  # of the run, at its last event
+        self._workers = Supervisor(self._again, self._give_worker_up, _WORKER_RESTARTS)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -238,18 +238,20 @@ class RankCluster(ProcessCluster):
             self._work[name] = work
         return super().fork(name, kind, work)
 
-    def _start_nurseries(self, deadline: float) -> None:
+    def _start_forkservers(self, deadline: float) -> None:
         self._seats = self._head.seats()
-        for name in self._roles:  # all at once: most of a start is imports
+        for name in self._roles:  # all at once: a start is mostly imports
             self._start_away(name)
-        super()._start_nurseries(deadline)
+        super()._start_forkservers(deadline)
 
     def _start_away(self, name: str) -> None:
         seat = self._seats[self._roles[name]]
         needed = list(WORKERS_NEED) if name.startswith("worker") else []
         self._away[name] = children = ProcessPool(self._lost, self._child_ended)
         children.start(
-            ForkserverSetup(seat.pid, "", [*self._modules, *needed], sys.path), f"{self._id}-{name}", start=seat.nursery
+            ForkserverSetup(seat.pid, "", [*self._modules, *needed], sys.path),
+            f"{self._id}-{name}",
+            start=seat.forkserver,
         )
 
     def _of(self, name: str) -> ProcessPool:
@@ -257,7 +259,7 @@ class RankCluster(ProcessCluster):
 
     def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> ProcessOrders:
         orders = super()._orders(name, kind, work)
-        # The folder is the head's: it must not go with another rank.
+        # The folder belongs to the head: another rank must not remove it.
         return msgspec.structs.replace(orders, folder="") if name in self._away else orders
 
     def _child_ended(self, name: str, why: str) -> None:
@@ -266,7 +268,7 @@ class RankCluster(ProcessCluster):
         super()._child_ended(name, why)
 
     def _again(self, name: str) -> None:
-        if self._of(name).gone and name in self._away:  # its nursery was killed
+        if self._of(name).gone and name in self._away:  # its forkserver was killed
             self._start_away(name)
         if name in self._work:
             self._wait_until_gone(name)
@@ -275,8 +277,8 @@ class RankCluster(ProcessCluster):
             super()._again(name)
 
     def _wait_until_gone(self, name: str) -> None:
-        """Until the coordinator has heard how it ended; or all that could be told is that another took its name."""
-        deadline = time.monotonic() + _HEARD_WITHIN
+        """Wait until the coordinator knows how it ended, so that the reason is reported."""
+        deadline = time.monotonic() + _GONE_WITHIN
         while time.monotonic() < deadline and any(one.name == name for one in self.look().members):
             threading.Event().wait(0.02)
 
@@ -284,7 +286,7 @@ class RankCluster(ProcessCluster):
         self._seconds = event.seconds
         super()._happened(event)
 
-    def _leave_alone(self, why: str) -> None:
+    def _give_worker_up(self, why: str) -> None:
         if self._telling is not None:
             self._telling(Warned(seconds=self._seconds, what=f"{why}: the others go on without it"))
 

@@ -1,4 +1,4 @@
-"""One worker of a run, in a process or a thread of its own, from its first hello until nothing is left to compute."""
+"""Runs one worker in a process or thread, from its join until nothing is left to compute."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from shoal.launch.process_main import Process, ProcessOrders
 
 
-_CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
+_CACHE_SHARE = 4  # a quarter of the free memory may cache rows for the next epoch
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker needs to know, as plain data."""
+    """The orders of a worker."""
 
-    job: str  # as TOML, which knows infinity: JSON does not
-    rows: str  # the folder of the packed set
+    job: str  # TOML, because JSON has no infinity
+    rows: str  # folder of the packed data
     cache_bytes: int
-    group: str = ""  # its name begins with that
+    group: str = ""  # the prefix of its name
 
 
 def orders_of(job: Job, rows: Path, group: str = "") -> WorkerSpec:
-    """For one of the workers of this job, on rows that lie there."""
+    """The orders for a worker of this job with these rows."""
     return WorkerSpec(job.toml(), str(rows), cache_bytes(job), group)
 
 
 def cache_bytes(job: Job, workers: int | None = None) -> int:
-    """What one of so many workers on this host may keep of the rows it has read."""
+    """How many bytes of rows one of this host's workers may cache."""
     if job.launch.cache_mb is not None:
         return job.launch.cache_mb * limits.MB
     import psutil
@@ -57,7 +57,7 @@ def cache_bytes(job: Job, workers: int | None = None) -> int:
 
 
 def warm() -> None:
-    """Load the kernels, so that no slot waits for them."""
+    """Load the kernels before the first slot."""
     for module in ("shoal.data.kernels", "shoal.models.kernels"):
         importlib.import_module(module)
 
@@ -80,14 +80,14 @@ def number_of(worker: str) -> int:
 
 
 def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None = None) -> None:
-    """Until it is over, or ``stopped`` is set; raises what ended it before its time."""
+    """Run to the end, or until ``stopped`` is set; raises what ended it early."""
     loop = Loop(trainer.worker, transport)
     try:
         done = trainer.start()
         while not done.done and not (stopped is not None and stopped.is_set()):
             loop.turn()
         if done.error is not None:
-            raise done.error  # whoever started us tells why we are gone: no good-bye in order
+            raise done.error  # no orderly leave: our parent reports why we ended
         loop.carry_out(trainer.worker.leave())
     finally:
         trainer.close()
@@ -95,15 +95,15 @@ def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None 
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """A worker in a process of its own. SIGTERM asks it to finish what it has begun, give back the rest, and go."""
+    """Run a worker in this process. SIGTERM: finish the current slots, return the rest, leave."""
     from shoal.launch.process_main import transport_of
 
-    asked: list[Callable[[], None]] = []  # to leave: who hears of it, as soon as there is somebody
+    on_leave: list[Callable[[], None]] = []  # the trainer's, as soon as there is one
     leaving = threading.Event()
 
     def leave(*_: object) -> None:
         leaving.set()
-        for call in asked:
+        for call in on_leave:
             call()
 
     signal.signal(signal.SIGTERM, leave)
@@ -113,7 +113,7 @@ def main(orders: ProcessOrders, process: Process) -> None:
     transport = transport_of(orders, name=name)
     trainer = trainer_of(name, orders.token, transport, task)
     trainer.learner.settle(alone=True)
-    asked.append(trainer.leave)
+    on_leave.append(trainer.leave)
     if leaving.is_set():
         trainer.leave()
     run(trainer, transport)

@@ -51,7 +51,7 @@ def jumping(den: Den) -> Iterator[dict[str, str]]:
     met.mkdir()
     (folder / "sitecustomize.py").write_text(JUMPING.replace("FOLDER", repr(str(met))))
     yield {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    assert len(list(met.iterdir())) >= 6, "the top process, the nursery, a coordinator, two servers, a worker"
+    assert len(list(met.iterdir())) >= 6, "the top process, the forkserver, a coordinator, two servers, a worker"
 
 
 @pytest.mark.slow

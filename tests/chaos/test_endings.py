@@ -143,7 +143,7 @@ def test_the_check_sees_what_it_looks_for(den: Den) -> None:
     assert len(folders) == 1
     assert sorted(os.listdir(den.folder / folders[0])) == ["coordinator", "coordinator.journal", "server-0", "server-1"]
     assert (den.folder / folders[0]).stat().st_mode & 0o777 == 0o700
-    assert len(den.alive()) == 5  # the parent, its nursery, the coordinator, two servers
+    assert len(den.alive()) == 5  # the parent, its forkserver, the coordinator, two servers
     child.kill()
     assert den.is_empty(), den.left()
 

@@ -252,7 +252,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(den: Den, number: int) -> None:
     child = den.start("-c", RUNS)
     assert child.stdout is not None
     assert any(line == "Progress\n" for line in child.stdout)
-    assert len(den.alive()) == 4  # the process itself, the nursery, two workers
+    assert len(den.alive()) == 4  # the process itself, the forkserver, two workers
     os.kill(child.pid, number)
     child.communicate(timeout=60)
     kept = [

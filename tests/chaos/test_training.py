@@ -272,7 +272,7 @@ def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, mom
     child = start(den, tmp_path / "run")
     if moment is None:
         assert soon(lambda: is_judged(tmp_path / "run", 2))
-        assert len(den.alive()) == 8  # the parent, its nursery, the coordinator, two servers, three workers
+        assert len(den.alive()) == 8  # the parent, its forkserver, the coordinator, two servers, three workers
     else:
         time.sleep(moment)  # it is still starting
     assert child.poll() is None
@@ -341,7 +341,7 @@ def test_an_interrupted_start_leaves_nothing(den: Den, tmp_path: Path) -> None:
     assert den.is_empty(), (den.left(), errors)
 
 
-def test_a_run_whose_nursery_is_killed_keeps_its_last_figures(tmp_path: Path) -> None:
+def test_a_run_whose_forkserver_is_killed_keeps_its_last_figures(tmp_path: Path) -> None:
     """Nobody is left who could be asked: what the run told last is what is known."""
 
     told = threading.Event()
@@ -352,8 +352,8 @@ def test_a_run_whose_nursery_is_killed_keeps_its_last_figures(tmp_path: Path) ->
 
     def started(training: ServerRun) -> None:
         assert told.wait(60)
-        (nursery,) = {psutil.Process(pid).ppid() for pid in training.pids.values()}
-        os.kill(nursery, signal.SIGKILL)
+        (forkserver,) = {psutil.Process(pid).ppid() for pid in training.pids.values()}
+        os.kill(forkserver, signal.SIGKILL)
 
     settings = {"data": {"source": "clicks", "rows": 2000, "batch": 100}, "stop": {"epochs": 1e9}}
     with pytest.raises(RunFailed) as failed:

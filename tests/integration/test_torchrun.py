@@ -44,7 +44,7 @@ def node(den: Den, name: str) -> psutil.Process:
 
 
 def rank_of(process: psutil.Process) -> int:
-    """The one it lives below; its nursery is between them."""
+    """The one it lives below; its forkserver is between them."""
     variables = Path(f"/proc/{process.parent().ppid()}/environ").read_bytes().split(b"\0")
     (number,) = (one.partition(b"=")[2] for one in variables if one.startswith(b"RANK="))
     return int(number)
@@ -138,7 +138,7 @@ def test_workers_that_are_killed_come_back_below_their_ranks_and_an_interrupt_le
     torchrun = den.start(*TORCHRUN, *slowly(out, 1e6))
     wait_for(torchrun, lambda: steps(out) >= 0)
     node(den, "worker-1").kill()
-    node(den, "worker-2").parent().kill()  # its nursery, which comes back, too
+    node(den, "worker-2").parent().kill()  # its forkserver, which comes back, too
     wait_for(torchrun, lambda: joined(out, "worker-1") == joined(out, "worker-2") == 2)
     assert [rank_of(node(den, name)) for name in ("worker-1", "worker-2")] == [3, 4]
     torchrun.send_signal(signal.SIGINT)  # which it hands on to its ranks

@@ -1,4 +1,4 @@
-"""A nursery that was forked from one with its imports is to a cluster what a fresh one is."""
+"""A forkserver that was forked from one with its imports is to a cluster what a fresh one is."""
 
 from __future__ import annotations
 
@@ -41,33 +41,35 @@ def test_it_is_a_child_of_ours_in_the_folder_and_with_the_environment_of_the_mom
         one.start(ForkserverSetup(os.getpid(), "", ["ours"], sys.path), "test", start=warm.start)
         assert soon(lambda: told.exists() and told.stat().st_size > 0)
         assert told.read_text() == said
-        assert isinstance(one._nursery, Warmed)
-        stat = Path(f"/proc/{one._nursery.pid}/stat").read_text().rpartition(")")[2].split()
-        assert int(stat[1]) == os.getpid() and int(stat[3]) == one._nursery.pid  # its parent, and a session of its own
+        assert isinstance(one._forkserver, Warmed)
+        stat = Path(f"/proc/{one._forkserver.pid}/stat").read_text().rpartition(")")[2].split()
+        assert (
+            int(stat[1]) == os.getpid() and int(stat[3]) == one._forkserver.pid
+        )  # its parent, and a session of its own
         one.close()
-        assert one._nursery.poll() == 0
+        assert one._forkserver.poll() == 0
         told.unlink()
 
 
 def test_how_it_ended_is_told(children: ProcessPool) -> None:
-    nursery = children._nursery
-    assert isinstance(nursery, Warmed) and nursery.poll() is None
+    forkserver = children._forkserver
+    assert isinstance(forkserver, Warmed) and forkserver.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
-        nursery.wait(0.01)
-    os.kill(nursery.pid, signal.SIGKILL)
-    assert nursery.wait(60) == -signal.SIGKILL
-    assert soon(lambda: children.gone) and children.gone == "the nursery ended (killed by signal 9)"
-    nursery.kill()  # it is gone: nothing happens
+        forkserver.wait(0.01)
+    os.kill(forkserver.pid, signal.SIGKILL)
+    assert forkserver.wait(60) == -signal.SIGKILL
+    assert soon(lambda: children.gone) and children.gone == "the forkserver ended (killed by signal 9)"
+    forkserver.kill()  # it is gone: nothing happens
 
 
 def test_a_cluster_of_it_counts_and_leaves_nothing() -> None:
     with shoal.local(servers=2, processes=True) as cluster:
-        assert isinstance(cluster, ProcessCluster) and isinstance(cluster._children._nursery, Warmed)
+        assert isinstance(cluster, ProcessCluster) and isinstance(cluster._children._forkserver, Warmed)
         kv = cluster.client()
         kv.create("w", shoal.Dense(rows=4))
         kv.push("w", [0, 3], [1.0, 2.0]).result(60)
         assert kv.pull("w", [0, 3]).result(60).ravel().tolist() == [1.0, 2.0]
-        pids = [*cluster.pids.values(), cluster._children._nursery.pid]
+        pids = [*cluster.pids.values(), cluster._children._forkserver.pid]
     assert soon(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 

@@ -1,9 +1,9 @@
 """Nurseries that have their imports: each is forked from one process that waits, instead of started afresh.
 
-A nursery spends about a second of a core on imports before it forks anybody, and every cluster of a test has one. Here one process
-imports what servers and workers need, once, and becomes a nursery as often as it is asked: with the environment, the folder
+A forkserver spends about a second of a core on imports before it forks anybody, and every cluster of a test has one. Here one process
+imports what servers and workers need, once, and becomes a forkserver as often as it is asked: with the environment, the folder
 and the standard error of that moment, and as a child of whoever asked (CLONE_PARENT), which waits for it and kills it as it would a
-Popen. Nothing of one nursery is seen by the next. It never has a thread, and ends when the asker does.
+Popen. Nothing of one forkserver is seen by the next. It never has a thread, and ends when the asker does.
 
 What a start itself does is for tests that start afresh.
 """
@@ -34,13 +34,13 @@ _LOOK = 0.005  # seconds between two looks whether it has ended: the kernel tell
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Asker to the one who waits: "become a nursery"; its standard input, output, error and folder come with it."""
+    """Asker to the one who waits: "become a forkserver"; its standard input, output, error and folder come with it."""
 
     environment: dict[str, str]
 
 
 class Warmed:
-    """A nursery, used as a Popen is."""
+    """A forkserver, used as a Popen is."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         """A ``pid`` of 0 or less: there is none, it has ended before it began. To wait for -1, or to kill it, would be for everybody."""
@@ -60,7 +60,7 @@ class Warmed:
         until = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if until is not None and time.monotonic() > until:
-                raise subprocess.TimeoutExpired("a nursery", timeout or 0.0)
+                raise subprocess.TimeoutExpired("a forkserver", timeout or 0.0)
             time.sleep(_LOOK)
         return code
 
@@ -71,9 +71,9 @@ class Warmed:
 
 
 class Warm:
-    """The process that waits. Use as a context; ``start`` starts a nursery."""
+    """The process that waits. Use as a context; ``start`` starts a forkserver."""
 
-    can = _CLONE is not None  # elsewhere nurseries are started afresh
+    can = _CLONE is not None  # elsewhere forkservers are started afresh
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
@@ -92,7 +92,7 @@ class Warm:
 
     def __exit__(self, *exception: object) -> None:
         self._link.close()
-        self._process.kill()  # nurseries are none of its children
+        self._process.kill()  # forkservers are none of its children
         self._process.wait()
         _waiting.discard(self._process.pid)
 
@@ -116,7 +116,7 @@ _waiting: set[int] = set()
 
 
 def offspring() -> list[int]:
-    """The processes that this one has started, and those that they have, without the ones that wait to be nurseries."""
+    """The processes that this one has started, and those that they have, without the ones that wait to be forkservers."""
     import psutil
 
     return [one.pid for one in psutil.Process().children(recursive=True) if one.pid not in _waiting]

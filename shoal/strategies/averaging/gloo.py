@@ -38,7 +38,7 @@ from shoal.strategies.averaging.settings import Averaging
 _ROUND = timedelta(days=7)  # gloo's own patience: who waits for whom is looked at here
 _SHORT, _LONG = 2e-5, 1e-3  # seconds between two looks whether a sum is done
 _LOOK = 0.05  # seconds between two looks at who has ended
-_LAST_WORDS = 2.0  # seconds until the nursery has told of an end that gloo has seen
+_LAST_WORDS = 2.0  # seconds until the forkserver has told of an end that gloo has seen
 _ENDED_WITHIN = 60.0  # seconds: rank 0 has ended us by then, or never will
 
 
@@ -161,7 +161,7 @@ def is_of_gloo(error: RuntimeError) -> bool:
 
 
 class GlooProcesses(RankStates):
-    """Processes forked by a nursery of this run's own."""
+    """Processes forked by a forkserver of this run's own."""
 
     def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
         if job.launch.how == "threads":
@@ -185,7 +185,7 @@ class GlooProcesses(RankStates):
         modules = [*self._job.launch.modules, "torch.distributed"]
         setup = ForkserverSetup(os.getpid(), self._folder, modules, sys.path)
         self._children.start(setup, "ranks")
-        needs_torch("strategy.over='gloo'")  # here, while the nursery imports it as well
+        needs_torch("strategy.over='gloo'")  # here, while the forkserver imports it as well
         self._children.wait_until_settled(deadline)
         names = [name_of(rank) for rank in range(1, self._job.workers)]
         for name in names:

@@ -1,4 +1,4 @@
-"""The ranks besides the one that was called: threads of this process, or processes forked by a nursery.
+"""The ranks besides the one that was called: threads of this process, or processes forked by a forkserver.
 
 Over the store they are clients of a cluster of this run's own (``StoreProcesses``); over gloo there are the processes alone
 (``group_gloo.OverGloo``). However this process ends, they end with it.
@@ -96,7 +96,7 @@ class RankStates:
         return found
 
     def _on_ended(self, name: str, why: str) -> None:
-        """On the thread that listens to the nursery."""
+        """On the thread that listens to the forkserver."""
         if name.startswith("worker"):
             self._ended.setdefault(number_of(name), why)
 

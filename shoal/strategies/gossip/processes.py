@@ -1,6 +1,6 @@
 """The workers of a gossip run as the process that was called knows them: started, reached, heard of when they end.
 
-Threads of this process that reach each other by name, or processes forked by a nursery, each of which listens at an address of its own
+Threads of this process that reach each other by name, or processes forked by a forkserver, each of which listens at an address of its own
 (ipc in the run's private folder, or tcp). Either way a worker is a ``GossipWorker`` in a loop, and calls home by that name. However this
 process ends, they end with it.
 """

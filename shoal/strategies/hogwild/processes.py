@@ -1,6 +1,6 @@
 """The workers of a Hogwild run as the process that keeps the score knows them: started, rung for, heard.
 
-Threads of this process, or processes forked by a nursery: either way a worker has a number of its own (worker-3), a seat (its lines on
+Threads of this process, or processes forked by a forkserver: either way a worker has a number of its own (worker-3), a seat (its lines on
 the desk, which another one gets when it is gone), and a bell. What they say, and that they have ended, is heard in one place,
 in the order in which it happened.
 """

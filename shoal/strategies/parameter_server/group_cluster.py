@@ -145,7 +145,7 @@ class GroupCluster(ProcessCluster):
 
     def start(self) -> None:
         deadline = time.monotonic() + START_WITHIN
-        self._start_nurseries(deadline)
+        self._start_forkservers(deadline)
         self._fork_scheduler(deadline)
         self._wait_until_joined(deadline)
 
@@ -174,7 +174,7 @@ class GroupCluster(ProcessCluster):
     def _fork_scheduler(self, deadline: float) -> None:
         assert self._run_facts is not None
         journal = self._journal.path or f"{self._folder}/scheduler.journal"
-        with self._telling_ends:
+        with self._report_ends:
             facts = SchedulerProcess(self.group, str(journal), self._run_facts, list(self._saw))
             self._children.order(self._orders(SCHEDULER, SCHEDULER, msgspec.to_builtins(facts)))
         self._children.wait_until_running([SCHEDULER], deadline)
@@ -208,9 +208,9 @@ class GroupCluster(ProcessCluster):
         if name == SCHEDULER:
             return
         saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
-        with self._telling_ends:
+        with self._report_ends:
             self._saw.append(saw)
-            self._children.hand_on(SCHEDULER, saw)
+            self._children.pass_on(SCHEDULER, saw)
 
     def _transport(self, name: str) -> Transport:
         transport = ZmqTransport(name, safety=self._safety)

@@ -348,7 +348,7 @@ class ServerRun:
             self._worker_gone()
 
     def _worker_gone(self, *_: str) -> None:
-        self._coming.look()
+        self._coming.worker_ended()
         with self._gone:
             self._gone.notify_all()
 

@@ -1,4 +1,4 @@
-"""The peers that one process has started, as threads of its own or as processes forked by a nursery.
+"""The peers that one process has started, as threads of its own or as processes forked by a forkserver.
 
 They come up, each with an address of its own; when all are there each is told of all (``Founders``), and they begin. One more comes by
 asking any that is there. However this process ends, its processes end with it; peers that joined from elsewhere are none of these.
@@ -88,7 +88,7 @@ class PeerProcessCrew:
         self.peers: dict[str, Peer] = {}
         self.failed: dict[str, str] = {}
         self._lives: dict[str, str] = {}  # by name
-        # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
+        # Not made here: a parent that is killed at once could not remove it. The forkserver makes it.
         self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
         self._children = ProcessPool(lambda name, why: None, self._on_ended)
 
@@ -120,7 +120,7 @@ class PeerProcessCrew:
         if not founders:
             raise StartFailed(next(iter(self.failed.values())))
         for peer in founders:
-            self._children.hand_on(peer.name, Founders(founders))
+            self._children.pass_on(peer.name, Founders(founders))
         return founders
 
     def add(self, number: int, through: list[Peer]) -> Peer:

@@ -352,7 +352,7 @@ class PeerRun:
         return life in self.story.gone or life in [self._crew.peers[name].life for name, _ in self._ends]
 
     def _ended(self, name: str, why: str) -> None:
-        """On the thread that listens to the nursery, or the peer's own."""
+        """On the thread that listens to the forkserver, or the peer's own."""
         self._ends.append((name, why))
         self._news.set()
 

@@ -45,7 +45,7 @@ class Counting:
 def coming(hands: Counting, over: threading.Event, **emulate: Any) -> Arrivals:
     changes = {f"emulate.{name}": value for name, value in emulate.items()}
     return Arrivals(
-        hands, Job.of(changed({"data": "clicks"}, {"workers": 3, **changes})), over, hands.said.append, again=0.01
+        hands, Job.of(changed({"data": "clicks"}, {"workers": 3, **changes})), over, hands.said.append, retry=0.01
     )
 
 
@@ -53,7 +53,7 @@ def test_a_gang_is_started_at_once_and_nobody_is_added() -> None:
     hands, over = Counting(), threading.Event()
     one = coming(hands, over)
     one.start(3)
-    one.look()
+    one.worker_ended()
     one.close()
     assert hands.started == 3 and not hands.signals
 
@@ -93,11 +93,11 @@ def test_who_has_done_its_task_is_replaced_until_the_run_is_over() -> None:
     one = coming(hands, over, task=1)
     one.start(3)
     hands.here.clear()
-    one.look()
+    one.worker_ended()
     assert soon(lambda: hands.started == 6)
     over.set()
     hands.here.clear()
-    one.look()
+    one.worker_ended()
     one.close()
     assert hands.started == 6
 
@@ -108,10 +108,10 @@ def test_a_worker_that_does_not_start_is_told_of_and_another_is_started() -> Non
     one.start(3)
     hands.fails = [StartFailed("worker-3 did not start: it was killed"), StartFailed("worker-4 did not start")]
     hands.here.clear()
-    one.look()
+    one.worker_ended()
     assert soon(lambda: hands.started == 6)
     hands.here.clear()  # and those that come after are replaced as before
-    one.look()
+    one.worker_ended()
     assert soon(lambda: hands.started == 9)
     one.close()
     (said,) = hands.said  # once, as long as it fails
@@ -124,7 +124,7 @@ def test_where_the_cluster_is_gone_nobody_is_started_and_nothing_is_said() -> No
     one.start(3)
     hands.fails = [ClusterError("the cluster is gone: start another one")] * 2
     hands.here.clear()
-    one.look()
+    one.worker_ended()
     assert one._thread is not None
     one._thread.join(60)
     assert not one._thread.is_alive() and hands.started == 3 and not hands.said

@@ -92,13 +92,13 @@ def test_what_nobody_hears_is_no_error() -> None:
 def test_the_watch_leaves_the_bytes_alone_and_returns_when_it_is_told_to() -> None:
     """If it took bytes for a hang-up it would end this process."""
     with pipe() as (orders, top), pipe() as (until, stop):
-        os.write(top, b"for the nursery\n")
+        os.write(top, b"for the forkserver\n")
         watch = threading.Thread(target=end_with, args=(os.getppid(), orders, "", until))
         watch.start()
         os.close(stop)
         watch.join(PATIENCE)
         assert not watch.is_alive()
-        assert os.read(orders, 100) == b"for the nursery\n"
+        assert os.read(orders, 100) == b"for the forkserver\n"
 
 
 def test_sweeping_removes_sockets_and_folder_and_does_not_mind_if_they_are_gone(tmp_path: Path) -> None:

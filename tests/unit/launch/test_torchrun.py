@@ -215,9 +215,9 @@ def test_the_others_are_told_how_the_head_ended_also_those_that_come_late(end: B
     assert [msgspec.json.decode(line, type=RankRelease) for line in heard] == [RankRelease(code)]
 
 
-def test_a_nursery_of_another_rank_is_ordered_and_heard_by_pipes() -> None:
+def test_a_forkserver_of_another_rank_is_ordered_and_heard_by_pipes() -> None:
     with head_of(of(2)) as head, come_in(head, msgspec.json.encode(RankHello(1))) as one:
-        away = head.seats()[1].nursery()
+        away = head.seats()[1].forkserver()
         line, (orders, reports), _, _ = socket.recv_fds(one, 100, 2)
         assert msgspec.json.decode(line, type=RankForkserver) == RankForkserver()
         assert away.stdin is not None and away.stdout is not None
@@ -232,13 +232,13 @@ def test_a_nursery_of_another_rank_is_ordered_and_heard_by_pipes() -> None:
         os.close(reports)
 
 
-def test_a_rank_that_is_gone_has_no_nursery_any_more() -> None:
+def test_a_rank_that_is_gone_has_no_forkserver_any_more() -> None:
     with head_of(of(2)) as head:
         with come_in(head, msgspec.json.encode(RankHello(1))):
             seat = head.seats()[1]
-            away = seat.nursery()
+            away = seat.forkserver()
         assert away.wait(PATIENCE) < 0
-        again = seat.nursery()
+        again = seat.forkserver()
         assert again.wait(PATIENCE) < 0
         for one in (away, again):
             assert one.stdin is not None and one.stdout is not None

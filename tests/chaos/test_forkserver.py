@@ -1,6 +1,6 @@
 """One process forks all others: whoever of them ends, and however, nothing is left and everybody is told (F43, F1).
 
-The moments are not guessed: a module that the operator named says, by a file, that it is being imported by the nursery or
+The moments are not guessed: a module that the operator named says, by a file, that it is being imported by the forkserver or
 that a child was just forked, and holds things up there while the parent is killed.
 """
 
@@ -99,11 +99,11 @@ def start(place: str = "ipc", *modules: str, servers: int = 2) -> ProcessCluster
     return cluster
 
 
-def nursery_of(cluster: ProcessCluster) -> int:
+def forkserver_of(cluster: ProcessCluster) -> int:
     """The parent of all servers, which is a child of ours."""
-    (nursery,) = {psutil.Process(pid).ppid() for pid in cluster.pids.values()}
-    assert psutil.Process(nursery).ppid() == os.getpid()
-    return int(nursery)
+    (forkserver,) = {psutil.Process(pid).ppid() for pid in cluster.pids.values()}
+    assert psutil.Process(forkserver).ppid() == os.getpid()
+    return int(forkserver)
 
 
 @dataclass
@@ -136,12 +136,12 @@ ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]
 @pytest.mark.variants(slow=["tcp-SIGTERM", "tcp-SIGHUP", "ipc-SIGTERM", "ipc-SIGHUP", "tcp-SIGKILL"])
 @pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
-def test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports(
+def test_nothing_is_left_when_the_parent_ends_while_the_forkserver_imports(
     den: Nest, place: str, how: signal.Signals
 ) -> None:
     parent = den.run(RUNS, place, "holds_the_import")
     assert soon(den.marker.exists)
-    assert len(den.alive()) == 2  # the parent and the nursery, which sleeps in an import
+    assert len(den.alive()) == 2  # the parent and the forkserver, which sleeps in an import
     parent.send_signal(how)
     assert parent.wait(PATIENCE) == -how
     assert den.is_empty(), den.left()
@@ -169,7 +169,7 @@ def test_nothing_is_left_when_the_parent_ends_while_all_run(den: Nest, place: st
     parent = den.run(RUNS, place, "")
     assert parent.stdout is not None
     assert parent.stdout.readline() == "running\n"
-    assert len(den.alive()) == 6  # the parent, the nursery, the coordinator, three servers
+    assert len(den.alive()) == 6  # the parent, the forkserver, the coordinator, three servers
     parent.send_signal(how)
     assert parent.wait(PATIENCE) == -how
     assert den.is_empty(), den.left()
@@ -192,38 +192,40 @@ def test_the_cluster_ends_with_the_parent_even_if_a_child_of_it_holds_the_pipes(
     assert os.listdir(den.folder) == []
 
 
-# ---------------------------------------------------------------- the end of the nursery
+# ---------------------------------------------------------------- the end of the forkserver
 
 
 @pytest.mark.variants(slow=["tcp"])
-def test_when_the_nursery_is_killed_everybody_is_told_and_the_servers_end(cluster: ProcessCluster, told: Told) -> None:
+def test_when_the_forkserver_is_killed_everybody_is_told_and_the_servers_end(
+    cluster: ProcessCluster, told: Told
+) -> None:
     kv = cluster.client()
     kv.create("w", shoal.Dense(rows=100))
     pids = cluster.pids
-    os.kill(nursery_of(cluster), signal.SIGKILL)
+    os.kill(forkserver_of(cluster), signal.SIGKILL)
     assert soon(lambda: set(told.endings) == {"coordinator", "server-0", "server-1"})
-    assert set(told.endings.values()) == {"its process ended with the nursery (killed by signal 9)"}
-    with pytest.raises(Closed, match=r"nursery ended \(killed by signal 9\): start another"):
+    assert set(told.endings.values()) == {"its process ended with the forkserver (killed by signal 9)"}
+    with pytest.raises(Closed, match=r"forkserver ended \(killed by signal 9\): start another"):
         kv.pull("w", slice(0, 100)).result(PATIENCE)
-    with pytest.raises(StartFailed, match=r"nursery ended \(killed by signal 9\): start another"):
+    with pytest.raises(StartFailed, match=r"forkserver ended \(killed by signal 9\): start another"):
         cluster.fork("late", "server", {})
     assert cluster.pids == {}
     assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
 
 
 @pytest.mark.variants(slow=["tcp"])
-def test_the_death_of_the_nursery_is_told_though_a_stopped_server_holds_its_pipe(
+def test_the_death_of_the_forkserver_is_told_though_a_stopped_server_holds_its_pipe(
     cluster: ProcessCluster, told: Told
 ) -> None:
-    nursery, pids = nursery_of(cluster), cluster.pids
+    forkserver, pids = forkserver_of(cluster), cluster.pids
     os.kill(pids["server-0"], signal.SIGSTOP)
-    os.kill(nursery, signal.SIGKILL)
+    os.kill(forkserver, signal.SIGKILL)
     assert soon(lambda: set(told.endings) == set(pids))
     os.kill(pids["server-0"], signal.SIGCONT)
     assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
 
 
-def test_a_nursery_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(den: Nest) -> None:
+def test_a_forkserver_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(den: Nest) -> None:
     children = ProcessPool(lambda name, why: None, lambda name, why: None)
     children.start(ForkserverSetup(os.getpid(), str(den.folder), [], sys.path), "test")
     with pytest.raises(StartFailed, match=f"cannot make the folder {den.folder}: File exists"):
@@ -232,22 +234,22 @@ def test_a_nursery_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(
     assert den.folder.exists()
 
 
-def test_a_nursery_killed_during_the_start_ends_the_start(den: Nest) -> None:
+def test_a_forkserver_killed_during_the_start_ends_the_start(den: Nest) -> None:
     parent = den.run(RUNS, "ipc", "holds_the_import")
     assert soon(den.marker.exists)
-    (nursery,) = set(den.alive()) - {parent.pid}
-    os.kill(nursery, signal.SIGKILL)
+    (forkserver,) = set(den.alive()) - {parent.pid}
+    os.kill(forkserver, signal.SIGKILL)
     _, errors = parent.communicate(timeout=PATIENCE)
-    assert "coordinator did not start: its process ended with the nursery (killed by signal 9)" in errors
+    assert "coordinator did not start: its process ended with the forkserver (killed by signal 9)" in errors
     assert den.is_empty(), den.left()
 
 
-@pytest.mark.variants(slow=["server-0 and nursery", "nursery"])
-@pytest.mark.parametrize("stopped", [("server-0",), ("nursery",), ("server-0", "nursery")], ids=" and ".join)
+@pytest.mark.variants(slow=["server-0 and forkserver", "forkserver"])
+@pytest.mark.parametrize("stopped", [("server-0",), ("forkserver",), ("server-0", "forkserver")], ids=" and ".join)
 def test_a_cluster_is_closed_whoever_of_it_is_stopped(stopped: tuple[str, ...]) -> None:
     with start() as cluster:
         assert isinstance(cluster, ProcessCluster)
-        pids = {"nursery": nursery_of(cluster), **cluster.pids}
+        pids = {"forkserver": forkserver_of(cluster), **cluster.pids}
         for name in stopped:
             os.kill(pids[name], signal.SIGSTOP)
     assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
@@ -353,21 +355,21 @@ def test_thirty_forks_leave_no_file_open(cluster: ProcessCluster, told: Told) ->
         del told.endings[name]
 
     fork_and_end("first")
-    nursery = nursery_of(cluster)
-    ours, theirs = descriptors(os.getpid()), descriptors(nursery)
+    forkserver = forkserver_of(cluster)
+    ours, theirs = descriptors(os.getpid()), descriptors(forkserver)
     for number in range(30):
         fork_and_end(f"more-{number % 3}")
-    assert descriptors(nursery) == theirs
+    assert descriptors(forkserver) == theirs
     assert soon(lambda: descriptors(os.getpid()) <= ours)
 
 
-def test_a_nursery_has_one_thread_and_no_socket_and_its_children_get_nothing_to_read() -> None:
+def test_a_forkserver_has_one_thread_and_no_socket_and_its_children_get_nothing_to_read() -> None:
     with start() as cluster:
         assert isinstance(cluster, ProcessCluster)
         cluster.fork("ann", "server", {})
-        nursery = nursery_of(cluster)
-        assert len(os.listdir(f"/proc/{nursery}/task")) == 1
-        links = [os.readlink(one) for one in Path(f"/proc/{nursery}/fd").iterdir()]
+        forkserver = forkserver_of(cluster)
+        assert len(os.listdir(f"/proc/{forkserver}/task")) == 1
+        links = [os.readlink(one) for one in Path(f"/proc/{forkserver}/fd").iterdir()]
         assert not [link for link in links if link.startswith("socket:")]
         for name, pid in cluster.pids.items():
             assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
@@ -376,7 +378,7 @@ def test_a_nursery_has_one_thread_and_no_socket_and_its_children_get_nothing_to_
             shared = (
                 3 if name == "coordinator" else 2
             )  # the orders, to see a hang-up, the reports, and what is handed on
-            assert len(pipes(pid) & pipes(nursery)) == shared
+            assert len(pipes(pid) & pipes(forkserver)) == shared
 
 
 def handled(pid: int) -> set[int]:
@@ -392,11 +394,11 @@ def test_two_clusters_side_by_side_share_nothing(place: str) -> None:
     with start(place) as first, start(place) as second:
         assert isinstance(first, ProcessCluster) and isinstance(second, ProcessCluster)
         open_in = [
-            set().union(*(pipes(pid) for pid in (nursery_of(one), *one.pids.values()))) for one in (first, second)
+            set().union(*(pipes(pid) for pid in (forkserver_of(one), *one.pids.values()))) for one in (first, second)
         ]
         assert all(open_in) and not open_in[0] & open_in[1]
         second.on_ended = told = Told()
-        os.kill(nursery_of(first), signal.SIGKILL)
+        os.kill(forkserver_of(first), signal.SIGKILL)
         gone = list(first.pids.values())
         assert soon(lambda: all(map(is_gone, gone)), GONE_WITHIN)
         first.close()
@@ -432,7 +434,7 @@ def test_a_module_that_cannot_be_used_is_refused_and_nothing_is_left(
     with pytest.raises(Invalid, match=reason):
         start("ipc", module)
     assert os.listdir(importable.folder) == []
-    assert module not in sys.modules  # the nursery imports it, not we
+    assert module not in sys.modules  # the forkserver imports it, not we
     assert ("ZeroDivisionError" in capfd.readouterr().err) == (module == "is_wrong")
 
 

@@ -11,7 +11,7 @@ A table names its filters, and both sides know them by their names. There are th
 A filter of your own is one class, in a module that the servers are started with:
 
     @shoal.filter(least=0.5)
-    class loud(shoal.filters.Choosing):
+    class loud(shoal.filters.Sparsifier):
         def choose(self, values, seed):
             return abs(values).max(axis=1) >= self.settings.least
 
@@ -130,6 +130,10 @@ class Compressor(Base):
         """What was pressed, of no more than ``most`` bytes; ValueError if it cannot be."""
 
 
+# Their names in 0.1.0: users' filters that derive from these keep working.
+Choosing, Shortening, Pressing = Sparsifier, Quantizer, Compressor
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredFilter:
     """A filter that this process knows, with its settings and their defaults."""
@@ -182,7 +186,7 @@ def filter(**settings: float) -> Callable[[type[Base]], FilterConstructor]:
         name = getattr(kind, "__name__", "")
         if not inspect.isclass(kind) or not issubclass(kind, Sparsifier | Quantizer | Compressor):
             raise Invalid(
-                f"{kind!r} cannot be a filter: a class of shoal.filters.Choosing, Shortening or Pressing is needed"
+                f"{kind!r} cannot be a filter: it needs a class of shoal.filters.Sparsifier, Quantizer or Compressor"
             )
         if name in _own():
             raise Invalid(f"filter {name!r} is one of shoal's own: give your class another name")

@@ -213,7 +213,7 @@ def test_a_run_that_is_to_end_before_where_it_was_ends_at_once(tmp_path: Path) -
 def test_a_run_is_kept_now_and_then_and_a_damaged_one_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.training.local_checkpoint.Keeper.rest", 0)
+    monkeypatch.setattr("shoal.training.local_checkpoint.LocalCheckpoints.rest", 0)
     interrupted(tmp_path / "run", at=9, evaluate__every=0.2, checkpoint__every=1e-3)
     kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert len(kept) == 3

@@ -202,12 +202,12 @@ def test_an_answer_that_cannot_be_read_fails_its_task_and_what_was_pushed_is_cou
 MODULE = """
 import os
 import shoal
-from shoal.filters import Pressing
+from shoal.filters import Compressor
 
 AT_CLIENT = os.environ.get("TEST_CLIENT") == str(os.getpid())
 
 @shoal.filter(check=0)
-class faint(Pressing):
+class faint(Compressor):
     def check(self):
         if self.settings.check and not AT_CLIENT:
             raise BaseException("not here \\udc80")

@@ -37,10 +37,10 @@ ALL = ["significant", "int8", "delta", "zstd"]
 MINE = '''
 import numpy as np
 import shoal
-from shoal.filters import Choosing
+from shoal.filters import Sparsifier
 
 @shoal.filter(every=2)
-class turns(Choosing):
+class turns(Sparsifier):
     """Rows by turns."""
     def choose(self, values, seed):
         return np.arange(len(values)) % int(self.settings.every) == 0
@@ -190,7 +190,7 @@ def test_an_error_after_the_training_does_not_cost_the_model(
         raise ZeroDivisionError
 
     monkeypatch.setattr(
-        "shoal.run.run.summarise" if late == "summary" else "shoal.strategies.parameter_server.run.Training.close",
+        "shoal.run.run.summarise" if late == "summary" else "shoal.strategies.parameter_server.run.ServerRun.close",
         fails,
     )
     with pytest.raises(ZeroDivisionError):

@@ -209,13 +209,13 @@ import os, subprocess
 
 import numpy as np
 import shoal
-from shoal.filters import Pressing
+from shoal.filters import Compressor
 
 AT_CLIENT = os.environ.get("TEST_CLIENT") == str(os.getpid())
 
 
 @shoal.filter(how=0)
-class odd_press(Pressing):
+class odd_press(Compressor):
     """Presses nothing in fact; at a server it does with a push that is long what it was told to."""
 
     def press(self, data, item):

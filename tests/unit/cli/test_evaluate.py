@@ -35,7 +35,7 @@ class Judging:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "Judging", Judging)
+    monkeypatch.setattr(evaluate, "ModelEvaluator", Judging)
     monkeypatch.setattr(groups, "_ENDS", 0.0)
 
 

@@ -66,7 +66,7 @@ def test_what_would_never_end_is_refused_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
 ) -> None:
     monkeypatch.setattr("shoal.cli.multi.several", lambda *given: pytest.fail("it was started"))
-    monkeypatch.setattr("shoal.launch.remote_node.Visitor", lambda *given: pytest.fail("it was started"))
+    monkeypatch.setattr("shoal.launch.remote_node.RemoteNode", lambda *given: pytest.fail("it was started"))
     found = CliRunner().invoke(launch, ["server", "--at", "tcp://127.0.0.1:9", *words])
     assert found.exit_code == 2 and words[0] in found.output, found.output
 
@@ -87,7 +87,7 @@ def test_each_of_several_workers_takes_its_share_of_the_memory_and_one_alone_tak
         def run(self) -> str:
             return "it left"
 
-    monkeypatch.setattr(remote_node, "Visitor", Visitor)
+    monkeypatch.setattr(remote_node, "RemoteNode", Visitor)
     words = module._words({**OPTIONS, "count": 4, "modules": ("mine", "net.py:Net"), "patience": 7.0, "quiet": True})
     for more in (words, []):
         done = CliRunner().invoke(launch, ["worker", "--at", "tcp://127.0.0.1:9", *more])

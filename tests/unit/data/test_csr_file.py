@@ -175,8 +175,8 @@ def test_of_two_that_pack_the_same_set_the_second_takes_the_firsts(tmp_path: Pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from shoal.data.csr_file import Aside
-aside = Aside(Path(sys.argv[1]) / "set")
+from shoal.data.csr_file import StagingFolder
+aside = StagingFolder(Path(sys.argv[1]) / "set")
 (aside.path / "labels.f32").write_bytes(b"half")
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -219,10 +219,10 @@ import sys
 from pathlib import Path
 from shoal.data import kernels
 from shoal.data import synthetic_kernels as draw
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 print("ready", flush=True)
 sys.stdin.readline()
-print(load(Source("clicks", rows=300_000), 0, Path(sys.argv[1])).train.rows)
+print(load(DataSource("clicks", rows=300_000), 0, Path(sys.argv[1])).train.rows)
 """
 
 
@@ -246,11 +246,11 @@ sys.dont_write_bytecode = True
 from pathlib import Path
 from shoal.data import kernels
 from shoal.data import synthetic_kernels as draw
-from shoal.data.datasets import Source, load
+from shoal.data.datasets import DataSource, load
 from shoal.errors import Invalid
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    load(Source("clicks", rows=50_000), 0, Path(sys.argv[1]))
+    load(DataSource("clicks", rows=50_000), 0, Path(sys.argv[1]))
 except Invalid as error:
     print(error)
 """
@@ -264,13 +264,13 @@ def test_a_full_disk_is_told_and_nothing_half_is_left(cache: Path) -> None:
 
 TEMPORARY = """
 import os
-from shoal.data.datasets import Source, load
-folder = load(Source("clicks", rows=100), 0).folder
+from shoal.data.datasets import DataSource, load
+folder = load(DataSource("clicks", rows=100), 0).folder
 assert folder.is_dir()
 if os.fork() == 0:
     raise SystemExit  # a child that ends takes nothing with it
 os.wait()
-assert load(Source("clicks", rows=100), 0).folder == folder and folder.is_dir()
+assert load(DataSource("clicks", rows=100), 0).folder == folder and folder.is_dir()
 print(folder)
 """
 

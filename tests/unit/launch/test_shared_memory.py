@@ -43,8 +43,8 @@ def test_arrays_begin_on_pages_of_their_own_and_with_zeros() -> None:
 def test_another_process_finds_it_by_plain_data() -> None:
     segment = SharedMemory.make(SHAPES)
     code = (
-        "import sys, msgspec; from shoal.launch.shared_memory import Place, Segment\n"
-        "Segment.open(msgspec.json.decode(sys.argv[1], type=Place))['slab'][:] += 2"
+        "import sys, msgspec; from shoal.launch.shared_memory import SharedLayout, SharedMemory\n"
+        "SharedMemory.open(msgspec.json.decode(sys.argv[1], type=SharedLayout))['slab'][:] += 2"
     )
     subprocess.run([sys.executable, "-c", code, msgspec.json.encode(segment.place).decode()], check=True, timeout=60)
     assert (segment["slab"] == 2).all()

@@ -103,8 +103,8 @@ def test_the_journal_is_not_inherited_by_other_programs(path: Path) -> None:
 def test_a_full_disk_is_told_and_leaves_the_journal_as_it_was(path: Path) -> None:
     program = f"""
 import resource, pathlib
-from shoal.nodes.journal import Journal
-journal = Journal(pathlib.Path({str(path)!r}))
+from shoal.nodes.journal import JournalFile
+journal = JournalFile(pathlib.Path({str(path)!r}))
 assert journal.append(b"one") == ""
 resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))
 print(journal.append(b"x" * 100))  # a part of it fits

@@ -310,7 +310,7 @@ import json
 import numpy as np, psutil
 from shoal import tables
 from shoal.keys import KeyRange
-from shoal.store.table.table import Table
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import AdaGrad
 
 def most_ever():  # of this process; what getrusage says may be the parent's
@@ -318,7 +318,7 @@ def most_ever():  # of this process; what getrusage says may be the parent's
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 def filled(rows, batch):
-    table = Table(tables.Sparse(hashed=True, update=AdaGrad()), [KeyRange(0, 1 << 63)])
+    table = ServerTable(tables.Sparse(hashed=True, update=AdaGrad()), [KeyRange(0, 1 << 63)])
     gradients = np.ones(batch, np.float32)
     steps = np.arange(batch, dtype=np.uint64) * np.uint64((1 << 63) // batch)
     worst = 0.0

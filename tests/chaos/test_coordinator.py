@@ -139,7 +139,7 @@ def test_a_coordinator_that_cannot_come_back_ends_the_cluster_which_says_why(
     Path(cluster._folder, "coordinator.journal").write_bytes(b"somebody's thesis")
     os.kill(cluster.pids["coordinator"], signal.SIGKILL)
     assert soon(lambda: cluster.ended)
-    with pytest.raises(Closed, match=r"coordinator was started again 2 times in 60 s, .*no journal of shoal"):
+    with pytest.raises(Closed, match=r"coordinator was restarted 2 times in 60 s, .*no journal of shoal"):
         kv.tables()
 
 
@@ -264,7 +264,7 @@ def test_a_coordinator_that_keeps_dying_ends_the_run_which_says_so_and_keeps_wha
     def started(training: ServerRun) -> None:
         threading.Thread(target=strike, args=(training,), daemon=True).start()
 
-    with pytest.raises(RunFailed, match="coordinator was started again 2 times") as raised:
+    with pytest.raises(RunFailed, match="coordinator was restarted 2 times") as raised:
         execute(job_of("async"), tmp_path / "run", started=started)
     assert str(tmp_path / "run") in str(raised.value)
     assert Run.load(tmp_path / "run").summary["failed"] is True

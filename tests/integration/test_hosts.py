@@ -133,7 +133,7 @@ def test_a_coordinator_that_is_started_again_goes_on_with_those_who_are_still_th
     ended(again, 130)
     for process in (server, worker):
         out, _ = ended(process)
-        assert "whoever began it has ended it" in out
+        assert "its owner has ended it" in out
     assert den.is_empty()
 
 
@@ -351,7 +351,7 @@ def test_the_last_server_stays_until_it_is_told_twice(den: Den, address: str) ->
     ("words", "said"),
     [
         (("coordinator", "clicks", "--listen", "tcp://10.0.0.1:7000"), "there only keys are safe"),
-        (("coordinator", "--listen", "tcp://0.0.0.0:7000"), "is no address that others could call"),
+        (("coordinator", "--listen", "tcp://0.0.0.0:7000"), "others cannot call tcp://0.0.0.0:7000"),
         (("coordinator", "clicks"), "say where others reach it (--listen"),
         (("coordinator", "clicks", "--strategy", "gossip", "--listen", "tcp://127.0.0.1:7000"), "no servers that could come"),
         (("coordinator", "--workers", "3", "--listen", "tcp://127.0.0.1:7000"), "a store trains nothing (--workers)"),

@@ -123,7 +123,7 @@ def test_a_server_and_a_coordinator_that_are_killed_are_told_gone_and_back(tmp_p
 
     def show(text: str, is_error: bool) -> None:
         shown.append(text)
-        if {"shoal: server-1 is back\n", "shoal: coordinator is back\n"} <= set(shown):
+        if {"shoal: server-1 was restarted\n", "shoal: coordinator was restarted\n"} <= set(shown):
             enough.touch()
 
     with ScriptLauncher(1, 2, 2, show) as launching:
@@ -132,8 +132,8 @@ def test_a_server_and_a_coordinator_that_are_killed_are_told_gone_and_back(tmp_p
             os.kill(launching.pids[name], signal.SIGKILL)
         assert [end.code for end in launching.wait()] == [0]
     for name in ("server-1", "coordinator"):
-        gone = f"shoal: {name} is gone: its process ended (killed by signal 9); it is started again\n"
-        assert shown.index(gone) < shown.index(f"shoal: {name} is back\n")
+        gone = f"shoal: {name} has ended: its process ended (killed by signal 9); it is restarted\n"
+        assert shown.index(gone) < shown.index(f"shoal: {name} was restarted\n")
 
 
 def test_a_script_that_shares_nothing_is_told_so() -> None:
@@ -141,7 +141,7 @@ def test_a_script_that_shares_nothing_is_told_so() -> None:
     with ScriptLauncher(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
         launching.start(["-c", "print(open('/proc/self/comm').read())"])
         launching.wait()
-    assert "no worker called shoal.torch.distribute: each has trained a model of its own" in shown[-1]
+    assert "no worker called shoal.torch.distribute, so each trained its own model" in shown[-1]
     assert {"worker-0 | shoal worker-0\n", "worker-1 | shoal worker-1\n"} <= set(shown)  # what `ps` and `top` show
 
 

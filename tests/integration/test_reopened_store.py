@@ -156,7 +156,7 @@ def test_an_older_checkpoint_is_taken_only_aloud(tmp_path: Path, capsys: pytest.
     newest.unlink()
     with shoal.local(servers=1, folder=tmp_path) as cluster, cluster.client() as kv:
         assert kv.pull("w", slice(None)).result().ravel().tolist() == [0.0] * 4
-    assert f"passed over: {newest}" in capsys.readouterr().err
+    assert f"skipped a checkpoint: {newest}" in capsys.readouterr().err
 
 
 @pytest.mark.variants(slow=["True"])

@@ -115,7 +115,9 @@ def test_a_worker_that_does_not_start_is_told_of_and_another_is_started() -> Non
     assert soon(lambda: hands.started == 9)
     one.close()
     (said,) = hands.said  # once, as long as it fails
-    assert said.startswith("worker-3 did not start: it was killed; training goes on") and "another is tried" in said
+    assert (
+        said.startswith("worker-3 did not start: it was killed; training goes on") and "another start is tried" in said
+    )
 
 
 def test_where_the_cluster_is_gone_nobody_is_started_and_nothing_is_said() -> None:

@@ -38,7 +38,7 @@ def test_a_batch_script_asks_for_what_it_needs_and_bash_can_read_it(
     assert shown.exit_code == 0, shown.output
     for directive in directives:
         assert directive in shown.output
-    assert "does not reach over several hosts yet" in shown.output
+    assert "all servers and workers run there" in shown.output
     assert shown.output.endswith("exec shoal launch --workers 4 --servers 2 'my train.py' --lr 1\n")
     subprocess.run(["bash", "-n"], input=shown.output, text=True, check=True)
 

@@ -49,7 +49,7 @@ def test_a_server_that_leaves_to_be_started_again_is_not_if_it_is_let_go_meanwhi
     monkeypatch.setattr(drain, "let_go", lambda looking, name: ends(cluster))
     cluster.remove_server(NAME)
     cluster._again(NAME)  # a restart that had been begun before
-    assert told(cluster) == [] and not cluster._servers and not cluster._going
+    assert told(cluster) == [] and not cluster._servers and not cluster._removing
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -63,7 +63,7 @@ def test_a_server_that_could_not_be_let_go_is_started_again_if_it_ended_meanwhil
     monkeypatch.setattr(drain, "let_go", let_go)
     with pytest.raises(ClusterError, match="does not answer"):
         cluster.remove_server(NAME)
-    assert told(cluster) == ["it was to be started again" if begun else "it left"] and not cluster._going
+    assert told(cluster) == ["it was to be restarted" if begun else "it left"] and not cluster._removing
 
 
 def test_a_server_that_ends_while_nobody_lets_it_go_is_started_again(cluster: ProcessCluster) -> None:

@@ -63,7 +63,7 @@ def test_after_ten_times_in_a_minute_it_is_left_and_the_reason_told() -> None:
         shop.until(lambda number=number: len(shop.started) == number)  # type: ignore[misc]
     shop.supervisor.ended("ann", "its process ended (exit code 3)")
     assert len(shop.gave_up) == 1
-    assert "ann was started again 10 times in 60 s" in shop.gave_up[0]
+    assert "ann was restarted 10 times in 60 s" in shop.gave_up[0]
     assert "exit code 3" in shop.gave_up[0]
     shop.supervisor.ended("bob", "killed")  # each for itself
     shop.until(lambda: shop.started[-1] == "bob")

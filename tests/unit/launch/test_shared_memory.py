@@ -67,12 +67,12 @@ def test_nobody_opens_it_once_it_is_closed() -> None:
     segment = SharedMemory.make(SHAPES)
     place = segment.place
     segment.close()
-    with pytest.raises(StartFailed, match="cannot open what process"):
+    with pytest.raises(StartFailed, match="cannot open the shared memory of process"):
         SharedMemory.open(msgspec.structs.replace(place, descriptor=10_000))
 
 
 def test_more_memory_than_there_is_is_refused_with_the_next_move() -> None:
-    with pytest.raises(Invalid, match=r"take [\d,]+ MB of shared memory: [\d,]+ MB are free: take fewer keys"):
+    with pytest.raises(Invalid, match=r"need [\d,]+ MB of shared memory: [\d,]+ MB are free: use fewer keys"):
         SharedMemory.make({"slab": ((1 << 44,), "float32")})
 
 

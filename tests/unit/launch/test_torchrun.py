@@ -81,7 +81,7 @@ def test_without_torchrun_nobody_is_a_rank() -> None:
 @pytest.mark.parametrize(
     ("lies", "words"),
     [
-        ({"LOCAL_WORLD_SIZE": "99999"}, "LOCAL_WORLD_SIZE=99999: a cluster has at most 1,024 nodes: take fewer ranks"),
+        ({"LOCAL_WORLD_SIZE": "99999"}, "LOCAL_WORLD_SIZE=99999: a cluster has at most 1,024 nodes: use fewer ranks"),
         (
             {"LOCAL_WORLD_SIZE": "99999999999"},
             "LOCAL_WORLD_SIZE=999999999... has 11 digits; torchrun sets these: start it",
@@ -141,12 +141,12 @@ def test_there_are_as_many_workers_as_ranks_for_them_and_that_is_said(servers: i
 @pytest.mark.parametrize(
     ("settings", "me", "words"),
     [
-        ({"servers": 5}, of(3), "3 ranks, and servers=5 and a worker need 6: take more (--nproc-per-node 6), or fewer"),
-        ({}, of(1), "1 rank, and servers=1 and a worker need 2: take more (--nproc-per-node 2)"),
+        ({"servers": 5}, of(3), "3 ranks, and servers=5 and a worker need 6: use more (--nproc-per-node 6), or fewer"),
+        ({}, of(1), "1 rank, and servers=1 and a worker need 2: use more (--nproc-per-node 2)"),
         (
             {},
             of(5, hosts=2),
-            "ranks on 2 hosts, and shoal stays on one machine until its nodes have keys: take one (--nn",
+            "ranks on 2 hosts, and shoal uses torchrun on a single host only: use one (--nn",
         ),
         ({"strategy": "serial"}, of(), "'serial' is a single process: start it without torchrun"),
         ({"launch.how": "threads"}, of(), "launch.how='threads' is a single process"),
@@ -165,7 +165,7 @@ def test_what_does_not_go_with_torchrun_is_refused_with_the_next_move(
 def test_a_group_that_was_started_again_hears_that_only_out_goes_on() -> None:
     with closing(HeadRank(of(restarts=1))) as head:
         head.staffed(Job(), anew=True)
-        assert head.words.endswith("torchrun has started it again, and it begins anew: with --out it would go on")
+        assert head.words.endswith("torchrun has restarted it, and it begins again: with --out it would resume")
         head.staffed(Job())
         assert "anew" not in head.words
 
@@ -188,7 +188,7 @@ def test_only_ranks_that_are_awaited_are_let_in() -> None:
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun_cluster, "MEET_WITHIN", 1.0)
-    words = "no word from rank 1, 3 in 1 s: look at what it printed"
+    words = "rank 1, 3 did not connect in 1 s: look at what it printed"
     with (
         head_of(of(4)) as head,
         come_in(head, msgspec.json.encode(RankHello(2))),

@@ -206,13 +206,13 @@ def test_a_lane_that_is_given_slots_ends_with_them_and_another_with_the_run(rows
 
 def test_answers_that_are_lost_delay_a_run_and_change_nothing(rows: Dataset) -> None:
     ship = Ship(rows, seed=5, strategy="async")
-    lost = {"deal": 0, "judge": 0, "want": 0}
+    lost = {m.Deal: 0, m.EvaluateNow: 0, m.Want: 0}
 
     def drop(sender: str, to: str, message: m.Message) -> bool:
-        name = type(message).__name__.lower()
-        if name not in lost or lost[name] >= 6 or ship.draw.random() < 0.7:
+        kind = type(message)
+        if kind not in lost or lost[kind] >= 6 or ship.draw.random() < 0.7:
             return False
-        lost[name] += 1
+        lost[kind] += 1
         return True
 
     ship.drop = drop

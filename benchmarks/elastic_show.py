@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.elastic import WINDOW, Results
 from shoal.errors import Invalid
-from shoal.views.plots import INK, LOST, TEST, TRAIN
+from shoal.views.axes import INK, LOST, TEST, TRAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

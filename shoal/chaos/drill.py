@@ -27,7 +27,7 @@ from shoal.chaos.report import ChaosListener, ChaosReport, ChaosState, judged
 from shoal.chaos.target import ChaosTarget, ClusterSnapshot
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
-from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Stopped, Voided, Warned
+from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Started, Stopped, Voided, Warned
 from shoal.files import replace_file
 from shoal.job import Job
 from shoal.training.result import RunResult
@@ -158,7 +158,6 @@ class ChaosRun:
         )
         with self.stage:
             self.audience.note("")
-            self._began = time.monotonic()
             self._next = self.nemesis.gap() if self.nemesis is not None else 0.0
             try:
                 while (outcome := self.stage.wait(TICK)) is None:
@@ -260,9 +259,17 @@ class ChaosRun:
         coming = [one.fault.name for one in self.patients if one.fault.kind == "join" and "back" not in one.times]
         here = [one.name for one in seen.view.members if one.role == "server"]
         staying = [name for name in dict.fromkeys([*here, *coming]) if name not in leaving]
-        for fault in self.nemesis.next(ClusterState(well, sets, staying, self._next_server())):
+        for fault in self.nemesis.next(ClusterState(well, sets, staying, self._next_server()), self._server_due()):
             self._do(fault, seen.view)
         return True
+
+    def _server_due(self) -> bool:
+        """No server was killed yet, and there may be no time for it after the next fault."""
+        if any((one.fault.kind, one.fault.role) == ("kill", "server") for one in self.patients):
+            return False
+        share = self._share()
+        left = (HEALED_FROM - share) / share * self.now if share else math.inf
+        return left < 2 * self.settings.gap[1]
 
     def _next_server(self) -> str:
         """No name comes twice."""
@@ -289,7 +296,7 @@ class ChaosRun:
         self.patients.append(patient)
         self.board.faults += not patient.planned
         owns = f", which owns {format.many(len(owned), 'segment')} of the tally" if owned else ""
-        self._say("fault", f"{fault}{owns}")
+        self._say("news" if patient.planned else "fault", f"{fault}{owns}")
         if owned and fault.kind != "join":
             patient.probe = False
             self.stage.probe(owned, lambda: self._probed(patient))
@@ -327,6 +334,9 @@ class ChaosRun:
     # ------------------------------------------------------------ what is heard
 
     def _hear(self, event: RunEvent) -> None:
+        """On the coordinator's thread. Both clocks begin when training does."""
+        if isinstance(event, Started):
+            self._began = time.monotonic() - event.seconds
         self._heard.append(event)
 
     def _take_events(self) -> None:
@@ -337,17 +347,17 @@ class ChaosRun:
         board = self.board
         match event:
             case Progress():
-                self._rate.append((self.now, event.examples))
-                while self.now - self._rate[0][0] > RECENT and len(self._rate) > 2:
+                self._rate.append((event.seconds, event.examples))
+                while event.seconds - self._rate[0][0] > RECENT and len(self._rate) > 2:
                     self._rate.popleft()
                 seconds, examples = (self._rate[-1][i] - self._rate[0][i] for i in (0, 1))
                 if seconds > 0:
-                    board.throughput.append((self.now, max(0.0, examples / seconds)))
+                    board.throughput.append((event.seconds, max(0.0, examples / seconds)))
             case Evaluated():
                 self.evaluated.append(event)
                 board.loss = event.test_loss
                 if format.finite(event.test_loss):
-                    board.losses.append((self.now, event.test_loss))
+                    board.losses.append((event.seconds, event.test_loss))
             case Voided():
                 self.voids += 1
                 self._say("news", format.news(event))
@@ -360,14 +370,15 @@ class ChaosRun:
                 if format.is_news(event):
                     self._say("news", format.news(event))
             case Stopped():
-                self._say("news", f"over: {format.clean(event.why)}")
+                self._say("news", f"over: {format.clean(event.why)}", event.seconds)
 
     def _concerned(self) -> set[str]:
         return {name for one in self.patients for name in (one.fault.name, one.successor)}
 
-    def _say(self, style: str, text: str) -> None:
-        self.board.log.append((self.now, style, text))
-        self.audience.said(self.now, style, text)
+    def _say(self, style: str, text: str, at: float | None = None) -> None:
+        seconds = self.now if at is None else at
+        self.board.log.append((seconds, style, text))
+        self.audience.said(seconds, style, text)
 
     def _report(self, account: PushAudit, outcome: RunResult, why: str) -> ChaosReport:
         wrong = judged(account, self._failed, self.rollbacks, self.settings.beyond)

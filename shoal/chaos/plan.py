@@ -1,15 +1,18 @@
-"""Whom to hurt, how and when: drawn from a seed, within what the cluster has promised to survive.
+"""Draws faults from a seed, within what the cluster has promised to survive.
 
     kill        SIGKILL; the process is started again, empty and as a new incarnation
-    pause       SIGSTOP for one to eight seconds: the shorter ones are slept through, the longer ones are taken for death
-    cut         two of them do not hear each other for as long; all others do
+    pause       SIGSTOP for one to eight seconds; the longer ones are taken for death
+    cut         two nodes do not hear each other for as long; all others do
     join        one more server is started, and gets its share
-    drain       a server is asked to go, and others take over what it has
+    drain       a server is asked to leave, and others take over what it has
 
-Whoever comes or goes may be hurt on the way, as far as what it holds has another copy. A segment survives as long as one server of its set has not been hurt since the set was last whole. So a server is hurt only if
-every segment it holds has another that is well; with ``beyond`` this is not asked, and a rollback is to be expected. One
-worker is always left alone: a run without any ends. The same seed draws the same gaps, kinds and lengths; who is hit
-depends also on who may be.
+A segment survives as long as one server of its set has not been hurt since the set was last
+complete. So a server is hurt only if each of its segments has another server that is well; with
+``beyond`` this is not asked, and a rollback is to be expected. Nodes that join or leave may be
+hurt by the same rule. One worker is always left alone: a run without workers ends.
+
+The same seed draws the same gaps, kinds and lengths; who is hit also depends on who may be. A
+drill kills at least one server, if there is time for one and one may be killed.
 """
 
 from __future__ import annotations
@@ -93,20 +96,26 @@ class FaultPlanner:
     def __init__(self, settings: ChaosSettings) -> None:
         self.settings = settings
         self._draw = Random(f"nemesis {settings.seed}")
+        self._draw_server = Random(f"server of {settings.seed}")
 
     def gap(self) -> float:
         """Seconds until the next fault."""
         return self._draw.uniform(*self.settings.gap)
 
-    def next(self, situation: ClusterState) -> list[ChaosFault]:
-        """What to do now: one fault, sometimes two at once; none if nobody can be hurt."""
-        faults = []
+    def next(self, situation: ClusterState, kill_server: bool = False) -> list[ChaosFault]:
+        """What to do now: one fault, sometimes two at once; none if nobody can be hurt.
+
+        With ``kill_server`` a server is killed instead, if one may be.
+        """
+        faults, state = [], situation
         for _ in range(1 + (self._draw.random() < self.settings.together)):
-            fault = self._one(situation)
+            fault = self._one(state)
             if fault is not None:
                 faults.append(fault)
-                situation = situation.after(fault)
-        return faults
+                state = state.after(fault)
+        servers = sorted(name for name in situation.well if role_of(name) == "server")
+        may = [name for name in servers if self.may_hurt(name, situation)] if kill_server else []
+        return [ChaosFault("kill", self._draw_server.choice(may))] if may else faults
 
     def may_hurt(self, name: str, situation: ClusterState) -> bool:
         if name not in situation.well or self.settings.weights.get(role_of(name), 0) <= 0:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shoal.chaos.audit import PushAudit
-from shoal.chaos.plan import COORDINATOR, PLANNED
+from shoal.chaos.plan import COORDINATOR, PLANNED, role_of
 from shoal.chaos.recovery import Recovery
-from shoal.errors import Invalid
 from shoal.job import Job
+from shoal.views import axes as draw
 from shoal.views import format
-from shoal.views.plots import INK, LOST, TEST, TRAIN
+from shoal.views.axes import INK, LOST, PALE, SERIES, TEST, TRAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -225,63 +225,73 @@ Say = Callable[[str], None]
 
 
 ROLES = (COORDINATOR, "server", "worker")
-MARKS = {"kill": "x", "pause": "|", "cut": (2, 0, 315), "join": ">", "drain": "<"}
+FAULTS: dict[str, tuple[Any, str, str]] = {  # marker, colour, words of the legend
+    "kill": ("X", LOST, "kill -9"),
+    "pause": ("|", SERIES[4], "pause"),
+    "cut": ((2, 0, 315), SERIES[4], "cut off"),
+    "join": (">", INK, "join, planned"),
+    "drain": ("<", INK, "leave, planned"),
+}
 
 
 def timeline(report: ChaosReport, path: str | os.PathLike[str]) -> Path:
-    """Write it there; needs matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Invalid("pictures need matplotlib: pip install 'shoal[view]'") from None
-    figure = Figure(figsize=(10, 5.5), layout="constrained")
+    """Faults and recoveries under throughput and loss, as a picture; needs matplotlib."""
+    figure = draw.canvas(5.8, 10.0)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    _throughput(top, report)
-    _fault_rows(bottom, report)
-    figure.suptitle(report.verdict, color=INK if report.ok else LOST, fontsize=11)
-    figure.savefig(Path(path), dpi=120)
+    _draw_throughput(top, report)
+    _draw_faults(bottom, report)
+    draw.headline(figure, report.verdict, size=11)
+    draw.save(figure, Path(path))
     return Path(path)
 
 
-def _throughput(axes: Axes, report: ChaosReport) -> None:
+def _draw_throughput(axes: Axes, report: ChaosReport) -> None:
     axes.plot(*_columns(report.throughput), color=TRAIN, linewidth=1.2)
     axes.set_ylabel("rows a second", color=TRAIN)
     axes.set_ylim(bottom=0)
+    draw.numbers(axes.yaxis)
+    draw.tidy(axes)
     for one in report.healed:
-        axes.axvline(one.at, color=LOST, linewidth=0.6, alpha=0.5)
+        _, color, _ = FAULTS[one.fault.kind]
+        axes.axvline(one.at, color=color, linewidth=0.7, linestyle=":" if one.fault.kind in PLANNED else "-", alpha=0.6)
     other = axes.twinx()
     other.plot(*_columns(report.losses), color=TEST, marker=".", linewidth=1.0)
+    other.set_ylabel("test loss", color=TEST)
+    other.spines["top"].set_visible(False)
     if report.clean_loss is not None:
-        other.axhline(report.clean_loss, color=TEST, linestyle=":", linewidth=1.0)
-    other.set_ylabel(f"test loss (dotted: clean run, {format.loss(report.clean_loss)})", color=TEST)
-    for side in ("top",):
-        axes.spines[side].set_visible(False)
-        other.spines[side].set_visible(False)
+        draw.reference(other, report.clean_loss, f"clean run {format.loss(report.clean_loss)}", ":")
 
 
-def _fault_rows(axes: Axes, report: ChaosReport) -> None:
-    """A bar from each fault until it had healed; one that the end of the run cut short is open."""
-    names = sorted({one.fault.name for one in report.healed}, key=lambda name: (ROLES.index(_role(name)), name))
-    end = max([report.seconds, *(one.at for one in report.healed)], default=0.0)
+def _draw_faults(axes: Axes, report: ChaosReport) -> None:
+    """A bar from each fault until it had healed; one that the end of the run cut short is pale."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    names = sorted({one.fault.name for one in report.healed}, key=lambda name: (ROLES.index(role_of(name)), name))
+    end = max([report.seconds, *(one.at for one in report.healed)])
     for one in report.healed:
-        row = names.index(one.fault.name)
+        row, (marker, color, _) = names.index(one.fault.name), FAULTS[one.fault.kind]
         length = one.well if one.well is not None else max(0.0, end - one.at)
-        colour = LOST if one.fault.kind == "kill" else TRAIN if one.fault.kind in PLANNED else TEST
-        axes.barh(row, length, left=one.at, height=0.5, color=colour, alpha=0.35 if one.well is not None else 0.12)
-        axes.plot([one.at], [row], marker=MARKS[one.fault.kind], color=colour, markersize=7)
+        axes.barh(row, length, left=one.at, height=0.5, color=color, alpha=0.35 if one.well is not None else 0.12)
+        axes.plot([one.at], [row], linestyle="none", marker=marker, color=color, markersize=7)
         if one.promoted is not None:
             axes.plot([one.at + one.promoted], [row], marker=".", color=TRAIN, markersize=6)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(
-        "seconds (x: kill -9, |: pause, /: cut off, > joins, < asked to go; bar: until healed, dot: pushes count again)"
-    )
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _role(name: str) -> str:
-    return next(role for role in ROLES if name.startswith(role))
+    draw.row_names(axes, names, size=8)
+    axes.set_xlabel("seconds since training began")
+    draw.tidy(axes, grid="x")
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], linestyle="none", marker=marker, color=color, label=text)
+        for kind, (marker, color, text) in FAULTS.items()
+        if any(one.fault.kind == kind for one in report.healed)
+    ]
+    if handles:
+        handles.append(Patch(color=PALE, label="until healed"))
+        handles.append(Line2D([], [], linestyle="none", marker=".", color=TRAIN, label="pushes count again"))
+        draw.legend(
+            axes, handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(handles), frameon=False, fontsize=8
+        )
+    else:
+        draw.nothing(axes, "nothing was broken")
 
 
 def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:

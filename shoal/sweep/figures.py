@@ -27,6 +27,10 @@ from shoal.sweep.grid import Axis, AxisChoice, Point
 from shoal.sweep.study import Target
 from shoal.views.run_record import NEVER_LATE
 
+_OVER_SEEDS = (
+    "rows_per_second", "last_loss", "best_loss", "accuracy", "worst_loss", "distance", "cpu", "waiting",
+    "stale_mean", "stale_p95",
+)  # fmt: skip
 ALIKE = 0.01  # of the rows: so much may runs differ that learned from as many
 
 
@@ -86,6 +90,11 @@ class Spread:
         """Of those that are there and finite; None if there are none."""
         known = [one for one in values if one is not None and math.isfinite(one)]
         return cls(float(median(known)), float(min(known)), float(max(known))) if known else None
+
+    def overlaps(self, other: Spread) -> bool:
+        """Whether the two ranges over seeds share a value; a single seed has no range."""
+        ranges = self.low < self.high and other.low < other.high
+        return ranges and self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,29 @@ class StudyFigures:
     @property
     def has_target(self) -> bool:
         return self.sweep.study.target is not None
+
+    @property
+    def timed(self) -> bool:
+        """Points are compared by their time to the target: there is one, and a point reached it."""
+        return self.has_target and any(one.time is not None for one in self.shown)
+
+    @property
+    def measured(self) -> str:
+        """What points are compared by; the best loss where nobody reached the target."""
+        return "seconds to the target" if self.timed else f"{'best' if self.has_target else 'last'} test loss"
+
+    def measure(self, one: PointFigures) -> Spread | None:
+        return one.time if self.timed else one.best_loss if self.has_target else one.last_loss
+
+    def measure_run(self, run: RunFigures) -> float | None:
+        return run.time if self.timed else run.best_loss if self.has_target else run.last_loss
+
+    @property
+    def tied(self) -> list[PointFigures]:
+        """Points whose range over seeds overlaps with that of the best: seeds explain the difference."""
+        mine = None if self.best is None else self.measure(self.best)
+        others = [(one, self.measure(one)) for one in self.shown if one is not self.best and one.complete]
+        return [one for one, theirs in others if mine and theirs and mine.overlaps(theirs)]
 
     @property
     def same_work(self) -> bool:
@@ -234,18 +266,18 @@ def moment(event: Evaluated) -> float:
 
 
 def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[PointFigures | None, str]:
-    """The soonest at the target of those whose seeds all got there; if there are none, the lowest median loss."""
+    """The first at the target, of points whose seeds all reached it; else the lowest median loss.
+
+    Without a target that is the last loss of a run, with one that nobody reached its best.
+    """
     timed = [one for one in points if one.time is not None]
     if timed:
         return min(timed, key=lambda one: one.time.median if one.time else math.inf), "soonest at the target"
-    lost = [one for one in points if one.complete and one.last_loss is not None and not _ran_away(one)]
-    why = (
-        "lowest median test loss"
-        if target is None
-        else "lowest median test loss; no point reached the target with all seeds"
-    )
-    best = min(lost, key=lambda one: one.last_loss.median if one.last_loss else math.inf, default=None)
-    return best, why if best is not None else ""
+    missed = "" if target is None else "; no point reached the target with all seeds"
+    losses = [(one.last_loss if target is None else one.best_loss, one) for one in points]
+    known = [(loss.median, one) for loss, one in losses if loss and one.complete and not _ran_away(one)]
+    best = min(known, key=lambda pair: pair[0], default=(math.inf, None))[1]
+    return best, f"lowest median test loss{missed}" if best is not None else ""
 
 
 def _serial(sweep: Sweep) -> tuple[list[PointFigures], PointFigures | None]:
@@ -254,7 +286,7 @@ def _serial(sweep: Sweep) -> tuple[list[PointFigures], PointFigures | None]:
     loss = None if target is None else target.loss
     goals: dict[int, float | None] = dict.fromkeys(sweep.study.seeds, loss)
     points = [_point(point, _results(sweep, point), goals) for point in sweep.study.points if point.serial]
-    return points, best_of(points, target)[0]
+    return points, best_of(points, None)[0]
 
 
 def _results(sweep: Sweep, point: Point) -> list[PointResult]:
@@ -263,26 +295,10 @@ def _results(sweep: Sweep, point: Point) -> list[PointResult]:
 
 def _point(point: Point, results: Sequence[PointResult], goals: dict[int, float | None]) -> PointFigures:
     runs = [of_run(one, goals.get(one.run.seed)) for one in results]
-    all_reached = bool(runs) and all(one.reached for one in runs)
-    timed = runs if all_reached else []
-    return PointFigures(
-        point,
-        runs,
-        time=Spread.of([one.time for one in timed]),
-        rows=Spread.of([one.rows for one in timed]),
-        rate=Spread.of([one.rate for one in timed]),
-        rows_per_second=Spread.of([one.rows_per_second for one in runs]),
-        last_loss=Spread.of([one.last_loss for one in runs]),
-        best_loss=Spread.of([one.best_loss for one in runs]),
-        accuracy=Spread.of([one.accuracy for one in runs]),
-        worst_loss=Spread.of([one.worst_loss for one in runs]),
-        distance=Spread.of([one.distance for one in runs]),
-        seconds=Spread.of([one.computing for one in runs]),
-        cpu=Spread.of([one.cpu for one in runs]),
-        waiting=Spread.of([one.waiting for one in runs]),
-        stale_mean=Spread.of([one.stale_mean for one in runs]),
-        stale_p95=Spread.of([one.stale_p95 for one in runs]),
-    )
+    timed = runs if all(one.reached for one in runs) else []
+    spreads = {name: Spread.of([getattr(one, name) for one in runs]) for name in _OVER_SEEDS}
+    spreads |= {name: Spread.of([getattr(one, name) for one in timed]) for name in ("time", "rows", "rate")}
+    return PointFigures(point, runs, seconds=Spread.of([one.computing for one in runs]), **spreads)
 
 
 def _held_against(one: PointFigures, serial: PointFigures | None) -> PointFigures:
@@ -426,8 +442,3 @@ def _label(one: PointFigures, axis: str | None) -> str:
 
 def at(one: PointFigures, axis: Axis) -> str:
     return one.point.choices[axis.name].label
-
-
-def measure(one: PointFigures, has_target: bool) -> Spread | None:
-    """What points are judged by: the time to the target; where there is none, the last test loss."""
-    return one.time if has_target else one.last_loss

@@ -14,7 +14,6 @@ from shoal.sweep.figures import (
     at,
     first_at_or_below,
     lines_of,
-    measure,
     x_axis,
 )
 from shoal.sweep.grid import Axis
@@ -74,18 +73,26 @@ def _runs(of: StudyFigures) -> str:
     return f"{text}, {'all finished' if not notes else ', '.join(notes)}."
 
 
+def best_sentence(of: StudyFigures) -> str:
+    """Which point is best, and which are tied with it; the title of a picture, without a full stop."""
+    best, spread = of.best, None if of.best is None else of.measure(of.best)
+    if best is None or spread is None:
+        return f"No point has a figure yet: {of.measured}"
+    if of.timed:
+        text = f"Soonest at the target ({_target(of)}): {best.point.title}, {value(spread, True)}"
+    else:
+        missed = f"No point reached the target ({_target(of)}) with all its seeds. " if of.has_target else ""
+        text = f"{missed}Lowest median {of.measured}: {best.point.title}, {value(spread, False)}"
+    if of.tied:
+        text += f"; tied with {_named([one.point.title for one in of.tied])}: ranges over seeds overlap"
+    return text
+
+
 def _best(of: StudyFigures) -> str:
     best = of.best
     if best is None:
         return ""
-    timed = best.time is not None
-    spread = best.time if timed else best.last_loss
-    assert spread is not None
-    what = "Soonest at the target" if timed else "Lowest median test loss"
-    text = f"{what} ({_target(of)}): " if timed else f"{what}: "
-    text += f"{best.point.title}, {value(spread, timed)}"
-    if not timed and of.has_target:
-        text += "; no point reached the target with all its seeds"
+    text = best_sentence(of)
     edges = []
     for axis in of.sweep.study.axes if not best.point.serial else of.sweep.study.serial_axes:
         numbers = sorted(choice.number for choice in axis.choices if choice.number is not None)
@@ -97,6 +104,12 @@ def _best(of: StudyFigures) -> str:
     if edges:
         text += f". It lies at an edge ({'; '.join(edges)}), so a better one may lie beyond"
     return f"{text}."
+
+
+def extremes(points: Sequence[PointFigures], figure: Callable[[PointFigures], Spread | None], than: str) -> str:
+    """2.05 times as fast as the best serial run, with workers 3."""
+    spread, one = max(((figure(one), one) for one in points), key=lambda pair: pair[0].median if pair[0] else 0.0)
+    return f"{spread.median if spread else 0.0:.2f} times as fast {than}, with {one.point.title}"
 
 
 def _target(of: StudyFigures) -> str:
@@ -120,54 +133,51 @@ def _along(of: StudyFigures) -> list[str]:
         return []
     found = []
     for line in lines_of(of):
-        said = [one for one in (_shape(line, axis, of.has_target), _waiting(line, axis)) if one]
+        said = [one for one in (_shape(of, line, axis), _waiting(line, axis)) if one]
         if said:
             text = " ".join([said[0][:1].lower() + said[0][1:], *said[1:]])
             found.append(f"With {line.label}, {text}" if line.label else f"{text[:1].upper()}{text[1:]}")
     return found
 
 
-def _shape(line: PlotLine, axis: Axis, has_target: bool) -> str:
+def _shape(of: StudyFigures, line: PlotLine, axis: Axis) -> str:
     """Where the best is along the axis, and how much worse its ends are."""
-    known = [(one, spread) for one in line.points if (spread := measure(one, has_target)) is not None]
+    known = [(one, spread) for one in line.points if (spread := of.measure(one)) is not None]
     numeric = [(one, spread) for one, spread in known if one.point.choices[axis.name].number is not None]
-    what = "time to the target" if has_target else "test loss"
+    what = "time to the target" if of.timed else of.measured.removeprefix("last ")
     if len(numeric) < 2:
         ranked = sorted(known, key=lambda pair: pair[1].median)
-        parts = [f"{at(one, axis)} {value(spread, has_target)}" for one, spread in ranked[:NAMED]]
+        parts = [f"{at(one, axis)} {value(spread, of.timed)}{_tie(spread, ranked)}" for one, spread in ranked[:NAMED]]
         return f"the {what} is, best first: {'; '.join(parts)}." if len(parts) > 1 else ""
     best = min(numeric, key=lambda pair: pair[1].median)
-    first, last = numeric[0], numeric[-1]
-    text = f"over {axis.short} the {what} is lowest at {at(best[0], axis)}: {value(best[1], has_target)}"
-    if best in (first, last):
-        other = last if best is first else first
-        text += f", at the {'first' if best is first else 'last'} of them; {_worse(other, best, axis, has_target)}"
-    else:
-        text += f", inside; {_worse(first, best, axis, has_target)}; {_worse(last, best, axis, has_target)}"
-    others = [(one, spread) for one, spread in known if (one, spread) not in numeric]
-    for one, spread in others:
-        text += f"; {_worse((one, spread), best, axis, has_target)}"
-    missing = [at(one, axis) for one in line.points if measure(one, has_target) is None]
+    ends = [pair for pair in (numeric[0], numeric[-1]) if pair is not best]
+    place = "inside" if len(ends) == 2 else f"at the {'first' if best is numeric[0] else 'last'} of them"
+    text = f"over {axis.short} the {what} is lowest at {at(best[0], axis)}: {value(best[1], of.timed)}, {place}"
+    for pair in [*ends, *(pair for pair in known if pair not in numeric)]:
+        text += f"; {_worse(of, pair, best, axis)}"
+    missing = [at(one, axis) for one in line.points if of.measure(one) is None]
     without = f" (no figure at {', '.join(missing)})" if missing else ""
     return f"{text}{without}."
 
 
-def _worse(one: tuple[PointFigures, Spread], best: tuple[PointFigures, Spread], axis: Axis, has_target: bool) -> str:
+def _tie(spread: Spread, ranked: Sequence[tuple[PointFigures, Spread]]) -> str:
+    return " (tied)" if spread is not ranked[0][1] and spread.overlaps(ranked[0][1]) else ""
+
+
+def _worse(of: StudyFigures, one: tuple[PointFigures, Spread], best: tuple[PointFigures, Spread], axis: Axis) -> str:
     """How one compares with the best, and in how many seeds it is worse, if not in all."""
-    text = f"{at(one[0], axis)} {'takes' if has_target else 'has'} {value(one[1], has_target)}"
+    text = f"{at(one[0], axis)} {'takes' if of.timed else 'has'} {value(one[1], of.timed)}"
     if best[1].median > 0:
         ratio = one[1].median / best[1].median
         longer = "as long" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f} times as long"
-        text += f", {longer}" if has_target else f", {100 * (ratio - 1):+.2g}%"
-    by_seed = {run.result.run.seed: _of(run, has_target) for run in best[0].runs}
-    pairs = [(_of(run, has_target), by_seed.get(run.result.run.seed)) for run in one[0].runs]
+        text += f", {longer}" if of.timed else f", {100 * (ratio - 1):+.2g}%"
+    by_seed = {run.result.run.seed: of.measure_run(run) for run in best[0].runs}
+    pairs = [(of.measure_run(run), by_seed.get(run.result.run.seed)) for run in one[0].runs]
     known = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     worse = sum(mine > theirs for mine, theirs in known)
-    return text + (f" (worse in {worse} of {len(known)} seeds)" if worse < len(known) and len(known) > 1 else "")
-
-
-def _of(run: RunFigures, has_target: bool) -> float | None:
-    return run.time if has_target else run.last_loss
+    seeds = f"worse in {worse} of {len(known)} seeds" if worse < len(known) and len(known) > 1 else ""
+    tied = "tied" if one[1].overlaps(best[1]) else ""
+    return text + (f" ({'; '.join(filter(None, (tied, seeds)))})" if tied or seeds else "")
 
 
 def _waiting(line: PlotLine, axis: Axis) -> str:

@@ -62,7 +62,8 @@ def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) ->
         ("per row x serial", lambda one: _middle(one.statistical, _times)),
     ]
     best = of.best_serial if serial else of.best
-    columns += [("", lambda one: "best" if one is best else "")]
+    tied = [] if serial else of.tied
+    columns += [("", lambda one: "best" if one is best else "tied" if any(one is other for other in tied) else "")]
     cells = [[cell(one) for _, cell in columns] for one in points]
     known = [number for number in range(len(columns)) if any(row[number] not in ("", "-") for row in cells)]
     heads = [columns[number][0] for number in known]

@@ -1,16 +1,21 @@
-"""What all pictures of a report have in common: a size that can be read on a phone, colours, and how they become files.
+"""The one layer that draws: sizes, colours, scales, numbers, labels, legends and files of all pictures.
 
-Text stays text in an SVG, so that it can be searched and read aloud. The greys below are known to ``page``, which gives them
-the reader's own: a picture is drawn once, for light and dark.
+Reports, sweeps, chaos and benchmarks use it, so that a colour, a number and a dashed line look
+the same everywhere. Text stays text in an SVG: it can be searched and read aloud. ``page`` knows
+the greys below and replaces them by the reader's own, for light and dark.
+
+Figures are made without pyplot: they share no state, and threads may draw at the same time.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import os
+import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,18 +25,27 @@ from shoal.views.page import PictureSection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 WIDTH = 6.4  # inches
 INK, GRID, PALE = "#444444", "#dddddd", "#bbbbbb"
 JOINED, LOST = "#007A5A", "#A0447C"
-# Okabe and Ito: told apart by everybody. Curves of one picture differ in their dashes, too.
-SERIES = ("#0072B2", "#D55E00", "#007A5A", "#A0447C", "#E69F00", "#56B4E9", "#444444")
+# Okabe and Ito: distinct for colour-blind readers too. Lines also differ in dashes or markers.
+SERIES = ("#0072B2", "#D55E00", "#007A5A", "#A0447C", "#E69F00", "#56B4E9", "#444444", "#8C6D31")
+TRAIN, TEST = SERIES[:2]
 DASHES = ("-", "--", "-.", ":")
-# Of a legend that lines run behind.
-LEGIBLE: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 0.85}
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STEEP = 7.0  # highest over lowest value from which an axis is logarithmic
+ENTRIES = 8  # of a legend
+NAME = 28  # characters of a row's name
+CHARACTER = 0.6  # width of one over the size of the font
 
-_one_at_a_time = threading.Lock()  # matplotlib's settings belong to all threads
+_savefig_lock = threading.Lock()  # matplotlib's settings belong to all threads
+
+
+# ---------------------------------------------------------------- figures and panels
 
 
 def canvas(height: float, width: float = WIDTH) -> Figure:
@@ -52,25 +66,199 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both", ""] = "both") -> None:
         axes.grid(True, axis=grid, color=GRID, linewidth=0.6)
 
 
-def titled(axes: Axes, said: str) -> None:
-    axes.set_title(format.clean(said), loc="left", fontsize=10.5, weight="bold", color=INK, parse_math=False)
+def titled(axes: Axes, text: str) -> None:
+    axes.set_title(format.clean(text), loc="left", fontsize=10.5, weight="bold", color=INK, parse_math=False)
+
+
+def headline(figure: Figure, text: str, below: str = "", size: float = 12) -> None:
+    """A title over all panels and a caption under them, both wrapped to the figure's width."""
+    for say, said, points in ((figure.suptitle, text, size), (figure.supxlabel, below, 8.0)):
+        if said:
+            wrapped = "\n".join(textwrap.wrap(format.clean(said), int(figure.get_figwidth() * 72 / points / CHARACTER)))
+            shown = say(wrapped, x=0.01, ha="left", fontsize=points, parse_math=False)
+            shown.set(**({"weight": "bold"} if say == figure.suptitle else {"color": INK}))
+
+
+def row_names(axes: Axes, names: Sequence[str], size: float | None = None) -> None:
+    """Names the rows of horizontal bars, the first row at the top."""
+    axes.set_yticks(range(len(names)), [format.clean(name)[:NAME] for name in names], fontsize=size)
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+
+
+def column_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """Names places along x, turned where they would run into each other."""
+    axes.set_xticks(list(places), list(names))
+    room = axes.get_figure().get_figwidth() * 72 / 10 / CHARACTER  # type: ignore[union-attr]
+    across = axes.get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    crowded = sum(map(len, names)) + 2 * len(names) > 0.85 * room / across
+    for text in axes.get_xticklabels():
+        text.set(parse_math=False, rotation=20 if crowded else 0, ha="right" if crowded else "center")
+        text.set_rotation_mode("anchor" if crowded else "default")
+
+
+def y_label(axes: Axes, text: str) -> None:
+    """A label that is wrapped to the height of its panel."""
+    spec = axes.get_subplotspec()
+    rows = 1 if spec is None else spec.get_gridspec().nrows
+    high = axes.get_figure().get_figheight() / rows  # type: ignore[union-attr]
+    axes.set_ylabel("\n".join(textwrap.wrap(text, max(12, int(0.7 * high * 72 / 10 / CHARACTER)))))
+
+
+def colors(count: int) -> list[Any]:
+    """As many colours as lines, none twice: names of ``SERIES``, or shades where these are too few."""
+    if count <= len(SERIES):
+        return list(SERIES[:count])
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.95 * number / (count - 1)) for number in range(count)]
+
+
+def legend(where: Axes | Figure, handles: Sequence[Any] = (), **options: Any) -> Legend | None:
+    """A legend of these handles, or of what is drawn: then at most ``ENTRIES``, and how many more."""
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+    shown, given = list(handles), bool(handles)
+    if not given:
+        panels = [where] if isinstance(where, Axes) else where.axes
+        found = [pair for panel in panels for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
+        shown = list({label: handle for handle, label in reversed(found)}.values())[::-1]
+    if not shown:
+        return None
+    labels = [str(one.get_label()) for one in shown]
+    if len(shown) > ENTRIES and not given:
+        rest = len(shown) - ENTRIES + 1
+        shown = [*shown[: ENTRIES - 1], Line2D([], [], linestyle="none")]
+        labels = [*labels[: ENTRIES - 1], f"and {rest} more"]
+    if isinstance(where, Axes):  # lines run behind it
+        options = {"facecolor": "white", "edgecolor": "none", "framealpha": 0.85} | options
+    else:
+        options = {"frameon": False} | options
+    made = where.legend(handles=shown, labels=labels, **({"fontsize": 9} | options))
+    for text in made.get_texts():
+        text.set_parse_math(False)
+    return made
+
+
+def reference(
+    axes: Axes, value: float, text: str, dashes: str = "--", side: Literal["left", "right"] = "right"
+) -> None:
+    """A level to compare with (a target, the serial run), named at the line itself."""
+    axes.axhline(value, color=INK, linewidth=0.9, linestyle=dashes)
+    place, shift = (0.995, -2) if side == "right" else (0.005, 2)
+    shown = axes.annotate(
+        text, (place, value), (shift, 2), xycoords=axes.get_yaxis_transform(), textcoords="offset points"
+    )
+    shown.set(ha=side, va="bottom", fontsize=8, color=INK, parse_math=False, annotation_clip=True)
+
+
+def nothing(axes: Axes, text: str) -> None:
+    """Says in the middle of a panel why it is empty."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=INK)
+
+
+# ---------------------------------------------------------------- scales and numbers
+
+
+def number(value: float) -> str:
+    """1,500,000, 400,000, 0.05: as one would write it."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:g}"
+
+
+def numbers(axis: Axis) -> None:
+    """Numbers as one would write them, on a linear axis all with as many decimals."""
+
+    def shown(value: float, _: object) -> str:
+        ticks = [number(tick) for tick in axis.get_majorticklocs()] if axis.get_scale() == "linear" else []
+        if abs(value) >= 1_000 or not ticks or any("e" in tick for tick in ticks):
+            return number(value)
+        return f"{value:.{max(len(tick.partition('.')[2]) for tick in ticks)}f}"
+
+    axis.set_major_formatter(shown)
+
+
+def percents(axis: Axis) -> None:
+    axis.set_major_formatter(lambda share, _: f"{share:.0%}")
+
+
+def whole_numbers(axis: Axis) -> None:
+    axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+
+
+def is_steep(values: Iterable[float]) -> bool:
+    """Positive values that span so much that a linear axis would hide the small ones."""
+    known = [value for value in values if math.isfinite(value)]
+    return bool(known) and min(known) > 0 and max(known) > STEEP * min(known)
+
+
+def logarithmic(axis: Axis, base: int = 10) -> None:
+    """A log axis with numbers as one would write them: 0.5, not 5 x 10^-1."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes, name = axis.axes, axis.axis_name  # type: ignore[attr-defined]
+    low, high = axis.get_data_interval()
+    (axes.set_xscale if name == "x" else axes.set_yscale)("log", base=base)
+    numbers(axis)
+    wide = high > 50 * low > 0
+    if base == 10 and not wide:
+        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def log_if_steep(axis: Axis, values: Iterable[float]) -> bool:
+    """Makes the axis logarithmic where its values ask for it; True if it did."""
+    if steep := is_steep(values):
+        logarithmic(axis)
+    return steep
+
+
+def from_zero(axes: Axes, *others: float) -> None:
+    """From 0 up to the highest that is drawn, and to other values that must be visible."""
+    top = max([axes.dataLim.y1, *others])
+    axes.set_ylim(0, 1.06 * top if math.isfinite(top) and top > 0 else 1.0)
+
+
+def clock(seconds: float) -> str:
+    """3 µs, 41 ms, 2.5 s."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:,.3g} {unit}"
+    return f"{seconds * 1e6:,.0f} µs"
+
+
+# ---------------------------------------------------------------- files
+
+
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def pictures(name: str, draw: Callable[[], Figure | None], caption: str) -> list[PictureSection]:
+    """One picture of a report; none where there is nothing to draw, or nothing to draw it with."""
+    figure = draw() if can_draw() else None
+    return [] if figure is None else [PictureSection(name, svg(figure), caption)]
 
 
 def svg(figure: Figure) -> bytes:
     import matplotlib
 
     sink = io.BytesIO()
-    with _one_at_a_time, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "shoal"}):
+    with _savefig_lock, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "shoal"}):
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None})
     return sink.getvalue()
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    write(figure, target_of(Path(path)))
+def png(figure: Figure) -> bytes:
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png", dpi=110)
+    return sink.getvalue()
 
 
 def target_of(path: Path) -> Path:
-    """Where the picture goes; what cannot be is said before the work, not after it."""
+    """Checks before the work that a picture can be written there."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = sorted(FigureCanvasBase.get_supported_filetypes())
@@ -81,29 +269,12 @@ def target_of(path: Path) -> Path:
     return path
 
 
-def write(figure: Figure, path: Path) -> None:
-    """Aside and renamed: whoever looks sees the old picture or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def save(figure: Figure, path: str | Path) -> None:
+    """Writes a temporary file and renames it: readers see the old picture or the new one."""
+    target = target_of(Path(path))
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        figure.savefig(aside, format=path.suffix.removeprefix(".").lower())
-        os.replace(aside, path)
+        figure.savefig(aside, format=target.suffix.removeprefix(".").lower())
+        os.replace(aside, target)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def can_draw() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def pictures(name: str, draw: Callable[[], Figure | None], caption: str) -> list[PictureSection]:
-    """One, or none if there is nothing to draw, or nothing to draw it with."""
-    figure = draw() if can_draw() else None
-    return [] if figure is None else [PictureSection(name, svg(figure), caption)]
-
-
-def clock(seconds: float) -> str:
-    """A short time: 3 us, 41 ms, 2.5 s."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:,.3g} {unit}"
-    return f"{seconds * 1e6:,.0f} µs"

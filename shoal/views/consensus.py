@@ -12,13 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Linked
+from shoal.views import axes as draw
 from shoal.views import format, graph
-from shoal.views.axes import (
-    SERIES,
-    canvas,
-    pictures,
-    tidy,
-)
+from shoal.views.axes import SERIES, pictures
 from shoal.views.page import PictureSection, Section
 from shoal.views.plots import FEW
 from shoal.views.run_record import RunMetrics, RunRecord
@@ -64,20 +60,18 @@ def picture(run: RunMetrics) -> Figure | None:
     drawn = [(at, distance) for at, distance in found if distance > 0]
     if not drawn:
         return None
-    figure = canvas(3.2)
+    figure = draw.canvas(3.2)
     axes = figure.subplots()
     x, y = zip(*drawn, strict=True)
     if predicted := _predicted(run, over, found):
         axes.plot(*zip(*predicted, strict=True), "--", color=SERIES[1], linewidth=1.2, label=_label(graphs(run)[0]))
     (line,) = axes.plot(x, y, "-", color=SERIES[0], marker="o" if len(drawn) <= FEW else None, label="measured")
     line.set(linewidth=1.5, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
-    if max(y) > 10 * min(y):
-        axes.set_yscale("log")
-    else:
+    if not draw.log_if_steep(axes.yaxis, y):
         axes.set_ylim(bottom=0)
     axes.set(ylabel="distance from the mean", xlabel=over)
-    axes.legend(frameon=False, fontsize=9)
-    tidy(axes)
+    draw.legend(axes)
+    draw.tidy(axes)
     return figure
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from itertools import pairwise
 
 from shoal import limits
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
 from shoal.views import consensus, format
 from shoal.views.axes import clock
 from shoal.views.members import moves_of
-from shoal.views.run_record import CLOCK_STOPS, RunRecord, began, median, seconds_of
+from shoal.views.run_record import CLOCK_STOPS, RunRecord, began, emulation, median, seconds_of
 
 MUCH = 0.05  # of the time: worth a reason
 SLOW = 1.25  # times as long as others: worth a name
@@ -92,13 +91,13 @@ def _whose(told: RunRecord) -> str:
 
 
 def emulated(runs: list[RunRecord]) -> str:
-    """What is not real is said first."""
+    """What is emulated, and in which runs; said before anything about speed."""
     found = list(dict.fromkeys(one.emulated for one in runs if one.emulated))
     if not found:
         return ""
     some = [one.name for one in runs if one.emulated]
-    whose = "The computing" if len(some) == len(runs) else f"The computing of {format.names(some)}, not of the others,"
-    return f"{whose} is not real: {'; '.join(found)}. Waiting, delay and staleness are measured."
+    whose = "" if len(some) == len(runs) else f"In {format.names(some)}, not in the others: "
+    return f"{whose}{' '.join(map(emulation, found))} Waiting, delay and staleness are measured."
 
 
 def _shares(told: RunRecord) -> str:
@@ -355,11 +354,9 @@ def of_several(runs: list[RunRecord]) -> list[str]:
         f"All runs reached a test loss of {format.loss(common)} (0.5% above the highest of their best). {'; '.join(told)}."
     )
     said.append(" ".join(_why(first, one, common) for one in order[1:]))
-    spaces = [space for one in judged if (space := _space(one)) is not None]
-    if spaces:
-        said.append(
-            f"The model is judged every {_short(max(spaces))} or sooner (median): no time here is finer than that."
-        )
+    said.append(
+        "Each time is that of the first evaluation at or below the loss, which was reached since the evaluation before."
+    )
     still = [one.name for one in judged if one.strategy in CLOCK_STOPS]
     if any(one.strategy == "serial" for one in judged) and len({one.strategy for one in judged}) > 1:
         said.append("A serial run has one core and nobody to talk to.")
@@ -392,8 +389,12 @@ def other_task(runs: list[RunRecord]) -> str | None:
 
 
 def _longer(one: RunRecord, first: RunRecord, loss: float) -> str:
+    """How many times as long, where evaluations are close enough to tell the two apart."""
     soon, late = time_to(first, loss), time_to(one, loss)
-    return f" ({times(late / soon)} times as long)" if soon > 0 and math.isfinite(late) else ""
+    if soon <= 0 or not math.isfinite(late):
+        return ""
+    before = max((seconds_of(event) for event in one.run.finite if seconds_of(event) < late), default=0.0)
+    return f" ({times(late / soon)} times as long)" if before >= soon else " (too near to tell apart by evaluations)"
 
 
 def _why(first: RunRecord, one: RunRecord, loss: float) -> str:
@@ -415,11 +416,6 @@ def _why(first: RunRecord, one: RunRecord, loss: float) -> str:
             said += f"; over the whole run its workers {verb} {percent(theirs[kind])} of their time, those of "
             said += f"{format.clean(first.name)} {percent(mine[kind])}"
     return f"{said}."
-
-
-def _space(told: RunRecord) -> float | None:
-    at = [seconds_of(event) for event in told.run.finite]
-    return median([b - a for a, b in pairwise(at)]) if len(at) > 1 else None
 
 
 def _short(seconds: float) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,15 +21,7 @@ from shoal.errors import Invalid
 from shoal.events import Linked, RunEvent
 from shoal.strategies.gossip.graphs import sides
 from shoal.views import format
-from shoal.views.axes import (
-    INK,
-    PALE,
-    SERIES,
-    canvas,
-    target_of,
-    titled,
-    write,
-)
+from shoal.views.axes import INK, PALE, SERIES, canvas, headline, save, target_of, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,14 +34,14 @@ NAMED = 64  # nodes that have room for a number
 ARROWS = 600  # links with a head
 APART = 0.9  # of a place, between two pieces on the circle
 HEIGHT = 4.6  # inches
-WRAPPED = 92  # characters of a line below the picture
 BENT = 0.28  # how far a link around the edge of a grid bends out
 
 
 def draw(event: Linked, path: str | Path | None = None, before: Linked | None = None) -> Figure:
     """The graph; written to ``path`` if given."""
     figure = canvas(HEIGHT)
-    target = None if path is None else target_of(Path(path))
+    if path is not None:
+        target_of(Path(path))
     axes = figure.subplots()
     axes.set_aspect("equal")
     axes.set_axis_off()
@@ -62,10 +53,9 @@ def draw(event: Linked, path: str | Path | None = None, before: Linked | None = 
     _draw_nodes(axes, event, at, size)
     axes.margins(0.14 if event.topology == "torus" else 0.08)
     titled(axes, title(event))
-    said = "\n".join(textwrap.wrap(caption(event), WRAPPED))
-    figure.supxlabel(said, x=0.02, ha="left", fontsize=9, color=INK, parse_math=False)
-    if target is not None:
-        write(figure, target)
+    headline(figure, "", caption(event))
+    if path is not None:
+        save(figure, path)
     return figure
 
 

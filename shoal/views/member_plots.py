@@ -7,18 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.events import Evaluated, Progress
+from shoal.views import axes as draw
 from shoal.views import format
-from shoal.views.axes import (
-    GRID,
-    INK,
-    JOINED,
-    LOST,
-    PALE,
-    SERIES,
-    canvas,
-    tidy,
-    titled,
-)
+from shoal.views.axes import INK, JOINED, LOST, PALE, SERIES
 from shoal.views.members import ROLES, Membership, Move, kind, moves_of, role_of
 from shoal.views.run_record import RunMetrics, natural, seconds_of
 
@@ -77,23 +68,13 @@ def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> 
             at = [event.seconds / scale for event in mine if kind(event) == what]
             axes.plot(at, [row + shift(what)] * len(at), linestyle="none", **shown(what))
         _names(axes, row, mine, end, scale, letters=across * LETTERS)
+    draw.row_names(axes, [f"{role}s" for role in rows], size=8)
     axes.set_ylim(len(rows) - 0.6, -0.8)
-    axes.set_yticks(range(len(rows)), [f"{role}s" for role in rows], fontsize=8)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(True, axis="x", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
+    draw.tidy(axes, grid="x")
+    axes.spines["left"].set_visible(False)
     handles = [handle(what, lines=True) for what in _SHAPES if any(kind(event) == what for event in moves)]
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0.0, 0.95),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=8,
-        borderaxespad=0.0,
-        handlelength=2.4,
-    )
+    options = {"loc": "lower left", "bbox_to_anchor": (0.0, 0.95), "borderaxespad": 0.0, "handlelength": 2.4}
+    draw.legend(axes, handles, ncols=len(handles), frameon=False, fontsize=8, **options)
 
 
 def shown(what: str) -> dict[str, Any]:
@@ -155,7 +136,7 @@ SHOWN = 8  # servers with a band of their own
 
 def members(run: RunMetrics) -> Figure:
     """Workers at work over time; a dot for each evaluation."""
-    figure = canvas(2.4)
+    figure = draw.canvas(2.4)
     axes = figure.subplots()
     told: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
     axes.step([event.seconds for event in told], [event.workers for event in told], where="post", color=SERIES[0])
@@ -165,9 +146,9 @@ def members(run: RunMetrics) -> Figure:
     )
     most = max([1, *(event.workers for event in told)])
     axes.set(ylim=(0, most * 1.15), ylabel="workers", xlabel="seconds since training began")
-    axes.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
-    figure.legend(loc="outside upper right", frameon=False, fontsize=8.5)  # above: anywhere inside the line may be
-    tidy(axes)
+    draw.whole_numbers(axes.yaxis)
+    draw.legend(figure, loc="outside upper right")  # above: the line may be anywhere inside
+    draw.tidy(axes)
     return figure
 
 
@@ -182,17 +163,14 @@ def there(run: RunMetrics) -> Figure | None:
     # Of many, those who came or went: the others were there throughout.
     rows = rows if len(rows) <= ROWS else [one for one in rows if _moved(by_name[one])][:ROWS]
     end = run.seconds or 1.0
-    figure = canvas(0.95 + 0.22 * len(rows))
+    figure = draw.canvas(0.95 + 0.22 * len(rows))
     axes = figure.subplots()
     for row, key in enumerate(rows):
         for stay in by_name[key]:
             _stay(axes, row, stay, end)
-    axes.set_yticks(range(len(rows)), [format.clean(name)[:28] for _, name in rows], fontsize=8)
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
+    draw.row_names(axes, [name for _, name in rows], size=8)
     axes.set(xlim=(-0.02 * end, 1.02 * end), ylim=(len(rows) - 0.4, -0.6), xlabel="seconds since training began")
-    axes.tick_params(axis="y", length=0)
-    tidy(axes, grid="x")
+    draw.tidy(axes, grid="x")
     axes.spines["left"].set_visible(False)
     _explained(figure, {role for role, _ in rows}, [stay for key in rows for stay in by_name[key]])
     return figure
@@ -218,7 +196,7 @@ def _explained(figure: Figure, roles: set[str], stays: list[Membership]) -> None
     kinds = [("joined", any(stay.since > 0 for stay in stays))]
     kinds += [(how, any(stay.how == how for stay in stays)) for how in ("left", "lost")]
     handles += [handle(what) for what, is_there in kinds if is_there]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8.5)
+    draw.legend(figure, handles, loc="outside upper left", ncols=len(handles))
 
 
 def parts(run: RunMetrics) -> Figure | None:
@@ -227,24 +205,22 @@ def parts(run: RunMetrics) -> Figure | None:
         return None
     kept = any(number for event in run.shared for number in event.copies.values())
     servers = sorted({name for event in run.shared for name in event.serves}, key=natural)
-    figure = canvas(4.3 if kept else 2.8)
+    figure = draw.canvas(4.3 if kept else 2.8)
     panels = figure.subplots(2 if kept else 1, 1, sharex=True, squeeze=False)[:, 0]
     _bands(panels[0], run, servers, [event.serves for event in run.shared])
-    titled(panels[0], "parts that each server serves")
+    draw.titled(panels[0], "Segments that each server serves")
     if kept:
         _bands(panels[1], run, servers, [event.copies for event in run.shared])
-        titled(panels[1], "copies that it keeps of others' parts")
+        draw.titled(panels[1], "Copies that it keeps of others' segments")
     moves = [event for event in moves_of(run.happened) if event.role == "server"]
     for axes in panels:
         upright(axes, moves)
-        tidy(axes, grid="")
-        axes.set(ylabel="parts", xlim=(0, run.seconds or 1.0))
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        draw.tidy(axes, grid="")
+        axes.set(ylabel="segments", xlim=(0, run.seconds or 1.0))
+        draw.whole_numbers(axes.yaxis)
     panels[-1].set_xlabel("seconds since training began")
     handles = [*panels[0].get_legend_handles_labels()[0], *lines(moves)]
-    legend = figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    draw.legend(figure, handles, loc="outside upper left", ncols=4)
     return figure
 
 

@@ -1,8 +1,9 @@
-"""Who took part when: a fold over who joined, who left and who was lost.
+"""Who took part when: a fold over joins, leaves and losses. Draws and says nothing.
 
-Of a strategy that does not tell who joins, as many were there from the start as the run says. A run that was taken up again starts with
-others: whoever was there before is not, and nothing is counted until it goes on. Whoever goes because the run is over was there to the
-end. Nothing here is drawn or said.
+A strategy may not report who joins, or report it late: then as many nodes were there from the
+start as the run says, and joins before training are theirs. A resumed run starts with other
+nodes, and nothing is counted until it goes on. Nodes that leave because the run is over were
+there to the end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.events import Gone, Joined, Progress, Resumed, RunEvent, Started, Stopped
+from shoal.events import Evaluated, Gone, Joined, Progress, Resumed, RunEvent, Started, Stopped
 from shoal.views import format
 
 ROLES = ("server", "worker")
@@ -20,7 +21,7 @@ Move = Joined | Gone  # once training has begun
 
 @dataclass(slots=True)
 class Membership:
-    """From when to when one was there, and how that ended."""
+    """One stay of a node, and how it ended."""
 
     name: str
     role: str
@@ -31,7 +32,7 @@ class Membership:
 
 @dataclass(slots=True)
 class MembershipHistory:
-    """Everybody's stays, and how many there were at the fewest and at the most."""
+    """All stays, and the lowest and highest number of nodes of each role."""
 
     stays: list[Membership] = field(default_factory=list)
     _here: dict[str, Membership] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class MembershipHistory:
     _least: dict[str, int] = field(default_factory=dict)
     _most: dict[str, int] = field(default_factory=dict)
     _counts: bool = False
+    _training: bool = False  # somebody has computed, or was lost
     _left: list[Gone] = field(default_factory=list)  # of late, in order: perhaps because the run is over
 
     def take(self, event: RunEvent) -> None:
@@ -48,13 +50,19 @@ class MembershipHistory:
                 self._unnamed = {role: 0 if self._number(role) else asked[role] for role in ROLES}
                 self._counts = True
             case Progress():
-                self._counts = True
+                self._counts = self._training = True
+            case Evaluated():
+                self._training = self._training or event.examples > 0
+                return
             case Joined() if event.name not in self._here:
-                if not event.seconds and self._unnamed.get(role_of(event)):
-                    self._unnamed[role_of(event)] -= 1  # one of those that were there from the start: it has a name now
-                self._here[event.name] = Membership(event.name, role_of(event), event.seconds)
+                since = event.seconds
+                if self._unnamed.get(role_of(event)) and not (since and self._training):
+                    self._unnamed[role_of(event)] -= 1  # one of those from the start: it has a name now
+                    since = 0.0
+                self._here[event.name] = Membership(event.name, role_of(event), since)
                 self.stays.append(self._here[event.name])
             case Gone():
+                self._training = True
                 self._end(event)
                 if format.left_in_order(event):
                     self._left.append(event)
@@ -96,6 +104,10 @@ class MembershipHistory:
             stay = Membership(event.name, role_of(event), 0.0)
             self.stays.append(stay)
         stay.until, stay.how = event.seconds, kind(event)
+
+    def starts_with(self, event: Joined) -> bool:
+        """Whether a join is that of a node the run started with, however late its event came."""
+        return any(stay.name == event.name and stay.since == 0 for stay in self.stays[-1:])
 
     def _number(self, role: str) -> int:
         return sum(stay.role == role for stay in self._here.values()) + self._unnamed.get(role, 0)

@@ -14,6 +14,7 @@ from shoal.views import (
     format,
     incidents,
     member_plots,
+    plots,
     timeline,
 )
 from shoal.views.axes import clock, pictures
@@ -184,7 +185,7 @@ def _losses(runs: Sequence[RunRecord]) -> Section:
             caption += " Below: who came and went, with a name where there is room; Members has all of them."
         caption += _emulated(runs)
     caption += consensus.CAPTION if any(event.spread for one in runs for event in one.run.evaluations) else ""
-    drawn = pictures("losses", lambda: charts.losses(runs), caption)
+    drawn = pictures("losses", lambda: plots.losses(runs), caption)
     return Section("Losses", [], drawn, [_evaluations(runs[0])] if len(runs) == 1 and runs[0].run.evaluations else [])
 
 

@@ -188,6 +188,8 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
             case Resumed():
                 one.stopped = None
                 one.happened.append(event)
+            case Joined() if one.attendance.starts_with(event):
+                one.happened.append(msgspec.structs.replace(event, seconds=0.0))
             case _:
                 one.happened.append(event)
     one._at, one._done = _work(one.progress)
@@ -196,6 +198,12 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
         node.here = _here(node.name, one.happened)
     one.nodes = dict(sorted(one.nodes.items(), key=lambda item: (item[1].role != "worker", natural(item[0]))))
     return one
+
+
+def emulation(text: str) -> str:
+    """The one sentence about what is not real: Emulated compute (1 ms per example)."""
+    text = format.clean(text)
+    return f"{text[:1].upper()}{text[1:]}." if text.startswith("emulated") else f"Emulated: {text}."
 
 
 def seconds_of(event: Evaluated) -> float:

@@ -16,27 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.events import Gone, Joined, Resumed, RolledBack, RunEvent, Saved
 from shoal.nodes.time_accounting import KINDS
+from shoal.views import axes as draw
 from shoal.views import format
-from shoal.views.axes import (
-    GRID,
-    INK,
-    JOINED,
-    LOST,
-    PALE,
-    canvas,
-    clock,
-    save,
-    tidy,
-    titled,
-)
-from shoal.views.run_record import (
-    OF_WORKERS,
-    NodeMetrics,
-    RunMetrics,
-    Span,
-    account,
-    median,
-)
+from shoal.views.axes import GRID, INK, JOINED, LOST, PALE, clock
+from shoal.views.run_record import OF_WORKERS, NodeMetrics, RunMetrics, Span, account, median
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +29,7 @@ COLORS = {"compute": "#0072B2", "communicate": "#E69F00", "wait": "#D55E00", "id
 HEIGHTS = {"compute": 0.84, "communicate": 0.64, "wait": 0.44, "idle": 0.2, "evaluate": 0.84}
 STEPS = 12  # of the slowest worker that are shown
 ROWS = 17  # of one run
+BINS = 120  # of the whole run at a glance
 WARM = (0.3, 0.5, 0.7, 0.15, 0.0)  # where to begin, as shares of the run: the first where about most is recorded
 
 Window = tuple[float, float]
@@ -57,7 +41,7 @@ def timeline(
     """One panel for each run; without a ``window`` (seconds from, to) some steps after warm-up are shown of each."""
     figure = drawn([(title, account(events)) for title, events in runs], window)
     if path is not None:
-        save(figure, path)
+        draw.save(figure, path)
     return figure
 
 
@@ -65,13 +49,13 @@ def drawn(runs: Sequence[tuple[str, RunMetrics]], window: Window | None = None) 
     windows = [window] * len(runs) if window else default_windows([run for _, run in runs])
     shown = [rows(run) for _, run in runs]
     heights = [0.75 + 0.24 * max(1, len(nodes)) for nodes in shown]
-    figure = canvas(sum(heights) + 0.75)
+    figure = draw.canvas(sum(heights) + 0.75)
     panels = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, (title, run), nodes, part in zip(panels, runs, shown, windows, strict=True):
         _panel(panel, run, nodes, part)
         hidden = len(run.nodes) - len(nodes)
         said = format.clean(title) + (" (emulated compute)" if run.started and run.started.emulated else "")
-        titled(panel, said + (f", {format.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
+        draw.titled(panel, said + (f", {format.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
     panels[-1].set_xlabel("seconds since training began")
     _legend(figure)
     figure.draw_without_rendering()  # laid out twice: what stands beside a panel is as far away as the panel is wide
@@ -86,6 +70,46 @@ def rows(run: RunMetrics) -> list[NodeMetrics]:
     last = [node for node in nodes if node.role != "worker"][:1]
     last += [run.slowest[0]] if run.slowest and run.slowest[0] not in nodes[: ROWS - 2] else []
     return nodes[: ROWS - len(last)] + last[::-1]
+
+
+def whole(runs: Sequence[tuple[str, RunMetrics]], windows: Sequence[Window]) -> Figure | None:
+    """The whole run at a glance: how all workers spent their time, with a frame around the window."""
+    shown = [(title, run, part) for (title, run), part in zip(runs, windows, strict=True) if _shares_over_time(run)]
+    if not shown:
+        return None
+    figure = draw.canvas(0.75 + 1.15 * len(shown))
+    panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
+    for panel, (title, run, part) in zip(panels, shown, strict=True):
+        edges, shares = _shares_over_time(run) or ([], {})
+        low = [0.0] * len(edges)
+        for kind in OF_WORKERS:
+            high = [a + b for a, b in zip(low, [*shares[kind], shares[kind][-1]], strict=True)]
+            panel.fill_between(edges, low, high, step="post", color=COLORS[kind], linewidth=0, label=kind)
+            low = high
+        if part[1] - part[0] < 0.99 * run.seconds:
+            panel.axvspan(*part, facecolor="none", edgecolor=INK, linewidth=1.2)
+            text = panel.annotate("shown below", (part[0], 1.0), (0, 2), textcoords="offset points")
+            text.set(fontsize=8, color=INK, ha="left" if part[0] < 0.7 * run.seconds else "right", va="bottom")
+        panel.set(xlim=(0, run.seconds or 1.0), ylim=(0, 1))
+        draw.percents(panel.yaxis)
+        draw.tidy(panel, grid="")
+        if len(shown) > 1:
+            draw.titled(panel, title)
+    panels[-1].set_xlabel("seconds since training began")
+    draw.legend(figure, loc="outside upper left", ncols=4)
+    return figure
+
+
+def _shares_over_time(run: RunMetrics) -> tuple[list[float], dict[str, list[float]]] | None:
+    """Shares of the workers' time in each of at most ``BINS`` stretches, and where these begin."""
+    told = [event for event in run.progress if sum(event.spent.values()) > 0]
+    if len(told) < 2 or not run.seconds:
+        return None
+    size = -(-len(told) // BINS)
+    groups = [told[at : at + size] for at in range(0, len(told), size)]
+    edges = [0.0, *(group[-1].seconds for group in groups)]
+    spent = [{kind: sum(event.spent.get(kind, 0.0) for event in group) for kind in OF_WORKERS} for group in groups]
+    return edges, {kind: [one[kind] / (sum(one.values()) or 1.0) for one in spent] for kind in OF_WORKERS}
 
 
 # ---------------------------------------------------------------- what to show
@@ -145,16 +169,12 @@ def _panel(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics], part: Wind
             bars = [(a, b - a) for a, b in stays if b > a]
             axes.broken_barh(bars, (row - 0.3, 0.6), **blank)
     if not nodes:
-        axes.text(0.5, 0.5, "nothing was recorded", transform=axes.transAxes, ha="center", va="center", color=INK)
+        draw.nothing(axes, "nothing was recorded")
     _shares(axes, run, nodes)
     _marks(axes, run, part)
     axes.set_xlim(*part)
-    axes.set_ylim(max(1, len(nodes)) - 0.5, -0.5)
-    axes.set_yticks(range(len(nodes)), [format.clean(node.name)[:24] for node in nodes])
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
-    axes.tick_params(axis="y", length=0)
-    tidy(axes, grid="x")
+    draw.row_names(axes, [node.name for node in nodes])
+    draw.tidy(axes, grid="x")
     axes.spines["left"].set_visible(False)
 
 
@@ -213,15 +233,8 @@ def _legend(figure: Figure) -> None:
 
     known = [Patch(color=COLORS[kind], label=kind) for kind in KINDS]
     known.append(Patch(facecolor="none", edgecolor=GRID, hatch="////", label="not recorded"))
-    figure.legend(
-        handles=known,
-        loc="outside upper left",
-        ncols=6,
-        frameon=False,
-        fontsize=8.5,
-        handlelength=1.3,
-        columnspacing=1.3,
-    )
+    options = {"handlelength": 1.3, "columnspacing": 1.3}
+    draw.legend(figure, known, loc="outside upper left", ncols=6, fontsize=8.5, **options)
 
 
 # ---------------------------------------------------------------- one step
@@ -233,7 +246,7 @@ def step(run: RunMetrics) -> Figure | None:
         return None
     node, inside = found
     begin, end = inside[0][1], inside[-1][2]
-    figure = canvas(2.3)
+    figure = draw.canvas(2.3)
     axes = figure.subplots()
     axes.set(xlim=(0, (end - begin) * 1.005), ylim=(-0.95, 1.15), yticks=[0.25], xlabel="seconds")
     for kind, a, b in inside:
@@ -246,9 +259,9 @@ def step(run: RunMetrics) -> Figure | None:
     _brace(axes, computed, end - begin, "3 update, on the servers, some time in here", INK, 0.68)
     axes.set_yticklabels([format.clean(node.name)[:24]], parse_math=False)
     axes.tick_params(axis="y", length=0)
-    tidy(axes, grid="")
+    draw.tidy(axes, grid="")
     axes.spines["left"].set_visible(False)
-    titled(axes, f"one step of {format.clean(node.name)}, {begin:.2f} s after the beginning")
+    draw.titled(axes, f"one step of {format.clean(node.name)}, {begin:.2f} s after the beginning")
     return figure
 
 

@@ -61,6 +61,16 @@ def test_who_cannot_be_hurt_changes_nothing_of_what_comes_later() -> None:
     assert [one.gap(), one.next(ClusterState(ALL, PAIRS))] == [other.gap(), other.next(ClusterState(ALL, PAIRS))]
 
 
+def test_a_server_that_is_due_is_killed_if_one_may_be_and_the_schedule_stays() -> None:
+    one, other = nemesis(seed=7), nemesis(seed=7)
+    (fault,) = one.next(ClusterState(ALL, PAIRS), kill_server=True)
+    assert (fault.kind, fault.role) == ("kill", "server")
+    other.next(ClusterState(ALL, PAIRS))
+    assert [one.gap(), one.next(ClusterState(ALL, PAIRS))] == [other.gap(), other.next(ClusterState(ALL, PAIRS))]
+    shrunk = ClusterState(WORKERS, PAIRS)
+    assert all(fault.role == "worker" for fault in nemesis(seed=7).next(shrunk, kill_server=True))
+
+
 def test_everybody_is_hit_in_the_end_and_in_both_ways() -> None:
     one = nemesis(seed=1)
     hit = {(fault.role, fault.kind) for _ in range(300) for fault in one.next(ClusterState(ALL, PAIRS))}

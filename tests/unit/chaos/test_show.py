@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,11 +114,22 @@ def test_a_drill_beyond_that_never_went_there_is_not_called_good() -> None:
     assert "✔" in printed(report(beyond=True, rollbacks=1)) and "✘" in printed(report(beyond=True, ok=False))
 
 
-def test_the_picture_is_drawn(tmp_path: object) -> None:
+def test_the_picture_is_drawn_with_a_legend_and_neutral_marks_for_what_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
-    from pathlib import Path
-
     from shoal.chaos.report import timeline
+    from shoal.views import axes
 
-    path = timeline(report(), Path(str(tmp_path)) / "timeline.png")
+    figures: list[Any] = []
+    save = axes.save
+    monkeypatch.setattr(axes, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    joined = Recovery(fault=ChaosFault("join", "server-3"), at=5.0, full=1.0, back=1.0, well=1.0)
+    path = timeline(report(healed=[*report().healed, joined]), tmp_path / "timeline.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+    bottom = figures[0].axes[1]
+    said = {text.get_text(): handle for text, handle in zip(bottom.get_legend().get_texts(), bottom.get_legend().legend_handles, strict=True)}  # fmt: skip
+    assert list(said) == ["kill -9", "join, planned", "until healed", "pushes count again"]
+    assert said["join, planned"].get_color() == axes.INK and said["kill -9"].get_color() == axes.LOST
+    timeline(report(healed=[]), tmp_path / "calm.png")
+    assert [text.get_text() for text in figures[1].axes[1].texts] == ["nothing was broken"]

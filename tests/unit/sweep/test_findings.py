@@ -14,7 +14,7 @@ from shoal.sweep.disk import Sweep
 from shoal.sweep.figures import AxisScale, figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.grid import axes_of
-from shoal.sweep.pictures import pictures, write_pictures
+from shoal.sweep.pictures import _time, pictures, write_pictures
 from shoal.sweep.sections import sections
 from shoal.sweep.study import PlannedRun
 from shoal.sweep.table import points_table, write_tables
@@ -50,7 +50,34 @@ def test_a_difference_that_not_every_seed_shows_is_said_so(made: Make, told: Any
         return told(half=times[run.job.workers][run.seed], end=30.0, every=0.1)
 
     said = " ".join(paragraphs(figures(made({"grid": {"workers": [1, 2]}, "seeds": 3, "target": 0.55}, tells))))
-    assert "2 takes 2 s (1 to 3), as long (worse in 2 of 3 seeds)" in said
+    assert "2 takes 2 s (1 to 3), as long (tied; worse in 2 of 3 seeds)" in said
+
+
+def test_points_whose_seeds_overlap_are_tied(made: Make, told: Any) -> None:
+    losses = {1: (0.4354, 0.4372), 2: (0.4351, 0.4376), 4: (0.46, 0.47)}
+    tree = {"grid": {"workers": [1, 2, 4]}, "seeds": 2}
+    of = figures(made(tree, lambda run: told(floor=losses[run.job.workers][run.seed], end=40.0)))
+    said = " ".join(paragraphs(of))
+    assert "Lowest median last test loss: workers 1, 0.4363" in said
+    assert "; tied with workers 2: ranges over seeds overlap." in said
+    assert "2 has 0.4363 (0.4351 to 0.4376)" not in said and "4 has 0.4650" in said
+    assert [row[-1] for row in points_table(of).rows] == ["best", "tied", ""]
+    apart = figures(made({**tree, "seeds": 1}, lambda run: told(floor=losses[run.job.workers][run.seed])))
+    assert "tied" not in " ".join(paragraphs(apart))  # one seed has no range
+
+
+def test_where_nobody_reached_the_target_the_best_loss_is_drawn_and_said(made: Make, told: Any) -> None:
+    tree = {"grid": {"workers": [1, 2, 4]}, "seeds": 2, "target": 0.2}
+    of = figures(made(tree, lambda run: told(floor=0.4 + run.job.workers / 100 + run.seed / 1_000)))
+    said = " ".join(paragraphs(of))
+    assert "No point reached the target (test loss 0.2000) with all its seeds. Lowest median best test loss: " in said
+    figure, caption = _time(of) or pytest.fail("nothing is drawn")
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "best test loss" and caption.startswith("Best test loss over workers")
+    assert [text.get_text() for text in axes.texts] == ["target 0.2000"]
+    drawn = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert drawn and all(y > 0.4 for line in drawn for y in line.get_ydata())
+    assert figure.get_suptitle().replace("\n", " ").startswith("No point reached the target")
 
 
 def test_a_best_at_the_end_says_that_there_may_be_a_better_one(made: Make, told: Any) -> None:

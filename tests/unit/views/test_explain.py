@@ -187,7 +187,7 @@ def test_cpu_seconds_of_other_hosts_and_former_lives_are_not_claimed(story: Any)
 def test_what_is_emulated_is_said_before_any_share(story: Any) -> None:
     started = replace(story.started(), emulated="emulated compute (40 us per example)")
     said = words_of([started, spent(story, compute=1.0)])
-    assert said.index("is not real: emulated compute") < said.index("Of their time")
+    assert said.index("Emulated compute (40 us per example). Waiting") < said.index("Of their time")
 
 
 def test_evaluations_with_fewer_workers_are_counted(story: Any) -> None:

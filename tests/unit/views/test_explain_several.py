@@ -32,7 +32,15 @@ def test_who_reached_the_common_loss_first_and_why(story: Any) -> None:
     assert "async was there first, after 2.0 s; sync took 8.0 s (4.0 times as long)." in said
     assert "sync needed 1.00 times the rows of async, at 0.25 times its speed" in said
     assert "over the whole run its workers waited 40% of their time, those of async 2.0%." in said
-    assert "judged every 4.0 s or sooner" in said
+    assert "reached since the evaluation before" in said
+
+
+def test_times_that_evaluations_cannot_tell_apart_make_no_factor(story: Any) -> None:
+    near = named(story, "near", *judged(story, 0.7, 0.39, every=2.0))
+    free = named(story, "free", *judged(story, 0.7, 0.39, every=0.38))
+    said = " ".join(of_several([near, free]))
+    assert "free was there first, after 380 ms; near took 2.0 s (too near to tell apart by evaluations)." in said
+    assert "times as long" not in said and "finer" not in said
 
 
 def test_runs_that_learn_something_else_are_not_compared(story: Any) -> None:
@@ -73,4 +81,4 @@ def test_the_clock_of_a_serial_run_is_told_of_where_it_is_compared(story: Any) -
 def test_whose_computing_is_emulated_is_said(story: Any) -> None:
     real = named(story, "real", *judged(story, 0.7, 0.5))
     other = named(story, "other", *judged(story, 0.7, 0.5), emulated="emulated compute (1 ms per example)")
-    assert of_several([real, other])[0].startswith("The computing of other, not of the others, is not real")
+    assert of_several([real, other])[0].startswith("In other, not in the others: Emulated compute (1 ms per example).")

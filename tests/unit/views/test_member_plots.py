@@ -52,8 +52,8 @@ def test_which_server_held_how_many_parts_is_drawn_and_copies_below(story: Any) 
     assert tops == [8, 16, 16]
     figure = parts(account([story.started(), shared(0.0, 8, a=8, b=8), shared(5.0, 9, a=9, b=8)]))
     assert figure is not None and [axes.get_title(loc="left") for axes in figure.axes] == [
-        "parts that each server serves",
-        "copies that it keeps of others' parts",
+        "Segments that each server serves",
+        "Copies that it keeps of others' segments",
     ]
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.events import Gone, Joined, Resumed, RunEvent, Stopped
-from shoal.views.members import MembershipHistory
+from shoal.views.members import MembershipHistory, moves_of
+from shoal.views.run_record import account
 
 
 def taken(events: Sequence[RunEvent]) -> MembershipHistory:
@@ -50,6 +51,15 @@ def test_who_is_named_after_the_run_has_begun_is_counted_once(story: Any) -> Non
     named = [joined(0.0, f"worker-{number}") for number in range(4)]
     assert taken([story.started(4, 0), *named]).crew() == "4 workers"
     assert taken([story.started(4, 0), *named, joined(3.0, "worker-4")]).crew() == "4 to 5 workers"
+
+
+def test_who_is_named_late_but_before_training_was_there_from_the_start(story: Any) -> None:
+    named = [joined(0.003, f"worker-{number}") for number in range(8)]
+    begun = [story.started(8, 0), *named, story.evaluated(0, 0.1, 0.0, 0.69), story.progress(1.0, 0.5)]
+    found = taken(begun)
+    assert found.crew() == "8 workers" and {stay.since for stay in found.stays} == {0.0}
+    assert not moves_of(account(begun).happened)
+    assert taken([*begun, joined(3.0, "worker-8")]).crew() == "8 to 9 workers"
 
 
 def test_who_comes_one_by_one_is_counted_once(story: Any) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shoal.errors import Invalid
 from shoal.events import Stopped, Warned, read_run
 from shoal.views import loss
-from shoal.views.plots import POINTS, Series, _legible, _pass_ticks, _step
+from shoal.views.plots import POINTS, Series, _epoch_ticks, _legible, _step
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -42,10 +42,10 @@ def test_losses_metrics_and_who_came_and_went_are_on_one_picture(story: Any) -> 
     figure = loss(story.run())
     upper, lower, strip = figure.axes
     drawn = curves(upper)
-    assert list(drawn) == ["train", "test", "best test loss 0.1303 at pass 7"]
+    assert list(drawn) == ["train", "test", "best test loss 0.1303 at epoch 7"]
     assert len(drawn["train"]) == 240
     assert [x for x, _ in drawn["test"]] == pytest.approx([6 * at for at in range(11)])
-    ((at, height),) = drawn["best test loss 0.1303 at pass 7"]
+    ((at, height),) = drawn["best test loss 0.1303 at epoch 7"]
     assert (at, round(height, 4)) == (42, 0.1303)
     assert set(curves(lower)) == {"accuracy", "auc"}
     assert len(curves(lower)["auc"]) == 10  # not defined before training
@@ -58,11 +58,11 @@ def test_losses_metrics_and_who_came_and_went_are_on_one_picture(story: Any) -> 
 def test_the_caption_says_what_ran_and_why_it_stopped(story: Any) -> None:
     assert caption(loss(story.run())) == (
         "rcv1: 20,242 rows to train on, 5,000 to test, 47,236 features. logistic, bounded, 3 to 4 workers x 2 servers on 2 cores, "
-        "batches of 128, seed 1. Stopped after 60 s (10 passes, 202,420 rows): 10 passes are done. 1 slot void."
+        "batches of 128, seed 1. Stopped after 60 s (10 epochs, 202,420 rows): 10 passes are done. 1 slot void."
     )
     emulated = replace(story.started(), emulated="emulated compute (1 ms per example)")
-    assert "seed 1. Not real: emulated compute (1 ms per example). No end" in caption(loss([emulated]))
-    assert "No end is recorded after 12 s (1 pass," in caption(loss([story.started(), story.progress(12, 1)]))
+    assert "seed 1. Emulated compute (1 ms per example). No end" in caption(loss([emulated]))
+    assert "No end is recorded after 12 s (1 epoch," in caption(loss([story.started(), story.progress(12, 1)]))
     assert "Warning: 5 workers on 2 cores." in caption(loss([Warned(seconds=0.0, what="5 workers on 2 cores")]))
 
 
@@ -166,13 +166,13 @@ def test_the_unit_of_time_follows_the_length_of_the_run(story: Any, seconds: flo
 
 
 def test_passes_stand_where_the_run_reached_them() -> None:
-    ticks = _pass_ticks([(0.0, 0.0), (10.0, 1.0), (40.0, 2.0)])
+    ticks = _epoch_ticks([(0.0, 0.0), (10.0, 1.0), (40.0, 2.0)])
     assert [passes for _, passes in ticks] == pytest.approx([at / 5 for at in range(11)])
     assert [seconds for seconds, _ in ticks] == pytest.approx([0, 2, 4, 6, 8, 10, 16, 22, 28, 34, 40])
     assert _legible(ticks[::2]) == ticks[::2]
     crowded = _legible([(0.0, 0.0), (9.0, 2.5), (9.1, 3.0), (9.9, 4.5), (10.0, 5.0)])
     assert crowded == [(0.0, 0.0), (9.1, 3.0), (10.0, 5.0)]  # names that would run into each other
-    assert _pass_ticks([]) == _pass_ticks([(5.0, 0.0)]) == []
+    assert _epoch_ticks([]) == _epoch_ticks([(5.0, 0.0)]) == []
     for most in (1e-9, 0.003, 1.0, 7.5, 99.0, 12_345.0, 1e15):
         assert _step(most) > 0
     assert [_step(most) for most in (10, 10.1, 20, 99)] == [1, 2, 2, 10]

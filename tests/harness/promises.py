@@ -1,8 +1,9 @@
 """Which tests show which promise, in which tier: for F1-F44, T1-T16, P1-P14 and I1-I16.
 
-A test shows a promise if its docstring names it (F5, or F1-F4 for several), or if docs/faults.md names the test for
-it. Where no single test of a file does, all of them show what the file's docstring, docs/faults.md or ``CHECKED`` name
-the file for. ``promises.txt`` lists what must have a test in `make test` (change), or in any tier.
+A test shows a promise if its docstring names it (F5, or F1-F4 for several), or if
+docs/guarantees/faults.md names the test for it. Where no single test of a file does, all of them show
+what the file's docstring, docs/guarantees/faults.md or ``CHECKED`` name the file for.
+``promises.txt`` lists what must have a test in `make test` (change), or in any tier.
 
     python -m pytest --collect-only -q --promises
 """
@@ -35,21 +36,16 @@ def named(text: str | None) -> list[str]:
 
 
 def in_docs() -> dict[str, set[tuple[str, str]]]:
-    """Of each promise that docs/faults.md has a row or a clause for: files and tests (either may be empty)."""
+    """Files and tests (either may be empty) of each promise that docs/guarantees/faults.md has a row for."""
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    text = (ROOT / "docs" / "faults.md").read_text()
+    text = (ROOT / "docs/guarantees/faults.md").read_text()
     likened: list[tuple[str, str]] = []
     for line in text.splitlines():
         cells = line.split(" | ")
-        if row := re.match(r"\| ([FPI]\d+)\b", line):
+        if row := re.match(r"\| ([FPIT]\d+)\b", line):
             promise = row[1]
             found[promise] |= tests_in(line)
-            likened += [(promise, other) for other in re.findall(r"\bas ([FPIT]\d+)\b", " ".join(cells[2:]))]
-    _, _, threats = text.partition("## Threats")
-    for clause in re.split(r";|\.\s", threats):
-        for promise in named(clause)[:1]:
-            found[promise] |= tests_in(clause)
-            likened += [(promise, other) for other in re.findall(r"\bas (T\d+)\b", clause)]
+            likened += [(promise, other) for other in re.findall(r"\bas ([FPIT]\d+)\b", " ".join(cells[1:]))]
     for promise, other in likened:
         found[promise] |= found[other]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -12,14 +13,14 @@ ROWS = {"S0": 15, "S1": 31, "S2": 13, "S3": 14, "S4": 31}
 KINDS = {"ALG", "PAR", "CAP", "EXP", "PLT", "NUM", "QST", "PLT/EXP", "EXP/PLT", "-"}
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
+    for pattern in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "*s/README.md")
     for path in ROOT.glob(pattern)
 )
 
 
 def seeds() -> list[list[str]]:
-    """The cells of every row of docs/seeds.md."""
-    lines = (ROOT / "docs/seeds.md").read_text().splitlines()
+    """The cells of every row of docs/results/seeds.md."""
+    lines = (ROOT / "docs/results/seeds.md").read_text().splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| S\d-", line)]
 
 
@@ -33,7 +34,19 @@ def links(text: str) -> list[str]:
     """Targets of markdown links that stay inside the repository; code is not looked at."""
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", prose)
-    return [target.split("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(text: str) -> set[str]:
+    """What a link to a heading may name, as GitHub makes it of the heading."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def lines_of_prose(text: str) -> list[str]:
+    """Lines that are neither code, table, picture nor heading."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [line for line in prose.splitlines() if not line.startswith(("|", "    ", "![", "#", "<"))]
 
 
 def test_every_row_of_the_seeds_is_listed_once_and_in_order() -> None:
@@ -62,13 +75,66 @@ def test_a_test_that_shows_a_row_is_in_its_file() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    for target in links((ROOT / page).read_text()):
-        assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
+    for link in links((ROOT / page).read_text()):
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in anchors(path.read_text()), f"{page} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_of_prose_have_at_most_100_columns(page: str) -> None:
+    for line in lines_of_prose((ROOT / page).read_text()):
+        assert len(line) <= 100, f"{page}: {len(line)} columns: {line[:60]}"
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    """A page that nobody links to is lost. Decisions and generated pages count as their folder."""
+    found, open_pages = set(), [ROOT / "docs/index.md"]
+    while open_pages:
+        page = open_pages.pop()
+        if page in found or page.suffix != ".md":
+            continue
+        found.add(page)
+        targets = (link.partition("#")[0] for link in links(page.read_text()))
+        open_pages += [(page.parent / target).resolve() for target in targets if target]
+    pages = {path for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts}
+    assert not pages - found, sorted(path.name for path in pages - found)
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_glossary_has_at_most_60_words_each_once_and_in_order() -> None:
+    words = re.findall(r"^\| (?!word)([^|]+?) \|", (ROOT / "docs/glossary.md").read_text(), flags=re.MULTILINE)
+    assert 30 <= len(words) <= 60
+    assert words == sorted(set(words))
+
+
+def test_decisions_are_numbered_without_a_gap_and_give_context_choice_and_cost() -> None:
+    pages = sorted((ROOT / "docs/internals/decisions").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for page in pages:
+        for word in ("Context", "Choice", "Cost"):
+            assert word in page.read_text(), f"{page.name} has no {word}"
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs/make_reference.py")
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    for page, lines in maker.PAGES.items():
+        written = (ROOT / "docs/reference" / page).read_text()
+        now = "\n".join(lines()).rstrip() + "\n"
+        assert written == now, f"docs/reference/{page} is old: run python docs/make_reference.py"
 
 
 def test_links_in_code_and_to_other_sites_are_left_alone() -> None:
     text = "[a](b.md#part) `[c](d.md)` [e](https://example.org/f.md) [g](#h)\n```\n[i](j.md)\n```"
-    assert links(text) == ["b.md"]
+    assert links(text) == ["b.md#part", "#h"]
 
 
 def test_a_command_in_backticks_is_no_path() -> None:

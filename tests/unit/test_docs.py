@@ -73,6 +73,15 @@ def test_a_test_that_shows_a_row_is_in_its_file() -> None:
             assert f"def {name}(" in (ROOT / path).read_text(), f"{row[0]}: no {name} in {path}"
 
 
+def test_tests_that_show_a_fault_exist() -> None:
+    tests = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    text = (ROOT / "docs/guarantees/faults.md").read_text()
+    for path in re.findall(r"tests/[\w/]+\.py|test_\w+\.py", text):
+        assert any(one.endswith(path) for one in tests), f"faults.md names {path}"
+    for name in re.findall(r"\b(test_\w+)(?!\w*\.py|_\*)\b", re.sub(r"test_\w+\.py", "", text)):
+        assert any(f"def {name}" in source for source in tests.values()), f"faults.md names {name}"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     for link in links((ROOT / page).read_text()):

@@ -113,13 +113,15 @@ def split_data(
     from shoal.data.datasets import DataSource, load
     from shoal.data.split import check_split, split
     from shoal.errors import Invalid
+    from shoal.views.axes import can_draw
+    from shoal.views.split_plot import draw_split
 
     try:
         check_split(clients, by, alpha)
         dataset = load(DataSource(source), seed, progress=_told)
         stem = re.sub(r"[^\w.-]", "_", dataset.name.split(".")[0])[:64] or "set"
         folder = out if out is not None else Path(f"{stem}-{clients}-{by}")
-        said = split(dataset, clients, folder, by, alpha, seed)
+        said = split(dataset, clients, folder, by, alpha, seed, draw_split if can_draw() else None)
     except Invalid as error:
         raise CommandError(str(error)) from None
     if as_json:

@@ -13,6 +13,7 @@ Each of them trains: ``shoal train FOLDER/client-0.npz --test FOLDER/test.npz``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data import split_plot
 from shoal.data.batch import Floats, Ids
 from shoal.data.csr_file import CsrFile, StagingFolder
 from shoal.data.datasets import Dataset
@@ -64,8 +64,9 @@ def split(
     by: By = "even",
     alpha: float | None = None,
     seed: int = 0,
+    draw: Callable[[SplitInfo, Path], None] | None = None,
 ) -> SplitInfo:
-    """Write the folder, whole or not at all; with a picture where matplotlib is installed."""
+    """Write the folder, whole or not at all; ``draw`` adds split.png."""
     check_split(clients, by, alpha)
     if folder.exists() or folder.is_symlink():
         raise Invalid(f"{folder} is there already: take another folder (--out), or remove it")
@@ -91,8 +92,8 @@ def split(
         with StagingFolder(folder) as aside:
             aside.path.chmod(0o755)
             _write(dataset, said, owner, aside.path)
-            if split_plot.installed():
-                split_plot.draw(said, aside.path / "split.png")
+            if draw is not None:
+                draw(said, aside.path / "split.png")
             replace_file(aside.path / "split.json", msgspec.json.format(msgspec.json.encode(said)) + b"\n")
             aside.settle()
     except OSError as error:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoal.data import split_plot
 from shoal.data.csr_file import CsrFile
 from shoal.data.datasets import Dataset, DataSource, load
 from shoal.data.dense_file import DenseFile
@@ -111,7 +110,7 @@ def test_the_same_split_is_the_same_bytes(tmp_path: Path, images: Dataset) -> No
     for name in ("one", "two"):
         split(images, 3, tmp_path / name, "dirichlet", 0.3, seed=5)
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names[:5] == ["client-0.npz", "client-1.npz", "client-2.npz", "split.json", "split.png"][: len(names[:5])]
+    assert names[:5] == ["client-0.npz", "client-1.npz", "client-2.npz", "split.json", "test.npz"]
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
@@ -176,22 +175,6 @@ def test_a_folder_that_is_there_too_many_clients_and_a_disk_that_refuses_leave_n
     with pytest.raises(Invalid, match=r"cannot write .*nothing was left there"):
         split(images, 2, tmp_path / "rows.npz" / "parts")
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.skipif(not split_plot.installed(), reason="matplotlib is not installed")
-@pytest.mark.parametrize(("clients", "labels"), [(1, 1), (3, 2), (5_000, 30), (2, 50)])
-def test_the_picture_is_drawn_whatever_the_number_of_clients_and_labels(
-    tmp_path: Path, clients: int, labels: int
-) -> None:
-    counts = [[7] * labels] * clients
-    said = SplitInfo(
-        "a $set$", 7 * labels * clients, 1, [2], "dirichlet", 0.5, 3,
-        [f"client-{n}.npz" for n in range(clients)], "test.npz",
-        [7 * labels] * clients, [float(n) for n in range(labels)], counts, [],
-    )  # fmt: skip
-    split_plot.draw(said, tmp_path / "split.png")
-    assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
-    assert split_plot.title(said).endswith("clients (dirichlet, alpha 0.5, seed 3)")
 
 
 def test_an_alpha_without_measure_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,3 +243,9 @@ def test_a_loss_that_gets_worse_is_seen_whole_and_one_that_runs_away_is_not(log:
         points = [SimpleNamespace(runs=[name]) for name in shown]
         _limit(axes, points, lambda run: ([], losses[run]), log)  # type: ignore[arg-type, index]
         assert top <= axes.get_ylim()[1] < 1.2 * top
+
+
+def test_headings_of_studies_carry_no_row_numbers() -> None:
+    text = (Path(__file__).parents[3] / "studies" / "README.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert headings and not [line for line in headings if re.search(r"\bS\d-\d\d", line)]

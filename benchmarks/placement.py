@@ -359,7 +359,7 @@ def draw(results: Results, path: Path) -> Figure:
         panel.set_xticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
         panel.minorticks_off()
         tidy(panel)
-    panels[0].set_ylabel("primaries: most over mean")
+    panels[0].set_ylabel("busiest server / mean (primaries)")
     panels[0].legend(frameon=False, fontsize=8)
     save(figure, path)
     return figure

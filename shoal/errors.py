@@ -184,7 +184,7 @@ class SegmentsLost(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"part of table {self.table!r} was held by {self.server} alone, which is gone: "
+            f"a segment of table {self.table!r} was held by {self.server} alone, which is gone: "
             f"drop the table and create it again"
         )
 

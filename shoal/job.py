@@ -57,7 +57,7 @@ class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.every > 0:
-            raise Invalid(f"evaluate.every={self.every}: needs a number of passes above 0")
+            raise Invalid(f"evaluate.every={self.every}: needs a number of epochs above 0")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

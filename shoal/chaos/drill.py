@@ -31,7 +31,7 @@ from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent
 from shoal.files import replace_file
 from shoal.job import Job
 from shoal.training.result import RunResult
-from shoal.views import format
+from shoal.views import event_line, format
 from shoal.wire import messages as m
 
 TICK = 0.05  # seconds
@@ -90,7 +90,7 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: ChaosListene
     found = _clean(ChaosRun(timed, dataset, None, Cleanup(0, None, seconds), audience, proxied))
     if not found.passes or same_bits:
         if not found.passes:
-            audience.note(f"{format.duration(seconds)} are less than one pass: a clean run of one pass")
+            audience.note(f"{format.duration(seconds)} are less than one epoch: a clean run of one epoch")
         else:
             audience.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
         whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(max(1, found.passes))}})
@@ -360,15 +360,15 @@ class ChaosRun:
                     board.losses.append((event.seconds, event.test_loss))
             case Voided():
                 self.voids += 1
-                self._say("news", format.news(event))
+                self._say("news", event_line.news(event))
             case RolledBack():
                 self.rollbacks += 1
-                self._say("bad", format.news(event))
+                self._say("bad", event_line.news(event))
             case Joined(name=name) | Gone(name=name) if name in self._concerned():
                 pass  # told as a recovery
             case Joined() | Gone() | Warned():
-                if format.is_news(event):
-                    self._say("news", format.news(event))
+                if event_line.is_news(event):
+                    self._say("news", event_line.news(event))
             case Stopped():
                 self._say("news", f"over: {format.clean(event.why)}", event.seconds)
 

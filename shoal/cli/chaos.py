@@ -84,7 +84,7 @@ def chaos(
         raise click.BadParameter(str(error), param_hint="--set") from None
     for name in given:
         if name.partition(".")[0] == "stop":
-            why = "a drill ends after the passes of its clean run: say how long that is with --seconds"
+            why = "a drill ends after the epochs of its clean run: say how long that is with --seconds"
             raise click.BadParameter(f"{name!r}: {why}", param_hint="--set")
     settings |= given
     interrupted: KeyboardInterrupt | None = None

@@ -185,7 +185,7 @@ def show_peers(where: str, as_json: bool) -> None:
     passes = f"{account.done / account.per_pass:.2f}"
     if account.limit < ENDLESS:
         passes += f" of {account.limit / account.per_pass:g}"
-    click.echo(f"{counted(len(account.peers), 'peer')}, {passes} passes in {account.seconds:.1f} s, {state}")
+    click.echo(f"{counted(len(account.peers), 'peer')}, {passes} epochs in {account.seconds:.1f} s, {state}")
     for peer in account.peers:
         click.echo(f"  {peer.name:<12} {peer.address}{'  leads' if peer.life == account.lead else ''}")
     for life, why in account.gone.items():
@@ -193,7 +193,7 @@ def show_peers(where: str, as_json: bool) -> None:
     if account.judged:
         last = account.judged[-1]
         loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
-        click.echo(f"test loss {loss} at pass {last.done / account.per_pass:.2f} (evaluation {last.number})")
+        click.echo(f"test loss {loss} at epoch {last.done / account.per_pass:.2f} (evaluation {last.number})")
 
 
 def _named(value: Any) -> Any:

@@ -38,7 +38,7 @@ def _print(run: Run, as_json: bool) -> None:
     )
     stale, seconds, moved = facts["staleness"], facts["seconds"], facts["bytes_sent"] + facts["bytes_received"]
     late = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
-    lost = format.lost(facts.get("lost_updates"))
+    lost = figures.lost(facts.get("lost_updates"))
     click.echo(f"test loss {facts['test_loss']:.4f}{', ' if metrics else ''}{metrics} ({facts['stopped_because']})")
     click.echo(
         f"{facts['examples']:,} examples in {facts['computing_seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second)"
@@ -58,14 +58,14 @@ def _print(run: Run, as_json: bool) -> None:
     ):  # it was asked for the solution, not for the best of the way there
         if run.job.stop.is_solved_by_rule and facts["stopped_because"].endswith("done"):
             click.echo(
-                "not solved by stop.objective and stop.violation yet: more passes go on with it (--resume, --epochs)"
+                "not solved by stop.objective and stop.violation yet: more epochs go on with it (--resume, --epochs)"
             )
     elif best.test_loss < facts["test_loss"] - 1e-4:
         click.echo(
-            f"these are the last weights; the best were at pass {best.passes:.3g} (test loss {best.test_loss:.4f}): "
+            f"these are the last weights; the best were at epoch {best.passes:.3g} (test loss {best.test_loss:.4f}): "
             f"--set stop.patience=3 stops there and keeps them"
         )
-    if said := format.models(facts.get("spread")):
+    if said := figures.models(facts.get("spread")):
         click.echo(said)
     folder = run.folder or Path()
     picture = folder / "loss.png"

@@ -36,7 +36,7 @@ def let_go(looking: StatusClient, name: str, say: Say = lambda text: None, still
     while _is_here(view, name, life):
         if left != said and here[name].role == "server":
             said = left
-            say(f"{name}: {left} of {counted(whole, 'part')} left" if whole else f"{name}: it holds nothing")
+            say(f"{name}: {left} of {counted(whole, 'segment')} left" if whole else f"{name}: it holds nothing")
         if time.monotonic() - since > patience:
             raise ClusterError(_stuck(looking, name, left, patience))
         time.sleep(_LOOK)  # who is no member is told nothing: the view is asked for again
@@ -51,7 +51,7 @@ def let_go(looking: StatusClient, name: str, say: Say = lambda text: None, still
             f"{name} was gone before others had all that it had: {why}; shoal status shows what there is, and who holds it"
         )
     if whole and said:
-        say(f"{name}: 0 of {counted(whole, 'part')} left")
+        say(f"{name}: 0 of {counted(whole, 'segment')} left")
 
 
 def _is_here(view: m.View, name: str, life: int) -> bool:
@@ -79,8 +79,8 @@ def _stuck(looking: StatusClient, name: str, left: int, patience: float) -> str:
         moves = [one for one in looking.look().moves if one.source == name]
     except Unanswered:
         return f"the coordinator does not answer, and {name} has not left: look again in a moment (shoal status)"
-    doing = f"{counted(len(moves), 'part')} on their way to {moves[0].target}" if moves else "none on its way"
+    doing = f"{counted(len(moves), 'segment')} on their way to {moves[0].target}" if moves else "none on its way"
     return (
-        f"{name} has not left: nothing changed for {patience:g} s, with {counted(left, 'part')} left and {doing}; it goes on leaving "
+        f"{name} has not left: nothing changed for {patience:g} s, with {counted(left, 'segment')} left and {doing}; it goes on leaving "
         f"(shoal status shows how far it is)"
     )

@@ -95,7 +95,7 @@ class Rebalancer:
         if role == "server" and left < of.roster.copies:
             effects += of.dealing.warn(
                 f"without {name} there {'is 1 server' if left == 1 else f'are {left} servers'} for {of.roster.copies} copies, so every "
-                f"part has {left} from now on: start another server, or what the last one of them has is lost with it"
+                f"segment has {left} from now on: start another server, or what the last one of them has is lost with it"
             )
         return "", effects
 

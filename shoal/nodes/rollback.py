@@ -104,7 +104,7 @@ class RollbackDriver:
             bare = BareStore(roster.incarnations)
             return [] if self.points is None else self._write(now, self.points, of, bare)
         if roster.has_lost() and not dealing.ended:
-            self.lost(now, "a part of the model is held by nobody")
+            self.lost(now, "a segment of the model is held by nobody")
             return self._look(now, of)
         effects: list[Effect] = []
         if self.points is not None:

@@ -168,7 +168,7 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
         if is_finished(folder.path):
             raise Invalid(
                 f"{folder.path} is finished, and has no checkpoint to go on from (one is made every "
-                f"{was.checkpoint.every:g} s): begin another run, with more passes or --set checkpoint.every=10"
+                f"{was.checkpoint.every:g} s): begin another run, with more epochs or --set checkpoint.every=10"
             )
         return ResumedRun(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
     if not isinstance(found, tuple):

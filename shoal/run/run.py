@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -283,7 +284,7 @@ def _run(
 
     outcome: RunResult | None = None
     later: BaseException | None = None  # raised once what was learned is saved
-    began = _cpu()
+    began, clock = _cpu(), time.monotonic()
     try:
         with training:
             try:
@@ -311,7 +312,8 @@ def _run(
             if not any(isinstance(event, Stopped) for event in log.new):
                 log(Stopped(seconds=outcome.seconds, why=outcome.why))
             log.settle()
-            run = _finished(job, dataset, training, outcome, log, folder, None if mpi_ranks.rank() else _cpu() - began)
+            cost = None if mpi_ranks.rank() else (_cpu() - began, time.monotonic() - clock)
+            run = _finished(job, dataset, training, outcome, log, folder, cost)
     except (KeyboardInterrupt, SystemExit) as error:
         if run is None:
             raise
@@ -342,11 +344,11 @@ def _finished(
     outcome: RunResult,
     log: EventLog,
     folder: RunFolder | None,
-    cpu: float | None,
+    cost: tuple[float, float] | None,
 ) -> Run:
     model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
     try:
-        summary = summarise(job, dataset, outcome, log.events, cpu)
+        summary = summarise(job, dataset, outcome, log.events, cost)
     except BaseException:
         if folder is not None and model is not None:
             folder.keep(model)  # what was learned is not lost to what is told of it
@@ -385,9 +387,13 @@ def _cpu() -> float:
 
 
 def summarise(
-    job: Job, dataset: Dataset, outcome: RunResult, events: Sequence[RunEvent], cpu: float | None = None
+    job: Job,
+    dataset: Dataset,
+    outcome: RunResult,
+    events: Sequence[RunEvent],
+    cost: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """The figures of a run: the same for every strategy."""
+    """The figures of a run, the same for every strategy; ``cost``: CPU seconds, and seconds they took."""
     from shoal.views import figures
 
     judged = outcome.judged
@@ -403,7 +409,8 @@ def summarise(
         "seed": job.seed,
         "seconds": round(outcome.seconds, 4),
         "computing_seconds": round(outcome.computing, 4),
-        "cpu_seconds": None if cpu is None else round(cpu, 2),
+        "cpu_seconds": None if cost is None else round(cost[0], 2),
+        "elapsed_seconds": None if cost is None else round(cost[1], 2),  # starting included, as in cpu_seconds
         "steps": outcome.steps,
         "examples": outcome.examples,
         "examples_per_second": round(rate, 1),

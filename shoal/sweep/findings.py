@@ -47,17 +47,8 @@ def value(spread: Spread, has_target: bool) -> str:
     if not has_target:
         middle, low, high = (format.loss(one) for one in (spread.median, spread.low, spread.high))
         return middle if low == high else f"{middle} ({low} to {high})"
-    middle, low, high = (seconds(one) for one in (spread.median, spread.low, spread.high))
+    middle, low, high = (format.exact_seconds(one) for one in (spread.median, spread.low, spread.high))
     return f"{middle} s" if low == high else f"{middle} s ({low} to {high})"
-
-
-def seconds(value: float) -> str:
-    """Three digits."""
-    return f"{value:.3g}" if value < 1_000 else f"{value:,.0f}"
-
-
-def share(value: float) -> str:
-    return f"{100 * value:.2g}%" if value < 0.1 else f"{100 * value:.0f}%"
 
 
 def _runs(of: StudyFigures) -> str:
@@ -185,7 +176,7 @@ def _waiting(line: PlotLine, axis: Axis) -> str:
     numeric = [one for one in line.points if one.point.choices[axis.name].number is not None]
     shown = numeric if len(numeric) > 1 else line.points
     kinds: list[tuple[str, Callable[[PointFigures], Spread | None], Callable[[float], str]]] = [
-        ("workers wait {} of their time", lambda one: one.waiting, share),
+        ("workers wait {} of their time", lambda one: one.waiting, format.share),
         ("staleness is {} on average", lambda one: one.stale_mean, lambda stale: f"{stale:.3g}"),
     ]
     parts = []
@@ -265,10 +256,12 @@ def _others(of: StudyFigures) -> str:
     if taken is None or taken.high < QUIET:
         return ""
     if taken.median < QUIET:
-        return f"Others took {share(taken.high)} of a run's cores at most, {share(taken.median)} as a rule."
+        return (
+            f"Others took {format.share(taken.high)} of a run's cores at most, {format.share(taken.median)} as a rule."
+        )
     return (
-        f"The machine was not quiet: others took {share(taken.median)} of the cores that a run had, {share(taken.low)} to "
-        f"{share(taken.high)}, so times are longer than they would be alone, and not all alike."
+        f"The machine was not quiet: others took {format.share(taken.median)} of the cores that a run had, {format.share(taken.low)} to "
+        f"{format.share(taken.high)}, so times are longer than they would be alone, and not all alike."
     )
 
 
@@ -300,8 +293,8 @@ def same_rows(of: StudyFigures) -> str:
     serial = of.best_serial
     if not of.same_work or serial is None or serial.seconds is None or not any(one.sooner for one in of.points):
         return ""
-    text = f"All runs learned from as many rows. The best serial run took {seconds(serial.seconds.median)} s for them"
-    text += f" and {seconds(serial.cpu.median)} CPU seconds" if serial.cpu is not None else ""
+    text = f"All runs learned from as many rows. The best serial run took {format.exact_seconds(serial.seconds.median)} s for them"
+    text += f" and {format.exact_seconds(serial.cpu.median)} CPU seconds" if serial.cpu is not None else ""
     text += f". Times as fast: {_lines(of, lambda one: one.sooner, lambda value: f'{value:.2f}')}"
     if serial.cpu is not None and any(one.cpu is not None for one in of.points):
         cpu = serial.cpu.median

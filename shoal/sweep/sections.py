@@ -23,9 +23,7 @@ def sections(sweep: Sweep) -> list[Section]:
     tables = [points_table(of)] * bool(of.points) + [points_table(of, serial=True)] * bool(of.serial)
     return [
         Section(sweep.study.name, _asked(of), tables=[_settings(of)]),
-        Section(
-            "What is seen", paragraphs(of), pictures(of) if can_draw() else [], [*tables, *([there] if there else [])]
-        ),
+        Section("Findings", paragraphs(of), pictures(of) if can_draw() else [], [*tables, *([there] if there else [])]),
         Section("Every run", _rest(sweep), tables=[runs_table(of)]),
     ]
 
@@ -55,7 +53,7 @@ def _settings(of: StudyFigures) -> TableSection:
         ("strategy", lambda job: job.strategy.name),
         ("workers", lambda job: str(job.workers)),
         ("update", lambda job: f"{job.update.rule}, step {'as usual' if job.update.step is None else job.update.step}"),
-        ("evaluated every", lambda job: f"{job.evaluate.every:g} of a pass"),
+        ("evaluated every", lambda job: f"{job.evaluate.every:g} of an epoch"),
         ("passes", lambda job: f"{job.stop.passes:g}"),
     ]
     rows += [[name, ", ".join(dict.fromkeys(map(fact, jobs)))] for name, fact in facts]

@@ -195,7 +195,7 @@ def how_far(folder: Path) -> str:
         except msgspec.MsgspecError:
             continue  # the first one, cut
         if isinstance(told, dict) and isinstance(told.get("passes"), float | int):
-            far = far or f"pass {format.passes(told['passes'])}"
+            far = far or f"epoch {format.epochs(told['passes'])}"
             if told.get("event") == "evaluated":
                 loss = f"test loss {format.loss(told.get('test_loss'))}"
                 break

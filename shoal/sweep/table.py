@@ -17,7 +17,7 @@ from shoal.sweep.figures import (
     Spread,
     StudyFigures,
 )
-from shoal.sweep.findings import active_table, all_at_work, paragraphs, seconds, share
+from shoal.sweep.findings import active_table, all_at_work, paragraphs
 from shoal.views import format
 from shoal.views.page import TableSection
 
@@ -42,7 +42,10 @@ def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) ->
     axes = of.sweep.study.serial_axes if serial else of.sweep.study.axes
     columns: list[tuple[str, Cell]] = [(axis.short, _choice(axis.name)) for axis in axes]
     if of.has_target:
-        columns += [("reached", _reached), ("seconds to target", lambda one: _spread(one.time, seconds, spread))]
+        columns += [
+            ("reached", _reached),
+            ("seconds to target", lambda one: _spread(one.time, format.exact_seconds, spread)),
+        ]
         columns += [("rows to target", lambda one: _middle(one.rows, lambda rows: f"{rows:,.0f}"))]
     elif not all(one.complete for one in points):
         columns += [("done", lambda one: f"{one.done} of {len(one.runs)}")]
@@ -52,10 +55,10 @@ def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) ->
         ("worst node", lambda one: _middle(one.worst_loss, format.loss)),
         ("distance", lambda one: _middle(one.distance, lambda far: f"{far:.2g}")),
         ("rows/s", lambda one: _middle(one.rows_per_second, lambda rate: f"{rate:,.0f}")),
-        ("seconds", lambda one: _middle(one.seconds if of.same_work else None, seconds)),
+        ("seconds", lambda one: _middle(one.seconds if of.same_work else None, format.exact_seconds)),
         ("x serial, same rows", lambda one: _middle(one.sooner, _times)),
-        ("CPU seconds", lambda one: _middle(one.cpu, seconds)),
-        ("waiting", lambda one: _middle(one.waiting, share)),
+        ("CPU seconds", lambda one: _middle(one.cpu, format.exact_seconds)),
+        ("waiting", lambda one: _middle(one.waiting, format.share)),
         ("staleness (p95)", _stale),
         ("speedup", lambda one: _spread(one.speedup, _times, spread)),
         ("rows/s x serial", lambda one: _middle(one.hardware, _times)),
@@ -91,15 +94,15 @@ def runs_table(of: StudyFigures) -> TableSection:
     for point in [*of.serial, *of.points]:
         for one in point.runs:
             known = [
-                "-" if one.time is None else seconds(one.time),
+                "-" if one.time is None else format.exact_seconds(one.time),
                 "-" if one.rows is None else f"{one.rows:,}",
                 format.loss(one.last_loss),
                 format.loss(one.best_loss),
                 "-" if one.accuracy is None else f"{one.accuracy:.4f}",
-                "-" if one.computing is None else seconds(one.computing),
-                "-" if one.cpu is None else seconds(one.cpu),
+                "-" if one.computing is None else format.exact_seconds(one.computing),
+                "-" if one.cpu is None else format.exact_seconds(one.cpu),
                 "-" if one.rows_per_second is None else f"{one.rows_per_second:,.0f}",
-                "-" if one.waiting is None else share(one.waiting),
+                "-" if one.waiting is None else format.share(one.waiting),
                 "-" if one.bytes is None else f"{one.bytes / 1e6:,.1f}",
             ]
             rows.append([point.point.title, str(one.result.run.seed), one.result.state, *known])

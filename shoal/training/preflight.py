@@ -63,7 +63,7 @@ def check(job: Job, dataset: Dataset) -> Learner:
     slots = job.slots(rows).per_pass
     if slots > limits.LEDGER_WINDOW:
         raise Invalid(
-            f"{slots:,} slots in a pass, at most {limits.LEDGER_WINDOW:,} are possible: "
+            f"{slots:,} slots in an epoch, at most {limits.LEDGER_WINDOW:,} are possible: "
             f"take larger ones (--set data.batch={-(-rows // limits.LEDGER_WINDOW)})"
         )
     if job.has_workers and rows < job.workers:

@@ -221,14 +221,6 @@ def from_zero(axes: Axes, *others: float) -> None:
     axes.set_ylim(0, 1.06 * top if math.isfinite(top) and top > 0 else 1.0)
 
 
-def clock(seconds: float) -> str:
-    """3 µs, 41 ms, 2.5 s."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:,.3g} {unit}"
-    return f"{seconds * 1e6:,.0f} µs"
-
-
 # ---------------------------------------------------------------- files
 
 

@@ -9,7 +9,6 @@ from shoal.schedule.auto_delay import MOST_WAITING
 from shoal.views import axes as draw
 from shoal.views import format
 from shoal.views.axes import INK, PALE, SERIES
-from shoal.views.explain import most_stale
 from shoal.views.plots import FEW
 from shoal.views.run_record import OF_WORKERS, RunMetrics, RunRecord
 from shoal.views.timeline import COLORS
@@ -56,7 +55,7 @@ def staleness(runs: Sequence[RunRecord]) -> Figure:
         axes.bar(middles, bars, 0.86 * width, color=SERIES[0])
         axes.axvline(mean, color=SERIES[1], linewidth=1.4, label=f"mean {mean:.3g}")
         axes.axvline(p95, color=SERIES[3], linewidth=1.4, linestyle="--", label=f"95% are {p95:,} or less")
-        axes.plot([highest], [0], "v", color=INK, label=f"max {most_stale(highest)}", clip_on=False)
+        axes.plot([highest], [0], "v", color=INK, label=f"max {format.most_stale(highest)}", clip_on=False)
         draw.percents(axes.yaxis)
         axes.set_ylabel("pushes")
         draw.legend(axes, loc="best")

@@ -33,7 +33,7 @@ def points(run: RunMetrics) -> tuple[str, list[Point]]:
     judged = [event for event in run.evaluations if math.isfinite(event.spread.get("distance", math.nan))]
     if judged and all("rounds" in event.spread for event in judged):
         return "rounds", [(event.spread["rounds"], event.spread["distance"]) for event in judged]
-    return "passes over the data", [(event.passes, event.spread["distance"]) for event in judged]
+    return "epochs", [(event.passes, event.spread["distance"]) for event in judged]
 
 
 def decay(found: Sequence[Point]) -> float | None:

@@ -1,75 +1,154 @@
-"""Any event of a run in one line: for who wants to see them all (``verbosity = 3``), and for a log that is kept.
+"""What an event of a run says: one line for any event, one sentence for news, one for many news.
 
-Plain functions of one event; as ``words``, they never raise.
+Plain functions of events that never raise. Moves of segments for one reason belong together as long as
+each follows the one before within a few seconds: ``together`` makes one ``MoveSummary`` of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeGuard, TypeVar
 
-from shoal.events import Delayed, Evaluated, Progress, RunEvent, Saved, Shared, Spans, Started, Stopped
+from shoal.events import (
+    LEFT,
+    Delayed,
+    Elected,
+    Evaluated,
+    Gone,
+    Handed,
+    Joined,
+    Leaving,
+    Linked,
+    Progress,
+    Resumed,
+    RolledBack,
+    RunEvent,
+    Saved,
+    Shared,
+    Spans,
+    Split,
+    Started,
+    Stopped,
+    Voided,
+    Warned,
+)
 from shoal.views import format
+from shoal.views.format import clean, many
 
 DOING = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "idle": "idle"}
+NAMED = 3  # names in a summary before it says how many more
+GAP = 3.0  # seconds between two moves of one line
+WAYS = 4  # from whom to whom, before it says how many more
+
+_REASONS = {
+    "count": "to even out their number",
+    "load": "to even out the load",
+    "leaving": "it leaves",
+    "joined": "to a newcomer",
+    "lost": "it was lost on the way",
+}
+
+News = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Linked | Elected
+Event = TypeVar("Event")
+
+
+@dataclass(slots=True)
+class MoveSummary:
+    """Moves of one table, for one reason, one soon after the other."""
+
+    handed: list[Handed] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.handed[0].seconds
+
+    @property
+    def until(self) -> float:
+        return self.handed[-1].seconds
+
+    def accepts(self, event: Handed) -> bool:
+        last = self.handed[-1]
+        return (event.table, event.why) == (last.table, last.why) and event.seconds - last.seconds <= GAP
+
+
+def together(events: Iterable[Event]) -> list[Event | MoveSummary]:
+    """The same events in order, with every group of moves where its first one was."""
+    found: list[Event | MoveSummary] = []
+    latest: dict[tuple[str, str], MoveSummary] = {}
+    for event in events:
+        if not isinstance(event, Handed):
+            found.append(event)
+            continue
+        key = event.table, event.why
+        if (group := latest.get(key)) is None or not group.accepts(event):
+            group = latest[key] = MoveSummary()
+            found.append(group)
+        group.handed.append(event)
+    return found
+
+
+# ---------------------------------------------------------------- any event, one line
 
 
 def line(event: RunEvent) -> str:
     """When it was, and what."""
-    return f"{clock(event.seconds)}  {said(event)}"
+    return f"{clock(event.seconds)}  {sentence(event)}"
 
 
 def clock(seconds: float) -> str:
     return f"{format.seconds(seconds):>6} s"
 
 
-def said(event: RunEvent) -> str:
+def sentence(event: RunEvent) -> str:
     match event:
         case Started():
             return started(event)
         case Progress():
             return _progress(event)
         case Evaluated():
-            return f"pass {format.passes(event.passes)}  {format.evaluation(event)}  {format.many(event.workers, 'worker')}"
+            return f"epoch {format.epochs(event.passes)}  {evaluation(event)}  {many(event.workers, 'worker')}"
         case Saved():
-            size = f"{event.bytes / 1e6:,.1f} MB"
-            return f"checkpoint {event.number:,} saved at step {event.steps:,}: {size} in {format.duration(event.took)}"
+            size, took = format.size(event.bytes), format.duration(event.took)
+            return f"checkpoint {event.number:,} saved at step {event.steps:,}: {size} in {took}"
         case Delayed():
-            return f"workers may be {format.many(event.max_delay, 'step')} apart: they waited {event.waiting:.0%} of their time"
+            return (
+                f"workers may be {many(event.max_delay, 'step')} apart: they waited {event.waiting:.0%} of their time"
+            )
         case Spans():
-            return f"{format.clean(event.name)}: {_spans(event)}"
+            return f"{clean(event.name)}: {_spans(event)}"
         case Shared():
             held = ", ".join(
-                f"{format.clean(name)} {number:,}{f' and copies of {copies:,}' if (copies := event.copies.get(name)) else ''}"
+                f"{clean(name)} {number:,}{f' and copies of {copies:,}' if (copies := event.copies.get(name)) else ''}"
                 for name, number in event.serves.items()
             )
-            return f"parts: {held}"
+            return f"segments: {held}"
         case Stopped():
-            return f"stopped: {format.clean(event.why)}"
-    return format.news(event)
+            return f"stopped: {clean(event.why)}"
+    return news(event)
 
 
 def started(event: Started) -> str:
-    what = ", ".join(format.what(event))
     rows = f"{event.rows:,} rows (and {event.test_rows:,} to test) of {event.features:,} features"
-    emulated = f"; {format.clean(event.emulated)}" if event.emulated else ""
-    return f"{what}: {rows}, {format.crew(event)}{format.on_cores(event)}{emulated}"
+    emulated = f"; {clean(event.emulated)}" if event.emulated else ""
+    return f"{', '.join(what(event))}: {rows}, {_crew(event)}{on_cores(event)}{emulated}"
 
 
 def shares(spent: Mapping[str, float]) -> str:
-    """Where the workers' time went; nothing if that is not known."""
+    """Where the workers' time went; empty if that is not known."""
     whole = sum(spent.values())
     if not whole > 0:
         return ""
-    told = [(DOING.get(kind, format.clean(kind)), seconds / whole) for kind, seconds in spent.items()]
-    return ", ".join(f"{share:.0%} {doing}" for doing, share in told if share >= 0.005)
+    found = [(DOING.get(kind, clean(kind)), seconds / whole) for kind, seconds in spent.items()]
+    return ", ".join(f"{share:.0%} {doing}" for doing, share in found if share >= 0.005)
 
 
 def _progress(event: Progress) -> str:
     where = shares(event.spent)
     return (
-        f"pass {format.passes(event.passes)}  {format.many(event.steps, 'step')}  {format.many(event.examples, 'example')}  "
-        f"train loss {format.loss(event.train_loss)}  {format.many(event.workers, 'worker')}{'  ' + where if where else ''}"
+        f"epoch {format.epochs(event.passes)}  {many(event.steps, 'step')}  {many(event.examples, 'example')}  "
+        f"train loss {format.loss(event.train_loss)}  {many(event.workers, 'worker')}{'  ' + where if where else ''}"
     )
 
 
@@ -77,5 +156,231 @@ def _spans(event: Spans) -> str:
     total: Counter[str] = Counter()
     for kind, _, seconds in event.spans:
         total[kind] += seconds  # type: ignore[assignment]
-    each = ", ".join(f"{format.clean(kind)} {seconds:.3f} s" for kind, seconds in total.items())
-    return f"{format.many(len(event.spans), 'span')} ({each})"
+    each = ", ".join(f"{clean(kind)} {seconds:.3f} s" for kind, seconds in total.items())
+    return f"{many(len(event.spans), 'span')} ({each})"
+
+
+# ---------------------------------------------------------------- how a run begins, how it is judged
+
+
+def title(started: Started, crew: str = "") -> list[str]:
+    """What runs, in pieces that a line may be broken between; ``crew``: who took part, if known better."""
+    return [*what(started), crew or _crew(started), *([many(started.cores, "core")] if started.cores else [])]
+
+
+def on_cores(started: Started) -> str:
+    """Where all nodes share a host: elsewhere its cores say nothing."""
+    return f" on {many(started.cores, 'core')}" if started.cores else ""
+
+
+def what(started: Started) -> list[str]:
+    """Data, model and strategy."""
+    return [part for one in (started.data, started.model, started.strategy) if (part := clean(one))]
+
+
+def _crew(started: Started) -> str:
+    servers = f" x {many(started.servers, 'server')}" if started.servers else ""
+    return many(started.workers, "worker") + servers
+
+
+def evaluation(event: Evaluated) -> str:
+    figures = "".join(f"  {clean(name)} {format.metric(name, value)}" for name, value in event.metrics.items())
+    return f"test loss {format.loss(event.test_loss)}{figures}{_apart(event.spread)}{'  best' if event.best else ''}"
+
+
+def _apart(spread: Mapping[str, float]) -> str:
+    """How different the models are, where each worker has its own."""
+    if not {"best", "worst"} <= spread.keys():
+        return ""
+    text = f"  each {format.loss(spread['best'])} to {format.loss(spread['worst'])}"
+    return text + (f", {format.distance(spread['distance'])} from the mean" if "distance" in spread else "")
+
+
+# ---------------------------------------------------------------- news
+
+
+def is_news(event: RunEvent) -> TypeGuard[News]:
+    """Worth telling; who is there from the start is not."""
+    return isinstance(event, News) and not (isinstance(event, Joined) and event.seconds <= 0)
+
+
+def left_in_order(event: Gone) -> bool:
+    """Nothing went wrong: it said that it leaves, or was asked to."""
+    return clean(event.why).startswith(LEFT)
+
+
+def news(event: News | MoveSummary) -> str:
+    """One event, or moves that belong together, as a sentence."""
+    match event:
+        case Joined():
+            return f"{who(event)} joined"
+        case Gone(why=why, slots=slots):
+            if left_in_order(event):
+                rest = clean(why).removeprefix(LEFT).removeprefix(": ")
+                return f"{who(event)} left{f': {rest}' if rest else ''}{_dealt_again(slots)}"
+            left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
+            return f"{who(event)} gone: {clean(why) or 'no reason given'}{_dealt_again(slots)}{left}"
+        case Leaving(why=why):
+            return f"{who(event)} is leaving{f': {_asked(why)}' if why else ''}"
+        case MoveSummary(handed=[one]):
+            return news(one)
+        case MoveSummary(handed=handed):
+            return _moved_together(handed)
+        case Handed(table=table, segments=segments, source=source, target=target, why=why):
+            moved = f"{many(len(segments), 'segment')} of {clean(table)}"
+            gain = f": {clean(event.gain)}" if event.gain else ""
+            return f"{moved} went from {clean(source)} to {clean(target)} ({reason(why)}{gain}), {_paused(event.stall)}"
+        case Split(table=table, segment=segment, why=why):
+            return f"segment {segment:,} of {clean(table)} is two now: {clean(why)}"
+        case Voided(slot=(epoch, number), why=why):
+            return f"slot {number:,} of epoch {epoch:,} counts as empty: {clean(why)}"
+        case Warned(what=what):
+            return f"warning: {clean(what)}"
+        case Linked():
+            return linked(event)
+        case Elected(name=name, why=why):
+            return f"{clean(name)} judges the model and deals the slots{f': {clean(why)}' if why else ''}"
+        case Resumed(checkpoint=None):
+            return "there is no checkpoint: it begins from the start"
+        case Resumed(checkpoint=checkpoint, steps=steps):
+            return f"goes on from checkpoint {checkpoint:,} ({many(steps, 'step')}){_done_again(event.slots)}"
+        case RolledBack(steps_before=before, steps_after=after, why=why):
+            to = "the beginning" if event.checkpoint is None else f"checkpoint {event.checkpoint:,}"
+            return f"back to {to}, from step {before:,} to {after:,}{_done_again(event.slots)}: {clean(why)}"
+
+
+def linked(event: Linked) -> str:
+    """A graph, in one line."""
+    ways = "one-way link" if event.directed else "link"
+    pieces = f", in {many(len(event.parts), 'piece')}" if len(event.parts) > 1 else ""
+    if event.rounds is None:
+        left = "and they never agree"
+    elif event.pairs:
+        left = "two meet at a time"
+    else:
+        left = f"a hundredth of the distance is left after {format.rounds(event.rounds)}"
+    living = sum(len(part) for part in event.parts) or len(event.nodes)
+    why = f" ({clean(event.why)})" if event.why else ""
+    rows = f"; {clean(event.rows)}" if event.rows else ""
+    links = f"{many(len(event.links), ways)}{pieces}"
+    return f"{clean(event.topology)} of {many(living, 'worker')} with {links}: spectral gap {event.gap:.3g}, {left}{why}{rows}"
+
+
+def who(event: Joined | Gone | Leaving) -> str:
+    """A node's name, with its role unless the name says it."""
+    name, role = clean(event.name), clean(event.role)
+    return name if name.startswith(role) else f"{role} {name}"
+
+
+def reason(why: str) -> str:
+    """Why segments move; an unknown word stands for itself."""
+    return _REASONS.get(why, clean(why))
+
+
+def _paused(stall: float) -> str:
+    """How long nobody answered for a segment that moved."""
+    return f"{format.duration(stall) if stall >= 1 else f'{1e3 * stall:.0f} ms'} without an answer"
+
+
+def _asked(why: str) -> str:
+    """Who asked for it, for readers who know no names of clients."""
+    name, asked, rest = clean(why).partition(" asked for it")
+    if not asked or rest:
+        return clean(why)
+    if name.startswith("operator"):
+        return "an operator asked for it (shoal leave)"
+    return "the program that began the run asked for it" if name == "launcher" else clean(why)
+
+
+def _dealt_again(slots: int) -> str:
+    return f"; {many(slots, 'slot')} dealt again" if slots else ""
+
+
+def _done_again(slots: Iterable[tuple[int, int]]) -> str:
+    number = sum(stop - first for first, stop in slots)
+    return f"; {many(number, 'slot')} done again" if number else ""
+
+
+def _moved_together(handed: Sequence[Handed]) -> str:
+    first = handed[0]
+    number = many(sum(len(event.segments) for event in handed), "segment")
+    what = f"{number} of {clean(first.table)} moved ({reason(first.why)})"  # the end may be cut off
+    gain = next((f"; at first {clean(event.gain)}" for event in handed if event.gain), "")
+    return f"{what}: {_ways(handed)}; {_paused(max(event.stall for event in handed))} at most{gain}"
+
+
+def _ways(handed: Sequence[Handed]) -> str:
+    """Who gave how many to whom, the largest number first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for event in handed:
+        counts[event.source, event.target] += len(event.segments)
+    if len(counts) == 1:
+        ((source, target),) = counts
+        return f"from {clean(source)} to {clean(target)}"
+    each = [f"{number:,} from {clean(a)} to {clean(b)}" for (a, b), number in counts.most_common(WAYS)]
+    more = f" and {len(counts) - WAYS:,} more ways" if len(counts) > WAYS else ""
+    return ", ".join(each) + more
+
+
+# ---------------------------------------------------------------- several news in one line
+
+
+def summary(events: Sequence[News]) -> str:
+    """Who is gone, who joined, what moved, what is void, what is not as it should be: in that order."""
+    if len(events) == 1:
+        return news(events[0])
+    joined = [event for event in events if isinstance(event, Joined)]
+    ends = [event for event in events if isinstance(event, Gone)]
+    gone, left = [one for one in ends if not left_in_order(one)], [one for one in ends if left_in_order(one)]
+    leaving = [event for event in events if isinstance(event, Leaving) and event.name not in {one.name for one in left}]
+    back = [one for one in joined if any(end.name == one.name and end.seconds <= one.seconds for end in ends)]
+    joined = [one for one in joined if one not in back]
+    voided = sum(isinstance(event, Voided) for event in events)
+    parts = []
+    if gone:
+        parts.append(f"{nodes(gone)} gone{_dealt_again(sum(event.slots for event in gone))}")
+    if leaving:
+        parts.append(f"{nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving")
+    if left:
+        parts.append(f"{nodes(left)} left{_dealt_again(sum(event.slots for event in left))}")
+    if back:
+        parts.append(f"{nodes(back)} came back")
+    if joined:
+        parts.append(f"{nodes(joined)} joined")
+    parts += _moved(events)
+    if voided:
+        parts.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
+    parts += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
+    for kind in (Linked, Elected):  # only the latest still holds
+        parts += [news(event) for event in events if isinstance(event, kind)][-1:]
+    warned = [event for event in events if isinstance(event, Warned)]
+    if warned:
+        more = f"{len(warned):,} warnings, the last: " if len(warned) > 1 else "warning: "
+        parts.append(more + clean(warned[-1].what))
+    return "; ".join(parts)
+
+
+def _moved(events: Sequence[News]) -> list[str]:
+    """Segments that moved, and those that were split."""
+    handed, parts = [event for event in events if isinstance(event, Handed)], list[str]()
+    if handed:
+        number = sum(len(event.segments) for event in handed)
+        ways = names(dict.fromkeys(f"{event.source} to {event.target}" for event in handed))
+        worst = _paused(max(event.stall for event in handed))
+        parts.append(f"{many(number, 'segment')} went from {ways}, {worst} at most")
+    if split := sum(isinstance(event, Split) for event in events):
+        parts.append(f"{many(split, 'segment')} {'is' if split == 1 else 'are'} two now")
+    return parts
+
+
+def nodes(events: Sequence[Joined | Gone | Leaving]) -> str:
+    if len(events) == 1:
+        return who(events[0])
+    roles = {clean(event.role) for event in events}
+    return f"{many(len(events), roles.pop() if len(roles) == 1 else 'node')} ({names(event.name for event in events)})"
+
+
+def names(some: Iterable[str]) -> str:
+    every = [clean(name) for name in some]
+    more = f" and {len(every) - NAMED:,} more" if len(every) > NAMED else ""
+    return ", ".join(every[:NAMED]) + more

@@ -9,10 +9,8 @@ import bisect
 import math
 import re
 
-from shoal import limits
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
-from shoal.views import consensus, format
-from shoal.views.axes import clock
+from shoal.views import consensus, event_line, figures, format
 from shoal.views.members import moves_of
 from shoal.views.run_record import CLOCK_STOPS, RunRecord, began, emulation, median, seconds_of
 
@@ -43,18 +41,6 @@ def of_one(told: RunRecord, among: bool = False) -> list[str]:
     return [text for part in parts if (text := " ".join(one for one in part if one))]
 
 
-def percent(share: float) -> str:
-    if 0 < share < 0.001:
-        return "less than 0.1%"
-    return f"{share:.1%}" if 0 < share < 0.0995 else f"{share:.0%}"
-
-
-def times(factor: float) -> str:
-    if factor < 0.1:
-        return f"{factor:.2g}"
-    return f"{factor:.2f}" if factor < 2 else f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"
-
-
 def _solved(told: RunRecord) -> str:
     """How far a run is that solves an objective."""
     judged = [event.metrics for event in told.run.finite if event.metrics.get("objective") is not None]
@@ -76,10 +62,10 @@ def _work(told: RunRecord) -> str:
     if run.started is None:
         return ""
     crew = run.attendance.crew().replace(" x ", " and ")
-    lasted = format.duration(run.seconds) if run.seconds >= 1 else clock(run.seconds)
+    lasted = format.duration(run.seconds) if run.seconds >= 1 else format.latency(run.seconds)
     rate = f", {told.speed:,.0f} a second" if told.speed else ""
     cost = f", with {cpu(told.cpu)} CPU seconds {_whose(told)}" if told.cpu else ""
-    return f"{crew}{format.on_cores(run.started)} computed {run.examples:,} rows in {lasted}{rate}{cost}."
+    return f"{crew}{event_line.on_cores(run.started)} computed {run.examples:,} rows in {lasted}{rate}{cost}."
 
 
 def _whose(told: RunRecord) -> str:
@@ -96,7 +82,7 @@ def emulated(runs: list[RunRecord]) -> str:
     if not found:
         return ""
     some = [one.name for one in runs if one.emulated]
-    whose = "" if len(some) == len(runs) else f"In {format.names(some)}, not in the others: "
+    whose = "" if len(some) == len(runs) else f"In {event_line.names(some)}, not in the others: "
     return f"{whose}{' '.join(map(emulation, found))} Waiting, delay and staleness are measured."
 
 
@@ -105,7 +91,9 @@ def _shares(told: RunRecord) -> str:
     if not shares:
         return ""
     parts = [
-        f"{VERBS[kind]} {'for ' if kind == 'idle' else ''}{percent(share)}" for kind, share in shares.items() if share
+        f"{VERBS[kind]} {'for ' if kind == 'idle' else ''}{format.share(share)}"
+        for kind, share in shares.items()
+        if share
     ]
     return f"Of their time workers {_listed(parts)}."
 
@@ -119,18 +107,20 @@ def _waiting(told: RunRecord) -> str:
     node, factor = slowest
     if factor < SLOW:
         return (
-            f"No worker is much slower than the others (the slowest, {format.clean(node.name)}, computes {times(factor)} "
+            f"No worker is much slower than the others (the slowest, {format.clean(node.name)}, computes {format.times(factor)} "
             f"times as long for a slot as the median of the others): they wait for each other."
         )
     others = [one for one in told.run.workers if one is not node and one.per_slot is not None]
     late = sum((node.per_slot or 0.0) * one.slots - one.spent.get("compute", 0.0) for one in others)
     due = late / (sum(one.spent.get("wait", 0.0) for one in others) or 1.0)
-    slow = f"{format.clean(node.name)} computes {times(factor)} times as long for a slot as the median of the others"
+    slow = f"{format.clean(node.name)} computes {format.times(factor)} times as long for a slot as the median of the others"
     if due < 0.5:  # the arithmetic of the slowest: others cannot wait longer for its computing than that takes
-        return f"The slowest worker is not the reason: {slow}, and that is {percent(due)} of what the others waited."
-    waited = percent(median([one.shares.get("wait", 0.0) for one in others]))
+        return (
+            f"The slowest worker is not the reason: {slow}, and that is {format.share(due)} of what the others waited."
+        )
+    waited = format.share(median([one.shares.get("wait", 0.0) for one in others]))
     return (
-        f"They wait for the slowest: {slow}; it waited {percent(node.shares.get('wait', 0.0))} of its time, the others {waited} "
+        f"They wait for the slowest: {slow}; it waited {format.share(node.shares.get('wait', 0.0))} of its time, the others {waited} "
         f"of theirs (median)."
     )
 
@@ -149,7 +139,7 @@ def _delay(told: RunRecord) -> str:
         longest = max(held, key=lambda delay: held[delay])
         between = f", {min(held):,} to {max(held):,} in all" if len(held) > 1 else ""
         said += f" In the second half it was {longest:,} steps for longest{between}."
-    return f"{said} Before the last change they had waited {percent(delays[-1].waiting)}."
+    return f"{said} Before the last change they had waited {format.share(delays[-1].waiting)}."
 
 
 def _stale(told: RunRecord) -> str:
@@ -161,26 +151,21 @@ def _stale(told: RunRecord) -> str:
     if told.strategy == "averaging":
         return (
             f"A step did not know of {mean:.3g} steps of other ranks since the last mean on average, {p95:,} at the 95th "
-            f"percentile, {most_stale(most)} at most."
+            f"percentile, {format.most_stale(most)} at most."
         )
     return (
         f"Between reading weights and pushing their gradient {mean:.3g} other pushes were counted on average, {p95:,} at the "
-        f"95th percentile, {most_stale(most)} at most."
+        f"95th percentile, {format.most_stale(most)} at most."
     )
 
 
 def _lost(told: RunRecord) -> str:
-    said = format.lost(told.summary.get("lost_updates"))
+    said = figures.lost(told.summary.get("lost_updates"))
     return f"{said[:1].upper()}{said[1:]}: workers write without a lock." if said else ""
 
 
 def cpu(seconds: float) -> str:
     return f"{seconds:.2g}" if seconds < 1 else f"{seconds:,.1f}" if seconds < 100 else f"{seconds:,.0f}"
-
-
-def most_stale(most: int) -> str:
-    """The last bucket of the histogram holds all that is staler."""
-    return f"{most:,}{' or more' if most >= limits.STALENESS_BUCKETS - 1 else ''}"
 
 
 def _idle(told: RunRecord) -> str:
@@ -191,10 +176,10 @@ def _idle(told: RunRecord) -> str:
     last = run.progress[-1].passes
     late = sum(event.spent.get("idle", 0.0) for event in run.progress if event.passes > 0.9 * last)
     if whole and late > 0.5 * whole:
-        return f"Of the {percent(share)} without a slot, {percent(late / whole)} came in the last tenth of the work."
+        return f"Of the {format.share(share)} without a slot, {format.share(late / whole)} came in the last tenth of the work."
     around = _around_evaluations(told)
     if around is not None and around > 0.5 and told.strategy == "sync":
-        return f"Of the {percent(share)} without a slot, {percent(around)} came right before an evaluation read its weights."
+        return f"Of the {format.share(share)} without a slot, {format.share(around)} came right before an evaluation read its weights."
     return ""
 
 
@@ -219,7 +204,7 @@ def _even(told: RunRecord) -> str:
     (least, who), (most, other) = done[0], done[-1]
     if most <= 1.1 * least:
         return f"Work was even: {least:,} to {most:,} slots each."
-    return f"{format.clean(who)} did fewest slots, {least:,} ({percent(least / whole)}), {format.clean(other)} most, {most:,}."
+    return f"{format.clean(who)} did fewest slots, {least:,} ({format.share(least / whole)}), {format.clean(other)} most, {most:,}."
 
 
 def _loss(told: RunRecord) -> str:
@@ -227,7 +212,9 @@ def _loss(told: RunRecord) -> str:
     if not run.evaluations:
         return "The model was never judged: nothing can be said of its loss."
     ran_away = next((event for event in run.evaluations if not math.isfinite(event.test_loss)), None)
-    away = "" if ran_away is None else f"At pass {format.passes(ran_away.passes)} the test loss was no number any more."
+    away = (
+        "" if ran_away is None else f"At epoch {format.epochs(ran_away.passes)} the test loss was no number any more."
+    )
     if (best := run.best) is None:
         return away
     first, last = run.finite[0], run.finite[-1]
@@ -237,7 +224,7 @@ def _loss(told: RunRecord) -> str:
     if "objective" in last.metrics:  # it solves something: a test loss that rises is no mistake of the run
         return f"{said} {away}".strip()
     if best.test_loss < last.test_loss:
-        said += f" The best, {format.loss(best.test_loss)}, was at pass {format.passes(best.passes)}; it rose since."
+        said += f" The best, {format.loss(best.test_loss)}, was at epoch {format.epochs(best.passes)}; it rose since."
         if best.train_loss is not None and last.train_loss is not None and last.train_loss < best.train_loss:
             said += (
                 f" The training loss fell further, from {format.loss(best.train_loss)} to {format.loss(last.train_loss)}: "
@@ -247,7 +234,7 @@ def _loss(told: RunRecord) -> str:
         before = run.finite[-2].test_loss
         fell = (before - last.test_loss) / abs(before) if before else 0.0
         still = "it still fell at the end" if fell > STILL_FALLS else "it hardly changed at the end"
-        said += f" The last is the best, and {still} (by {percent(fell)} since the evaluation before)."
+        said += f" The last is the best, and {still} (by {format.share(fell)} since the evaluation before)."
     return f"{said} {away}".strip()
 
 
@@ -283,15 +270,15 @@ def _faults(told: RunRecord) -> str:
     saved = [event for event in happened if isinstance(event, Saved)]
     said = []
     came = [event for event in moves_of(happened) if isinstance(event, Joined)]
-    left = [event for event in gone if format.left_in_order(event)]
-    lost = [event for event in gone if not format.left_in_order(event)]
-    for events, what in ((came, "joined while it ran"), (left, "left in order"), (lost, "lost")):
-        if events:
-            verb = "" if events is not lost else " was" if len(events) == 1 else " were"
-            said.append(f"{format.nodes(events)}{verb} {what}.")
-    if gone:
-        slots = sum(event.slots for event in gone)
-        said += [f"Slots of theirs that were dealt again: {slots:,}."] if slots else []
+    left = [event for event in gone if event_line.left_in_order(event)]
+    lost = [event for event in gone if not event_line.left_in_order(event)]
+    joined = [f"{event_line.nodes(came)} joined while it ran."] if came else []
+    parts = [f"{event_line.nodes(left)} left in order."] if left else []
+    parts += [f"{event_line.nodes(lost)} {'was' if len(lost) == 1 else 'were'} lost."] if lost else []
+    if slots := sum(event.slots for event in gone):
+        parts.append(f"Slots of theirs that were dealt again: {slots:,}.")
+    # In the order of time: a server that came back was lost first.
+    said += [*joined, *parts] if not gone or (came and came[0].seconds < gone[0].seconds) else [*parts, *joined]
     if back:
         steps = sum(max(0, event.steps_before - event.steps_after) for event in back)
         said.append(f"The run went back to a checkpoint {_often(len(back))}, {format.many(steps, 'step')} in all.")
@@ -310,7 +297,7 @@ def _felt(after: list[float]) -> str:
         return f"After {never:,} of {format.many(len(after), 'such fault')} rows/s did not come back to 90% of what they were while it ran."
     if not worst:
         return "Rows/s were at 90% or more of what they were in the second after."
-    return f"Rows/s were back at 90% of what they were after {clock(worst)} at the latest."
+    return f"Rows/s were back at 90% of what they were after {format.latency(worst)} at the latest."
 
 
 def _often(number: int) -> str:
@@ -332,7 +319,7 @@ def of_several(runs: list[RunRecord]) -> list[str]:
     judged = [one for one in runs if one.run.best is not None]
     said = [emulated(runs)]
     silent = [one.name for one in runs if one.run.best is None]
-    said += [f"No loss is known of {format.names(silent)}: not compared."] if silent else []
+    said += [f"No loss is known of {event_line.names(silent)}: not compared."] if silent else []
     if len(judged) < 2:
         return [one for one in (*said, "There are no two runs with a loss to compare.") if one]
     if (differ := other_task(judged)) is not None:
@@ -362,7 +349,7 @@ def of_several(runs: list[RunRecord]) -> list[str]:
         said.append("A serial run has one core and nobody to talk to.")
     if 0 < len(still) < len(judged):
         said.append(
-            f"The clock of {format.names(still)} stands still while a model is judged, that of the others does not: their "
+            f"The clock of {event_line.names(still)} stands still while a model is judged, that of the others does not: their "
             f"evaluator computes beside the workers."
         )
     return [one for one in said if one]
@@ -384,7 +371,7 @@ def other_task(runs: list[RunRecord]) -> str | None:
     for what in ("data", "model", "test_rows", "features"):
         found = {str(getattr(one.run.started, what)) for one in runs if one.run.started}
         if len(found) > 1:
-            return f"{what.replace('_', ' ')}: {format.names(sorted(found))}"
+            return f"{what.replace('_', ' ')}: {event_line.names(sorted(found))}"
     return None
 
 
@@ -394,7 +381,11 @@ def _longer(one: RunRecord, first: RunRecord, loss: float) -> str:
     if soon <= 0 or not math.isfinite(late):
         return ""
     before = max((seconds_of(event) for event in one.run.finite if seconds_of(event) < late), default=0.0)
-    return f" ({times(late / soon)} times as long)" if before >= soon else " (too near to tell apart by evaluations)"
+    return (
+        f" ({format.times(late / soon)} times as long)"
+        if before >= soon
+        else " (too near to tell apart by evaluations)"
+    )
 
 
 def _why(first: RunRecord, one: RunRecord, loss: float) -> str:
@@ -405,18 +396,20 @@ def _why(first: RunRecord, one: RunRecord, loss: float) -> str:
     speeds = [
         examples / seconds for examples, seconds in ((x.examples, seconds_of(x)) for x in (here, there)) if seconds
     ]
-    said = f"Up to there {format.clean(one.name)} needed {times(there.examples / here.examples)} times the rows of "
+    said = (
+        f"Up to there {format.clean(one.name)} needed {format.times(there.examples / here.examples)} times the rows of "
+    )
     said += format.clean(first.name)
-    said += f", at {times(speeds[1] / speeds[0])} times its speed" if len(speeds) == 2 and speeds[0] else ""
+    said += f", at {format.times(speeds[1] / speeds[0])} times its speed" if len(speeds) == 2 and speeds[0] else ""
     mine, theirs = first.run.shares, one.run.shares
     if mine and theirs:
         kind = max(("wait", "communicate", "idle"), key=lambda what: abs(theirs[what] - mine[what]))
         verb = VERBS[kind]
         if abs(theirs[kind] - mine[kind]) >= MUCH:
-            said += f"; over the whole run its workers {verb} {percent(theirs[kind])} of their time, those of "
-            said += f"{format.clean(first.name)} {percent(mine[kind])}"
+            said += f"; over the whole run its workers {verb} {format.share(theirs[kind])} of their time, those of "
+            said += f"{format.clean(first.name)} {format.share(mine[kind])}"
     return f"{said}."
 
 
 def _short(seconds: float) -> str:
-    return format.duration(seconds) if seconds >= 1 else clock(seconds)
+    return format.duration(seconds) if seconds >= 1 else format.latency(seconds)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.events import Evaluated, RunEvent
 from shoal.filters import acts
-from shoal.views import charts
+from shoal.views import charts, format
 from shoal.views.axes import pictures
 from shoal.views.page import PictureSection, Section, TableSection
 from shoal.views.run_record import RunRecord
@@ -84,6 +84,36 @@ def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
     return {"counted": counts["updates counted"], "lost": counts["updates lost"]}
 
 
+def lost(canary: object) -> str:
+    """What Hogwild's canary found, in words; empty if there was none."""
+    found = canary if isinstance(canary, dict) else {}
+    counted, gone = found.get("counted"), found.get("lost")
+    if not isinstance(counted, int) or not isinstance(gone, int) or counted < 1:
+        return ""
+    part = f"{gone / counted:.2%}" if gone / counted < 0.1 else f"{gone / counted:.0%}"
+    how_many = f"{gone:,} ({part})" if gone else "none"
+    return (
+        f"of {counted:,} updates of one cell that everybody writes to, {how_many} {'was' if gone < 2 else 'were'} lost"
+    )
+
+
+def models(spread: object) -> str:
+    """What a summary says of models that are each worker's own; empty if there are none."""
+    found = spread if isinstance(spread, dict) else {}
+    best, worst, apart = (format.number(found.get(name)) for name in ("best", "worst", "distance"))
+    if best is None or worst is None or apart is None:
+        return ""
+    rounds, pieces = format.number(found.get("rounds")), format.number(found.get("pieces"))
+    after = "" if rounds is None else f" after {format.rounds(rounds)}"
+    if not apart:
+        return f"every worker has this model{after}"
+    forever = "" if pieces is None else f"; they are in {pieces:,.0f} pieces, and never agree"
+    return (
+        f"this is the mean of all models, which no worker has: their own have test losses of {format.loss(best)} to "
+        f"{format.loss(worst)}, and are {format.distance(apart)} from it{after}{forever}"
+    )
+
+
 def staleness(histogram: Sequence[int]) -> dict[str, Any]:
     """Of the pushes that were counted: how many others came between what they read and them."""
     counts = np.asarray(histogram, np.int64)
@@ -110,9 +140,9 @@ def line(summary: Mapping[str, Any]) -> str:
         if not found["ratio"][way]:
             continue
         saved, plain, sent = numbered.get(way, 0), found["plain"][way], found["sent"][way]
-        part = f"{_size(sent)} {said} instead of {_size(plain - saved)} ({(plain - saved) / sent:.1f} times fewer)"
+        part = f"{format.size(sent)} {said} instead of {format.size(plain - saved)} ({(plain - saved) / sent:.1f} times fewer)"
         if saved:
-            part += f" and of {_size(plain)} without lists by number ({plain / sent:.1f} times)"
+            part += f" and of {format.size(plain)} without lists by number ({plain / sent:.1f} times)"
         parts.append(part)
     lost = f"; lost with workers: {found['lost']:.3g}" if found["lost"] else ""
     left = f"; left for later: {found['left']:.3g}" if found["left"] else ""
@@ -152,10 +182,6 @@ def section(runs: Sequence[RunRecord]) -> Section | None:
 
 def _cells(pair: Sequence[int]) -> list[str]:
     return [f"{size / 1e6:,.2f} MB" if size else "-" for size in pair]
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
 
 
 def _ratio(plain: int, sent: int) -> float | None:

@@ -1,7 +1,7 @@
 """The live picture of a run: a function from what is known to lines of text that fit the terminal.
 
     rcv1 · logistic · bounded · 4 workers x 2 servers · 2 cores
-    ━━━━━━━━━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━  pass 6.4 of 10  12 s
+    ━━━━━━━━━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━  epoch 6.4 of 10  12 s
     1,204,331 rows/s   train loss 0.1312   4 workers at work
      pass seconds test loss accuracy    auc          the last evaluations
     ...                                              a curve of the losses, the last happenings, a note
@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Gone, RolledBack, Warned
-from shoal.views import format
+from shoal.views import event_line, format
 from shoal.views.braille import Stroke, chart
+from shoal.views.event_line import MoveSummary, together
 from shoal.views.live_state import LiveState
-from shoal.views.moves import MoveSummary, said, together
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -73,7 +73,7 @@ def _head(so_far: LiveState, width: int, now: float, epochs: float | None, plain
     if so_far.started is None and now == 0:
         return []
     point = " | " if plain else " · "
-    parts = [Text(part, "bold") for part in format.title(so_far.started)] if so_far.started else []
+    parts = [Text(part, "bold") for part in event_line.title(so_far.started)] if so_far.started else []
     return [
         *_folded(parts, Text(point, "dim"), width),
         _bar(so_far, width, now, epochs, plain),
@@ -105,9 +105,9 @@ def _bar(so_far: LiveState, width: int, now: float, epochs: float | None, plain:
     from rich.text import Text
 
     known = epochs is not None and format.finite(epochs) and epochs > 0
-    of = f" of {format.passes(epochs)}" if epochs is not None and known else ""
+    of = f" of {format.epochs(epochs)}" if epochs is not None and known else ""
     time = format.duration(so_far.seconds if so_far.stopped else now)
-    said = f"pass {format.passes(so_far.passes)}{of}   {time}"
+    said = f"epoch {format.epochs(so_far.passes)}{of}   {time}"
     cells = width - len(said) - 2
     if epochs is None or not known or not format.finite(so_far.passes) or cells < 6:
         return Text(said)
@@ -134,7 +134,7 @@ def _table(shown: list[Evaluated], best: Evaluated | None, width: int, plain: bo
         mark, style = (star, f"bold {TEST}") if event is best else (" ", TEST)
         lines.append(
             Text.assemble(
-                f"{format.passes(event.passes):>5}{format.seconds(event.seconds):>8}",
+                f"{format.epochs(event.passes):>5}{format.seconds(event.seconds):>8}",
                 (f" {mark} {format.loss(event.test_loss)}".rjust(10), style),
                 rest,
             )
@@ -160,7 +160,7 @@ def _tail(so_far: LiveState, note: str) -> list[Text]:
 
     lines = [
         Text(
-            f"{format.seconds(event.seconds):>6} s  {said(event) if isinstance(event, MoveSummary) else format.news(event)}",
+            f"{format.seconds(event.seconds):>6} s  {event_line.news(event)}",
             BAD if _is_bad(event) else "",
         )
         for event in together(so_far.happenings)[-HAPPENINGS:]
@@ -169,16 +169,16 @@ def _tail(so_far: LiveState, note: str) -> list[Text]:
         lines.append(Text(f"stopped: {format.clean(so_far.stopped.why)}", "bold"))
         if best := so_far.best:
             lines.append(
-                Text(f"best test loss {format.loss(best.test_loss)} at pass {format.passes(best.passes)}", TEST)
+                Text(f"best test loss {format.loss(best.test_loss)} at epoch {format.epochs(best.passes)}", TEST)
             )
     if note:
         lines.append(Text(note, "dim"))
     return lines
 
 
-def _is_bad(event: format.News | MoveSummary) -> bool:
+def _is_bad(event: event_line.News | MoveSummary) -> bool:
     if isinstance(event, Gone):
-        return not format.left_in_order(event)
+        return not event_line.left_in_order(event)
     return isinstance(event, RolledBack | Warned)
 
 

@@ -22,9 +22,8 @@ from shoal.events import (
     Voided,
     Warned,
 )
-from shoal.views import format, moves
-from shoal.views.axes import clock
-from shoal.views.moves import MoveSummary
+from shoal.views import event_line, format
+from shoal.views.event_line import MoveSummary
 from shoal.views.page import Section, TableSection
 from shoal.views.run_record import Happened, RunRecord, began
 
@@ -37,7 +36,7 @@ def sections(one: RunRecord, of: str) -> list[Section]:
     wrong, came, saved = _sorted(told)
     found = []
     if wrong:
-        rows = [[seconds(event.seconds), *_told(event), _felt(one, event)] for event in wrong[:HAPPENINGS]]
+        rows = [[format.exact_seconds(event.seconds), *_told(event), _felt(one, event)] for event in wrong[:HAPPENINGS]]
         caption = (
             "Back: how long until rows/s were at 90% of what they were before, for a second, since it was first to be felt."
             f"{_more(wrong)}"
@@ -45,17 +44,23 @@ def sections(one: RunRecord, of: str) -> list[Section]:
         table = TableSection(["seconds", "", "what", "back"], rows, caption)
         found.append(Section(f"Faults and recoveries{of}", [], [], [table]))
     if came:
-        groups = moves.together(came)
+        groups = event_line.together(came)
         rows = [[_when(group), *_told(group)] for group in groups[:HAPPENINGS]]
         table = TableSection(
             ["seconds", "", "what"],
             rows,
             f"Who came and went in order, and what changed hands meanwhile.{_more(groups)}",
         )
-        found.append(Section(f"Comings and goings{of}", [], [], [table]))
+        found.append(Section(f"Membership changes{of}", [], [], [table]))
     if saved:
         rows = [
-            [seconds(one.seconds), f"{one.number:,}", f"{one.steps:,}", mega(one.bytes), clock(one.took)]
+            [
+                format.exact_seconds(one.seconds),
+                f"{one.number:,}",
+                f"{one.steps:,}",
+                format.size(one.bytes),
+                format.latency(one.took),
+            ]
             for one in saved[-HAPPENINGS:]
         ]
         table = TableSection(["seconds", "checkpoint", "steps", "size", "took"], rows, "The run went on meanwhile.")
@@ -72,7 +77,7 @@ def _sorted(told: Sequence[Happened]) -> tuple[list[Happened], list[Happened], l
             case Saved():
                 saved.append(event)
             case Gone():
-                lost[event.name] = not format.left_in_order(event)
+                lost[event.name] = not event_line.left_in_order(event)
                 (wrong if lost[event.name] else came).append(event)
             case Joined():
                 (wrong if lost.pop(event.name, False) else came).append(event)
@@ -92,20 +97,20 @@ _CALLED: dict[type, str] = {
 def _told(event: Happened | MoveSummary) -> tuple[str, str]:
     match event:
         case MoveSummary():
-            return _CALLED[MoveSummary], moves.said(event)
+            return _CALLED[MoveSummary], event_line.news(event)
         case Saved(number=number):  # in a section of their own
             return "saved", f"checkpoint {number:,}"
-        case Gone() if format.left_in_order(event):
-            return "left", format.news(event)
+        case Gone() if event_line.left_in_order(event):
+            return "left", event_line.news(event)
         case Gone():
-            return "lost", format.news(event)
+            return "lost", event_line.news(event)
         case _:
-            return _CALLED[type(event)], format.news(event).removeprefix("warning: ")
+            return _CALLED[type(event)], event_line.news(event).removeprefix("warning: ")
 
 
 def _when(event: Happened | MoveSummary) -> str:
-    first = seconds(event.seconds)
-    last = seconds(event.until) if isinstance(event, MoveSummary) else first
+    first = format.exact_seconds(event.seconds)
+    last = format.exact_seconds(event.until) if isinstance(event, MoveSummary) else first
     return first if first == last else f"{first} to {last}"
 
 
@@ -119,13 +124,4 @@ def _felt(one: RunRecord, event: Happened) -> str:
     after = one.run.back_after(began(event))
     if after is None:
         return "-"
-    return "not felt" if after == 0 else "not while it ran" if math.isinf(after) else clock(after)
-
-
-def mega(number: float) -> str:
-    return f"{number / 1e6:,.1f} MB"
-
-
-def seconds(value: float) -> str:
-    """To the hundredth, and finer where that would be nothing."""
-    return f"{value:.3g}" if 0 < value < 0.1 else f"{value:,.2f}" if value < 100 else f"{value:,.1f}"
+    return "not felt" if after == 0 else "not while it ran" if math.isinf(after) else format.latency(after)

@@ -66,7 +66,7 @@ class EventLines:
         self._notes = LinePacing()
         self._counted = (0.0, 0)  # seconds and examples when the last rate was told
         self._held: Evaluated | None = None  # evaluated, not told yet
-        self._news: list[format.News] = []  # happened, not told yet
+        self._news: list[event_line.News] = []  # happened, not told yet
         self._last_news = -math.inf
         self._shown = 0.0  # the latest time that a line has
         self._subject = ""
@@ -87,11 +87,11 @@ class EventLines:
                 return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
             case Stopped():
                 return [*self.end(), self._stopped(event)]
-            case _ if self._verbosity > 1 and isinstance(event, format.News | Saved | Delayed):
+            case _ if self._verbosity > 1 and isinstance(event, event_line.News | Saved | Delayed):
                 return [event_line.line(event)]
             case Linked(why=""):  # as it begins
-                return [f"{event_line.clock(event.seconds)}  {format.linked(event)}"]
-            case _ if format.is_news(event):
+                return [f"{event_line.clock(event.seconds)}  {event_line.linked(event)}"]
+            case _ if event_line.is_news(event):
                 return self._tell_happening(event)
             case _:  # a checkpoint was saved, say: that is as it should be
                 return []
@@ -138,7 +138,7 @@ class EventLines:
         self._held = event
         return []
 
-    def _tell_happening(self, event: format.News) -> list[str]:
+    def _tell_happening(self, event: event_line.News) -> list[str]:
         if event.seconds - self._last_news > max(QUIET, self._happenings.wait):
             self._happenings = LinePacing(-math.inf)
         self._last_news = event.seconds
@@ -148,7 +148,7 @@ class EventLines:
     def _tell_news(self, now: float) -> list[str]:
         if not self._news or not self._happenings.due(now):
             return []
-        when, said = self._news[-1].seconds, format.summary(self._news)
+        when, said = self._news[-1].seconds, event_line.summary(self._news)
         self._news.clear()
         if when < self._shown:  # it was held back, and others were told meanwhile: times go one way
             return [f"{event_line.clock(self._shown)}  {said} (at {format.duration(when)})"]
@@ -157,13 +157,15 @@ class EventLines:
 
     def _stopped(self, event: Stopped) -> str:
         best = self._so_far.best
-        so_good = f"; best test loss {format.loss(best.test_loss)} at pass {format.passes(best.passes)}" if best else ""
+        so_good = (
+            f"; best test loss {format.loss(best.test_loss)} at epoch {format.epochs(best.passes)}" if best else ""
+        )
         return f"{event_line.clock(event.seconds)}  stopped: {format.clean(event.why)}{so_good}"
 
 
 def _at(event: Progress | Evaluated) -> str:
-    return f"{event_line.clock(event.seconds)}  pass {format.passes(event.passes):<3}"
+    return f"{event_line.clock(event.seconds)}  epoch {format.epochs(event.passes):<3}"
 
 
 def _evaluated(event: Evaluated) -> str:
-    return f"{_at(event)}  {format.evaluation(event)}"
+    return f"{_at(event)}  {event_line.evaluation(event)}"

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
-from shoal.views import format
+from shoal.views import event_line, format
 
 EVALUATIONS = 6  # kept to be shown
 HAPPENINGS = 32  # kept: many moves become one line
@@ -56,7 +56,7 @@ class LiveState:
     workers: int | None = None
     best: Evaluated | None = None
     evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=EVALUATIONS))
-    happenings: deque[format.News] = field(default_factory=lambda: deque(maxlen=HAPPENINGS))
+    happenings: deque[event_line.News] = field(default_factory=lambda: deque(maxlen=HAPPENINGS))
     train: Curve = field(default_factory=Curve)
     test: Curve = field(default_factory=Curve)
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque([(0.0, 0)]))  # seconds, examples
@@ -79,7 +79,7 @@ class LiveState:
                 self._judge(event)
             case Stopped():
                 self.stopped = event
-        if format.is_news(event):
+        if event_line.is_news(event):
             self.happenings.append(event)
 
     def _far(self, event: Progress | Evaluated) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.events import Evaluated, Gone, Joined, Progress, Resumed, RunEvent, Started, Stopped
-from shoal.views import format
+from shoal.views import event_line, format
 
 ROLES = ("server", "worker")
 Move = Joined | Gone  # once training has begun
@@ -64,7 +64,7 @@ class MembershipHistory:
             case Gone():
                 self._training = True
                 self._end(event)
-                if format.left_in_order(event):
+                if event_line.left_in_order(event):
                     self._left.append(event)
                     return
             case Stopped():
@@ -132,12 +132,12 @@ def role_of(event: Joined | Gone) -> str:
 def kind(event: Move) -> str:
     if isinstance(event, Joined):
         return "joined"
-    return "left" if format.left_in_order(event) else "lost"
+    return "left" if event_line.left_in_order(event) else "lost"
 
 
 def is_over(event: object, stopped: Stopped) -> bool:
     """One that left in order, and the run had ended."""
-    return isinstance(event, Gone) and event.seconds >= stopped.seconds and format.left_in_order(event)
+    return isinstance(event, Gone) and event.seconds >= stopped.seconds and event_line.left_in_order(event)
 
 
 def moves_of(events: Sequence[object]) -> list[Move]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Progress, RunEvent, Voided, Warned
 from shoal.views import axes as draw
-from shoal.views import format, member_plots
+from shoal.views import event_line, format, member_plots
 from shoal.views.axes import DASHES, INK, PALE, SERIES, TEST, TRAIN
 from shoal.views.members import moves_of
 from shoal.views.run_record import RunMetrics, RunRecord, account, emulation, seconds_of
@@ -100,7 +100,7 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
         member_plots.strip(panels[-1], moves, end, scale)
     panels[-1].set_xlabel(f"{unit} since training began")
     panels[-1].set_xlim(-0.012 * end, 1.012 * end)
-    headline = title or (" · ".join(format.what(run.started)) if run.started else "")
+    headline = title or (" · ".join(event_line.what(run.started)) if run.started else "")
     draw.headline(figure, headline, _caption(run, left_out))
     if path is not None:
         draw.save(figure, path)
@@ -155,7 +155,7 @@ def draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
     label = "test, of the mean of all models" if each else "test"
     drawn = [*train.y, *_curve(axes, [seconds_of(event) / scale for event in judged], judged, TEST, label)]
     if run.best is not None:
-        label = f"best test loss {format.loss(run.best.test_loss)} at epoch {format.passes(run.best.passes)}"
+        label = f"best test loss {format.loss(run.best.test_loss)} at epoch {format.epochs(run.best.passes)}"
         at = ([seconds_of(run.best) / scale], [run.best.test_loss])
         axes.plot(*at, "*", color=TEST, markersize=15, markeredgecolor="white", zorder=5, label=label)
     if each:
@@ -230,12 +230,12 @@ def _caption(run: RunMetrics, left_out: int) -> str:
         s = run.started
         said.append(
             f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
-            f"{format.clean(s.model)}, {format.clean(s.strategy)}, {run.attendance.crew()}{format.on_cores(s)}, "
+            f"{format.clean(s.model)}, {format.clean(s.strategy)}, {run.attendance.crew()}{event_line.on_cores(s)}, "
             f"batches of {s.batch:,}, seed {s.seed}."
         )
         said += [emulation(s.emulated)] if s.emulated else []
     told: list[Progress | Evaluated] = [*run.progress[-1:], *run.evaluations[-1:]]
-    epochs = format.passes(max((event.passes for event in told), default=0.0))
+    epochs = format.epochs(max((event.passes for event in told), default=0.0))
     far = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {run.examples:,} rows"
     lasted = format.duration(run.seconds) if run.seconds >= 1 else f"{run.seconds * 1_000:.3g} ms"
     if run.stopped:
@@ -247,7 +247,7 @@ def _caption(run: RunMetrics, left_out: int) -> str:
     if voided := sum(isinstance(event, Voided) for event in run.happened):
         said.append(f"{format.many(voided, 'slot')} void.")
     if warned := [event for event in run.happened if isinstance(event, Warned)]:
-        said.append(f"{format.summary(warned).capitalize()}.")
+        said.append(f"{event_line.summary(warned).capitalize()}.")
     return " ".join(said)
 
 

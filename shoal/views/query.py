@@ -76,7 +76,7 @@ def facts(seen: QuerySnapshot) -> dict[str, Any]:
 
 def line(seen: QuerySnapshot) -> str:
     told = seen.overview
-    parts = [f"pass {format.passes(_passes(seen.course))}"] if seen.course is not None else []
+    parts = [f"epoch {format.epochs(_passes(seen.course))}"] if seen.course is not None else []
     parts.append(f"{told['nonzero']:,} of {told['weights']:,} weights are not zero")
     parts += [f"{name} {_figure(told[name])}" for name in ("l1", "l2", "largest")]
     if seen.top:
@@ -113,9 +113,9 @@ def _head(seen: QuerySnapshot, width: int) -> Text:
     course = seen.course
     if course is None:
         return text.append("" if seen.live else "  as its run has left it", "dim")
-    said = f"pass {format.passes(_passes(course))}"
+    said = f"epoch {format.epochs(_passes(course))}"
     if course.limit < ENDLESS:
-        said += f" of {format.passes(course.limit / max(1, course.per_pass))}"
+        said += f" of {format.epochs(course.limit / max(1, course.per_pass))}"
     return text.append(f"  {said}  {course.steps:,} steps  {format.duration(course.seconds)}", "green")
 
 

@@ -9,6 +9,7 @@ from shoal.events import RolledBack
 from shoal.views import (
     charts,
     consensus,
+    event_line,
     explain,
     figures,
     format,
@@ -17,16 +18,13 @@ from shoal.views import (
     plots,
     timeline,
 )
-from shoal.views.axes import clock, pictures
+from shoal.views.axes import pictures
 from shoal.views.explain import VERBS
-from shoal.views.incidents import mega, seconds
 from shoal.views.members import moves_of
 from shoal.views.page import PictureSection, Section, TableSection
 from shoal.views.run_record import (
-    CLOCK_STOPS,
     OF_WORKERS,
     RunRecord,
-    number,
     seconds_of,
     unlike,
 )
@@ -56,7 +54,7 @@ def title(runs: Sequence[RunRecord]) -> str:
         return f"{len(runs)} runs: {', '.join([*names[:NAMED], *more])}"
     started = runs[0].run.started
     who = runs[0].run.attendance.crew()
-    return f"{runs[0].name}: {' · '.join(format.title(started, who)) if started else 'a run'}"
+    return f"{runs[0].name}: {' · '.join(event_line.title(started, who)) if started else 'a run'}"
 
 
 def _of(one: RunRecord, runs: Sequence[RunRecord]) -> str:
@@ -68,9 +66,9 @@ def _of(one: RunRecord, runs: Sequence[RunRecord]) -> str:
 
 def _seen(runs: Sequence[RunRecord]) -> list[Section]:
     if len(runs) == 1:
-        return [Section("What is seen", [*explain.of_one(runs[0]), *runs[0].problems])]
+        return [Section("Findings", [*explain.of_one(runs[0]), *runs[0].problems])]
     each = [f"{format.clean(one.name)}: {' '.join([*explain.of_one(one, among=True), *one.problems])}" for one in runs]
-    return [Section("What is seen", explain.of_several(list(runs))), Section("What is seen of each run", each)]
+    return [Section("Findings", explain.of_several(list(runs))), Section("Findings of each run", each)]
 
 
 def _figures(runs: Sequence[RunRecord]) -> Section:
@@ -111,7 +109,7 @@ def _metrics(one: RunRecord) -> dict[str, float]:
 def _row(one: RunRecord, common: float | None, names: Sequence[str]) -> list[str]:
     run, stale = one.run, one.staleness
     last = run.finite[-1].test_loss if run.finite else None
-    row = [_workers_of(one), seconds(run.seconds)]
+    row = [_workers_of(one), format.exact_seconds(run.seconds)]
     row += ["-" if one.cpu is None else explain.cpu(one.cpu)]
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [format.loss(run.best.test_loss if run.best else None), format.loss(last)]
@@ -119,7 +117,7 @@ def _row(one: RunRecord, common: float | None, names: Sequence[str]) -> list[str
     row += [format.metric(name, found.get(name)) for name in names]
     if common is not None:
         there = run.reached(common)
-        row += [seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
+        row += [format.exact_seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
     return [*row, *(_share(run.shares, kind) for kind in OF_WORKERS), f"{stale[1]:.3g}" if stale else "-"]
 
 
@@ -140,7 +138,7 @@ def _trained(runs: Sequence[RunRecord]) -> Section | None:
         if (s := one.run.started) is not None:
             said.append(
                 f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features, "
-                f"{s.slots:,} slots of {s.batch:,} rows in a pass."
+                f"{s.slots:,} slots of {s.batch:,} rows in an epoch."
             )
     return Section("What was trained", said, [], [TableSection(heads, rows, "Settings that are not the defaults.")])
 
@@ -158,7 +156,7 @@ def _machine(runs: Sequence[RunRecord]) -> Section | None:
     for one in runs:
         told = one.summary.get("machine")
         if isinstance(told, dict):
-            memory = number(told.get("memory"))
+            memory = format.number(told.get("memory"))
             row = [one.name, _cores(one, told), *(str(told.get("processor") or "-") for _ in "1")]
             row += ["-" if memory is None else f"{memory / 2**30:.1f} GB"]
             row += [str(told.get(what, "-")) for what in ("platform", "python", "numpy", "load")]
@@ -195,12 +193,12 @@ def _evaluations(one: RunRecord) -> TableSection:
     shown = [one for at, one in enumerate(events) if at % every == 0 or one is best or one is events[-1]]
     metrics = list(dict.fromkeys(name for event in events for name in event.metrics))
     apart = consensus.columns(events)
-    heads = ["evaluation", "seconds", "pass", "rows", "train loss", "test loss", *metrics, *apart, "workers"]
+    heads = ["evaluation", "seconds", "epoch", "rows", "train loss", "test loss", *metrics, *apart, "workers"]
     rows = [
         [
             f"{event.number:,}",
-            seconds(seconds_of(event)),
-            format.passes(event.passes),
+            format.exact_seconds(seconds_of(event)),
+            format.epochs(event.passes),
             f"{event.examples:,}",
             format.loss(event.train_loss),
             format.loss(event.test_loss),
@@ -247,7 +245,7 @@ def _workers(one: RunRecord) -> TableSection:
     rows = []
     for node in one.run.workers:
         pace = node.per_slot
-        row = [node.name, f"{node.slots:,}" if node.exact else "-", "-" if pace is None else clock(pace)]
+        row = [node.name, f"{node.slots:,}" if node.exact else "-", "-" if pace is None else format.latency(pace)]
         rows.append([*row, *(_share(node.shares, kind) for kind in OF_WORKERS)])
     partly = "" if all(node.exact for node in one.run.workers) else " Shares are of the time that was recorded."
     return TableSection(
@@ -279,15 +277,15 @@ def _stretches(runs: Sequence[RunRecord]) -> str:
     windows = timeline.default_windows([one.run for one in runs])
     (since, until), whole = windows[0], runs[0].run.seconds
     if len(runs) > 1:
-        return f"{clock(until - since)} of each run, after it warmed up"
+        return f"{format.latency(until - since)} of each run, after it warmed up"
     if until - since >= 0.99 * whole:
         return "The whole run"
-    return f"{clock(until - since)} of the {clock(whole)} that it ran, {since:,.1f} s after the beginning"
+    return f"{format.latency(until - since)} of the {format.latency(whole)} that it ran, {since:,.1f} s after the beginning"
 
 
 def _emulated(runs: Sequence[RunRecord]) -> str:
     told = list(dict.fromkeys(one.emulated for one in runs if one.emulated))
-    return f" Not real: {'; '.join(told)}." if told else ""
+    return f" Emulated compute: {'; '.join(told)}." if told else ""
 
 
 def _staleness(runs: Sequence[RunRecord]) -> Section | None:
@@ -295,7 +293,7 @@ def _staleness(runs: Sequence[RunRecord]) -> Section | None:
     if not told:
         return None
     rows = [
-        [one.name, f"{mean:.3g}", f"{p95:,}", explain.most_stale(most)]
+        [one.name, f"{mean:.3g}", f"{p95:,}", format.most_stale(most)]
         for one in told
         if one.staleness
         for _, mean, p95, most in [one.staleness]
@@ -315,13 +313,13 @@ def _staleness(runs: Sequence[RunRecord]) -> Section | None:
 def _bytes(runs: Sequence[RunRecord]) -> Section | None:
     rows = []
     for one in runs:
-        sent, received = number(one.summary.get("bytes_sent")), number(one.summary.get("bytes_received"))
-        examples, steps = number(one.summary.get("examples")), number(one.summary.get("steps"))
+        sent, received = format.number(one.summary.get("bytes_sent")), format.number(one.summary.get("bytes_received"))
+        examples, steps = format.number(one.summary.get("examples")), format.number(one.summary.get("steps"))
         if sent is None or received is None or not sent + received:
             continue
         both = sent + received
         per = [f"{both / what:,.0f} B" if what else "-" for what in (examples, steps)]
-        rows.append([one.name, mega(sent), mega(received), *per, figures.known_keys(one.summary)])
+        rows.append([one.name, format.size(sent), format.size(received), *per, figures.known_keys(one.summary)])
     if not rows:
         return None
     first = 0 if len(runs) > 1 else 1
@@ -340,13 +338,14 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
         return None
     rows = []
     for one, cpu in told:
-        examples = number(one.summary.get("examples")) or 0.0
+        examples = format.number(one.summary.get("examples")) or 0.0
         per = f"{1e6 * cpu / examples:,.3g}" if examples else "-"
-        busy = f"{cpu / one.run.seconds:,.2f}" if one.run.seconds and one.strategy not in CLOCK_STOPS else "-"
-        rows.append([one.name, seconds(one.run.seconds), explain.cpu(cpu), busy, per])
+        elapsed = format.number(one.summary.get("elapsed_seconds"))  # runs of earlier versions have none
+        busy = f"{cpu / elapsed:,.2f}" if elapsed else "-"
+        rows.append([one.name, format.exact_seconds(one.run.seconds), explain.cpu(cpu), busy, per])
     first = 0 if len(runs) > 1 else 1
     heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]
-    caption = "CPU seconds are of all processes of a run, starting and judging included, that were started on its own machine, since it was last taken up; where the clock stands still meanwhile, no share is told."
+    caption = "CPU seconds are of all processes of a run that were started on its own machine, since it was last taken up, starting and judging included; so is the time that they are divided by."
     table = TableSection(heads[first:], [row[first:] for row in rows], caption)
     drawn = pictures("cost", lambda: charts.costs([one for one, _ in told]), "Seconds of the clock, and CPU seconds.")
     return Section("What it cost", [], drawn if len(told) > 1 else [], [table])
@@ -370,7 +369,7 @@ def _members(one: RunRecord, runs: Sequence[RunRecord]) -> Section | None:
     drawn += pictures(
         f"parts-{one.name}",
         lambda: member_plots.parts(run),
-        "How many parts of the model each server held, one above the other. Upright lines: a server joined, left in order or was lost.",
+        "How many segments of the model each server held, one above the other. Upright lines: a server joined, left in order or was lost.",
     )
     heads = ["evaluation", *(f"{event.number:,}" for event in run.evaluations[:EVALUATIONS])]
     row = ["workers", *(str(event.workers) for event in run.evaluations[:EVALUATIONS])]
@@ -390,4 +389,4 @@ def _delay(one: RunRecord, runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _share(shares: dict[str, float], kind: str) -> str:
-    return explain.percent(shares[kind]).replace("less than ", "<") if shares else "-"
+    return format.share(shares[kind]).replace("less than ", "<") if shares else "-"

@@ -325,7 +325,7 @@ class RunRecord:
     @property
     def speed(self) -> float | None:
         """Rows a second, evaluations at the very end aside."""
-        rate = number(self.summary.get("examples_per_second"))
+        rate = format.number(self.summary.get("examples_per_second"))
         if rate:
             return rate
         last = self.run.progress[-1] if self.run.progress else None
@@ -334,7 +334,7 @@ class RunRecord:
     @property
     def cpu(self) -> float | None:
         """Seconds of computing by all its processes; None if it did not say."""
-        return number(self.summary.get("cpu_seconds"))
+        return format.number(self.summary.get("cpu_seconds"))
 
     @property
     def staleness(self) -> tuple[list[int], float, int, int] | None:
@@ -343,7 +343,7 @@ class RunRecord:
         if not isinstance(told, dict) or not isinstance(told.get("counts"), list):
             return None
         counts = [one for one in told["counts"] if isinstance(one, int) and one >= 0]
-        mean, p95, most = (number(told.get(what)) for what in ("mean", "p95", "max"))
+        mean, p95, most = (format.number(told.get(what)) for what in ("mean", "p95", "max"))
         if not sum(counts) or mean is None or p95 is None or most is None:
             return None
         return counts, mean, int(p95), int(most)
@@ -377,11 +377,6 @@ def read(folder: Path) -> RunRecord:
     _read_summary(told, folder / "summary.json")
     _read_job(told, folder / "job.toml")
     return told
-
-
-def number(value: object) -> float | None:
-    """A figure of a summary, if it is one."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _read_summary(told: RunRecord, path: Path) -> None:

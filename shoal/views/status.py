@@ -109,7 +109,7 @@ def page(
     if not segments:
         parts += [Text(""), Text("no tables yet", "dim")]
     if len(segments) > SEGMENTS and not everything and not brief:
-        parts.append(fitted(Text(f"  {len(segments):,} parts: --segments shows them one by one", "dim")))
+        parts.append(fitted(Text(f"  {len(segments):,} segments: --segments shows them one by one", "dim")))
     parts += [fitted(Text(f"{format.clean(name)} does not answer", "red")) for name in status.silent]
     if refused := refused_of(status):
         said = ", ".join(f"{number:,} by {what}" for what, number in refused.items())
@@ -151,7 +151,7 @@ def _head(status: ClusterStatus, where: str, width: int, numbers: bool) -> list[
     from rich.text import Text
 
     standing = status.standing
-    parts = ["1 copy of each part" if standing.copies == 1 else f"{standing.copies} copies of each part"]
+    parts = ["1 copy of each segment" if standing.copies == 1 else f"{standing.copies} copies of each segment"]
     saved = format.clean(standing.checkpoint).rstrip("/").rpartition("/")[2]
     parts.append(f"checkpoint {saved}" if saved else "no checkpoint yet")
     if standing.term > 1:
@@ -175,9 +175,9 @@ def _course(status: ClusterStatus, width: int) -> Text:
 
     course = status.standing.course
     assert course is not None
-    said = f"pass {format.passes(course.done / course.per_pass)}"
+    said = f"epoch {format.epochs(course.done / course.per_pass)}"
     if course.limit < ENDLESS:
-        said += f" of {format.passes(course.limit / course.per_pass)}"
+        said += f" of {format.epochs(course.limit / course.per_pass)}"
     said += f"   {course.steps:,} steps   {format.duration(course.seconds)}"
     if course.over:
         said += f"   {format.clean(course.over)}"
@@ -207,7 +207,7 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
             "heard": _heard(one, newest),
             "view": _styled(f"{one.view:,}", "yellow" if one.view < newest else "") if numbers else "",
             "steps": "" if clock is None else "parked" if clock < 0 else f"{clock:,}",
-            "parts": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
+            "segments": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
             "keys/s": f"{one.load:,.0f}" if one.load else "",
             "at": _styled(_place(one.address), ""),
         })  # fmt: skip
@@ -255,7 +255,7 @@ def _table_line(name: str, mine: list[SegmentStatus], copies: int) -> Text:
 
     versions = [copy.version for one in mine for copy in one.copies[:1] if copy.version is not None]
     whole = sum(sum(copy.role != "filling" for copy in one.copies) >= copies for one in mine)
-    said = [format.many(len(mine), "part")]
+    said = [format.many(len(mine), "segment")]
     if versions:
         low, high = min(versions), max(versions)
         said.append(f"version {low:,}" if low == high else f"versions {low:,} to {high:,}")
@@ -268,10 +268,10 @@ def _table_line(name: str, mine: list[SegmentStatus], copies: int) -> Text:
 
 
 def _segments(mine: list[SegmentStatus], letters: dict[str, str], numbers: bool) -> Table:
-    epoch = ["epoch"] if numbers else []
+    epoch = ["fence"] if numbers else []
     kept = any(len(one.copies) > 1 for one in mine)
     copies = ["copies and how far they are behind"] if kept else []
-    table = _plain_table("part", "keys", *epoch, "primary", "version", *copies)
+    table = _plain_table("segment", "keys", *epoch, "primary", "version", *copies)
     for one in mine:
         first = one.copies[0] if one.copies and one.copies[0].role == "primary" else None
         version = "-" if first is None or first.version is None else f"{first.version:,}"
@@ -327,6 +327,6 @@ def _plain_table(*heads: str) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for head in heads:
-        right = head in ("incarnation", "view", "steps", "part", "epoch", "version", "parts", "keys/s")
+        right = head in ("incarnation", "view", "steps", "segment", "fence", "version", "segments", "keys/s")
         table.add_column(head, justify="right" if right else "left", no_wrap=True)
     return table

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.events import Gone, Joined, Resumed, RolledBack, RunEvent, Saved
 from shoal.nodes.time_accounting import KINDS
 from shoal.views import axes as draw
-from shoal.views import format
-from shoal.views.axes import GRID, INK, JOINED, LOST, PALE, clock
+from shoal.views import event_line, format
+from shoal.views.axes import GRID, INK, JOINED, LOST, PALE
 from shoal.views.run_record import OF_WORKERS, NodeMetrics, RunMetrics, Span, account, median
 
 if TYPE_CHECKING:
@@ -216,9 +216,9 @@ def _marks(axes: Axes, run: RunMetrics, part: Window) -> None:
             case Saved(number=number):
                 said, color = f"checkpoint {number:,}", INK
             case Joined():
-                said, color = f"{format.who(event)} joined", JOINED
+                said, color = f"{event_line.who(event)} joined", JOINED
             case Gone():
-                said, color = f"{format.who(event)} {'left' if format.left_in_order(event) else 'gone'}", LOST
+                said, color = f"{event_line.who(event)} {'left' if event_line.left_in_order(event) else 'gone'}", LOST
             case RolledBack() | Resumed():
                 said, color = "goes back" if isinstance(event, RolledBack) else "goes on", LOST
             case _:
@@ -252,9 +252,14 @@ def step(run: RunMetrics) -> Figure | None:
     for kind, a, b in inside:
         axes.broken_barh([(a - begin, b - a)], (0.0, 0.5), facecolor=COLORS[kind], linewidth=0)
     computed = inside[0][2] - begin
-    _brace(axes, 0.0, computed, f"1 compute\n{clock(computed)}", COLORS["compute"], -0.18)
+    _brace(axes, 0.0, computed, f"1 compute\n{format.latency(computed)}", COLORS["compute"], -0.18)
     _brace(
-        axes, computed, end - begin, f"2 push … 4 pull\n{clock(end - begin - computed)}", COLORS["communicate"], -0.18
+        axes,
+        computed,
+        end - begin,
+        f"2 push … 4 pull\n{format.latency(end - begin - computed)}",
+        COLORS["communicate"],
+        -0.18,
     )
     _brace(axes, computed, end - begin, "3 update, on the servers, some time in here", INK, 0.68)
     axes.set_yticklabels([format.clean(node.name)[:24]], parse_math=False)

@@ -17,7 +17,7 @@ import msgspec
 
 from shoal.events import RunEvent, Saved
 from shoal.files import replace_file
-from shoal.views import format
+from shoal.views import event_line, format
 from shoal.views.run_record import Happened, RunMetrics, account
 
 RUN = 0  # the thread of what concerns everybody
@@ -86,7 +86,7 @@ def _moments(run: RunMetrics, threads: dict[str, int]) -> Iterator[dict[str, Any
 def _said(event: Happened) -> str:
     if isinstance(event, Saved):
         return f"checkpoint {event.number:,}"
-    return format.news(event)
+    return event_line.news(event)
 
 
 def _counts(run: RunMetrics) -> Iterator[dict[str, Any]]:

@@ -14,8 +14,8 @@ from shoal import limits
 from shoal.events import Evaluated, RunEvent
 from shoal.inspect.status import ClusterStatus
 from shoal.views import event_line, format
+from shoal.views.event_line import MoveSummary, together
 from shoal.views.lines import EventLines
-from shoal.views.moves import MoveSummary, said, together
 from shoal.views.status import fitted, page
 from shoal.wire.messages import Move
 
@@ -66,13 +66,13 @@ class WatchedState:
             leaving = sum(one.leaving for one in here)
             said.append(format.many(len(here), role) + (f" ({leaving} leaving)" if leaving else ""))
         if (course := standing.course) is not None:
-            said.insert(0, f"pass {format.passes(course.done / course.per_pass)}")
+            said.insert(0, f"epoch {format.epochs(course.done / course.per_pass)}")
         if self._rate is not None:
             said.append(f"{self._rate:,.0f} rows/s")
         if self._loss is not None:
             said.append(f"test loss {self._loss:.4f}")
         if standing.moves:
-            said.append(f"{format.many(len(standing.moves), 'part')} on the way")
+            said.append(f"{format.many(len(standing.moves), 'segment')} on the way")
         return ", ".join(said)
 
     def page(self, width: int, height: int = 0) -> RenderableType:
@@ -95,7 +95,7 @@ class WatchedState:
     def _said(self, group: RunEvent | MoveSummary) -> list[str]:
         """Many moves are one line."""
         if isinstance(group, MoveSummary):
-            return [f"{event_line.clock(group.until)}  {said(group)}"]
+            return [f"{event_line.clock(group.until)}  {event_line.news(group)}"]
         return self._lines.take(group)
 
     def _measure(self, now: float, status: ClusterStatus) -> None:
@@ -147,8 +147,8 @@ def _ways(moves: Sequence[Move]) -> list[str]:
         ways.setdefault((one.table, one.source, one.target, one.why), []).append(one)
     found = []
     for (table, source, target, why), those in ways.items():
-        parts = f"part {those[0].segment:,}" if len(those) == 1 else format.many(len(those), "part")
+        parts = f"segment {those[0].segment:,}" if len(those) == 1 else format.many(len(those), "segment")
         since = format.duration(max(one.since for one in those) / limits.SECOND)
         way = f"{format.clean(source)} -> {format.clean(target)}"
-        found.append(f"{parts} of {format.clean(table)} on the way: {way} ({format.reason(why)}), for {since}")
+        found.append(f"{parts} of {format.clean(table)} on the way: {way} ({event_line.reason(why)}), for {since}")
     return found

@@ -33,7 +33,7 @@ SUMMARY = {
     "train_loss", "test_loss", "metrics", "bytes_sent", "bytes_received", "staleness", "stopped_because", "failed",
     "cores", "workers_lost", "servers_lost", "coordinator_restarts", "slots_dealt_again", "resumed", "rollbacks", "computing_seconds", "machine",
     "spent", "spread", "emulated", "slots_given_up",
-    "second_copies", "second_copies_first", "cpu_seconds", "lost_updates", "filters", "handles",
+    "second_copies", "second_copies_first", "cpu_seconds", "elapsed_seconds", "lost_updates", "filters", "handles",
 }  # fmt: skip
 
 

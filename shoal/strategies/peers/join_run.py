@@ -184,7 +184,7 @@ class _JoinedEvents:
             loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
             passes = last.done / node.facts.slots.per_pass
             self._say(
-                f"evaluation {last.number}: pass {passes:.2f}, test loss {loss}, {counted(last.workers, 'worker')}"
+                f"evaluation {last.number}: epoch {passes:.2f}, test loss {loss}, {counted(last.workers, 'worker')}"
             )
         elif now >= self._next:
             self._next = now + _TELL

@@ -144,7 +144,7 @@ def test_whatever_is_compared_it_can_be_shown(made: Make, told: Any, tmp_path: P
     numbers = iter(range(10_000))
     tree = {**tree, "seeds": 2, "target": 0.45}
     shown = sections(made(tree, lambda run: told(state=states[next(numbers) % len(states)], end=5.0)))
-    assert [section.title for section in shown] == ["made", "What is seen", "Every run"]
+    assert [section.title for section in shown] == ["made", "Findings", "Every run"]
     assert all(picture.svg.startswith(b"<?xml") for section in shown for picture in section.pictures)
 
 

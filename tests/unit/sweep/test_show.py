@@ -29,7 +29,7 @@ STUDY = Study.of({"job": {"data": "clicks"}, "seeds": 2, "grid": {"workers": [1,
 def so_far() -> SweepProgress:
     results = [PointResult(run, "to do", Path("nowhere")) for run in STUDY.runs]
     known = SweepProgress(STUDY, results)
-    known.running = [("workers 2, seed 1", 8.1, "pass 2.3   test loss 0.4421")]
+    known.running = [("workers 2, seed 1", 8.1, "epoch 2.3   test loss 0.4421")]
     known.end(PointResult(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
     known.end(PointResult(STUDY.runs[1], "failed", Path("nowhere"), "given up after 600 s"), 600.0)
     return known
@@ -75,7 +75,7 @@ def test_how_far_a_run_is_is_read_off_the_end_of_its_events(tmp_path: Path) -> N
         '{"event":"progress","seco',
     ]
     (tmp_path / "events.jsonl").write_text("\n".join(lines))
-    assert how_far(tmp_path) == "pass 2.2   test loss 0.5000"
+    assert how_far(tmp_path) == "epoch 2.2   test loss 0.5000"
 
 
 def test_what_is_left_is_estimated_from_what_is_done_and_not_from_nothing() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shoal.events import RunEvent
 from shoal.strategies.gossip.settings import Gossip
 from shoal.strategies.gossip.topology import Graph
-from shoal.views import consensus, format
+from shoal.views import consensus, event_line, figures
 from shoal.views.explain import of_one
 from shoal.views.figures import spread
 from shoal.views.plots import loss
@@ -62,7 +62,7 @@ def test_models_that_began_as_one_have_no_prediction(story: Any) -> None:
 
 def test_without_rounds_the_distance_is_over_passes(story: Any) -> None:
     figure = consensus.picture(told(story, [0.1, 0.2], rounds=False).run)
-    assert figure is not None and figure.axes[0].get_xlabel() == "passes over the data"
+    assert figure is not None and figure.axes[0].get_xlabel() == "epochs"
     assert consensus.picture(told(story, [0.0, math.nan]).run) is None
 
 
@@ -93,7 +93,7 @@ def test_a_distance_that_falls_slowly_is_not_as_far_as_ever(story: Any) -> None:
 def test_of_those_who_meet_two_at_a_time_no_rounds_are_predicted(story: Any) -> None:
     graph = Graph.of(Gossip(), 8, 0)
     pairs = graph.event(0.0, [f"worker-{i}" for i in range(8)], pairs=True, rows="rows by label")
-    assert format.linked(pairs).endswith("spectral gap 0.195, two meet at a time; rows by label")
+    assert event_line.linked(pairs).endswith("spectral gap 0.195, two meet at a time; rows by label")
     events = run(story, [0.5, 0.4], rounds=False)
     text = consensus.seen(tell("one", [events[0], pairs, *events[2:]]))
     assert "Two meet at a time" in text and "rounds" not in text
@@ -101,7 +101,7 @@ def test_of_those_who_meet_two_at_a_time_no_rounds_are_predicted(story: Any) -> 
 
 def test_who_is_gone_is_not_counted(story: Any) -> None:
     left = Graph.of(Gossip(), 4, 0).without(1).event(1.0, list("abcd"), "b is gone")
-    assert format.linked(left).startswith("ring of 3 workers with 2 links")
+    assert event_line.linked(left).startswith("ring of 3 workers with 2 links")
 
 
 def test_other_runs_say_nothing_of_it(story: Any) -> None:
@@ -120,24 +120,24 @@ def test_an_evaluation_says_how_unlike_the_models_are(story: Any) -> None:
     event = replace(
         story.evaluated(1, 1.0, 1.0, 0.5), metrics={}, spread={"best": 0.4, "worst": 0.7, "distance": 0.0123}
     )
-    assert format.evaluation(event) == "test loss 0.5000  each 0.4000 to 0.7000, 0.0123 from the mean  best"
+    assert event_line.evaluation(event) == "test loss 0.5000  each 0.4000 to 0.7000, 0.0123 from the mean  best"
     odd = replace(event, spread={"best": math.nan, "worst": math.inf, "distance": math.nan, "rounds": -1})
-    assert "each nan to inf, nan from the mean" in format.evaluation(odd)
-    assert "each" not in format.evaluation(replace(event, spread={}))
+    assert "each nan to inf, nan from the mean" in event_line.evaluation(odd)
+    assert "each" not in event_line.evaluation(replace(event, spread={}))
 
 
 def test_a_summary_has_the_spread_of_the_model_that_was_kept(story: Any) -> None:
     events = run(story, [0.1, 0.2, 0.3])
     assert spread(0.59, events)["distance"] == 0.2
     assert spread(None, events) == {} == spread(0.13, list(story.run()))
-    said = format.models(spread(0.59, events))
+    said = figures.models(spread(0.59, events))
     assert said.endswith("test losses of 0.4900 to 0.6900, and are 0.2 from it after 1 round")
-    assert format.models(spread(0.59, events) | {"pieces": 2.0}).endswith("; they are in 2 pieces, and never agree")
-    assert format.models({"best": 0.5, "worst": 0.5, "distance": 0.0}) == "every worker has this model"
-    assert format.models({}) == "" == format.models(None)
+    assert figures.models(spread(0.59, events) | {"pieces": 2.0}).endswith("; they are in 2 pieces, and never agree")
+    assert figures.models({"best": 0.5, "worst": 0.5, "distance": 0.0}) == "every worker has this model"
+    assert figures.models({}) == "" == figures.models(None)
 
 
 def test_several_happenings_keep_the_last_graph(story: Any) -> None:
     first, last = (Graph("file", 4, links).event(1.0, list("abcd")) for links in ([(0, 1)], [(0, 1), (1, 2), (2, 3)]))
-    said = format.summary([first, story.gone(1.0, "worker-3"), last])
+    said = event_line.summary([first, story.gone(1.0, "worker-3"), last])
     assert "worker-3 gone" in said and "with 3 links" in said and "with 1 links" not in said

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from shoal.events import Delayed, Gone, Joined, Resumed, RolledBack, RunEvent, Saved, Stopped
 from shoal.limits import STALENESS_BUCKETS
-from shoal.views.explain import of_one, percent, times
+from shoal.views import format
+from shoal.views.explain import of_one
 from shoal.views.run_record import tell
 
 
@@ -126,7 +127,7 @@ def test_a_loss_that_still_falls_and_one_that_does_not(story: Any) -> None:
 
 def test_a_run_whose_test_loss_rises_while_the_train_loss_falls_overfits(story: Any) -> None:
     said = words_of(judged(story, 0.7, 0.4, 0.5))
-    assert "The best, 0.4000, was at pass 1; it rose since." in said
+    assert "The best, 0.4000, was at epoch 1; it rose since." in said
     assert "fell further, from 0.8000 to 0.7000: it overfits." in said
     rising = [replace(one, train_loss=float(at)) for at, one in enumerate(judged(story, 0.7, 0.4, 0.5))]
     assert "overfits" not in words_of(rising)  # its train loss rose as well
@@ -136,8 +137,8 @@ def test_a_run_whose_test_loss_rises_while_the_train_loss_falls_overfits(story: 
 
 def test_a_loss_that_ran_away_is_told(story: Any) -> None:
     said = words_of(judged(story, 0.7, 0.6, math.nan))
-    assert "At pass 2 the test loss was no number any more." in said
-    assert words_of(judged(story, math.nan)).startswith("At pass 0 the test loss was no number any more.")
+    assert "At epoch 2 the test loss was no number any more." in said
+    assert words_of(judged(story, math.nan)).startswith("At epoch 0 the test loss was no number any more.")
 
 
 def test_without_an_evaluation_nothing_is_said_of_the_loss(story: Any) -> None:
@@ -214,7 +215,7 @@ def test_faults_are_counted_and_it_is_told_when_they_were_over(story: Any) -> No
     ]
     said = words_of([*events[:-1], *happened, events[-1]])
     assert "2 nodes (worker-3, server-0) were lost. Slots of theirs that were dealt again: 12." in said
-    assert "worker-4 joined while it ran." in said
+    assert "dealt again: 12. worker-4 joined while it ran." in said  # after worker-3 was lost
     assert "back to a checkpoint once, 50 steps in all. It was taken up again once." in said
     assert "Rows/s were at 90% or more" in said and "1 checkpoint went to disk." in said
 
@@ -227,8 +228,14 @@ def test_nothing_is_said_of_nothing() -> None:
 
 @pytest.mark.parametrize(("share", "said"), [(0, "0%"), (0.0004, "less than 0.1%"), (0.02, "2.0%"), (0.5, "50%")])
 def test_a_share_is_never_rounded_to_nothing(share: float, said: str) -> None:
-    assert percent(share) == said
+    assert format.share(share) == said
 
 
 def test_factors_are_as_exact_as_they_read_well() -> None:
-    assert [times(one) for one in (0.031, 0.31, 1.618, 4.62, 1234.0)] == ["0.031", "0.31", "1.62", "4.6", "1,234"]
+    assert [format.times(one) for one in (0.031, 0.31, 1.618, 4.62, 1234.0)] == [
+        "0.031",
+        "0.31",
+        "1.62",
+        "4.6",
+        "1,234",
+    ]

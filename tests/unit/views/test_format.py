@@ -34,7 +34,7 @@ def test_a_loss_has_four_decimals_as_long_as_they_say_something(value: float | N
     ("value", "said"), [(0, "0"), (0.042, "0.042"), (3.24, "3.2"), (4.0, "4"), (1_200, "1,200"), (math.nan, "-")]
 )
 def test_passes_are_short(value: float, said: str) -> None:
-    assert format.passes(value) == said
+    assert format.epochs(value) == said
 
 
 @pytest.mark.parametrize(
@@ -59,61 +59,64 @@ def test_a_text_with_escape_codes_and_line_ends_becomes_one_harmless_line() -> N
 
 def test_a_headline_names_no_cores_where_nodes_are_on_hosts_of_their_own(story: Any) -> None:
     here, far = story.started(2, 1), replace(story.started(2, 1), cores=0)
-    assert format.title(here)[-2:] == ["2 workers x 1 server", "2 cores"] and format.on_cores(here) == " on 2 cores"
-    assert format.title(far, "1 to 2 workers x 1 server")[-1] == "1 to 2 workers x 1 server"
-    assert format.on_cores(far) == ""
+    assert (
+        event_line.title(here)[-2:] == ["2 workers x 1 server", "2 cores"]
+        and event_line.on_cores(here) == " on 2 cores"
+    )
+    assert event_line.title(far, "1 to 2 workers x 1 server")[-1] == "1 to 2 workers x 1 server"
+    assert event_line.on_cores(far) == ""
 
 
 def test_who_asked_for_a_leave_is_said_in_words() -> None:
     def said(why: str) -> str:
-        return format.news(Leaving(seconds=1.0, name="server-2", role="server", why=why))
+        return event_line.news(Leaving(seconds=1.0, name="server-2", role="server", why=why))
 
     assert said("operator-5335ec64 asked for it") == "server-2 is leaving: an operator asked for it (shoal leave)"
-    assert said("launcher asked for it") == "server-2 is leaving: whoever began the run asked for it"
+    assert said("launcher asked for it") == "server-2 is leaving: the program that began the run asked for it"
     assert said("ann asked for it") == "server-2 is leaving: ann asked for it"
     assert said("it asked to go") == "server-2 is leaving: it asked to go"
 
 
 def test_how_parts_are_shared_out_is_a_line_for_who_wants_every_event() -> None:
     event = Shared(seconds=2.0, serves={"server-0": 9, "server-1": 8}, copies={"server-0": 0, "server-1": 3})
-    assert event_line.line(event) == "   2.0 s  parts: server-0 9, server-1 8 and copies of 3"
+    assert event_line.line(event) == "   2.0 s  segments: server-0 9, server-1 8 and copies of 3"
 
 
 def test_a_nodes_role_is_said_once() -> None:
-    assert format.who(Joined(seconds=1, name="worker-3", role="worker")) == "worker-3"
-    assert format.who(Joined(seconds=1, name="ann", role="worker")) == "worker ann"
+    assert event_line.who(Joined(seconds=1, name="worker-3", role="worker")) == "worker-3"
+    assert event_line.who(Joined(seconds=1, name="ann", role="worker")) == "worker ann"
 
 
 def test_each_happening_is_a_sentence() -> None:
-    assert format.news(Joined(seconds=1, name="server-1", role="server")) == "server-1 joined"
+    assert event_line.news(Joined(seconds=1, name="server-1", role="server")) == "server-1 joined"
     lost = Gone(seconds=1, name="worker-3", role="worker", why="signal 9", slots=12)
-    assert format.news(lost) == "worker-3 gone: signal 9; 12 slots dealt again"
+    assert event_line.news(lost) == "worker-3 gone: signal 9; 12 slots dealt again"
     left = Gone(seconds=1, name="worker-3", role="worker", why="asked to leave")
-    assert format.news(left) == "worker-3 gone: asked to leave"
+    assert event_line.news(left) == "worker-3 gone: asked to leave"
     assert (
-        format.news(Voided(seconds=1, slot=(6, 1_017), why="not finite"))
-        == "slot 1,017 of pass 6 counts as empty: not finite"
+        event_line.news(Voided(seconds=1, slot=(6, 1_017), why="not finite"))
+        == "slot 1,017 of epoch 6 counts as empty: not finite"
     )
-    assert format.news(Warned(seconds=1, what="5 workers on 2 cores")) == "warning: 5 workers on 2 cores"
+    assert event_line.news(Warned(seconds=1, what="5 workers on 2 cores")) == "warning: 5 workers on 2 cores"
 
 
 def test_many_happenings_make_one_line_with_a_few_names() -> None:
-    events: list[format.News] = [Joined(seconds=1, name=f"worker-{at}", role="worker") for at in range(5)]
+    events: list[event_line.News] = [Joined(seconds=1, name=f"worker-{at}", role="worker") for at in range(5)]
     events += [Gone(seconds=1, name="worker-9", role="worker", why="killed", slots=at) for at in (1, 3)]
     events += [
         Voided(seconds=1, slot=(0, 1), why="not finite"),
         *(Warned(seconds=1, what=f"odd {at}") for at in range(2)),
     ]
-    assert format.summary(events) == (
-        "5 workers (worker-0, worker-1, worker-2 and 2 more) joined; 2 workers (worker-9, worker-9) gone; "
-        "4 slots dealt again; 1 slot counts as empty; 2 warnings, the last: odd 1"
+    assert event_line.summary(events) == (
+        "2 workers (worker-9, worker-9) gone; 4 slots dealt again; "
+        "5 workers (worker-0, worker-1, worker-2 and 2 more) joined; 1 slot counts as empty; 2 warnings, the last: odd 1"
     )
 
 
 def test_who_is_there_from_the_start_is_no_news_but_a_warning_is() -> None:
-    assert not format.is_news(Joined(seconds=0.0, name="worker-0", role="worker"))
-    assert format.is_news(Joined(seconds=0.1, name="worker-0", role="worker"))
-    assert format.is_news(Warned(seconds=0.0, what="5 workers on 2 cores"))
+    assert not event_line.is_news(Joined(seconds=0.0, name="worker-0", role="worker"))
+    assert event_line.is_news(Joined(seconds=0.1, name="worker-0", role="worker"))
+    assert event_line.is_news(Warned(seconds=0.0, what="5 workers on 2 cores"))
 
 
 def test_a_metric_has_the_digits_that_say_something() -> None:

@@ -28,20 +28,20 @@ def text(so_far: LiveState, width: int = 80, height: int = 24, **settings: Any) 
 def test_the_whole_run_is_on_one_screen(story: Any) -> None:
     shown = text(seen(list(story.run())[:200]), epochs=10)
     assert shown.splitlines()[0] == "rcv1 · logistic · bounded · 4 workers x 2 servers · 2 cores"
-    for part in ("pass 7.8 of 10   47 s", "━╌", "3,374 rows/s", "train loss 0.1", "4 workers at work"):
+    for part in ("epoch 7.8 of 10   47 s", "━╌", "3,374 rows/s", "train loss 0.1", "4 workers at work"):
         assert part in shown
     assert " pass seconds test loss accuracy    auc" in shown
     assert "    7      42  ★ 0.1303   0.9499 0.9880" in shown
     assert shown.count("★") == 1
-    for part in ("worker-3 gone: its process ended", "12 slots dealt again", "worker-4 joined", "slot 17 of pass 6"):
+    for part in ("worker-3 gone: its process ended", "12 slots dealt again", "worker-4 joined", "slot 17 of epoch 6"):
         assert part in shown
     assert any("\u2801" <= char <= "\u28ff" for char in shown)
 
 
 def test_the_last_picture_says_why_it_ended_and_what_was_best(story: Any) -> None:
     shown = text(seen(story.run()), epochs=10, now=99.0)
-    assert "pass 10 of 10   60 s" in shown  # the time stands still
-    assert shown.endswith("stopped: 10 passes are done\nbest test loss 0.1303 at pass 7")
+    assert "epoch 10 of 10   60 s" in shown  # the time stands still
+    assert shown.endswith("stopped: 10 passes are done\nbest test loss 0.1303 at epoch 7")
     assert "no word" not in shown
     assert "at work" not in shown
 
@@ -62,7 +62,7 @@ def test_forty_columns_still_have_all_figures(story: Any) -> None:
     shown = text(seen(list(story.run())[:200]), width=40, epochs=10)
     for part in (
         "4 workers x 2 servers",
-        "pass 7.8 of 10   47 s",
+        "epoch 7.8 of 10   47 s",
         "3,374 rows/s",
         "★ 0.1303   0.9499 0.9880",
         "worker-4 joined",
@@ -88,7 +88,7 @@ def test_without_a_number_of_passes_there_is_no_bar(story: Any) -> None:
     so_far = seen([story.started(), story.progress(12, 3.2)])
     for epochs in (None, 0.0, math.nan, math.inf):
         shown = text(so_far, epochs=epochs)
-        assert "pass 3.2   12 s" in shown.splitlines()
+        assert "epoch 3.2   12 s" in shown.splitlines()
     assert "━" * 10 in text(so_far, epochs=2)  # more was done than asked: the bar is full, not longer
 
 
@@ -163,7 +163,7 @@ def test_many_moves_are_one_of_the_last_happenings(story: Any) -> None:
             )
         )  # fmt: skip
     told = [line.plain for line in frame(so_far, 100, 30) if " s  " in line.plain]
-    assert [line[:89] for line in told] == [
+    assert [line[:92] for line in told] == [
         "   1.0 s  server-2 joined",
-        "   2.0 s  8 parts of weights moved (to even out their number): from server-0 to server-2;",
+        "   2.0 s  8 segments of weights moved (to even out their number): from server-0 to server-2;",
     ]

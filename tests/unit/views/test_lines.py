@@ -42,12 +42,12 @@ def test_lines_read_like_sentences_of_a_log(story: Any) -> None:
     )
     assert lines == [
         "rcv1, logistic, bounded: 20,242 rows (and 5,000 to test) of 47,236 features, 4 workers x 2 servers on 2 cores",
-        "   0.0 s  pass 0    test loss 0.6931  accuracy 0.5000  auc -  best",
-        "    12 s  pass 3.2  5,398 rows/s  train loss 0.1312  4 workers",
-        "    14 s  pass 4    test loss 0.1422  accuracy 0.9478  auc 0.9880  best",
+        "   0.0 s  epoch 0    test loss 0.6931  accuracy 0.5000  auc -  best",
+        "    12 s  epoch 3.2  5,398 rows/s  train loss 0.1312  4 workers",
+        "    14 s  epoch 4    test loss 0.1422  accuracy 0.9478  auc 0.9880  best",
         "    15 s  worker-3 gone: its process ended with signal 9; 12 slots dealt again",
-        "    16 s  pass 5    test loss 0.1431  accuracy 0.9478  auc 0.9880",
-        "    16 s  stopped: 5 passes are done; best test loss 0.1422 at pass 4",
+        "    16 s  epoch 5    test loss 0.1431  accuracy 0.9478  auc 0.9880",
+        "    16 s  stopped: 5 passes are done; best test loss 0.1422 at epoch 4",
     ]
 
 
@@ -71,7 +71,7 @@ def test_an_hour_takes_less_than_eighty_lines(story: Any, evaluations: int) -> N
     assert 20 < len(lines) < 80
     assert any("worker-3 gone" in line for line in lines)
     assert any("worker-4 joined" in line for line in lines)
-    assert "pass 100" in lines[-2]  # the last evaluation is never missing
+    assert "epoch 100" in lines[-2]  # the last evaluation is never missing
     assert "stopped" in lines[-1]
 
 
@@ -155,13 +155,13 @@ def test_with_verbosity_0_nothing_is_told(story: Any) -> None:
 def test_with_verbosity_2_joins_checkpoints_delays_and_where_time_went_are_told_too(story: Any) -> None:
     assert told(busy(story), 2)[:1] == ["   0.0 s  worker-0 joined"]
     assert told(busy(story), 2)[3:] == [
-        "   2.0 s  pass 0.4  3,000 rows/s  train loss 0.4000  4 workers  70% computing, 10% communicating, 20% waiting",
+        "   2.0 s  epoch 0.4  3,000 rows/s  train loss 0.4000  4 workers  70% computing, 10% communicating, 20% waiting",
         "   2.5 s  workers may be 4 steps apart: they waited 21% of their time",
         "   3.0 s  checkpoint 1 saved at step 40: 12.3 MB in 0.4 s",
         "   3.5 s  warning: one",
         "   3.5 s  warning: two",
-        "    14 s  pass 4    test loss 0.1422  accuracy 0.9478  auc 0.9880  best",
-        "    16 s  stopped: 5 passes are done; best test loss 0.1422 at pass 4",
+        "    14 s  epoch 4    test loss 0.1422  accuracy 0.9478  auc 0.9880  best",
+        "    16 s  stopped: 5 passes are done; best test loss 0.1422 at epoch 4",
     ]
 
 
@@ -171,7 +171,7 @@ def test_with_verbosity_3_every_event_is_a_line(story: Any) -> None:
     assert len(lines) == len(events)
     assert lines[3:5] == [
         "   0.4 s  worker-0: 3 spans (compute 0.300 s, wait 0.100 s)",
-        "   0.5 s  pass 0.1  7 steps  1,400 examples  train loss 0.5000  4 workers  70% computing, 10% communicating, 20% waiting",
+        "   0.5 s  epoch 0.1  7 steps  1,400 examples  train loss 0.5000  4 workers  70% computing, 10% communicating, 20% waiting",
     ]
 
 
@@ -195,11 +195,12 @@ def test_parts_that_change_hands_are_told_however_many_and_never_as_an_empty_lin
     events += [Leaving(seconds=1.4, name="server-0", role="server", why="it asked to go"), handed(4.0, 4)]
     first, *later = told(events)
     assert (
-        "1 part of weights went from server-0 to server-1 (to even out their number), 250 ms without an answer" in first
+        "1 segment of weights went from server-0 to server-1 (to even out their number), 250 ms without an answer"
+        in first
     )
     assert all(line.partition(" s  ")[2].strip() for line in later) and later
-    assert "3 parts went from server-0 to server-1" in " ".join(later)
-    assert "1 part is two now" in " ".join(later) and "server-0 is leaving" in " ".join(later)
+    assert "3 segments went from server-0 to server-1" in " ".join(later)
+    assert "1 segment is two now" in " ".join(later) and "server-0 is leaving" in " ".join(later)
 
 
 def test_times_never_go_back_and_what_was_held_says_when_it_was(story: Any) -> None:

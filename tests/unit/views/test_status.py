@@ -45,8 +45,8 @@ def shown(one: ClusterStatus, width: int = 100, **settings: bool) -> str:
 
 def test_a_page_says_who_is_here_and_how_they_are() -> None:
     text = shown(status())
-    assert "runs/x  2 copies of each part · checkpoint 00000003 · coordinator started 2 times" in text
-    assert "pass 5 of 10   50 steps   12 s" in text
+    assert "runs/x  2 copies of each segment · checkpoint 00000003 · coordinator started 2 times" in text
+    assert "epoch 5 of 10   50 steps   12 s" in text
     (line,) = [line for line in text.splitlines() if "3.0 s ago" in line]
     assert line.split()[:5] == ["C", "server-2", "server", "3.0", "s"] and "suspected" in line
     (line,) = [line for line in text.splitlines() if "worker-0" in line]
@@ -66,7 +66,7 @@ def test_whoever_is_a_member_is_shown(role: str) -> None:
 def test_a_page_says_who_holds_what_and_how_new_it_is() -> None:
     lines = shown(status()).splitlines()
     (table,) = [line for line in lines if line.startswith("table weights")]
-    assert "6 parts, version 40, 5 of 6 with all their copies" in table
+    assert "6 segments, version 40, 5 of 6 with all their copies" in table
     (first,) = [line for line in lines if line.split()[:2] == ["0", "0"]]
     assert "B server-1" in first and "C server-2 (filling)" in first
     (second,) = [line for line in lines if line.split()[:2] == ["1", "10"]]
@@ -78,7 +78,7 @@ def test_a_page_says_who_holds_what_and_how_new_it_is() -> None:
 
 def test_numbers_of_the_protocol_are_for_those_who_ask_for_them() -> None:
     plain, told = shown(status()), shown(status(), 120, numbers=True)
-    for one in ("incarnation", "view", "generation", "term", "epoch"):
+    for one in ("incarnation", "view", "generation", "term", "fence"):
         assert one not in plain and one in told
     assert "term 2 · view 9 · generation 0" in told
     back = shown(status(generation=2, term=1))
@@ -90,7 +90,7 @@ def test_a_column_that_nobody_has_anything_in_is_not_shown() -> None:
         return next(line for line in shown(one).splitlines() if "member" in line).split()
 
     one = status()
-    assert heads(one) == ["member", "role", "heard", "steps", "parts"]
+    assert heads(one) == ["member", "role", "heard", "steps", "segments"]
     members = [msgspec.structs.replace(seen, address="tcp://10.0.0.1:7000") for seen in one.standing.members]
     far = ClusterStatus(msgspec.structs.replace(one.standing, members=members), one.view, one.told)
     assert heads(far) == [*heads(one), "at"] and "10.0.0.1:7000" in shown(far)

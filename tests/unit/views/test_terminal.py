@@ -163,8 +163,8 @@ def test_a_run_is_shown_in_place_and_its_last_picture_stays(terminal: Terminal, 
     assert terminal.screen.cursor
     assert "packing" not in shown
     assert shown.count("rcv1 · logistic · bounded") == 1  # drawn over, not below each other
-    assert "pass 10 of 10   60 s" in shown
-    assert "best test loss 0.1303 at pass 7" in shown
+    assert "epoch 10 of 10   60 s" in shown
+    assert "best test loss 0.1303 at epoch 7" in shown
     assert terminal.screen.column == 0  # the prompt comes on a line of its own
 
 
@@ -174,7 +174,7 @@ def test_an_exception_leaves_the_picture_and_gives_the_cursor_back(terminal: Ter
             show(story.started())
             show(story.progress(12, 3.2))
             raise error
-        assert "pass 3.2   12 s" in terminal.look()
+        assert "epoch 3.2   12 s" in terminal.look()
         assert terminal.screen.cursor
 
 
@@ -266,7 +266,7 @@ def test_nothing_is_written_when_nothing_is_new(terminal: Terminal, story: Any) 
     with still(terminal) as show:
         show(story.started())
         show(story.progress(12, 3.2))
-        terminal.wait_for("pass 3.2")
+        terminal.wait_for("epoch 3.2")
         show(story.joined(0.0, "worker-0"))  # no news
         assert terminal._ahead == b""
         assert not select.select([terminal.master], [], [], 0.6)[0]  # two refreshes long
@@ -279,7 +279,7 @@ def test_events_may_come_from_many_threads(terminal: Terminal, story: Any) -> No
             thread.start()
         for thread in threads:
             thread.join()
-    assert "best test loss 0.1303 at pass 7" in terminal.look()
+    assert "best test loss 0.1303 at epoch 7" in terminal.look()
 
 
 def test_what_others_print_appears_above_the_picture_and_a_pipe_stays_a_pipe(terminal: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""What is seen by who looks on: on one page, no line of it wrapped."""
+"""Findings by who looks on: on one page, no line of it wrapped."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
     events = [leaving, *(handed(12.1 + n / 100, f"server-vm-84e{1 + n % 2}") for n in range(8))]
     news = watching.take(0.0, status(moves=12), events)
     assert len(news) == 3  # that it leaves, what went, and how it goes
-    assert "16 parts of weights moved (it leaves): 8 from server-vm-84e0 to server-vm-84e1, 8 from" in news[1]
+    assert "16 segments of weights moved (it leaves): 8 from server-vm-84e0 to server-vm-84e1, 8 from" in news[1]
     lines = shown(watching, width)
     assert max(map(len, lines)) <= width
-    assert sum("16 parts of weights" in line for line in lines) == 1
+    assert sum("16 segments of weights" in line for line in lines) == 1
     assert not any(line.startswith(("without", "s without", "an answer")) for line in lines)
     assert [line[:60] for line in lines if "on the way:" in line] == [
-        f"  6 parts of weights on the way: server-vm-84e0 -> server-vm-84e{n}"[:60] for n in (1, 2)
+        f"  6 segments of weights on the way: server-vm-84e0 -> server-vm-84e{n}"[:60] for n in (1, 2)
     ]
     assert any("checkpoint 00000003" in line for line in lines)  # its name, not where it lies
 
@@ -66,4 +66,4 @@ def test_on_a_low_terminal_the_newest_is_seen_and_the_rest_is_cut(height: int) -
         console.print(watching.page(100, height))
     lines = capture.get().splitlines()
     assert len(lines) < height and "node-19" in lines[-1]
-    assert "runs/one" in lines[0] and any(line.startswith("pass ") for line in lines)
+    assert "runs/one" in lines[0] and any(line.startswith("epoch ") for line in lines)

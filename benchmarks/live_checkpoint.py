@@ -201,11 +201,11 @@ def _scene(settings: Settings, home: Path) -> Iterator[Scene]:
 def _take_part(kv: KV) -> None:
     """A worker that wants no slots, an evaluator that has read the first weights: all that it takes for a run to begin."""
     client = kv._client
-    if client.role == "worker":
-        task = client.ask("take part", lambda request: m.Want(request, client.incarnation, 0), m.Deal)
+    if client.session.role == "worker":
+        task = client.ask("take part", lambda request: m.Want(request, client.session.incarnation, 0), m.Deal)
     else:
         task = client.ask(
-            "take part", lambda request: m.EvaluationReady(request, client.incarnation, holds=0), m.EvaluateNow
+            "take part", lambda request: m.EvaluationReady(request, client.session.incarnation, holds=0), m.EvaluateNow
         )
     kv._do(lambda: task).result(_WITHIN)
 

@@ -76,12 +76,12 @@ class KV:
     @property
     def clock(self) -> int:
         """Steps that this worker has pushed."""
-        return self._client.clock
+        return self._client.session.clock
 
     @property
     def members(self) -> list[str]:
         """Who is in the cluster, servers and clients, by the newest view that this one knows."""
-        return [member.name for member in self._client.view.members]
+        return [member.name for member in self._client.session.view.members]
 
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> None:
         """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from.
@@ -98,7 +98,7 @@ class KV:
     def tables(self) -> dict[str, Table]:
         """The tables there are now, by name."""
         self._do(self._client.refresh).result()
-        return {name: layout.spec for name, layout in self._client.layouts.items()}
+        return {name: layout.spec for name, layout in self._client.session.layouts.items()}
 
     def set_max_delay(self, table: str, max_delay: int | None) -> None:
         """How far workers may run ahead of the slowest, from now on."""
@@ -125,7 +125,7 @@ class KV:
     def groups(self) -> list[GroupLimits]:
         """Those that were allowed something, and what."""
         self._do(self._client.refresh).result()
-        return list(self._client.view.groups)
+        return list(self._client.session.view.groups)
 
     def save(self, seconds: float | None = None) -> None:
         """Make a checkpoint of the run or store now; returns when it is on disk, and raises if it cannot be, or is not in so many seconds."""
@@ -198,8 +198,10 @@ class KV:
 
     def _drain(self) -> None:
         """Until every push is counted, as long as one after the other is; what others push from now on is not waited for."""
-        last, ours = time.monotonic(), set(map(id, begun := self._held_still(self._client.pushes)))
-        while begun and (tasks := [task for task in self._held_still(self._client.pushes) if id(task) in ours]):
+        last, ours = time.monotonic(), set(map(id, begun := self._held_still(self._client.dispatcher.pushes)))
+        while begun and (
+            tasks := [task for task in self._held_still(self._client.dispatcher.pushes) if id(task) in ours]
+        ):
             before = len(tasks)
             with contextlib.suppress(TimedOut):
                 self._wait(tasks[0], _LOOK)
@@ -209,7 +211,7 @@ class KV:
                 what = "were not acknowledged when it was closed, and whether they count is not known"
                 log.warning("%d pushes of %s %s: wait for them with .result() before that", before, self.name, what)
                 return
-        for table, size in self._held_still(self._client.held_back).items():
+        for table, size in self._held_still(self._client.session.held_back).items():
             what = "which are lost now: kv.flush(%r) before it is closed sends them"
             log.warning(
                 f"%s: filters of table %r have kept back values of size %.3g, {what}", self.name, table, size, table
@@ -232,7 +234,7 @@ class KV:
         self._loop.transport.wake()
         if threading.current_thread() is not self._background:
             self._background.join(limits.DRAIN / limits.SECOND)
-        unasked = [task for task in self._client.failed if not task.asked]
+        unasked = [task for task in self._client.dispatcher.failed if not task.asked]
         if unasked:
             log.warning("%d pushes of %s failed and nobody asked: %s", len(unasked), self.name, unasked[0].error)
         self._release()

@@ -63,7 +63,7 @@ REDIAL = 1 * SECOND  # between two calls to a node that refused us
 # How a client waits.
 RESEND_BUDGET = 0.1  # resends allowed per first send, beyond those that were answered and one a second
 CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
-CLIENT_LETTERS = 1_024  # messages in flight per client
+CLIENT_REQUESTS = 1_024  # requests in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
 BUSY_MOST = 250 * MILLISECOND  # who is busy again and again is asked less and less often, but not less than this

@@ -85,9 +85,9 @@ class ChaosTarget:
         try:
             self.training.restart_delay = RESTART_DELAY
             self._kv = self.training._cluster.client("nemesis")
-            self._kv._client.patient = True  # what is silent may be back
+            self._kv._client.dispatcher.patient = True  # what is silent may be back
             self._kv.tables()
-            placed = next(one for one in self._kv._client.view.tables if one.name == TALLY)
+            placed = next(one for one in self._kv._client.session.view.tables if one.name == TALLY)
             self.probes = PushProbes.for_segments(placed.starts)
             self._watcher.start()
         except BaseException:
@@ -104,7 +104,7 @@ class ChaosTarget:
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
         if self._kv is not None:
-            for task in self._kv._client.failed:
+            for task in self._kv._client.dispatcher.failed:
                 task.asked = True  # the account knows: nobody needs to be told
         for name in list(self._stopped):
             self.resume(name)  # what is stopped cannot end

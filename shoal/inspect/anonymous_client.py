@@ -53,7 +53,7 @@ class AnonymousClient:
         """The table that is meant, by the newest view: the weights, or the only one there is, if none is named."""
         with self._lock:
             self._wait(self._client.refresh(), seconds)
-            known = self._client.layouts
+            known = self._client.session.layouts
             if table is None:
                 table = TABLE if TABLE in known else next(iter(known)) if len(known) == 1 else None
             if table is None:
@@ -102,8 +102,10 @@ class AnonymousClient:
         began = asked = now = time.monotonic_ns()
         while not done():
             if seconds is not None and now - began > seconds * limits.SECOND:
-                raise Unanswered(what, limits.COORDINATOR if not self._client.layouts else "all servers", seconds)
-            if now - asked >= self._client.view.timing.resend_first:
+                raise Unanswered(
+                    what, limits.COORDINATOR if not self._client.session.layouts else "all servers", seconds
+                )
+            if now - asked >= self._client.session.view.timing.resend_first:
                 asked = now
                 self._send([Send(limits.COORDINATOR, again)])
             assert self._transport is not None
@@ -117,7 +119,7 @@ class AnonymousClient:
         if isinstance(message, m.Refusal) and message.request == 0 and message.kind in ("key", "version"):
             raise Refused(event.sender, message.reason)
         if isinstance(message, m.View) and event.sender == limits.COORDINATOR:
-            known = self._client.view
+            known = self._client.session.view
             if (message.term, message.number) > (known.term, known.number):
                 self._connect(message)
                 self._send(self._client.take_view(now, message, _VISITOR))
@@ -129,7 +131,7 @@ class AnonymousClient:
     def _connect(self, view: m.View) -> None:
         assert self._transport is not None
         here = {member.name: member.address for member in view.members if member.role == "server"}
-        for member in self._client.view.members:
+        for member in self._client.session.view.members:
             if member.role == "server" and member.name not in here:
                 self._transport.disconnect(member.name)
         for name, address in here.items():

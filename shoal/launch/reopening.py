@@ -92,5 +92,5 @@ def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
 
 
 def _is_lost(kv: KV, name: str) -> bool:
-    placed = next(one for one in kv._client.view.tables if one.name == name)
+    placed = next(one for one in kv._client.session.view.tables if one.name == name)
     return not all(place.servers for place in placed.places)

@@ -70,7 +70,7 @@ class Evaluator:
     ) -> None:
         """``best``: of a former life of the run; ``keep``: is called with every better one, off the loop."""
         self.worker, self.learner, self.test = worker, learner, test
-        worker.client.patient = True  # as a trainer is
+        worker.client.dispatcher.patient = True  # as a trainer is
         self.last: Judgement | None = None
         self.best = best
         self._keep_it = keep
@@ -114,7 +114,7 @@ class Evaluator:
 
     async def _live(self) -> None:
         client = self.worker.client
-        while TABLE not in client.layouts or not client.incarnation:
+        while TABLE not in client.session.layouts or not client.session.incarnation:
             with contextlib.suppress(Unanswered):
                 await client.refresh()
             await self.worker.sleep(_ASK)
@@ -126,7 +126,7 @@ class Evaluator:
             if ask.number < 0:
                 await self.worker.sleep(_ASK)
                 continue
-            asked = EvaluationOrder(client.view.generation, ask.number, ask.clock)
+            asked = EvaluationOrder(client.session.view.generation, ask.number, ask.clock)
             try:
                 judged = await self._answer(asked)
             except Unanswered:
@@ -139,7 +139,7 @@ class Evaluator:
                     continue
                 await self._ready(error=str(error))
                 raise
-            if client.view.generation == asked.generation:
+            if client.session.view.generation == asked.generation:
                 found, step = judged.number, m.NO_CLOCK if self._read is None else self._read[1][1]
                 await self._ready(holds=found, found=found, loss=judged.loss, metrics=judged.metrics, clock=step)
 
@@ -176,7 +176,7 @@ class Evaluator:
 
         def ready(request: int) -> m.Message:
             return m.EvaluationReady(
-                request, client.incarnation, holds, found, loss, metrics or {}, error, spans, clock
+                request, client.session.incarnation, holds, found, loss, metrics or {}, error, spans, clock
             )
 
         while True:

@@ -108,7 +108,7 @@ def make_trainer(
     from shoal.nodes.trainer import Trainer
 
     learner, slots = learner_of(job.model, data, job.seed, number), job.slots(data.rows)
-    worker.client.names.most *= job.handles
+    worker.client.session.key_cache.most *= job.handles
     shelf = make_shelf(job, worker, learner, data, slots, cache_bytes)
     pace, spans = job.emulate.pace(number, job.seed), job.trace.spans
     return Trainer(worker, servers_strategy(job), learner, shelf, slots, traffic, pace, spans, job.emulate.task)

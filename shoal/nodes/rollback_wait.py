@@ -14,7 +14,7 @@ from shoal.wire.messages.groups import namespace, whole
 async def goes_back(worker: Worker, generation: int) -> bool:
     """Whether the newest view says so: it has another generation, or nobody for a part of a table of the run's."""
     await worker.client.refresh()
-    view, group = worker.client.view, worker.client.group
+    view, group = worker.client.session.view, worker.client.session.group
     ours = [one for one in view.tables if namespace(one.name) == group]
     there = any(one.name == whole(TABLE, group) for one in ours)
     # Also a table beside the weights, such as the tally: a run goes back when a part of any is lost.

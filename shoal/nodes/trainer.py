@@ -72,7 +72,7 @@ class Trainer:
         self._life = 0  # the incarnation that the slots here were dealt to
         self._generation = 0  # when it began
         worker.on_fenced, worker.on_leaving = self._fenced, self.leave
-        worker.client.patient = True  # who is silent may be back: if not, the view says so
+        worker.client.dispatcher.patient = True  # who is silent may be back: if not, the view says so
         self._traffic, self._pace = traffic, pace
         self._closed = threading.Event()
         self.spent = TimeAccounting(worker.clock, spans)
@@ -148,7 +148,7 @@ class Trainer:
 
     def tally(self, lane: SlotStream, slot: Slot) -> Task:
         """Add 1 to the slot's own key, where an account is kept; done when that is counted."""
-        if TALLY not in lane.client.layouts:
+        if TALLY not in lane.client.session.layouts:
             return _NOTHING
         task = lane.client.push(TALLY, [self.number(slot)], [1.0], slot=slot, step=0)
         self._tallies[task] = None
@@ -211,11 +211,14 @@ class Trainer:
                     self._forget()
 
     async def _live(self) -> None:
-        while TABLE not in self.worker.client.layouts or not self.worker.client.incarnation:
+        while TABLE not in self.worker.client.session.layouts or not self.worker.client.session.incarnation:
             await self.worker.client.refresh()
             await self.worker.sleep(20 * limits.MILLISECOND)
         self._check_module()
-        self._life, self._generation = self.worker.client.incarnation, self.worker.client.view.generation
+        self._life, self._generation = (
+            self.worker.client.session.incarnation,
+            self.worker.client.session.view.generation,
+        )
         self.spent.skip()
         self._run(self._lane)
         while self._lanes:
@@ -250,7 +253,7 @@ class Trainer:
 
     def _check_module(self) -> None:
         """A module that is another one here would learn nothing, or nonsense."""
-        initial, start = self.worker.client.layout(TABLE).spec.initial, self.learner.start()
+        initial, start = self.worker.client.session.layout(TABLE).spec.initial, self.learner.start()
         if isinstance(initial, Given) and start is not None and start[1] != initial.about:
             raise Invalid(
                 f"the module of {self.worker.name} is not the run's: it has {start[1]}, the run's has {initial.about}: "
@@ -264,7 +267,7 @@ class Trainer:
         """Say what is counted, ask for more; unless there is nothing to do it with."""
         back, self._back = self._back, []
         client, leaving = self.worker.client, self.leaving
-        if client.incarnation != self._life:  # what would be dealt now is for the next life
+        if client.session.incarnation != self._life:  # what would be dealt now is for the next life
             raise Fenced(self.worker.name, self._life)
         if leaving:
             for lane in self._lanes:
@@ -282,12 +285,12 @@ class Trainer:
         newer, self._newer = self._newer, []
         holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
         sent, received = self._traffic()
-        filtered, left = client.filtered(), client.left()
+        filtered, left = client.session.filtered(), client.session.left()
         spent, spans = self.spent.told()
 
         def want(request: int) -> m.Message:
             return m.Want(
-                request, client.incarnation, more, counted=runs(sorted(counted)), back=runs(sorted(back)),
+                request, client.session.incarnation, more, counted=runs(sorted(counted)), back=runs(sorted(back)),
                 refused=refused, examples=examples, loss=loss, sent=sent, received=received, leaving=leaving,
                 holds=holds, newer=len(newer), spent=spent, spans=spans, filtered=filtered, left=left,
             )  # fmt: skip

@@ -36,7 +36,7 @@ class Worker:
         """A member of a group is named ``group/...``, and is dealt slots by the group's own scheduler."""
         self.name = name
         self.client = Client(name, role, seed=seed)
-        self.client.group = group
+        self.client.session.group = group
         self.member = MembershipClient(name, role, token)
         self.member.group, self.member.reaches = group, {"server", SCHEDULER} if group else {"server"}
         self.now = 0
@@ -109,17 +109,17 @@ class Worker:
     def _received(self, now: int, event: Received) -> list[Effect]:
         message = event.message
         if event.sender != self.member.coordinator or getattr(message, "request", 0) != 0:
-            fence = isinstance(message, m.Fence) and self.client.awaits(event.sender, message.request)
+            fence = isinstance(message, m.Fence) and self.client.dispatcher.awaits(event.sender, message.request)
             if not fence:
                 return self.client.handle(now, event.sender, message, event.arrays)
         change, effects = self.member.handle(now, message)
         if change.fenced:
-            self.client.counts["fenced"] += 1
+            self.client.session.counts["fenced"] += 1
             self.client.fenced()
             if self.on_fenced is not None:
                 self.on_fenced()
         self._locked_out = Refused(event.sender, change.refused) if change.for_good else None
-        if change.refused and not (change.may_pass and self.client.patient):
+        if change.refused and not (change.may_pass and self.client.dispatcher.patient):
             self.joined.finish(error=Refused(event.sender, change.refused))
             self.client.fail_all(Refused(event.sender, change.refused))
         if change.view:
@@ -134,7 +134,7 @@ class Worker:
     def _check_hello(self, now: int) -> None:
         """Tasks that wait for us to be a member do not wait for ever, unless the client is patient."""
         since = self.member.asking_since
-        if since and now - since >= self.member.timing.silence and not self.client.patient:
+        if since and now - since >= self.member.timing.silence and not self.client.dispatcher.patient:
             error = Unanswered("hello", self.member.coordinator, (now - since) / limits.SECOND)
             self.joined.finish(error=error)
             self.client.fail_all(error)
@@ -158,6 +158,6 @@ class Worker:
 
     def _next(self) -> int:
         times = [self.member.next, *(sleeper.until for sleeper in self._sleepers)]
-        if self.client.flight.letters:
-            times.append(self.client.flight.next)
+        if self.client.dispatcher.inflight.requests:
+            times.append(self.client.dispatcher.inflight.next)
         return min(times)

@@ -558,14 +558,14 @@ def former_share_answered() -> Any:
 @MOVE_MUTANTS.add
 def heirs_not_asked() -> Any:
     """Who is refused asks the same server again for what it still has, and nobody for the rest."""
-    real = dispatch.asked_anew
+    real = dispatch.servers_to_ask
 
     def asked(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:
         refused = list(op.refused)
         found = real(op, layout, flight)
         return found if found is None else [server for server in found if server in refused]
 
-    return mock.patch.object(dispatch, "asked_anew", asked)
+    return mock.patch.object(dispatch, "servers_to_ask", asked)
 
 
 @moved(DrainableServer, "handle")

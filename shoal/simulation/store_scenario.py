@@ -148,7 +148,7 @@ class StoreRun:
         operator = Worker("operator", "client", "only")
         self.cluster.add(operator)
         operator.start(self._create(operator))
-        if not self._until(lambda: TABLE in operator.client.layouts, 20 * limits.SECOND):
+        if not self._until(lambda: TABLE in operator.client.session.layouts, 20 * limits.SECOND):
             return [Violation("I13 live", "no table after 20 s without any fault")]
         for name in self.plan.worker_names:
             self._start(name)
@@ -180,7 +180,7 @@ class StoreRun:
         return violations
 
     async def _create(self, operator: Worker) -> None:
-        while sum(member.role == "server" for member in operator.client.view.members) < self.plan.servers:
+        while sum(member.role == "server" for member in operator.client.session.view.members) < self.plan.servers:
             await operator.sleep(10 * limits.MILLISECOND)
         await operator.client.create(TABLE, self._spec())
 
@@ -309,7 +309,7 @@ class StoreRun:
         self.dealer.give_back(worker.name)  # what its other self has, too: computed twice, counted once
 
     def _note_end(self, worker: Worker) -> None:
-        self.scribe.note("crashed", worker.name, worker.client.incarnation)
+        self.scribe.note("crashed", worker.name, worker.client.session.incarnation)
 
     def _stand_by(self) -> None:
         worker = Worker(NAME, "client", "only", seed=self.plan.seed)
@@ -331,7 +331,7 @@ class StoreRun:
         for name, life in self._lives.items():
             if not life.done:
                 client = self.workers[name].client
-                tasks = [repr(op.task) for op in dict.fromkeys(client._running.values())]
+                tasks = [repr(op.task) for op in dict.fromkeys(client.dispatcher.running.values())]
                 parts.append(f"{name}: {'; '.join(tasks) or 'nothing under way'}")
         if not self.cluster.whole():
             sets = {str(place) for table in self.cluster.tables() for place in table.places}
@@ -367,15 +367,17 @@ class StoreRun:
         if name == COORDINATOR:
             self._see_members()
         elif (worker := self.workers.get(name)) is not None:
-            if worker.client.flight.letters:
+            if worker.client.dispatcher.inflight.requests:
                 now = worker.now
-                longest = max(now - letter.heard for letter in worker.client.flight.letters.values())
+                longest = max(
+                    now - pending.last_sign for pending in worker.client.dispatcher.inflight.requests.values()
+                )
                 self._silent |= longest > worker.member.timing.silence + worker.member.timing.resend_most
             self._see_unanswered(worker)
 
     def _see_unanswered(self, worker: Worker) -> None:
         """Whoever is here, and can be reached, answers: once all has been well for long enough nobody is called silent."""
-        count = worker.client.counts["unanswered"]
+        count = worker.client.session.counts["unanswered"]
         if count > self._unanswered.get(worker, 0):
             self._unanswered[worker] = count
             self._wronged |= 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence
@@ -397,7 +399,7 @@ class StoreRun:
         self._members = members
 
     def _check_end(self, operator: Worker) -> list[Violation]:
-        layout = operator.client.layout(TABLE)
+        layout = operator.client.session.layout(TABLE)
         found: list[np.ndarray] = []
 
         async def look() -> None:
@@ -453,9 +455,9 @@ def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
             if holding.own is not None:
                 yield {f"server: {what}": n for what, n in holding.own.counts.items()}
     for worker in run.everyone:
-        yield {f"client: {what}": n for what, n in worker.client.counts.items()}
-        yield {"client: resent": worker.client.flight.resent}
-        yield {f"client: lists, {what}": n for what, n in worker.client.names.counts.items()}
+        yield {f"client: {what}": n for what, n in worker.client.session.counts.items()}
+        yield {"client: resent": worker.client.dispatcher.inflight.resent}
+        yield {f"client: lists, {what}": n for what, n in worker.client.session.key_cache.counts.items()}
 
 
 def run_plan(plan: FaultPlan, trace: Trace | None = None) -> Verdict:

@@ -148,7 +148,7 @@ class CheckpointWriter:
     async def pull(self, worker: Worker, layout: Layout, clock: int | None, enter: bool = False) -> None:
         client = worker.client
         task = client.pull(TABLE, self.again(-1, self.everything(layout)), clock=clock)
-        call = self._begin(worker, "pull", clock=client.clock if clock is None else clock, enter=enter)
+        call = self._begin(worker, "pull", clock=client.session.clock if clock is None else clock, enter=enter)
         task.then(lambda task: self._ended(call, task))
         await _or_stop(task)
 
@@ -171,14 +171,14 @@ class CheckpointWriter:
         They begin anew with an incarnation, which has no number yet while the worker waits to be welcomed again.
         """
         client = worker.client
-        incarnation = worker, client.counts["fenced"]
-        step = self._steps[incarnation] = max(self._steps.get(incarnation, 0), client.clock) + 1
+        incarnation = worker, client.session.counts["fenced"]
+        step = self._steps[incarnation] = max(self._steps.get(incarnation, 0), client.session.clock) + 1
         return step
 
     def _begin(self, worker: Worker, kind: str, **facts: int) -> int:
         self._calls += 1
         client = worker.client
-        self.history.append(Begin(self.now(), self._calls, worker.name, client.incarnation, kind, **facts))  # type: ignore[arg-type]
+        self.history.append(Begin(self.now(), self._calls, worker.name, client.session.incarnation, kind, **facts))  # type: ignore[arg-type]
         return self._calls
 
     def _ended(self, call: int, task: Task) -> None:
@@ -259,7 +259,7 @@ async def worker_life(worker: Worker, scribe: CheckpointWriter, dealer: Simulate
             await scribe.pull(worker, layout, None, enter=not entered)
             if not entered:
                 entered = True
-                scribe.note("entered", worker.name, client.incarnation, client.clock)
+                scribe.note("entered", worker.name, client.session.incarnation, client.session.clock)
         else:
             await scribe.pull(worker, layout, _step(layout, plan, slot))
         await _think(worker, scribe, random)
@@ -303,7 +303,7 @@ def _count(task: Task, dealer: SimulatedDealer, slot: int) -> None:
 
 
 async def _park(worker: Worker, scribe: CheckpointWriter) -> None:
-    scribe.note("parking", worker.name, worker.client.incarnation)
+    scribe.note("parking", worker.name, worker.client.session.incarnation)
     await _or_stop(worker.client.park())
 
 
@@ -317,9 +317,9 @@ def _step(layout: Layout, plan: FaultPlan, slot: int) -> int:
 
 
 async def _table(worker: Worker) -> Layout:
-    while TABLE not in worker.client.layouts:
+    while TABLE not in worker.client.session.layouts:
         await worker.sleep(20 * MILLISECOND)
-    return worker.client.layout(TABLE)
+    return worker.client.session.layout(TABLE)
 
 
 async def _think(worker: Worker, scribe: CheckpointWriter, random: Random) -> None:
@@ -346,8 +346,8 @@ def _push_nonsense(worker: Worker, layout: Layout) -> None:
 def nonsense(plan: FaultPlan, worker: Worker, how: str) -> tuple[m.Push, list[m.Array]] | None:
     """What no client of ours would send: nothing may come of it. None: this worker knows no table yet."""
     client = worker.client
-    layout = client.layouts.get(TABLE)
-    if layout is None or not client.incarnation:
+    layout = client.session.layouts.get(TABLE)
+    if layout is None or not client.session.incarnation:
         return None
     keys = layout.starts[:2].copy()
     values = np.ones(len(keys), np.float32)
@@ -364,9 +364,9 @@ def nonsense(plan: FaultPlan, worker: Worker, how: str) -> tuple[m.Push, list[m.
     if isinstance(layout.spec.apply, Step):
         stream, number = slot_name(plan, plan.slots - 1)
     else:
-        stream, number = -client.incarnation, 1 << 18
+        stream, number = -client.session.incarnation, 1 << 18
     push = m.Push(
-        1 << 50, layout.number, client.view.number, client.view.generation, client.incarnation, stream, number, 0, 0, 0, 0,
+        1 << 50, layout.number, client.session.view.number, client.session.view.generation, client.session.incarnation, stream, number, 0, 0, 0, 0,
         0, m.EVERYWHERE, len(keys),
     )  # fmt: skip
     return push, [keys, values]
@@ -409,7 +409,7 @@ class BackgroundLoad:
             await worker.sleep(100 * MILLISECOND)
 
     async def _create(self, worker: Worker) -> None:
-        while ASIDE not in worker.client.layouts:
+        while ASIDE not in worker.client.session.layouts:
             await worker.sleep(50 * MILLISECOND)
             with contextlib.suppress(ShoalError):  # too late an answer, or done by a former life
                 await worker.client.create(ASIDE, self.spec())

@@ -168,7 +168,7 @@ class TrainingChecker:
             at = self.work.slots_until(self.work.steps_until((at // every + 1) * every))
             planned.append(self.work.steps_until(at))
         if self.run.dealing.counts["evaluations of a later step"]:
-            if not self.resumed and sum(one.client.role == "evaluator" for one in self.run.nodes.everyone) < 2:
+            if not self.resumed and sum(one.client.session.role == "evaluator" for one in self.run.nodes.everyone) < 2:
                 yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
             return  # one died with what it had read, and another judged what was there: the bits are checked
         for event in judged:

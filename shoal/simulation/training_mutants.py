@@ -255,11 +255,11 @@ def worker_ends_when_a_disk_is_full(real: Any) -> Any:
     """A worker that is to wait for room on the coordinator's disk ends."""
 
     def received(self: Worker, now: int, event: Any) -> Any:
-        patient, self.client.patient = self.client.patient, False
+        patient, self.client.dispatcher.patient = self.client.dispatcher.patient, False
         try:
             return real(self, now, event)
         finally:
-            self.client.patient = patient
+            self.client.dispatcher.patient = patient
 
     return received
 

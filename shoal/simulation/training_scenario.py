@@ -125,7 +125,7 @@ class TrainingScenario:
         for name, task in run.nodes.ends.items():
             if not task.done and name in run.world.hosts:
                 worker = next(one for one in reversed(run.nodes.everyone) if one.name == name)
-                tasks = [repr(op.task) for op in dict.fromkeys(worker.client._running.values())]
+                tasks = [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())]
                 parts.append(f"{name}: {'; '.join(tasks[:3]) or 'nothing under way'}")
         return ", ".join(parts)
 
@@ -157,12 +157,14 @@ def _counts(run: TrainingWorld) -> Counter[str]:
             counts.update(f"stopped: {word}" for word in _WORDS if word in event.why)
     counts["workers that left"] += len(run.left & run.leaving.keys())
     counts["schedulers started again"] += max(0, len(run.schedulers) - 1)
-    counts["evaluators started again"] += sum(one.client.role == "evaluator" for one in run.nodes.everyone[1:]) - 1
+    counts["evaluators started again"] += (
+        sum(one.client.session.role == "evaluator" for one in run.nodes.everyone[1:]) - 1
+    )
     counts["answers held against the staleness bound"] += run.staleness.checked
     counts["delays that changed"] += run.delays.changes
     for worker in run.nodes.everyone:
-        counts.update({f"client: {what}": n for what, n in worker.client.counts.items()})
-        counts["client: resent"] += worker.client.flight.resent
+        counts.update({f"client: {what}": n for what, n in worker.client.session.counts.items()})
+        counts["client: resent"] += worker.client.dispatcher.inflight.resent
     return counts
 
 

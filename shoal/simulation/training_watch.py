@@ -188,7 +188,7 @@ class PartsWatch:
             turns: BlockOrder = lane.local(slot).turns  # type: ignore[attr-defined]
             if push is not None and (one := held.get(turns.part(slot))) is not None:
                 turn = BlockTurn(turns.iteration(slot), turns.part(slot))
-                self._note(turn, (self.life, lane.client.view.generation), self._began[one])
+                self._note(turn, (self.life, lane.client.session.view.generation), self._began[one])
             return push
 
         with ExitStack() as stack:
@@ -234,7 +234,7 @@ class TrainingAudit:
 
     def _generations(self) -> tuple[int, int]:
         """As this client knows it, and as the scheduler does: between the two a run is going back."""
-        return self._reader.client.view.generation, self._dealing().generation
+        return self._reader.client.session.view.generation, self._dealing().generation
 
     def _counted(self) -> list[int]:
         work = self._dealing().workload

@@ -146,7 +146,7 @@ class TrainingNodes:
 
     async def _create(self, launcher: Worker, servers: int, tally: bool, origin: tuple[Path, Manifest] | None) -> None:
         client = launcher.client
-        while sum(member.role == "server" for member in client.view.members) < servers:
+        while sum(member.role == "server" for member in client.session.view.members) < servers:
             await launcher.sleep(10 * MILLISECOND)
         specs = {TABLE: make_table(self.job, self.learner, self.per_pass)}
         if tally:

@@ -79,7 +79,7 @@ def gather(cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den) -> Cal
 def members(kv: shoal.KV) -> dict[str, int]:
     """Who is here, and in which incarnation."""
     kv.tables()
-    return {member.name: member.incarnation for member in kv._client.view.members}
+    return {member.name: member.incarnation for member in kv._client.session.view.members}
 
 
 # ---------------------------------------------------------------- killed

@@ -19,7 +19,7 @@ from shoal.errors import Invalid
 from shoal.events import Gone
 from shoal.job import Job
 from shoal.run.run import Run, train
-from shoal.store.client import dispatch
+from shoal.store.client import session
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.views import figures
 from tests.support import PATIENCE
@@ -116,7 +116,7 @@ def test_a_worker_that_leaves_in_order_pushes_what_it_had_left(rows: Dataset) ->
     ship.until(lambda: ship.slots_done() > 20)
     ship.trainers["worker-1"].leave()
     ship.until(lambda: ship.ends["worker-1"].done)
-    assert ship.trainers["worker-1"].worker.client.left() == (0.0, 0.0)
+    assert ship.trainers["worker-1"].worker.client.session.left() == (0.0, 0.0)
     assert ship.home().dealing.traffic.remainder()[1] == 0
 
 
@@ -200,7 +200,7 @@ def test_an_error_after_the_training_does_not_cost_the_model(
 
 def test_threads_that_push_first_at_once_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two accounts of what is left would be one that nobody pushes any more."""
-    made = dispatch.ClientFilters
+    made = session.ClientFilters
     meet = threading.Barrier(2)
 
     def slowly(*given: Any) -> Any:
@@ -208,7 +208,7 @@ def test_threads_that_push_first_at_once_share_what_is_left(monkeypatch: pytest.
             meet.wait(5)  # both are in here, if both make one
         return made(*given)
 
-    monkeypatch.setattr(dispatch, "Filtering", slowly)
+    monkeypatch.setattr(session, "ClientFilters", slowly)
     with shoal.local(servers=1) as cluster:
         kv = cluster.client()
         kv.create("w", shoal.Dense(rows=64, filters=[shoal.Int8()]))

@@ -125,7 +125,7 @@ def test_a_member_of_one_group_cannot_touch_what_is_anothers(cluster: ProcessClu
                 hostile()
         with pytest.raises(Invalid, match="operator's to say"):
             eve.allow("b", mb=1_000_000)
-        eve._client.group = ""  # a client that names tables as if it were of no group is known for what it is
+        eve._client.session.group = ""  # a client that names tables as if it were of no group is known for what it is
         with pytest.raises(Invalid, match="of group 'b'"):
             eve.create("w", shoal.Dense(rows=8))
         operator.allow("b", reads=["a"])

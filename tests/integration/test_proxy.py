@@ -76,7 +76,7 @@ def test_everybody_is_met_through_it_and_nobody_notices(cluster: ProcessCluster,
     assert {("ann", "server-0", "push"), ("ann", "server-1", "push"), ("coordinator", "ann", "welcome")} <= set(
         proxy.seen
     )
-    addresses = [member.address for member in ann._client.view.members if member.role == "server"]
+    addresses = [member.address for member in ann._client.session.view.members if member.role == "server"]
     assert all(address.startswith("tcp://127.0.0.1:") for address in addresses)  # its own, not those of the servers
 
 

@@ -94,7 +94,7 @@ def test_tables_that_lay_alike_lie_alike_again(tmp_path: Path) -> None:
         kv.save()
     with shoal.local(servers=3, folder=tmp_path) as cluster, cluster.client() as kv:
         kv.tables()
-        places = {one.name: [place.servers for place in one.places] for one in kv._client.view.tables}
+        places = {one.name: [place.servers for place in one.places] for one in kv._client.session.view.tables}
         assert places["w"] == places["v"]
 
 

@@ -64,7 +64,7 @@ def test_a_server_that_is_stopped_is_removed_by_the_timing_that_was_set_and_the_
         finally:
             os.kill(pid, signal.SIGCONT)
         assert (kv.pull("w", slice(0, 100)).result(PATIENCE) == 2).all()
-        assert kv._client.view.timing == QUICK.intervals()  # a client was told, too
+        assert kv._client.session.view.timing == QUICK.intervals()  # a client was told, too
 
 
 @pytest.mark.parametrize("how", ["threads", "processes"])

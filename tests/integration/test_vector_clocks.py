@@ -21,7 +21,7 @@ def test_a_pull_tells_who_pushed_to_its_keys_and_how_often(processes: bool) -> N
         bob.push("w", slice(200, 400), np.ones(200)).result()
         pull = ann.pull("w", slice(0, 1_000), clocks=True)
         pull.result()
-        ann_is, bob_is = ann._client.incarnation, bob._client.incarnation
+        ann_is, bob_is = ann._client.session.incarnation, bob._client.session.incarnation
         found = {(keys.start, keys.stop): clock for keys, clock in pull.clocks}
         assert sum(stop - start for start, stop in found) == 1_000
         for (start, stop), clock in found.items():
@@ -41,5 +41,5 @@ def test_a_segment_takes_its_clocks_along_when_its_server_is_killed() -> None:
         ann.push("w", slice(0, 960), np.ones(960)).result(60)
         pull = ann.pull("w", slice(0, 960), clocks=True)
         assert (pull.result(60) == 4).all()
-        assert {clock[ann._client.incarnation] for _, clock in pull.clocks} == {4}
+        assert {clock[ann._client.session.incarnation] for _, clock in pull.clocks} == {4}
         assert sum(len(keys) for keys, _ in pull.clocks) == 960

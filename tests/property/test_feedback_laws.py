@@ -46,11 +46,11 @@ class Harbour(CalmWorld):
             self.serve(f"server-{i}")
         self.clients = [Worker(f"client-{i}", "client", "token") for i in range(CLIENTS)]
         for one in self.clients:
-            one.client.patient = True  # as workers of a run are
+            one.client.dispatcher.patient = True  # as workers of a run are
             self.board(one)
         self.until(lambda: all(one.joined.done and len(one.member.view.members) == 5 for one in self.clients))
         self.do(0, lambda client: client.create("t", spec))
-        self.until(lambda: all("t" in one.client.layouts for one in self.clients))
+        self.until(lambda: all("t" in one.client.session.layouts for one in self.clients))
         self.drop = lambda sender, to, message: self._is_ours(sender, to) and self.draw.random() < lost
         self.world.weather.repeat = twice
 
@@ -75,7 +75,7 @@ class Harbour(CalmWorld):
         """What all clients have left, and the size of what was lost."""
         total, lost = np.zeros(SPAN), 0.0
         for one in self.clients:
-            for filtering in one.client._filters.values():
+            for filtering in one.client.session.filters.values():
                 assert filtering.feedback is not None
                 lost += filtering.feedback.lost
                 rest = filtering.feedback.take_all()
@@ -159,21 +159,21 @@ def test_a_push_that_is_refused_for_good_gives_back_what_it_took() -> None:
     harbour = Harbour(1, spec_of(True, [shoal.Significant(10.0)]), 0.0, 0.0)
     harbour.do(0, lambda client: client.push("t", [1, 2], [3.0, 4.0]))
     client = harbour.clients[0].client
-    assert client.left() == (5.0, 0.0)
+    assert client.session.left() == (5.0, 0.0)
     harbour.drop = lambda sender, to, message: True
     task = harbour.start(0, lambda client: client.push("t", [1, 2], [20.0, 0.0]))
-    assert client.left()[0] < 5.0  # taken out: it is on its way
-    request = next(iter(client.flight.letters))
-    to = client.flight.letters[request].to
+    assert client.session.left()[0] < 5.0  # taken out: it is on its way
+    request = next(iter(client.dispatcher.inflight.requests))
+    to = client.dispatcher.inflight.requests[request].to
     client.handle(harbour.now, to, m.Refusal(request, "full", "no memory"), ())
-    assert task.error is not None and client.left() == (5.0, 0.0)
+    assert task.error is not None and client.session.left() == (5.0, 0.0)
 
 
 def test_what_a_life_left_is_gone_with_it() -> None:
     harbour = Harbour(1, spec_of(True, [shoal.Significant(10.0)]), 0.0, 0.0)
     harbour.do(0, lambda client: client.push("t", [1, 2], [3.0, 4.0]))
     harbour.clients[0].client.fenced()
-    assert harbour.clients[0].client.left() == (0.0, 0.0) and harbour.clients[0].client.filtered() == {}
+    assert harbour.clients[0].client.session.left() == (0.0, 0.0) and harbour.clients[0].client.session.filtered() == {}
 
 
 def test_a_value_that_sixteen_bits_cannot_hold_comes_in_parts_or_is_refused() -> None:
@@ -227,4 +227,8 @@ def test_harbours_lose_and_repeat_messages() -> None:
     harbour.drop = drop
     for number in range(20):
         harbour.do(number % CLIENTS, lambda client: client.push("t", [1, 40], [1.0, 0.3]))
-    assert seen["lost"] > 3 and harbour.repeated > 3 and any(one.client.flight.resent for one in harbour.clients)
+    assert (
+        seen["lost"] > 3
+        and harbour.repeated > 3
+        and any(one.client.dispatcher.inflight.resent for one in harbour.clients)
+    )

@@ -89,11 +89,11 @@ class Twins:
 
     async def _all(self, deeds: list[tuple[str, int, int]]) -> None:
         client = self.worker.client
-        while sum(member.role == "server" for member in client.view.members) < len(self.cluster.servers):
+        while sum(member.role == "server" for member in client.session.view.members) < len(self.cluster.servers):
             await self.worker.sleep(10 * MILLISECOND)
         await client.create("plain", self.spec)
         await client.create("named", self.spec, like="plain")
-        while len(client.layouts) < 2:  # the view may be later than the answer
+        while len(client.session.layouts) < 2:  # the view may be later than the answer
             await client.refresh()
         if self.storm:
             weather = self.world.weather
@@ -196,7 +196,7 @@ def test_what_the_law_is_about_does_happen() -> None:
     twins = Twins(1, Sparse(keys=SPAN, update=Sum(), evict=True), servers=2, copies=2, storm=True)
     with room(8_000):
         twins.do(deeds)
-    counts = twins.worker.client.names.counts
+    counts = twins.worker.client.session.key_cache.counts
     assert counts["hits"] > 20 and counts["misses"] > 10 and counts["forgotten"] > 1 and counts["bytes saved"] > 0
     assert twins.world.counts["repeated"] > 0 and any(own.counts["evicted"] for own in twins.parts())
-    assert twins.worker.client.view.number > 4  # segments changed hands, and back
+    assert twins.worker.client.session.view.number > 4  # segments changed hands, and back

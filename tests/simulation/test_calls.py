@@ -104,7 +104,7 @@ class Scene:
             await worker.sleep(self.random.randrange(20 * MILLISECOND))
 
     async def _ask(self, worker: Worker) -> None:
-        while "w" not in worker.client.layouts or not self.acknowledged:
+        while "w" not in worker.client.session.layouts or not self.acknowledged:
             await worker.sleep(MILLISECOND)
         while len(self.asked) < CALLS:
             before = self.acknowledged
@@ -133,5 +133,7 @@ def test_a_question_is_asked_of_every_row_once_whoever_is_killed(spec: Table) ->
             assert (values >= before).all() and (values <= begun).all() and (values >= last).all()
             last = values
         crashes += scene.crashes
-        moved += sum(host.node.client.counts["moved"] for host in scene.world.hosts.values() if host.node.name == "bob")  # type: ignore[attr-defined]
+        moved += sum(
+            host.node.client.session.counts["moved"] for host in scene.world.hosts.values() if host.node.name == "bob"
+        )  # type: ignore[attr-defined]
     assert crashes > SEEDS // 2 and moved  # it did happen

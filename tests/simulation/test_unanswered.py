@@ -55,7 +55,7 @@ def test_hundreds_of_pushes_that_were_lost_at_once_are_all_counted_once(seed: in
     assert world.run(lambda: whole.done, 60 * SECOND, 2_000_000)
     assert whole.error is None
     assert dropped >= PUSHES
-    assert ann.client.counts["unanswered"] == 0
+    assert ann.client.session.counts["unanswered"] == 0
     assert [task.error for task in tasks if task.error is not None] == []
     found: list[list[float]] = []
 

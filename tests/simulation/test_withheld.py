@@ -18,7 +18,7 @@ def begun(servers: int, copies: int) -> StoreRun:
     operator = Worker("operator", "client", "only")
     run.cluster.add(operator)
     operator.start(run._create(operator))
-    assert run._until(lambda: TABLE in operator.client.layouts and run.cluster.all_know(), 20 * limits.SECOND)
+    assert run._until(lambda: TABLE in operator.client.session.layouts and run.cluster.all_know(), 20 * limits.SECOND)
     return run
 
 

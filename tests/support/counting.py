@@ -138,7 +138,7 @@ def live(orders: Orders) -> None:
             while not whole.done and not broken:
                 loop.turn()
                 if time.monotonic() > deadline:
-                    tasks = [repr(op.task) for op in dict.fromkeys(worker.client._running.values())]
+                    tasks = [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())]
                     raise TimeoutError(f"{name} is not done after {orders.seconds:g} s: {tasks or 'nothing under way'}")
             if whole.error is not None and not isinstance(whole.error, IncarnationEnded):
                 raise whole.error
@@ -243,7 +243,7 @@ class Crowd:
         """What the checker says of the history, and of what is in the table now."""
         history, scribe = widened(self.history()), CheckpointWriter(self.plan, time.monotonic_ns)
         assert any(isinstance(one, End) and one.seen for one in history), "nobody has pulled: nothing is shown"
-        layout: Layout = kv._client.layout(TABLE)
+        layout: Layout = kv._client.session.layout(TABLE)
         values = kv.pull(TABLE, scribe.everything(layout)).result(PATIENCE)
         sums = [float(value) for value in values.reshape(-1, scribe.columns + 1)[:, -1]]
         expected = in_order(self.plan, set()) if self.plan.kind == "step" else 0.0

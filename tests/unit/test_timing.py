@@ -177,7 +177,7 @@ def test_the_coordinator_tells_its_timing_to_whoever_joins() -> None:
 def test_a_client_waits_as_the_view_says() -> None:
     client = Client("eve")
     client.take_view(SECOND, m.View(1, 1, 0, [], [], [], QUICKER), 1)
-    assert client.flight.timing == QUICKER
+    assert client.dispatcher.inflight.timing == QUICKER
 
 
 def test_who_is_silent_for_the_time_that_was_set_is_removed() -> None:

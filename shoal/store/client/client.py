@@ -30,15 +30,17 @@ from shoal.keys import (
     mixed,
     tidy,
 )
-from shoal.store.client.dispatch import Dispatch
+from shoal.store.client.dispatch import Dispatcher
 from shoal.store.client.filtering import checked_chain
 from shoal.store.client.operation import Admin, ParkOperation, PullOperation, PushOperation, StatusOperation, calling
+from shoal.store.client.session import Session
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
 from shoal.store.query import Question
 from shoal.store.table.update import check_pushed
 from shoal.tables import Each, Sparse, Step, Table, checked, whole
 from shoal.wire import messages as m
+from shoal.wire.effects import Effect
 from shoal.wire.half_precision import shortened, too_large
 from shoal.wire.messages.groups import (
     Allow,
@@ -51,8 +53,39 @@ from shoal.wire.messages.groups import whole as in_full
 Slot = tuple[int, int]
 
 
-class Client(Dispatch):
-    """One client, without a loop."""
+class Client:
+    """One client, without a loop: a session, and a dispatcher that carries its operations out."""
+
+    def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator", seed: int = 0) -> None:
+        self.session = Session(name, role, coordinator)
+        self.dispatcher = Dispatcher(self.session, seed)
+
+    # ------------------------------------------------------------ what its node calls
+
+    def submit(self, now: int) -> list[Effect]:
+        """Start the operations that may start."""
+        return self.dispatcher.submit(now)
+
+    def handle(self, now: int, sender: str, message: m.Message, arrays: m.Arrays) -> list[Effect]:
+        return self.dispatcher.handle(now, sender, message, arrays)
+
+    def tick(self, now: int) -> list[Effect]:
+        return self.dispatcher.tick(now)
+
+    def take_view(self, now: int, view: m.View, incarnation: int) -> list[Effect]:
+        self.session.take_view(view, incarnation)
+        return self.dispatcher.view_changed(now)
+
+    def fail_all(self, error: Exception) -> None:
+        """End everything under way with this error."""
+        self.dispatcher.fail_all(error)
+
+    def fenced(self) -> None:
+        """This incarnation is over; the next one starts from nothing."""
+        self.dispatcher.fenced()
+        self.session.reset()
+
+    # ------------------------------------------------------------ calls
 
     def push(
         self,
@@ -85,7 +118,7 @@ class Client(Dispatch):
                 return False
         elif not isinstance(keys, KeyList) or not isinstance(ahead, KeyList):
             return False
-        spec = self.layout(table).spec
+        spec = self.session.layout(table).spec
         most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.push_width))
         return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
 
@@ -120,7 +153,7 @@ class Client(Dispatch):
         With ``clocks`` the task has the vector clocks of these keys, too: who has pushed to them, and how often (S1-18). With
         ``exact`` they come as float32 also where the table's values travel in fewer bits: for a model that is judged or kept.
         """
-        layout = self.layout(table)
+        layout = self.session.layout(table)
         clock = None if clock is None else whole("clock", clock)
         if slot is not None:
             if not isinstance(layout.spec.apply, Step):
@@ -129,31 +162,27 @@ class Client(Dispatch):
         op = self._pulling(layout, keys, clock, _tasks(after))
         op.clocks = clocks
         op.form = "float32" if exact else layout.spec.wire
-        op.filters = None if exact else self.filters_of(layout)
-        self._new.append(op)
-        return op.task
+        op.filters = None if exact else self.session.filters_of(layout)
+        return self.dispatcher.add(op)
 
     def park(self, *, after: Task | Sequence[Task] = ()) -> Task:
         """Nothing to do: nobody waits for this worker until its next pull. Follows all that it has under way."""
         self._must_be_worker("park")
-        under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
-        op = ParkOperation(Task("park", (*under_way, *_tasks(after))))
-        self._entered, self._parking = {}, [op.task]
-        self._new.append(op)
-        return op.task
+        op = ParkOperation(Task("park", (*self.dispatcher.tasks(), *_tasks(after))))
+        self.session.entered, self.session.parking = {}, [op.task]
+        return self.dispatcher.add(op)
 
     def flush(self, table: str, *, after: Task | Sequence[Task] = ()) -> Task:
         """Push what filters have left for later, whole. Follows all that is under way."""
-        layout = self.layout(table)
+        layout = self.session.layout(table)
         if isinstance(layout.spec.apply, Step):
             raise Invalid(f"table {table!r} is updated in steps: what filters left goes with the next slots")
-        under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
-        task, width = Task(f"push what is left of {table!r}", (*under_way, *_tasks(after))), layout.spec.push_width
+        task = Task(f"push what is left of {table!r}", (*self.dispatcher.tasks(), *_tasks(after)))
+        width = layout.spec.push_width
         nothing = KeyValues(np.empty(0, np.uint64), np.empty((0, width), np.float32))
         op = PushOperation(task, layout.number, nothing, None, layout.spec.width, layout.spec.wire)
-        op.filters, op.exact = self.filters_of(layout), True
-        self._new.append(op)
-        return task
+        op.filters, op.exact = self.session.filters_of(layout), True
+        return self.dispatcher.add(op)
 
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> Task:
         """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``.
@@ -184,9 +213,8 @@ class Client(Dispatch):
 
     def ask(self, what: str, message: Callable[[int], m.Message], kind: type[m.Message]) -> Task:
         """A question to whoever deals; ``message`` makes it from the request's number, the answer is of that kind."""
-        op = Admin(Task(what), message, kind, dealer(self.group) if self.group else "")
-        self._new.append(op)
-        return op.task
+        op = Admin(Task(what), message, kind, dealer(self.session.group) if self.session.group else "")
+        return self.dispatcher.add(op)
 
     def save(self) -> Task:
         """Make a checkpoint, where the run keeps any."""
@@ -196,9 +224,8 @@ class Client(Dispatch):
         return self._admin("refresh the view", m.Refresh)
 
     def stats(self, table: str) -> Task:
-        op = StatusOperation(Task(f"stats of {table!r}"), self.layout(table).number)
-        self._new.append(op)
-        return op.task
+        op = StatusOperation(Task(f"stats of {table!r}"), self.session.layout(table).number)
+        return self.dispatcher.add(op)
 
     def call(
         self,
@@ -211,9 +238,8 @@ class Client(Dispatch):
         **settings: float,
     ) -> Task:
         """Ask a question of a range of keys, where the rows are; ``servers``: only of what these hold. Nobody is waited for."""
-        op = calling(self.layout(table), keys, question, servers, _tasks(after), settings)
-        self._new.append(op)
-        return op.task
+        op = calling(self.session.layout(table), keys, question, servers, _tasks(after), settings)
+        return self.dispatcher.add(op)
 
     def _ready_push(
         self,
@@ -229,7 +255,7 @@ class Client(Dispatch):
         clock: int | None,
         ahead: KeyList | KeyRange | None = None,
     ) -> Task:
-        layout = self.layout(table)
+        layout = self.session.layout(table)
         spec = layout.spec
         slot = None if slot is None else _slot(slot)
         step = None if step is None else whole("step", step)
@@ -243,8 +269,8 @@ class Client(Dispatch):
                 clock = spec.apply.step_of(slot) + 1
         if step is not None:
             self._must_be_worker("push a step")
-            if 0 < step <= self.floor:
-                raise Invalid(f"step {step}: this worker's steps start at {self.floor + 1}")
+            if 0 < step <= self.session.floor:
+                raise Invalid(f"step {step}: this worker's steps start at {self.session.floor + 1}")
         if ahead is not None:
             if not self.may_look_ahead(table, keys, ahead):
                 raise Invalid(f"table {table!r}: such a push cannot pull other keys as well; push, then pull")
@@ -255,12 +281,12 @@ class Client(Dispatch):
         if (values := shortened(given.values, spec.wire)) is None:
             raise too_large(given.values, spec.wire)
         op = PushOperation(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
-        op.filters = self.filters_of(layout)
+        op.filters = self.session.filters_of(layout)
         if op.filters is not None:
             op.filters.check(given.values)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
         op.listed = _again(layout, keys)
-        if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:
+        if isinstance(spec.apply, Each) and self.session.role == "worker" and step != 0:
             op.in_step = True
             op.own_clock = pull and clock is None
             task.after = (*task.after, self._enter(layout))
@@ -268,8 +294,7 @@ class Client(Dispatch):
             op.reads = of.versions
         if isinstance(ahead, KeyList):
             op.look_ahead(ahead)
-        self._new.append(op)
-        return task
+        return self.dispatcher.add(op)
 
     def _given(self, layout: Layout, keys: Any, values: Any, void: bool) -> tuple[KeyValues, Any]:
         """Sorted keys without repeats and their values; and where each of the caller's rows went."""
@@ -347,14 +372,14 @@ class Client(Dispatch):
         op.clock = clock
         op.live = isinstance(spec, Sparse) and span is not None
         op.hashed = spec.hashed
-        if self.role == "worker" and isinstance(spec.apply, Each):
-            entering = self._entered.get(layout.number)
+        if self.session.role == "worker" and isinstance(spec.apply, Each):
+            entering = self.session.entered.get(layout.number)
             if entering is None:
                 op.enter = True
                 # One after another: the first decides the clock at which all the others are entered.
-                before = [*self._entered.values(), *self._parking]
+                before = [*self.session.entered.values(), *self.session.parking]
                 task.after = (*task.after, *(one for one in before if not one.done))
-                self._entered[layout.number] = task
+                self.session.entered[layout.number] = task
             elif not entering.done:
                 task.after = (*task.after, entering)
             op.own_clock = clock is None
@@ -362,21 +387,19 @@ class Client(Dispatch):
 
     def _enter(self, layout: Layout) -> Task:
         """The task by which this worker entered a table: its first pull, or an empty one if it pushes first."""
-        if layout.number not in self._entered:
-            self._new.append(self._pulling(layout, (), None, ()))
-        return self._entered[layout.number]
+        if layout.number not in self.session.entered:
+            self.dispatcher.add(self._pulling(layout, (), None, ()))
+        return self.session.entered[layout.number]
 
     def _name(self, name: object) -> str:
-        return in_full(_name(name), self.group)
+        return in_full(_name(name), self.session.group)
 
     def _admin(self, what: str, message: Any) -> Task:
-        op = Admin(Task(what), message)
-        self._new.append(op)
-        return op.task
+        return self.dispatcher.add(Admin(Task(what), message))
 
     def _must_be_worker(self, what: str) -> None:
-        if self.role != "worker":
-            raise Invalid(f"{self.name} is a {self.role}: only a worker has a clock and can {what}")
+        if self.session.role != "worker":
+            raise Invalid(f"{self.session.name} is a {self.session.role}: only a worker has a clock and can {what}")
 
 
 def _again(layout: Layout, keys: Any) -> KeyList | None:

@@ -1,14 +1,24 @@
-"""Operations under way: started in their turn, split, sent, sent again, put together from the answers.
+"""Operations under way: started in turn, sent, resent, and completed from the answers.
 
-An operation starts when the tasks it follows are done and the byte window has room. It is split over the servers by the
-view of that moment. ``PushHeld`` frees the window and stops the resends, ``Busy`` delays, ``SegmentsMoved`` sends it again by a newer
-view (``Resend``), a new incarnation ends all. Sans I/O: every method that may send returns effects.
+An operation starts when the tasks it follows are done and the byte window has room. It is split over
+the servers by the view of that moment. ``PushHeld`` frees the window and stops the resends, ``Busy``
+delays the request, a new incarnation ends everything. No I/O: methods that may send return effects.
+
+A request is for all that one server held by the view of its sender. After a placement change, only the
+requests that it affects go again, to the servers that hold the keys now, in their original order:
+
+    its server has left                      at once
+    its server holds it back (``PushHeld``)  at once: a server that gives segments away drops its waiters
+    its server's segments have changed       when it refuses (``SegmentsMoved``) or a resend is due
+    its server holds what it held            never: request and answer stay valid
+
+So many placement changes in a row do not restart everything each time. What was counted before may be
+sent again; the ledgers drop it.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -23,148 +33,101 @@ from shoal.errors import (
     Refused,
     ShoalError,
     Unanswered,
-    UnknownTable,
 )
-from shoal.filters.chain import Flow
-from shoal.store.client.filtering import ClientFilters
 from shoal.store.client.inflight import Inflight, InflightRequest
-from shoal.store.client.key_cache import KeyCache
-from shoal.store.client.operation import Admin, Operation, ParkOperation, PullOperation, PushOperation, StatusOperation
+from shoal.store.client.operation import (
+    Admin,
+    Operation,
+    ParkOperation,
+    PullOperation,
+    PushOperation,
+    StatusOperation,
+)
+from shoal.store.client.session import Session
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
-from shoal.wire.messages.groups import seen
 
 
 class Resend:
-    """The operations of which some is to be sent again."""
+    """The operations of which some requests must be sent again."""
 
     def __init__(self) -> None:
-        self.refresh: Task | None = None  # the newest view is asked for
+        self.refresh: Task | None = None  # asks for the newest view
         self._ops: list[Operation] = []
 
     def add(self, op: Operation) -> None:
-        if not op.again:
-            op.again = True
+        if not op.resend:
+            op.resend = True
             self._ops.append(op)
 
-    def seen(self) -> None:
-        """A new view is here: nobody waits any longer for one that was asked for. Whoever needs a newer one is told so again."""
+    def view_arrived(self) -> None:
+        """A new view is here: nothing waits for the refresh any longer."""
         if self.refresh is not None:
             self.refresh.finish()
 
-    def join(self, queue: deque[Operation]) -> None:
-        """They go before all that was not begun yet, and among themselves in the order in which they were begun."""
+    def requeue(self, queue: deque[Operation]) -> None:
+        """Put them before all operations that were never started, in the order of their start."""
         if not self._ops:
             return
-        begun: list[Operation] = []
-        while queue and queue[0].begun:  # never by iterating: other threads append to it
-            begun.append(queue.popleft())
-        queue.extendleft(sorted([*begun, *self._ops], key=lambda op: op.begun, reverse=True))
+        started: list[Operation] = []
+        while queue and queue[0].started:  # never by iterating: other threads append to it
+            started.append(queue.popleft())
+        queue.extendleft(sorted([*started, *self._ops], key=lambda op: op.started, reverse=True))
         self._ops.clear()
 
 
-def letters_of(op: Operation, flight: Inflight) -> list[InflightRequest]:
-    return [flight.letters[request] for request in op.waiting if request in flight.letters]
+class Dispatcher:
+    """The operations that one client has under way."""
 
-
-def refused(op: Operation, layout: Layout, alive: Collection[str], flight: Inflight) -> list[str]:
-    """A new view is here: the servers that are not waited for any longer. Letters to others may be outdated by it."""
-    found: list[str] = []
-    for letter in letters_of(op, flight):
-        then = op.split_by.get(letter.to)
-        if letter.to not in alive or not op.may_keep or then is None:
-            found.append(letter.to)
-        elif then is not layout and letter.to not in layout.since_then(then).stayed:
-            if letter.held:
-                found.append(letter.to)
-            letter.old = True
-    return found
-
-
-def asked_anew(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:
-    """The servers to be asked, so that whatever the refused ones were asked is asked of those who hold it now. None: all.
-
-    A letter is for everything that a server holds. So one that inherits something is asked for all it has; what it was asked before,
-    and has not answered, is given up, and with that somebody else may have to be asked, too.
-    """
-    if not op.may_keep or not all(layout.since_then(then).same for then in op.split_by.values()):
-        return None
-    waits = [letter.to for letter in letters_of(op, flight)]
-    found: list[str] = []
-    left = list(dict.fromkeys(op.refused))
-    while left:
-        server = left.pop()
-        before = op.split_by.pop(server, None)
-        for heir in () if before is None else layout.since_then(before).heirs[server]:
-            then = op.split_by.get(heir)
-            if heir in found or (then is not None and heir in layout.since_then(then).stayed):
-                continue  # it was asked for this, too
-            found.append(heir)
-            if heir in waits:
-                left.append(heir)
-    return found
-
-
-class Dispatch:
-    """What a client has under way."""
-
-    def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator", seed: int = 0) -> None:
-        self.name, self.role, self.coordinator = name, role, coordinator
-        self.patient = False  # goes on asking those who are silent: somebody else says when they are gone
-        self.group = ""  # of workers: tables are named from within its namespace
-        self.incarnation = 0
-        self.view = m.View(0, 0, 0, [], [])
-        self.layouts: dict[str, Layout] = {}
-        self.clock = 0  # steps pushed
-        self.floor = 0  # the clock at which this spell of work began: no steps of ours are at or below it
-        self.spell = 0  # how often this worker has parked
-        self.working = False  # has entered some table in this spell
-        self.reads: dict[int, dict[str, list[int]]] = {}  # by table: the versions that the last pull read, by server
-        self.failed: list[Task] = []  # pushes that failed, in case nobody asks
-        self.counts: Counter[str] = Counter()
-        self.flight = Inflight(seed)
-        self.names = KeyCache()  # of lists of keys that servers know
-        self._by_number: dict[int, Layout] = {}
-        self._names: dict[int, str] = {}  # of all tables that there ever were, for errors
-        self._new: deque[Operation] = deque()  # made ready, not started
-        self._anew = Resend()  # started before
-        self._running: dict[int, Operation] = {}  # by request: an operation stands once for each message under way
-        self._entered: dict[int, Task] = {}  # tables entered in this spell, and the task that did it
-        self._parking: list[Task] = []  # the last park: whoever enters again follows it
-        self._requests = 0
-        self._numbers = 0  # given in this client's own stream
-        self._open: dict[int, None] = {}  # those not over yet, in order
+    def __init__(self, session: Session, seed: int = 0) -> None:
+        self.patient = False  # keeps asking silent servers: membership says when one has left
+        self.inflight = Inflight(seed)
+        self.failed: list[Task] = []  # pushes that failed, in case nobody asks for the result
+        self.running: dict[int, Operation] = {}  # by request: an operation is here once per request
+        self._session = session
+        self._queue: deque[Operation] = deque()  # not started; any thread appends
+        self._resend = Resend()
         self._bytes = 0  # in flight
-        self._filters: dict[int, ClientFilters] = {}  # by table
 
-    def layout(self, table: str) -> Layout:
-        layout = self.layouts.get(table)
-        if layout is None:
-            raise UnknownTable(table, sorted(self.layouts))
-        return layout
+    def add(self, op: Operation) -> Task:
+        """Queue an operation; ``submit`` starts it."""
+        self._queue.append(op)
+        return op.task
+
+    def tasks(self) -> list[Task]:
+        """The tasks of all operations that are queued or running."""
+        return [op.task for op in self._operations()]
+
+    def pushes(self) -> list[Task]:
+        """Pushes under way, without slots that wait for other slots of their step."""
+        self._resend.requeue(self._queue)
+        ops = [op for op in self._operations() if isinstance(op, PushOperation)]
+        return [op.task for op in ops if op.slot is None or not op.task.held]
+
+    def _operations(self) -> list[Operation]:
+        return list(dict.fromkeys([*self.running.values(), *self._queue]))
 
     # ------------------------------------------------------------ starting
 
     def submit(self, now: int) -> list[Effect]:
-        """Start what may start."""
+        """Start every operation that may start."""
         effects: list[Effect] = []
-        if not self.incarnation:
+        if not self._session.incarnation:
             return effects
         waiting: list[Operation] = []
-        self._anew.join(self._new)
-        # What is held is not counted: a step may wait for slots of ours that are still to be sent.
-        while self._new and len(self.flight.letters) - self.flight.held_now < limits.CLIENT_LETTERS:
-            op = self._new.popleft()
+        self._resend.requeue(self._queue)
+        # Held requests do not count: a step may wait for slots that this client has yet to send.
+        while self._queue and len(self.inflight.requests) - self.inflight.held_now < limits.CLIENT_REQUESTS:
+            op = self._queue.popleft()
             if op.task.done:
                 continue
-            failed = (
-                None if isinstance(op, ParkOperation) else next((t for t in op.task.after if t.done and t.error), None)
-            )
+            after = op.task.after
+            failed = None if isinstance(op, ParkOperation) else next((t for t in after if t.done and t.error), None)
             if failed is not None:
                 op.task.finish(error=DependencyFailed(op.task.what, str(failed.error)))
-            elif not all(task.done for task in op.task.after):
+            elif not all(task.done for task in after):
                 op.task.waits_for = "the tasks it follows"
                 waiting.append(op)
             elif self._bytes and self._bytes + op.size > limits.CLIENT_WINDOW:
@@ -173,96 +136,81 @@ class Dispatch:
                 break
             else:
                 effects += self._start(now, op)
-        self._new.extendleft(reversed(waiting))
+        self._queue.extendleft(reversed(waiting))
         return effects
 
     def _start(self, now: int, op: Operation) -> list[Effect]:
-        before = self._requests
-        op.begun = op.begun or before + 1
+        session, before = self._session, self._session.requests
+        op.started = op.started or before + 1
         asked: list[str] | None = None
         try:
-            if op.again:
+            if op.resend:
                 asked = self._restart(op)
-            letters = op.letters(self)
-        except Exception as error:  # one call's mistake must not become another's
-            for number in range(before, self._requests):
-                self.names.closed(self.incarnation << 32 | number + 1)
+            requests = op.requests(session)
+        except Exception as error:  # the mistake of one call must not become another's
+            for number in range(before, session.requests):
+                session.key_cache.closed(session.incarnation << 32 | number + 1)
             self._end(op, error=error)
             return []
         if isinstance(op, PushOperation | PullOperation | StatusOperation):
-            layout = self.of_number(op.table)
+            layout = session.layout_of(op.table)
             op.since = layout.since
             op.split_by.update(dict.fromkeys(layout.servers if asked is None else asked, layout))
         elif isinstance(op, ParkOperation):
-            op.since = self._since()
-        if not letters and not op.waiting:
+            op.since = session.since
+        if not requests and not op.waiting:
             self._finish(op)
-        return [self._send(now, op, to, message, arrays) for to, message, arrays in letters]
+        return [self._send(now, op, to, message, arrays) for to, message, arrays in requests]
 
     def _send(self, now: int, op: Operation, to: str, message: Any, arrays: m.Arrays) -> Effect:
         request = message.request
-        self._running[request] = op
+        self.running[request] = op
         op.waiting[request] = sum(array.nbytes for array in arrays) + op.expects(request)
         self._bytes += op.waiting[request]
-        return self.flight.send(now, to, request, message, arrays)
-
-    def number(self) -> int:
-        """The next number of this client's own stream."""
-        self._numbers += 1
-        self._open[self._numbers - 1] = None
-        return self._numbers - 1
-
-    def over(self) -> int:
-        """All numbers of this client's own stream below this one are over, and never sent again."""
-        return next(iter(self._open), self._numbers)
-
-    def request(self) -> int:
-        """A number that no other request of any life of this client has."""
-        self._requests += 1
-        return self.incarnation << 32 | self._requests
+        return self.inflight.send(now, to, request, message, arrays)
 
     # ------------------------------------------------------------ answers
 
     def handle(self, now: int, sender: str, message: m.Message, arrays: m.Arrays) -> list[Effect]:
         request = getattr(message, "request", 0)
-        self.flight.hears(now, sender, request)
-        op = self._running.get(request)
+        self.inflight.answered(now, sender, request)
+        op = self.running.get(request)
         if op is None or not self.awaits(sender, request):
-            self.counts["late answers"] += 1
+            self._session.counts["late answers"] += 1
             return []
         try:
-            effects = self._heard(now, sender, op, request, message, arrays)
-        except BadFilter as error:  # a filter of the user's: this call's mistake, not another's
+            effects = self._answer(now, sender, op, request, message, arrays)
+        except BadFilter as error:  # a user's filter failed: this call fails, no other
             effects = []
-            letter = self.flight.letters.get(request)
-            if isinstance(op, PushOperation) and letter is not None:
-                op.settle(letter, message)
+            pending = self.inflight.requests.get(request)
+            if isinstance(op, PushOperation) and pending is not None:
+                op.settle(pending, message)
             self._end(op, error=error)
         return effects + self.submit(now)
 
-    def _heard(
+    def _answer(
         self, now: int, sender: str, op: Operation, request: int, message: m.Message, arrays: m.Arrays
     ) -> list[Effect]:
         effects: list[Effect] = []
+        session, pending = self._session, self.inflight.requests[request]
         match message:
             case m.PushHeld(_, waits):
                 op.task.waits_for = f"{sender}: {waits}"
                 op.task.held = op.task.held or now
-                if self.flight.held(now, request):
+                if self.inflight.held(now, request):
                     self._bytes -= op.waiting[request]
                     op.waiting[request] = 0
-                if self.flight.letters[request].old:
-                    effects += self._moved(now, op, self.view.number, [sender])
+                if pending.outdated:
+                    effects += self._moved(now, op, session.view.number, [sender])
             case m.Busy(_, retry_after, why):
                 op.task.waits_for = f"{sender}: {why or 'busy'}"
-                self.counts["busy"] += 1
-                self.flight.busy(now, request, retry_after)
+                session.counts["busy"] += 1
+                self.inflight.busy(now, request, retry_after)
             case m.Forgot():
-                letter = self.flight.letters[request]
-                if isinstance(letter.message, m.Push | m.Pull) and (
-                    whole := self.names.whole(letter.message, letter.arrays, op.pressed)
+                if isinstance(pending.message, m.Push | m.Pull) and (
+                    with_keys := session.key_cache.with_keys(pending.message, pending.arrays, op.compressed)
                 ):
-                    effects.append(self.flight.instead(now, letter, *whole))
+                    effects.append(self.inflight.replace(now, pending, *with_keys))
             case m.SegmentsMoved(_, view):
                 effects += self._moved(now, op, view, [sender])
             case m.Rollback():
@@ -270,31 +218,30 @@ class Dispatch:
             case m.Refusal(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
             case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):
-                self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
+                session.counts["strange answers"] += 1  # dropped: the request is resent, or ends unanswered
             case _:
-                letter = self.flight.letters[request]
-                self.names.heard(request)
+                session.key_cache.answered(request)
                 self._close(op, request)
-                for to, question, data in op.answered(self, letter, message, found):
-                    effects.append(self._send(now, op, to, question, data))
-                if not op.waiting and not op.again:
+                for to, follow_up, data in op.answered(session, pending, message, found):
+                    effects.append(self._send(now, op, to, follow_up, data))
+                if not op.waiting and not op.resend:
                     self._finish(op)
         return effects
 
     def awaits(self, sender: str, request: int) -> bool:
-        """Is this the answer to something that was asked of that node?"""
-        letter = self.flight.letters.get(request)
-        return letter is not None and letter.to == sender
+        """Whether a request with this number is open at that node."""
+        pending = self.inflight.requests.get(request)
+        return pending is not None and pending.to == sender
 
     def _close(self, op: Operation, request: int) -> None:
-        self._running.pop(request, None)
+        self.running.pop(request, None)
         self._bytes -= op.waiting.pop(request, 0)
-        self.flight.done(request)
-        self.names.closed(request)
+        self.inflight.done(request)
+        self._session.key_cache.closed(request)
 
     def _finish(self, op: Operation) -> None:
         try:
-            value = op.value(self)
+            value = op.value(self._session)
         except ShoalError as error:
             self._end(op, error=error)
             return
@@ -303,175 +250,152 @@ class Dispatch:
     def _end(self, op: Operation, value: Any = None, error: Exception | None = None) -> None:
         for request in list(op.waiting):
             self._close(op, request)
-        if isinstance(op, PushOperation) and op.number is not None:
-            self._open.pop(op.number, None)
-        if isinstance(op, PushOperation) and op.sent is not None:
-            op.sent.end(error is not None)
+        if isinstance(op, PushOperation):
+            if op.number is not None:
+                self._session.close_number(op.number)
+            if op.unconfirmed is not None:
+                op.unconfirmed.end(error is not None)
+            if error is not None and len(self.failed) < limits.BACKLOG:
+                self.failed.append(op.task)
         if error is not None and isinstance(op, PullOperation) and op.enter:
-            self._entered.pop(op.table, None)
+            self._session.entered.pop(op.table, None)
         op.task.waits_for = ""
-        if error is not None and isinstance(op, PushOperation) and len(self.failed) < limits.BACKLOG:
-            self.failed.append(op.task)
         op.task.finish(value, error)
 
-    def _moved(self, now: int, op: Operation, view: int, of: Sequence[str]) -> list[Effect]:
-        """What these servers were asked is held by others now: it goes again by a newer view; ledgers drop what was counted."""
-        self.counts["moved"] += 1
-        op.refused += of
-        for letter in letters_of(op, self.flight):
-            if letter.to in of:
-                self._close(op, letter.request)
+    def fail_all(self, error: Exception) -> None:
+        """End every operation with this error."""
+        self._resend.requeue(self._queue)
+        for op in self._operations():
+            self._end(op, error=error)
+        self._queue.clear()
+
+    def fenced(self) -> None:
+        """This incarnation is over: what was under way may or may not be counted."""
+        self.fail_all(Fenced(self._session.name, self._session.incarnation))
+
+    # ------------------------------------------------------------ placement changes
+
+    def _moved(self, now: int, op: Operation, view: int, servers: Sequence[str]) -> list[Effect]:
+        """These servers gave away what they were asked for: send it again by a view this new."""
+        self._session.counts["moved"] += 1
+        op.refused += servers
+        for pending in inflight_requests(op, self.inflight):
+            if pending.to in servers:
+                self._close(op, pending.request)
         op.task.waits_for = f"view {view}"
-        self._anew.add(op)
-        if view <= self.view.number:
+        self._resend.add(op)
+        if view <= self._session.view.number:
             return []
         effects: list[Effect] = []
-        if self._anew.refresh is None or self._anew.refresh.done:  # once for all that wait for it
+        if self._resend.refresh is None or self._resend.refresh.done:  # one for all that wait for it
             refresh = Admin(Task("refresh the view"), m.Refresh)
-            self._anew.refresh = refresh.task
+            self._resend.refresh = refresh.task
             effects = self._start(now, refresh)
-        op.task.after = (self._anew.refresh,)
+        op.task.after = (self._resend.refresh,)
         return effects
 
     def _restart(self, op: Operation) -> list[str] | None:
-        """Give up what is to be asked anew, and of whom (None: of all): the rest stays under way."""
-        anew = (
-            asked_anew(op, self.of_number(op.table), self.flight)
-            if isinstance(op, PushOperation | PullOperation)
-            else None
-        )
-        for letter in letters_of(op, self.flight):
-            if anew is None or letter.to in anew:
-                self._close(op, letter.request)
-        op.restart(anew)
-        op.again = False
+        """Close the requests that go again; the servers to ask (None: all)."""
+        servers = None
+        if isinstance(op, PushOperation | PullOperation):
+            servers = servers_to_ask(op, self._session.layout_of(op.table), self.inflight)
+        for pending in inflight_requests(op, self.inflight):
+            if servers is None or pending.to in servers:
+                self._close(op, pending.request)
+        op.restart(servers)
+        op.resend = False
         op.refused.clear()
-        if anew is None:
+        if servers is None:
             op.split_by.clear()
-        return anew
+        return servers
 
-    # ------------------------------------------------------------ time and view
-
-    def tick(self, now: int) -> list[Effect]:
-        effects, silent = self.flight.tick(now)
-        for letter in silent:
-            op = self._running.get(letter.request)
-            if op is not None and letter.old:
-                effects += self._moved(now, op, self.view.number, [letter.to])
-            elif op is not None and self.patient:
-                self.counts["asked on"] += 1
-                op.task.waits_for = f"{letter.to}, which is silent"
-                self.flight.renew(now, letter)
-            elif op is not None:
-                self.counts["unanswered"] += 1
-                self._end(op, error=Unanswered(op.task.what, letter.to, self.view.timing.silence / limits.SECOND))
-        return effects + self.submit(now)
-
-    def take_view(self, now: int, view: m.View, incarnation: int) -> list[Effect]:
-        self.view, self.incarnation, self.flight.timing = view, incarnation, view.timing
-        self._anew.seen()
-        tables = {placed.number: placed for placed in view.tables}
-        known = {
-            number: self._by_number[number]
-            if number in self._by_number and self._by_number[number].same(placed)
-            else Layout(placed)
-            for number, placed in tables.items()
-        }
-        if any(number in known and known[number].since != old.since for number, old in self._by_number.items()):
-            self.names.clear()  # what was split otherwise is another list
-        self._by_number = known
-        self._names.update({number: placed.name for number, placed in tables.items()})
-        self.layouts = {seen(layout.name, self.group): layout for layout in known.values()}
+    def view_changed(self, now: int) -> list[Effect]:
+        """The session has a new view: send again what it affects, and fail what is lost."""
+        session, view = self._session, self._session.view
+        self.inflight.timing = view.timing
+        self._resend.view_arrived()
         alive = {member.name for member in view.members}
         effects: list[Effect] = []
-        for op in dict.fromkeys(self._running.values()):
+        for op in dict.fromkeys(self.running.values()):
             if isinstance(op, PushOperation | PullOperation | StatusOperation):
-                to = [letter.to for letter in letters_of(op, self.flight)]
-                lost = next((one for one in to if one not in alive), None)
-                if op.table not in known:
-                    self._end(op, error=self._dropped(op.table))
-                elif lost is not None and known[op.table].is_lost:
-                    self._end(op, error=op.lost(known[op.table].name, lost))
-                elif lost is not None or op.since != known[op.table].since:
-                    of = refused(op, known[op.table], alive, self.flight)
-                    effects += self._moved(now, op, view.number, of) if of else []
+                if not session.has_table(op.table):
+                    self._end(op, error=session.dropped(op.table))
+                    continue
+                layout = session.layout_of(op.table)
+                asked = [pending.to for pending in inflight_requests(op, self.inflight)]
+                gone = next((server for server in asked if server not in alive), None)
+                if gone is not None and layout.is_lost:
+                    self._end(op, error=op.lost(layout.name, gone))
+                elif gone is not None or op.since != layout.since:
+                    servers = refused_servers(op, layout, alive, self.inflight)
+                    effects += self._moved(now, op, view.number, servers) if servers else []
             elif isinstance(op, ParkOperation):
-                to = [letter.to for letter in letters_of(op, self.flight)]
-                if op.since != self._since() or any(one not in alive for one in to):
-                    effects += self._moved(now, op, view.number, to)  # whoever took over has not heard of it
+                asked = [pending.to for pending in inflight_requests(op, self.inflight)]
+                if op.since != session.since or any(server not in alive for server in asked):
+                    effects += self._moved(now, op, view.number, asked)  # the new primary has not heard of it
         return effects + self.submit(now)
 
-    def _since(self) -> int:
-        """When a primary of any table last changed."""
-        return max((layout.since for layout in self._by_number.values()), default=0)
+    # ------------------------------------------------------------ time
 
-    def filters_of(self, layout: Layout) -> ClientFilters | None:
-        """A table's filters, if it has any."""
-        if not layout.spec.filters:
-            return None
-        found = self._filters.get(layout.number)
-        if found is None:
-            # Calls are made ready by any thread: of two that come first at once, one makes it, or what the other leaves is lost.
-            found = self._filters.setdefault(layout.number, ClientFilters(layout.spec, Flow()))
-        return found
+    def tick(self, now: int) -> list[Effect]:
+        """Send again what is due, and fail what has had no answer for too long."""
+        effects, silent = self.inflight.tick(now)
+        for pending in silent:
+            op, view = self.running.get(pending.request), self._session.view
+            if op is None:
+                continue
+            if pending.outdated:
+                effects += self._moved(now, op, view.number, [pending.to])
+            elif self.patient:
+                self._session.counts["asked on"] += 1
+                op.task.waits_for = f"{pending.to}, which is silent"
+                self.inflight.renew(now, pending)
+            else:
+                self._session.counts["unanswered"] += 1
+                self._end(op, error=Unanswered(op.task.what, pending.to, view.timing.silence / limits.SECOND))
+        return effects + self.submit(now)
 
-    def told_by_filters(self, table: int) -> dict[str, Any]:
-        """Of a table that this client has used: one that only asks need not know the filters of others."""
-        found = self._filters.get(table)
-        return {} if found is None else found.told()
 
-    def filtered(self) -> dict[str, list[int]]:
-        """Bytes into and out of filters in this life, and what keys known by a number saved."""
-        found = Flow.summed(one.flow for one in self._filters.values())
-        return {**found, "handles": self.names.told()} if any(self.names.told()) else found
+def inflight_requests(op: Operation, inflight: Inflight) -> list[InflightRequest]:
+    return [inflight.requests[request] for request in op.waiting if request in inflight.requests]
 
-    def left(self) -> tuple[float, float]:
-        """The size of what filters left for later, and of what was lost of it."""
-        all_of = [one.feedback for one in self._filters.values() if one.feedback is not None]
-        return math.fsum(one.norm for one in all_of), math.fsum(one.lost for one in all_of)
 
-    def of_number(self, number: int) -> Layout:
-        layout = self._by_number.get(number)
-        if layout is None:
-            raise self._dropped(number)
-        return layout
+def refused_servers(op: Operation, layout: Layout, alive: Collection[str], inflight: Inflight) -> list[str]:
+    """After a new view: the servers that will not answer. Requests to others may become outdated."""
+    found: list[str] = []
+    for pending in inflight_requests(op, inflight):
+        then = op.split_by.get(pending.to)
+        if pending.to not in alive or not op.may_keep or then is None:
+            found.append(pending.to)
+        elif then is not layout and pending.to not in layout.change_since(then).unchanged:
+            if pending.held:
+                found.append(pending.to)
+            pending.outdated = True
+    return found
 
-    def _dropped(self, number: int) -> UnknownTable:
-        """The table that was meant is gone, even if there is another of its name by now."""
-        return UnknownTable(self._names.get(number, f"number {number}"), sorted(self.layouts), dropped=True)
 
-    def pushes(self) -> list[Task]:
-        """Those under way that only time separates from being counted: not one that waits for other slots of its step."""
-        self._anew.join(self._new)
-        ops = dict.fromkeys([*self._running.values(), *self._new])
-        return [op.task for op in ops if isinstance(op, PushOperation) and not (op.slot is not None and op.task.held)]
+def servers_to_ask(op: Operation, layout: Layout, inflight: Inflight) -> list[str] | None:
+    """The servers that now hold what the refused ones were asked for; None: ask all.
 
-    def held_back(self) -> dict[str, float]:
-        """Tables of which filters have kept something for a later push, and its size."""
-        named = {layout.number: name for name, layout in self.layouts.items()}
-        sizes = {number: 0.0 if one.feedback is None else one.feedback.norm for number, one in self._filters.items()}
-        return {named[number]: size for number, size in sizes.items() if size > 0 and number in named}
-
-    def fail_all(self, error: Exception) -> None:
-        self._anew.join(self._new)
-        for op in dict.fromkeys([*self._running.values(), *self._new]):
-            self._end(op, error=error)
-        self._new.clear()
-
-    def fenced(self) -> None:
-        """This life is over: what was under way may or may not be counted, and the next life starts afresh."""
-        self.fail_all(Fenced(self.name, self.incarnation))
-        self.incarnation = 0
-        self.clock = self.floor = self.spell = 0
-        self.working = False
-        self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
-        self.names.clear()
-        self.names.counts.clear()
-        self._numbers = self._requests = 0
-        for filters in self._filters.values():
-            filters.flow.by.clear()
-            if filters.feedback is not None:
-                filters.feedback.forget()
+    A request is for everything a server holds, so a server that inherits keys is asked for all it has.
+    What it was asked before, and has not answered, is given up; its own heirs may have to be asked too.
+    """
+    if not op.may_keep or not all(layout.change_since(then).same_starts for then in op.split_by.values()):
+        return None
+    waits = [pending.to for pending in inflight_requests(op, inflight)]
+    found: list[str] = []
+    left = list(dict.fromkeys(op.refused))
+    while left:
+        server = left.pop()
+        before = op.split_by.pop(server, None)
+        for heir in () if before is None else layout.change_since(before).heirs[server]:
+            then = op.split_by.get(heir)
+            if heir in found or (then is not None and heir in layout.change_since(then).unchanged):
+                continue  # it was asked for this already
+            found.append(heir)
+            if heir in waits:
+                left.append(heir)
+    return found
 
 
 def _refusal(by: str, kind: str, reason: str) -> Exception:

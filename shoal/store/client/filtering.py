@@ -26,7 +26,6 @@ from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 
 if TYPE_CHECKING:
-    from shoal.store.client.dispatch import Dispatch
     from shoal.store.client.operation import PushOperation
 
 
@@ -106,9 +105,9 @@ class UnconfirmedPush:
         self._taken, self._left = taken, left
         self._open = np.ones(len(taken), np.bool_)
         self._rows: dict[int, list[tuple[int, int]]] = {}  # by request
-        self.again = False  # was split and sent before
+        self.resent = False  # was split and sent before
 
-    def goes(self, request: int, layout: Layout, share: ServerShare) -> None:
+    def sent(self, request: int, layout: Layout, share: ServerShare) -> None:
         """This message speaks for the rows of a share's segments, also for those that are not in it."""
         self._rows[request] = layout.rows_of(share, self._keys)
 
@@ -121,7 +120,7 @@ class UnconfirmedPush:
         self._open &= ~mask
         if not self._slot or (new and not part):
             self._put(mask, self._left)
-        elif not new and not (again or self.again):
+        elif not new and not (again or self.resent):
             self._put(mask, self._taken)
         else:
             self._feedback.give_up(max(taken(self._taken, mask), taken(self._left, mask), key=_squares))
@@ -180,7 +179,7 @@ class ClientFilters:
         self.spec, self.chain, self.flow = spec, chain, flow
         self.feedback = ErrorFeedback(spec) if chain.loses and adds else None
 
-    def told(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Bytes into and out of each filter, and the size of what is left for later and of what was lost."""
         left = (0.0, 0.0) if self.feedback is None else (self.feedback.norm, self.feedback.lost)
         return {**self.flow.by, "left": left[0], "lost": left[1]}
@@ -197,11 +196,11 @@ class ClientFilters:
 
     # ------------------------------------------------------------ pushes
 
-    def prepare(self, client: Dispatch, op: PushOperation) -> None:
+    def prepare(self, incarnation: int, op: PushOperation) -> None:
         """Choose and shorten what a push brings, once."""
         if op.exact and self.feedback is not None:
             op.given = self.feedback.take_all()
-            op.sent = UnconfirmedPush(
+            op.unconfirmed = UnconfirmedPush(
                 self.feedback, op.given.keys, op.given.values, np.zeros_like(op.given.values), slot=False
             )
         keys, values = op.given.keys, op.given.values
@@ -214,7 +213,7 @@ class ClientFilters:
         taken = np.zeros((rows, width), np.float32) if self.feedback is None else self.feedback.take(keys)
         with np.errstate(over="ignore"):
             total = np.clip(values.astype(np.float32) + taken, -_LARGEST, _LARGEST)
-        seed = _seed(op.slot or (client.incarnation, op.number or 0), op.table)
+        seed = _seed(op.slot or (incarnation, op.number or 0), op.table)
         try:
             mask = self.chain.chosen(total, seed, listed) if self._may_choose(op, rows) else None
             going = total if mask is None else taken_rows(total, mask)
@@ -233,7 +232,7 @@ class ClientFilters:
                 left = total - arrives
             else:
                 left[np.flatnonzero(mask)] -= arrives
-            op.sent = UnconfirmedPush(self.feedback, keys, taken, left, slot=op.slot is not None)
+            op.unconfirmed = UnconfirmedPush(self.feedback, keys, taken, left, slot=op.slot is not None)
         if mask is not None:
             whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
             if op.pull and op.ahead is None:

@@ -24,7 +24,7 @@ from shoal.store.client.split import ServerShare
 from shoal.store.server.key_lists import crc_of
 from shoal.wire import messages as m
 
-Pressed = Callable[[list[m.Array]], list[m.Array]]  # keys as they travel, where a table has filters
+Compress = Callable[[list[m.Array]], list[m.Array]]  # keys as they travel, where a table has filters
 _Which = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slices
 
 
@@ -68,7 +68,7 @@ class KeyCache:
         self._gone: deque[int] = deque()  # lists that nobody has any more: told by whichever thread let go
         self._flying: dict[int, list[tuple[KeyHandle, ServerShare, Keys]]] = {}  # by request: what it says, and in full
 
-    def say(
+    def handle_for(
         self, request: int, listed: KeyList | None, share: ServerShare, keys: Keys
     ) -> tuple[KeyHandle, list[m.Array]]:
         """What a message calls its share of these keys, and the keys, unless they are known by that."""
@@ -81,8 +81,8 @@ class KeyCache:
         self.counts["misses"] += name is not NOTHING
         return name, [share.take(keys)]
 
-    def whole(
-        self, message: m.Push | m.Pull, arrays: m.Arrays, pressed: Pressed = list
+    def with_keys(
+        self, message: m.Push | m.Pull, arrays: m.Arrays, compress: Compress = list
     ) -> tuple[m.Message, m.Arrays] | None:
         """The same message with all its keys, since a server has forgotten some; None if it has had them."""
         if not message.known and not (isinstance(message, m.Push) and message.ahead_known):
@@ -93,7 +93,7 @@ class KeyCache:
                 self.counts["forgotten"] += 1
                 self.counts["bytes saved"] -= 8 * share.rows
                 self._give_up(name)
-        keys = pressed([share.take(listed) for _, share, listed in flying])
+        keys = compress([share.take(listed) for _, share, listed in flying])
         if isinstance(message, m.Push):
             whole: m.Message = msgspec.structs.replace(
                 message, handle=0, known=False, crc=0, ahead_handle=0, ahead_known=False, ahead_crc=0
@@ -101,7 +101,7 @@ class KeyCache:
             return whole, [*keys, arrays[-1]]
         return msgspec.structs.replace(message, handle=0, known=False, crc=0), keys
 
-    def heard(self, request: int) -> None:
+    def answered(self, request: int) -> None:
         """It was answered: the server has what it was sent."""
         for name, _, _ in self._flying.get(request, ()):
             name.known = name is not NOTHING
@@ -116,9 +116,6 @@ class KeyCache:
     def figures(self) -> dict[str, int]:
         """Of this life: lists that went by number, that were sent with one, that a server had forgotten; bytes of keys saved."""
         return {what: self.counts[what] for what in ("hits", "misses", "forgotten", "bytes saved")}
-
-    def told(self) -> list[int]:
-        return list(self.figures().values())
 
     def _name(self, listed: KeyList, share: ServerShare) -> KeyHandle:
         while self._gone:

@@ -7,6 +7,7 @@ of some servers, ``only``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,20 +30,20 @@ from shoal.wire.half_precision import restored
 
 if TYPE_CHECKING:
     from shoal.filters import Bytes
-    from shoal.store.client.dispatch import Dispatch
+    from shoal.store.client.session import Session
 
 
 Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
 Places = npt.NDArray[np.intp] | None
 
 
-class Operation:
+class Operation(ABC):
     """One task and the messages it has under way."""
 
     size = 0  # bytes, more or less: for the window
     since = 0  # the placement by which it was split
-    begun = 0  # when it was first sent, among the others: what was begun first goes first, also when it is sent again
-    again = False  # some of it is to be sent again
+    started = 0  # orders operations by their first start, also when they are sent again
+    resend = False  # some of its requests must be sent again
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -52,15 +53,16 @@ class Operation:
         self.refused: list[str] = []  # servers that will not answer that
         self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
 
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        raise AssertionError  # each kind has its own
+    @abstractmethod
+    def requests(self, session: Session) -> list[Outgoing]:
+        """What to send, by the session's present view."""
 
     def answered(
-        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
     ) -> list[Outgoing]:
         return []
 
-    def value(self, client: Dispatch) -> Any:
+    def value(self, session: Session) -> Any:
         return None
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
@@ -74,7 +76,7 @@ class Operation:
         """What came, before filters had it; None if that makes no sense."""
         return arrays
 
-    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+    def compressed(self, keys: list[m.Array]) -> list[m.Array]:
         return keys
 
     @property
@@ -115,7 +117,7 @@ class _KeyedOperation(Operation):
         self._found.clear()
         self._rows = None
 
-    def _asks(self, share: ServerShare) -> bool:
+    def _is_asked(self, share: ServerShare) -> bool:
         return self._only is None or share.server in self._only
 
     def expects(self, request: int) -> int:
@@ -124,7 +126,7 @@ class _KeyedOperation(Operation):
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
         return arrays if self.filters is None else self.filters.opened(answer, arrays)
 
-    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+    def compressed(self, keys: list[m.Array]) -> list[m.Array]:
         """Keys that go after all, since a server does not know them by their number."""
         return keys if self.filters is None else self.filters.asked(0, keys)
 
@@ -185,7 +187,7 @@ class PushOperation(_KeyedOperation):
         self.ahead: KeyList | None = None  # pull these, not those that are pushed
         self.exact = self._ready = False  # exact: nothing of it is left for later
         self.head: Bytes | None = None  # what its values need to be read, if they are shortened
-        self.sent: UnconfirmedPush | None = None  # what of it is left for later
+        self.unconfirmed: UnconfirmedPush | None = None  # what of it is left for later
 
     @property
     def may_keep(self) -> bool:
@@ -196,64 +198,64 @@ class PushOperation(_KeyedOperation):
         self.ahead, self.keys = keys, keys.keys
         self.size += 12 * len(keys)
 
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        layout = client.of_number(self.table)
-        self._name(client)
+    def requests(self, session: Session) -> list[Outgoing]:
+        layout = session.layout_of(self.table)
+        self._name(session)
         if self.filters is not None and not self._ready:
-            self.filters.prepare(client, self)
-        elif self.sent is not None:
-            self.sent.again = True
+            self.filters.prepare(session.incarnation, self)
+        elif self.unconfirmed is not None:
+            self.unconfirmed.resent = True
         self._ready = True
         keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
         shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
         if self.ahead is None:
-            return [self._letter(client, share, None, keys, values) for share in shares if self._asks(share)]
+            return [self._request(session, share, None, keys, values) for share in shares if self._is_asked(share)]
         # Both are small (see ``Client.push``): one share for every server, in the same order.
         pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
         pairs = zip(shares, pulls, strict=True)
-        return [self._letter(client, *pair, keys, values) for pair in pairs if self._asks(pair[0])]
+        return [self._request(session, *pair, keys, values) for pair in pairs if self._is_asked(pair[0])]
 
-    def _name(self, client: Dispatch) -> None:
+    def _name(self, session: Session) -> None:
         """Give it its number and its step, once."""
         if self.slot is None and self.number is None:
-            self.number = client.number()
+            self.number = session.next_number()
         if self.in_step:
             if self.step is None:
-                self.step = client.clock + 1
-            client.clock = max(client.clock, self.step)
+                self.step = session.clock + 1
+            session.clock = max(session.clock, self.step)
             if self.own_clock:
-                self.clock, self.own_clock = client.clock, False
+                self.clock, self.own_clock = session.clock, False
 
-    def _letter(
-        self, client: Dispatch, share: ServerShare, pulled: ServerShare | None, keys: Keys | KeyRange, values: Values
+    def _request(
+        self, session: Session, share: ServerShare, pulled: ServerShare | None, keys: Keys | KeyRange, values: Values
     ) -> Outgoing:
-        stream, number = self.slot if self.slot is not None else (-client.incarnation, self.number or 0)
+        stream, number = self.slot if self.slot is not None else (-session.incarnation, self.number or 0)
         start = stop = -1
-        request, name, also = client.request(), NOTHING, NOTHING
+        request, name, also = session.next_request(), NOTHING, NOTHING
         arrays: list[m.Array] = []
         if isinstance(keys, KeyRange):
             start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
         else:
             if pulled is not None and self.ahead is not None and pulled.rows:
-                also, arrays = client.names.say(request, self.ahead, pulled, self.ahead.keys)
-            name, listed = client.names.say(request, self.listed, share, keys)
+                also, arrays = session.key_cache.handle_for(request, self.ahead, pulled, self.ahead.keys)
+            name, listed = session.key_cache.handle_for(request, self.listed, share, keys)
             arrays += listed
         arrays.append(share.take(values).reshape(-1))
         ahead = -1 if pulled is None else pulled.rows
-        reads = self.reads if self.reads is not None else client.reads.get(self.table, {})
+        reads = self.reads if self.reads is not None else session.reads.get(self.table, {})
         push = m.Push(
             request=request,
             table=self.table,
-            view=client.view.number,
-            generation=client.view.generation,
-            incarnation=client.incarnation,
+            view=session.view.number,
+            generation=session.view.generation,
+            incarnation=session.incarnation,
             stream=stream,
             number=number,
-            floor=client.over(),
+            floor=session.lowest_open,
             step=self.step or 0,
-            entered=client.floor,
-            spell=client.spell,
+            entered=session.floor,
+            spell=session.spell,
             first=share.first,
             last=share.last,
             count=share.rows,
@@ -278,33 +280,33 @@ class PushOperation(_KeyedOperation):
         arrays = arrays if share.rows or ahead > 0 else []
         if self.filters is not None:
             arrays = self.filters.pushed(self, arrays, ahead)
-            if self.sent is not None:
-                self.sent.goes(push.request, client.of_number(self.table), share)
+            if self.unconfirmed is not None:
+                self.unconfirmed.sent(push.request, session.layout_of(self.table), share)
         return share.server, push, arrays
 
     def answered(
-        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
     ) -> list[Outgoing]:
-        self.settle(letter, answer)
+        self.settle(pending, answer)
         if isinstance(answer, m.Values):
-            self.task.versions[letter.to] = answer.versions
-            self.put(letter.request, answer, arrays)
+            self.task.versions[pending.to] = answer.versions
+            self.put(pending.request, answer, arrays)
         elif isinstance(answer, m.Counted) and not answer.new:
-            client.counts["counted before"] += 1
+            session.counts["counted before"] += 1
         return []
 
-    def settle(self, letter: InflightRequest, answer: m.Message) -> None:
+    def settle(self, pending: InflightRequest, answer: m.Message) -> None:
         """It was counted, whatever becomes of the rows that came back."""
-        if self.sent is not None and isinstance(answer, m.Values | m.Counted):
-            self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
+        if self.unconfirmed is not None and isinstance(answer, m.Values | m.Counted):
+            self.unconfirmed.counted(pending.request, pending.sends > 1, answer.new, answer.part)
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         return self.are_rows(request, answer, arrays) if self.pull else isinstance(answer, m.Counted)
 
-    def value(self, client: Dispatch) -> Any:
+    def value(self, session: Session) -> Any:
         if not self.pull:
             return None
-        client.reads[self.table] = self.task.versions
+        session.reads[self.table] = self.task.versions
         return self.rows()
 
 
@@ -325,36 +327,36 @@ class PullOperation(_KeyedOperation):
     def may_keep(self) -> bool:
         return not (self.live or self.enter or self.clocks)  # these are one question to all servers
 
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        layout = client.of_number(self.table)
+    def requests(self, session: Session) -> list[Outgoing]:
+        layout = session.layout_of(self.table)
         if self.own_clock:
-            self.clock, self.own_clock = client.clock, False
+            self.clock, self.own_clock = session.clock, False
         if self.live:
             layout.check_all_held()
             shares = layout.whole()
         else:
             shares = layout.shares(self.keys, max(8, 4 * self.width), every_server=self.enter)
-        return [self._letter(client, share) for share in shares if self._asks(share)]
+        return [self._request(session, share) for share in shares if self._is_asked(share)]
 
-    def _letter(self, client: Dispatch, share: ServerShare, resume: int = -1) -> Outgoing:
+    def _request(self, session: Session, share: ServerShare, resume: int = -1) -> Outgoing:
         start = stop = -1
-        request, name, arrays = client.request(), NOTHING, list[m.Array]()
+        request, name, arrays = session.next_request(), NOTHING, list[m.Array]()
         if isinstance(self.keys, KeyRange):
             start, stop = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
         else:
-            name, arrays = client.names.say(request, self.listed, share, self.keys)
-        at = client.floor
+            name, arrays = session.key_cache.handle_for(request, self.listed, share, self.keys)
+        at = session.floor
         if self.enter:  # a worker that has a clock keeps it; one that has none yet is given one
-            at = client.clock if client.working else 0
+            at = session.clock if session.working else 0
         pull = m.Pull(
             request=request,
             table=self.table,
-            view=client.view.number,
-            generation=client.view.generation,
-            incarnation=client.incarnation,
+            view=session.view.number,
+            generation=session.view.generation,
+            incarnation=session.incarnation,
             clock=m.NO_CLOCK if self.clock is None else self.clock,
             entered=at,
-            spell=client.spell,
+            spell=session.spell,
             first=share.first,
             last=share.last,
             count=share.rows,
@@ -374,27 +376,27 @@ class PullOperation(_KeyedOperation):
         return share.server, pull, arrays
 
     def answered(
-        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
     ) -> list[Outgoing]:
         assert isinstance(answer, m.Values)
-        share = self._shares[letter.request]
-        self.task.versions[letter.to] = answer.versions
+        share = self._shares[pending.request]
+        self.task.versions[pending.to] = answer.versions
         self.task.steps.update(answer.versions)
         self._entered = max(self._entered, answer.entered)
         if answer.clocks:
             found = [(KeyRange(start, stop), VectorClock(dict(counts))) for start, stop, counts in answer.clocks]
             self.task.clocks = sorted([*self.task.clocks, *found], key=lambda one: one[0].start)
-        self.put(letter.request, answer, arrays)
-        return [self._letter(client, share, answer.resume)] if answer.resume >= 0 else []
+        self.put(pending.request, answer, arrays)
+        return [self._request(session, share, answer.resume)] if answer.resume >= 0 else []
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         return self.are_rows(request, answer, arrays)
 
-    def value(self, client: Dispatch) -> Any:
-        client.reads[self.table] = self.task.versions
-        if self.enter and not client.working:
-            client.clock = client.floor = max(client.clock, self._entered)
-            client.working = True
+    def value(self, session: Session) -> Any:
+        session.reads[self.table] = self.task.versions
+        if self.enter and not session.working:
+            session.clock = session.floor = max(session.clock, self._entered)
+            session.working = True
         return self.rows()
 
 
@@ -409,11 +411,11 @@ class Admin(Operation):
         self._message, self._kind = message, kind
         self._answer: m.Message | None = None
 
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        return [(self._to or client.coordinator, self._message(client.request()), ())]
+    def requests(self, session: Session) -> list[Outgoing]:
+        return [(self._to or session.coordinator, self._message(session.next_request()), ())]
 
     def answered(
-        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
     ) -> list[Outgoing]:
         self._answer = answer
         return []
@@ -421,7 +423,7 @@ class Admin(Operation):
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         return isinstance(answer, self._kind)
 
-    def value(self, client: Dispatch) -> Any:
+    def value(self, session: Session) -> Any:
         return self._answer if self._kind is not m.Done else None
 
 
@@ -432,18 +434,18 @@ class ParkOperation(Operation):
         super().__init__(task)
         self._spell: int | None = None
 
-    def letters(self, client: Dispatch) -> list[Outgoing]:
+    def requests(self, session: Session) -> list[Outgoing]:
         if self._spell is None:
-            if not client.working:
+            if not session.working:
                 return []
-            self._spell = client.spell
+            self._spell = session.spell
             # The spell is over, however this ends: a server that heard it may have parked us.
-            client.spell += 1
-            client.working = False
+            session.spell += 1
+            session.working = False
         spell = self._spell
         return [
-            (member.name, m.Park(client.request(), client.incarnation, client.view.number, spell), ())
-            for member in client.view.members
+            (member.name, m.Park(session.next_request(), session.incarnation, session.view.number, spell), ())
+            for member in session.view.members
             if member.role == "server"
         ]
 
@@ -454,41 +456,41 @@ class StatusOperation(Operation):
     def __init__(self, task: Task, table: int) -> None:
         super().__init__(task)
         self.table = table
-        self._told: dict[str, m.TableStatusReply] = {}
+        self._replies: dict[str, m.TableStatusReply] = {}
 
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        layout = client.of_number(self.table)
+    def requests(self, session: Session) -> list[Outgoing]:
+        layout = session.layout_of(self.table)
         layout.check_all_held()
         return [
-            (server, m.TableStatusRequest(client.request(), self.table, client.view.number), ())
+            (server, m.TableStatusRequest(session.next_request(), self.table, session.view.number), ())
             for server in layout.servers
         ]
 
     def answered(
-        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
     ) -> list[Outgoing]:
         assert isinstance(answer, m.TableStatusReply)
-        self._told[letter.to] = answer
+        self._replies[pending.to] = answer
         return []
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         return isinstance(answer, m.TableStatusReply)
 
     def restart(self, only: Sequence[str] | None = None) -> None:
-        self._told.clear()
+        self._replies.clear()
 
-    def value(self, client: Dispatch) -> dict[str, Any]:
-        longest = max((len(told.staleness) for told in self._told.values()), default=0)
+    def value(self, session: Session) -> dict[str, Any]:
+        longest = max((len(told.staleness) for told in self._replies.values()), default=0)
         staleness = np.zeros(longest, np.int64)
         totals: dict[str, Any] = {}
-        for told in self._told.values():
+        for told in self._replies.values():
             staleness[: len(told.staleness)] += np.asarray(told.staleness, np.int64)
             for fact, value in told.facts.items():
                 totals[fact] = totals.get(fact, 0) + value
         totals["staleness"] = staleness.tolist()
-        totals["filters"] = client.told_by_filters(self.table)
-        totals["handles"] = client.names.figures()
-        totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
+        totals["filters"] = session.filter_facts(self.table)
+        totals["handles"] = session.key_cache.figures()
+        totals["servers"] = {server: told.facts for server, told in sorted(self._replies.items())}
         return totals
 
 
@@ -501,8 +503,8 @@ class CallOperation(StatusOperation):
         self._keys, self._question, self._settings = keys, question, settings
         self._found: dict[str, Found] = {}
 
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        layout = client.of_number(self.table)
+    def requests(self, session: Session) -> list[Outgoing]:
+        layout = session.layout_of(self.table)
         holding = layout.holding(self._keys)
         if self.servers is None:
             layout.check_all_held()
@@ -514,10 +516,10 @@ class CallOperation(StatusOperation):
             (
                 server,
                 m.Call(
-                    request=client.request(),
+                    request=session.next_request(),
                     table=self.table,
-                    view=client.view.number,
-                    generation=client.view.generation,
+                    view=session.view.number,
+                    generation=session.view.generation,
                     name=self._question.name,
                     settings=settings,
                     start=keys.start,
@@ -538,22 +540,22 @@ class CallOperation(StatusOperation):
         return 0 < len(arrays[1]) <= limits.CALL_VALUES and len(arrays[1]) % len(arrays[0]) == 0
 
     def answered(
-        self, client: Dispatch, letter: InflightRequest, answer: m.Message, arrays: m.Arrays
+        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
     ) -> list[Outgoing]:
         assert isinstance(answer, m.Called)
         numbers = np.array(answer.numbers, np.float64)
         if arrays:
-            self._found[letter.to] = Found(numbers, arrays[0], arrays[1].reshape(len(arrays[0]), -1))
+            self._found[pending.to] = Found(numbers, arrays[0], arrays[1].reshape(len(arrays[0]), -1))
         else:
-            self._found[letter.to] = Found(numbers)
+            self._found[pending.to] = Found(numbers)
         return []
 
     def restart(self, only: Sequence[str] | None = None) -> None:
         self._found.clear()
 
-    def value(self, client: Dispatch) -> Any:
+    def value(self, session: Session) -> Any:
         # In the order of keys, whoever answered first: sums of the same placement have the same bits.
-        order = client.of_number(self.table).servers
+        order = session.layout_of(self.table).servers
         return self._question.whole([self._found[one] for one in order if one in self._found], self._settings)
 
 

@@ -52,8 +52,8 @@ class ServerShare:
 class LayoutChange:
     """What has become of a placement."""
 
-    same: bool  # the segments go by the same numbers
-    stayed: tuple[str, ...]  # the servers that have held the same ones all the time
+    same_starts: bool  # the segments have the same numbers
+    unchanged: tuple[str, ...]  # the servers that have held the same ones all the time
     heirs: dict[str, tuple[str, ...]]  # by server: who holds now what it held then
 
 
@@ -74,24 +74,24 @@ class Layout:
         self._sinces = {server: sinces[segments] for server, segments in self._of.items()}
         self._owners = owners
         # By the earlier one, which nobody is to keep for this.
-        self._since_then: weakref.WeakKeyDictionary[Layout, LayoutChange] = weakref.WeakKeyDictionary()
+        self._changes: weakref.WeakKeyDictionary[Layout, LayoutChange] = weakref.WeakKeyDictionary()
 
     def same(self, placed: TablePlaces) -> bool:
         return self._placed == placed
 
-    def since_then(self, before: Layout) -> LayoutChange:
+    def change_since(self, before: Layout) -> LayoutChange:
         """What has become of an earlier placement."""
-        found = self._since_then.get(before)
+        found = self._changes.get(before)
         if found is None:
             same = len(before.starts) == len(self.starts) and bool((before.starts == self.starts).all())
-            stayed = [server for server in self.servers if same and self._has_stayed(server, before)]
+            unchanged = [server for server in self.servers if same and self._is_unchanged(server, before)]
             heirs = {}
             for server, segments in before._of.items() if same else ():
                 heirs[server] = tuple(dict.fromkeys(self._owners[segment] for segment in segments.tolist()))
-            found = self._since_then[before] = LayoutChange(same, tuple(stayed), heirs)
+            found = self._changes[before] = LayoutChange(same, tuple(unchanged), heirs)
         return found
 
-    def _has_stayed(self, server: str, before: Layout) -> bool:
+    def _is_unchanged(self, server: str, before: Layout) -> bool:
         then = before._of.get(server)
         return (
             then is not None

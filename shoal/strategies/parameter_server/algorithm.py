@@ -78,7 +78,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                 one = begun.popleft()
                 weights = await one.pull
                 lane.waited(one.pull)
-                clock = lane.client.clock if clock is None else clock
+                clock = lane.client.session.clock if clock is None else clock
                 push = await self._push(lane, one, weights, clock + 1 + len(begun), begun[0] if begun else None)
                 if push is not None:
                     clock = None if one.local is None else clock + 1
@@ -212,7 +212,7 @@ class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
 
 def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
     """Whether some servers had taken the slot's step already when its weights were read, and others not."""
-    apply = client.layout(TABLE).spec.apply
+    apply = client.session.layout(TABLE).spec.apply
     assert isinstance(apply, Step)
     step = apply.step_of(slot)
     taken = [version > step for found in pull.versions.values() for version in found]

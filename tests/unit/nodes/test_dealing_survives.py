@@ -458,10 +458,10 @@ def test_an_evaluator_that_was_declared_dead_comes_back_and_judges_on(rows: Data
     for seed in range(3):
         ship = Ship(rows, seed=seed, strategy=strategy, evaluate__every=0.5)
         ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 10 * seed + 1)  # type: ignore[misc]
-        before = ship.evaluator.worker.client.incarnation
+        before = ship.evaluator.worker.client.session.incarnation
         ship.feed("coordinator", ProcessEnd("evaluator", "it was asleep"))
         ship.home()
-        assert ship.evaluator.worker.client.incarnation > before
+        assert ship.evaluator.worker.client.session.incarnation > before
         assert ship.all(Stopped)[-1].why == "3 epochs done" and ship.ends["evaluator"].error is None
         numbers = [event.number for event in ship.all(Evaluated)]
         assert numbers == list(range(len(numbers)))

@@ -151,7 +151,7 @@ def test_who_is_asked_to_leave_finishes_what_it_began_and_gives_back_the_rest(ro
     leaver.leave()
     ship.until(lambda: ship.ends["worker-0"].done)
     assert ship.ends["worker-0"].error is None
-    incarnation = leaver.worker.client.incarnation
+    incarnation = leaver.worker.client.session.incarnation
     assert ship.dealing.workload.has(incarnation) == 0  # counted or given back, all of it
     ship.home()
     assert ship.slots_done() == 75
@@ -165,10 +165,10 @@ def test_a_worker_that_was_declared_dead_starts_afresh_and_counts_nothing_twice(
         ship = Ship(rows, seed=seed, strategy=strategy, workers=2)
         ship.until(lambda ship=ship: ship.slots_done() >= 10)  # type: ignore[misc]
         trainer = ship.trainers["worker-0"]
-        before = trainer.worker.client.incarnation
+        before = trainer.worker.client.session.incarnation
         ship.feed("coordinator", ProcessEnd("worker-0", "it looked dead"))
         ship.home()
-        assert trainer.worker.client.incarnation > before
+        assert trainer.worker.client.session.incarnation > before
         assert ship.slots_done() == 75
         assert ship.dealing.examples <= 3 * 400
         assert all(task.error is None for task in ship.ends.values())

@@ -163,14 +163,14 @@ def test_a_node_is_woken_to_send_again() -> None:
     made.client.pull("w", [1])
     effects = made.handle(START, Tick())
     (wake,) = [one for one in effects if isinstance(one, Wake)]
-    assert wake.at <= made.client.flight.next
+    assert wake.at <= made.client.dispatcher.inflight.next
 
 
 def test_joining_is_a_task() -> None:
     made = node(joined=False)
     assert not made.joined.done
     effects = made.handle(START, Received("coordinator", m.Welcome("token.0", 7, view())))
-    assert made.joined.done and made.client.incarnation == 7
+    assert made.joined.done and made.client.session.incarnation == 7
     assert Connect("ann", "memory:ann") in effects
 
 
@@ -194,7 +194,7 @@ def test_a_refused_node_says_so() -> None:
 def test_one_that_is_patient_waits_until_the_disk_of_the_coordinator_has_room_again() -> None:
     """Whoever takes part in a run does not end for that: it says hello again."""
     made = node(joined=False)
-    made.client.patient = True
+    made.client.dispatcher.patient = True
     task = made.client.refresh()
     made.handle(START, Tick())
     made.handle(START, Received("coordinator", m.Refusal(0, "full", "the journal cannot be written")))
@@ -218,7 +218,7 @@ def test_a_hello_that_nobody_answers_is_an_error_in_the_end() -> None:
 def test_a_fenced_node_fails_its_tasks_tells_and_joins_again() -> None:
     made = node()
     told = []
-    made.on_fenced = lambda: told.append(made.client.incarnation)
+    made.on_fenced = lambda: told.append(made.client.session.incarnation)
     task = made.client.pull("w", [1])
     made.handle(START, Tick())
     effects = made.handle(START, Received("ann", m.Fence(7 << 32 | 1, 7)))
@@ -227,7 +227,7 @@ def test_a_fenced_node_fails_its_tasks_tells_and_joins_again() -> None:
         task.result()
     assert told == [0]
     made.handle(START, Received("coordinator", m.Welcome("token.1", 9, view(4, 9))))
-    assert made.client.incarnation == 9
+    assert made.client.session.incarnation == 9
 
 
 def test_a_coroutine_outlives_its_nodes_first_life() -> None:

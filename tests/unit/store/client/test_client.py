@@ -436,7 +436,7 @@ def test_no_answer_for_long_is_an_error_that_names_who() -> None:
     desk.client.tick(desk.now + DEFAULT.silence)
     with pytest.raises(Unanswered, match="no answer from bob for 10"):
         task.result()
-    assert not desk.client.flight.letters
+    assert not desk.client.dispatcher.inflight.requests
 
 
 def test_a_late_answer_to_what_is_over_is_ignored() -> None:
@@ -444,7 +444,7 @@ def test_a_late_answer_to_what_is_over_is_ignored() -> None:
     desk.client.push("sparse", [1], [1])
     (letter,) = desk.submit()
     desk.counted(letter, letter)
-    assert desk.client.counts["late answers"] == 1
+    assert desk.client.session.counts["late answers"] == 1
 
 
 # ---------------------------------------------------------------- views
@@ -458,7 +458,7 @@ def test_nothing_is_sent_before_the_client_is_a_member() -> None:
         client.pull("dense", [1])
     client.take_view(SECOND, view(), 7)
     assert not task.done
-    assert client.flight.letters  # it is on its way
+    assert client.dispatcher.inflight.requests  # it is on its way
 
 
 @pytest.mark.parametrize("refreshed", [True, False])
@@ -642,7 +642,7 @@ def test_a_workers_first_pull_enters_it_at_every_server() -> None:
     desk.values(first, 0, entered=3)
     (third,) = desk.values(second, entered=5)
     assert not third.message.enter
-    assert (desk.client.clock, desk.client.floor) == (5, 5)  # the highest of what it was told
+    assert (desk.client.session.clock, desk.client.session.floor) == (5, 5)  # the highest of what it was told
     assert (third.message.clock, third.message.entered) == (5, 5)
 
 
@@ -669,7 +669,7 @@ def test_every_push_of_a_worker_ends_a_step_and_tells_every_server() -> None:
         assert (second.message.count, tuple(second.arrays)) == (0, ())
         desk.counted(first, second)
         assert task.done
-    assert desk.client.clock == 4
+    assert desk.client.session.clock == 4
     desk.client.pull("dense", [1])
     assert desk.submit()[0].message.clock == 4
 
@@ -748,7 +748,7 @@ def test_parking_follows_what_is_under_way_and_begins_a_new_spell() -> None:
     assert first.message.enter and (first.message.spell, first.message.entered) == (1, 0)
     desk.values(first, 0, entered=1)
     desk.values(second, entered=8)
-    assert back.done and desk.client.clock == desk.client.floor == 8
+    assert back.done and desk.client.session.clock == desk.client.session.floor == 8
 
 
 def test_a_worker_that_never_entered_parks_without_a_word() -> None:
@@ -883,7 +883,7 @@ def test_a_strange_answer_is_dropped_and_the_question_stays_open(answer: Any, ar
     (letter,) = desk.submit()
     desk.client.handle(desk.now, letter.to, answer(letter.message.request), arrays)
     assert not task.done
-    assert desk.client.counts["strange answers"] == 1
+    assert desk.client.session.counts["strange answers"] == 1
 
 
 def test_an_answer_is_taken_only_from_whom_it_was_asked() -> None:

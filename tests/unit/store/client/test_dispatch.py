@@ -23,10 +23,10 @@ class Restless:
     """An operation; while somebody looks at it, another thread makes a call ready."""
 
     def __init__(self, begun: int, queue: deque[Any]) -> None:
-        self._begun, self._queue, self.again = begun, queue, False
+        self._begun, self._queue, self.resend = begun, queue, False
 
     @property
-    def begun(self) -> int:
+    def started(self) -> int:
         self._queue.append(Restless(0, deque()))
         return self._begun
 
@@ -37,7 +37,7 @@ def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> N
     queue += [first := Restless(2, queue), second := Restless(3, queue), new := Restless(0, queue)]
     anew = Resend()
     anew.add(moved := Restless(1, queue))  # type: ignore[arg-type]
-    anew.join(queue)
+    anew.requeue(queue)
     assert list(queue)[:4] == [moved, first, second, new]
 
 

@@ -42,16 +42,16 @@ def test_an_unanswered_message_is_sent_again_with_back_off() -> None:
 
 def test_the_gaps_grow_no_further_than_the_most() -> None:
     flight = one_letter()
-    letter = flight.letters[1]
+    letter = flight.requests[1]
     for _ in range(10):
-        flight.tick(letter.again)
-        letter.heard = letter.again  # keeps it from being given up
+        flight.tick(letter.resend_at)
+        letter.last_sign = letter.resend_at  # keeps it from being given up
     assert letter.wait <= 1.25 * DEFAULT.resend_most
 
 
 def test_what_is_sent_again_is_the_same_message() -> None:
     flight = one_letter()
-    sent, silent = flight.tick(flight.letters[1].again)
+    sent, silent = flight.tick(flight.requests[1].resend_at)
     assert (sent, silent) == ([Send("ann", Refresh(1))], [])
     assert flight.resent == 1
 
@@ -63,9 +63,9 @@ def test_nothing_is_sent_again_once_it_is_answered() -> None:
 
 
 def test_many_clients_do_not_knock_at_once() -> None:
-    firsts = {one_letter(seed).letters[1].again for seed in range(20)}
+    firsts = {one_letter(seed).letters[1].resend_at for seed in range(20)}
     assert len(firsts) == 20
-    assert one_letter(3).letters[1].again == one_letter(3).letters[1].again  # but each always at the same time
+    assert one_letter(3).letters[1].resend_at == one_letter(3).letters[1].resend_at  # but each always at the same time
 
 
 def test_what_is_held_is_not_sent_again_as_long_as_it_is_told_so() -> None:
@@ -94,9 +94,9 @@ def test_busy_is_sent_again_when_it_said() -> None:
 def test_busy_cannot_ask_for_the_impossible() -> None:
     flight = one_letter()
     flight.busy(START, 1, -5)
-    assert flight.letters[1].again == START + MILLISECOND
+    assert flight.requests[1].resend_at == START + MILLISECOND
     flight.busy(START, 1, 1 << 60)
-    assert flight.letters[1].again == START + DEFAULT.resend_most
+    assert flight.requests[1].resend_at == START + DEFAULT.resend_most
 
 
 def test_what_a_busy_server_asked_for_again_is_not_paid_from_the_budget() -> None:
@@ -110,7 +110,7 @@ def test_what_a_busy_server_asked_for_again_is_not_paid_from_the_budget() -> Non
             sent, silent = flight.tick(now + limits.BUSY_MOST)
             assert len(sent) == 60
             assert silent == []
-    assert flight.letters[1].wait <= 1.25 * DEFAULT.resend_first  # an answer that is lost is missed soon
+    assert flight.requests[1].wait <= 1.25 * DEFAULT.resend_first  # an answer that is lost is missed soon
 
 
 def test_who_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
@@ -118,7 +118,7 @@ def test_who_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
     times, now = list[int](), START
     while now < START + 2 * SECOND:
         flight.busy(now, 1, 5 * MILLISECOND)
-        now = flight.letters[1].again
+        now = flight.requests[1].resend_at
         assert len(flight.tick(now)[0]) == 1
         times.append(now)
     gaps = [after - before for before, after in pairwise([START, *times])]
@@ -126,7 +126,7 @@ def test_who_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
     assert max(gaps) == limits.BUSY_MOST
     flight.held(now, 1)  # it has room for it by now
     flight.busy(now, 1, 5 * MILLISECOND)
-    assert flight.letters[1].again == now + 5 * MILLISECOND
+    assert flight.requests[1].resend_at == now + 5 * MILLISECOND
 
 
 def test_nobody_is_called_silent_who_was_asked_once_because_others_took_the_budget() -> None:
@@ -193,7 +193,7 @@ def lost_at_once(flight: Inflight, count: int, answers: Callable[[int], bool]) -
     for request in range(1, count + 1):
         flight.send(START, "ann", request, Refresh(request))
     now, unanswered = START, 0
-    while flight.letters and now < START + 100 * SECOND:
+    while flight.requests and now < START + 100 * SECOND:
         now += 10 * MILLISECOND
         sent, silent = flight.tick(now)
         for letter in silent:
@@ -202,7 +202,7 @@ def lost_at_once(flight: Inflight, count: int, answers: Callable[[int], bool]) -
         for effect in sent:
             assert isinstance(effect, Send) and isinstance(effect.message, Refresh)
             if answers(request := effect.message.request):
-                flight.hears(now, "ann", request)
+                flight.answered(now, "ann", request)
                 flight.done(request)
     return unanswered, now - START
 
@@ -232,7 +232,7 @@ def test_never_more_than_ten_resends_wait_for_an_answer_beyond_one_a_second() ->
         waiting += [effect.message.request for effect in sent]  # type: ignore[union-attr]
         assert len(waiting) <= 10 + (now - START) // SECOND + 1
         if now % (100 * MILLISECOND) == 0 and waiting:  # it is slow: ten a second
-            flight.hears(now, "ann", waiting[0])
+            flight.answered(now, "ann", waiting[0])
             flight.done(waiting.pop(0))
 
 
@@ -242,7 +242,7 @@ def test_an_answer_of_another_earns_nothing() -> None:
         flight.send(START, "ann", request, Refresh(request))
     sent, _ = flight.tick(START + SECOND)
     for effect in sent:
-        flight.hears(START + SECOND, "bob", effect.message.request)  # type: ignore[union-attr]
+        flight.answered(START + SECOND, "bob", effect.message.request)  # type: ignore[union-attr]
     assert flight.tick(START + SECOND + 10 * MILLISECOND)[0] == []
 
 
@@ -280,7 +280,7 @@ def test_any_sign_of_life_ends_the_silence() -> None:
     assert flight.tick(START + DEFAULT.silence)[1] == []
     flight.held(START + DEFAULT.silence, 1)
     resends(flight, START + DEFAULT.silence, START + 2 * DEFAULT.silence - 10 * MILLISECOND)
-    assert list(flight.letters) == [1]
+    assert list(flight.requests) == [1]
     assert len(flight.tick(START + 2 * DEFAULT.silence)[1]) == 1
 
 
@@ -288,7 +288,7 @@ def test_the_time_to_look_next_is_never_too_late() -> None:
     flight = Inflight(0)
     for request in range(1, 6):
         flight.send(START + request * MILLISECOND, "ann", request, Refresh(request))
-        due = min(letter.again for letter in flight.letters.values())
+        due = min(letter.resend_at for letter in flight.requests.values())
         assert flight.next <= due
     flight.busy(START, 3, MILLISECOND)
     assert flight.next <= START + MILLISECOND

@@ -74,7 +74,7 @@ def test_what_is_no_answer_is_not_taken_for_one(numbers: list[float], arrays: An
     desk = Desk()
     task = desk.call("top", keys=slice(0, 5))
     desk.answer(0, m.Called, *arrays, numbers=numbers)
-    assert not task.done and desk.client.counts["strange answers"] == 1
+    assert not task.done and desk.client.session.counts["strange answers"] == 1
     desk.answer(0, m.Called, np.array([3], np.uint64), np.array([-2, 0], np.float32), numbers=[])
     assert task.result() == [(3, 0, -2.0)]
 

@@ -243,39 +243,39 @@ def share(rows: int, server: str = "s") -> ServerShare:
 
 def answered(names: KeyCache, request: int, listed: KeyList, server: str = "s") -> bool:
     """Say it and hear the answer; was it known?"""
-    name, sent = names.say(request, listed, share(len(listed), server), listed.keys)
+    name, sent = names.handle_for(request, listed, share(len(listed), server), listed.keys)
     known = name.known
     assert bool(sent) != known
-    names.heard(request)
+    names.answered(request)
     names.closed(request)
     return known
 
 
 def test_a_list_has_a_number_at_once_and_is_known_when_that_was_answered() -> None:
     names, listed = KeyCache(), KeyList(SOME)
-    first, sent = names.say(1, listed, share(4), listed.keys)
-    second, also = names.say(2, listed, share(4), listed.keys)  # the first is still on its way
+    first, sent = names.handle_for(1, listed, share(4), listed.keys)
+    second, also = names.handle_for(2, listed, share(4), listed.keys)  # the first is still on its way
     assert first is second and first.number == 1 and sent and also
-    names.heard(1)
-    assert names.say(3, listed, share(4), listed.keys) == (first, [])
-    assert names.told() == [1, 2, 0, 8 * 4]
+    names.answered(1)
+    assert names.handle_for(3, listed, share(4), listed.keys) == (first, [])
+    assert list(names.figures().values()) == [1, 2, 0, 8 * 4]
 
 
 def test_each_server_and_each_split_has_a_number_of_its_own() -> None:
     names, listed = KeyCache(), KeyList(SOME)
     assert not answered(names, 1, listed, "s") and not answered(names, 2, listed, "t")
     half = ServerShare("s", 0, m.EVERYWHERE, [(0, 1), (1, 4)], 4, (0, SPAN))
-    name, sent = names.say(3, listed, half, listed.keys)
+    name, sent = names.handle_for(3, listed, half, listed.keys)
     assert name.number == 2 and sent and not name.known
 
 
 def test_keys_that_do_not_come_again_have_no_number() -> None:
     names = KeyCache()
-    assert names.say(1, None, share(4), SOME)[0] is NOTHING
-    assert names.say(2, KeyList(SOME.copy()), share(4), SOME)[0] is NOTHING  # a filter chose others
+    assert names.handle_for(1, None, share(4), SOME)[0] is NOTHING
+    assert names.handle_for(2, KeyList(SOME.copy()), share(4), SOME)[0] is NOTHING  # a filter chose others
     few = KeyList(SOME[:3])
-    assert names.say(3, few, share(3), few.keys)[0] is NOTHING
-    assert names.told() == [0, 0, 0, 0]
+    assert names.handle_for(3, few, share(3), few.keys)[0] is NOTHING
+    assert list(names.figures().values()) == [0, 0, 0, 0]
 
 
 def test_lists_beyond_what_a_client_may_name_are_sent_and_the_others_stay_known() -> None:
@@ -292,7 +292,7 @@ def test_a_list_that_nobody_has_any_more_makes_room_and_its_number_is_given_agai
     assert not answered(names, 1, listed) and answered(names, 2, listed)
     del listed
     other = KeyList(OTHERS)
-    name, sent = names.say(3, other, share(4), other.keys)
+    name, sent = names.handle_for(3, other, share(4), other.keys)
     assert name.number == 1 and not name.known and sent
 
 
@@ -305,25 +305,25 @@ def test_no_list_is_named_where_the_limit_is_zero(monkeypatch: pytest.MonkeyPatc
 def test_what_was_forgotten_is_sent_whole_once_and_named_no_more() -> None:
     names, listed = KeyCache(), KeyList(SOME)
     answered(names, 1, listed)
-    name, sent = names.say(2, listed, share(4), listed.keys)
+    name, sent = names.handle_for(2, listed, share(4), listed.keys)
     asked = pull(SOME, name.number, True, request=2)
-    whole = names.whole(asked, sent, list)
+    whole = names.with_keys(asked, sent, list)
     assert whole is not None and isinstance(whole[0], m.Pull)
     assert whole[0] == msgspec.structs.replace(asked, handle=0, known=False, crc=0)
     assert np.array_equal(whole[1][0], SOME)
-    assert names.whole(whole[0], whole[1], list) is None  # said twice
-    assert names.told() == [1, 1, 1, 0]
+    assert names.with_keys(whole[0], whole[1], list) is None  # said twice
+    assert list(names.figures().values()) == [1, 1, 1, 0]
     assert not answered(names, 3, listed) and not answered(names, 4, listed)  # that server has no room
 
 
 def test_a_push_whose_keys_were_forgotten_brings_all_of_them_in_order() -> None:
     names, mine, ahead, values = KeyCache(), KeyList(SOME), KeyList(OTHERS), np.ones(4, np.float32)
     answered(names, 1, mine)
-    also, first = names.say(2, ahead, share(4), ahead.keys)
-    name, second = names.say(2, mine, share(4), mine.keys)
+    also, first = names.handle_for(2, ahead, share(4), ahead.keys)
+    name, second = names.handle_for(2, mine, share(4), mine.keys)
     assert first and not second
     asked = push(SOME, OTHERS, request=2, handle=name.number, known=True, ahead_handle=also.number)
-    whole = names.whole(asked, [*first, values], list)
+    whole = names.with_keys(asked, [*first, values], list)
     assert whole is not None and isinstance(whole[0], m.Push)
     assert not whole[0].known and not whole[0].handle and not whole[0].ahead_handle
     assert [array.tolist() for array in whole[1]] == [OTHERS.tolist(), SOME.tolist(), values.tolist()]

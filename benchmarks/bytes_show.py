@@ -133,16 +133,15 @@ def _megabytes(size: float) -> str:
 
 def picture(results: Results) -> Figure:
     """Bytes by filter, a panel for each set and solver; the numbers are how many times fewer."""
-    from shoal.views.axes import canvas
+    from shoal.views import axes as draw
 
     found = groups(results)
     solvers = list(dict.fromkeys(cases[0].solver for cases in found))
     sets = list(dict.fromkeys(cases[0].data for cases in found))
     most = {solver: max(len(cases) for cases in found if cases[0].solver == solver) for solver in solvers}
-    figure = canvas(0.6 + sum(0.6 + 0.36 * count for count in most.values()), max(5.2, 3.7 * len(sets)))
-    panels = figure.subplots(
-        len(solvers), len(sets), squeeze=False, height_ratios=[count + 1 for count in most.values()]
-    )
+    figure = draw.canvas(0.9 + sum(0.6 + 0.36 * count for count in most.values()), max(5.2, 3.7 * len(sets)))
+    ratios = [count + 1 for count in most.values()]
+    panels = figure.subplots(len(solvers), len(sets), squeeze=False, height_ratios=ratios)
     for axes in panels.flat:
         axes.set_visible(False)
     for cases in found:
@@ -151,38 +150,35 @@ def picture(results: Results) -> Figure:
         axes = panels[solvers.index(solver)][sets.index(cases[0].data)]
         axes.set_visible(True)
         _panel(axes, results, cases, names, named=cases[0].data == sets[0])
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9,
-        title="bytes of keys and values; the numbers: how many times fewer\nthan 8-byte keys and 4-byte values", title_fontsize=9,
-    )  # fmt: skip
+    best = max(max(results.ratios(case)) for cases in found for case in cases)
+    below = "Bytes of keys and values. A number says how many times fewer\nthan 8-byte keys and 4-byte values."
+    draw.headline(figure, f"Filters send up to {best:,.0f} times fewer bytes")
+    draw.legend(figure, loc="outside lower center", ncols=2, title=below, title_fontsize=9)
     return figure
 
 
 def _panel(axes: Axes, results: Results, cases: list[Case], names: list[str], named: bool) -> None:
-    from shoal.views.axes import (
-        INK,
-        SERIES,
-        tidy,
-        titled,
-    )
+    """Points, not bars: a log axis has no zero for a bar to begin at."""
+    from shoal.views import axes as draw
+    from shoal.views.axes import INK, MARKERS, SERIES
 
     for case in cases:
         row = names.index(case.way.name)
         both = zip((case.to_servers, case.to_workers), results.ratios(case), ("to servers", "to workers"), strict=True)
         for side, (size, ratio, label) in enumerate(both):
             at = row + 0.4 * side - 0.2
-            axes.barh(at, size, 0.36, color=SERIES[side], label=label if row == 0 else None)
-            axes.text(size, at, f" {ratio:.1f}", va="center", fontsize=7.5, color=INK)
+            axes.plot([size], [at], MARKERS[side], color=SERIES[side], label=label if row == 0 else None)
+            axes.annotate(
+                f"{ratio:.1f}", (size, at), (7, 0), textcoords="offset points", va="center", fontsize=7.5, color=INK
+            )
     sizes = [size for case in cases for size in (case.to_servers, case.to_workers)]
     axes.set_xscale("log")
     axes.set_xlim(min(sizes) / 3, max(sizes) * 4)
-    axes.set_yticks(range(len(names)), names if named else [""] * len(names), fontsize=9)
+    draw.row_names(axes, names if named else [""] * len(names), size=9)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,g} MB")
-    tidy(axes, grid="x")
-    titled(axes, f"{cases[0].data}, {'block-proximal' if cases[0].solver == BLOCKS else 'FTRL'}")
+    draw.tidy(axes, grid="both")
+    draw.titled(axes, f"{cases[0].data}, {'block-proximal' if cases[0].solver == BLOCKS else 'FTRL'}")
 
 
 def draw(results: Results, path: Path) -> None:

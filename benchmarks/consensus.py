@@ -203,17 +203,12 @@ def table(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Figure:
     """A panel for each kind of graph: measured as points, predicted as lines from the same start."""
-    from shoal.views.axes import (
-        SERIES,
-        canvas,
-        save,
-        tidy,
-        titled,
-    )
+    from shoal.views import axes as draw
+    from shoal.views.axes import SERIES
 
     kinds = list(dict.fromkeys(case.topology for case in results.cases))
     rows = -(-len(kinds) // 3)
-    figure = canvas(2.9 * rows, 9.6)
+    figure = draw.canvas(2.9 * rows + 0.4, 9.6)
     panels = figure.subplots(rows, 3, squeeze=False, sharey=True).flatten()
     for panel, kind in zip(panels, kinds, strict=False):
         for case, color in zip([case for case in results.cases if case.topology == kind], SERIES, strict=False):
@@ -221,16 +216,16 @@ def draw(results: Results, path: Path) -> Figure:
             panel.plot(x, y, ".", color=color, markersize=4, label=f"{case.nodes} workers, gap {case.predicted:.3f}")
             if 0 < case.predicted < 1:
                 panel.plot(x, [(1 - case.predicted) ** at for at in x], "-", color=color, linewidth=0.9)
-        titled(panel, kind)
+        draw.titled(panel, kind)
         panel.set(yscale="log", ylim=(FLOOR / 2, 3), xlabel="rounds")
-        panel.legend(frameon=False, fontsize=7.5, loc="lower left" if kind == APART else "upper right")
-        tidy(panel)
+        draw.legend(panel, fontsize=7.5, loc="lower left" if kind == APART else "upper right")
+        draw.tidy(panel)
     for panel in panels[len(kinds) :]:
         panel.set_visible(False)
     panels[0].set_ylabel("share of the first distance")
     said = f"Points: measured, those of {FLOOR:g} are at or below it. Lines: predicted by the second eigenvalue, from the start."
-    figure.supxlabel(said, x=0.01, ha="left", fontsize=8)
-    save(figure, path)
+    draw.headline(figure, "How soon models agree: measured (points), and predicted by the graph (lines)", said, size=11)
+    draw.save(figure, path)
     return figure
 
 

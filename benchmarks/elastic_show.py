@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.elastic import WINDOW, Results
-from shoal.errors import Invalid
+from shoal.views import axes as draw
+from shoal.views import format
 from shoal.views.axes import INK, LOST, TEST, TRAIN
 
 if TYPE_CHECKING:
@@ -14,22 +15,15 @@ if TYPE_CHECKING:
 
 
 def picture(results: Results) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Invalid("pictures need matplotlib: pip install 'shoal[view]'") from None
-    figure = Figure(figsize=(10, 5.5), layout="constrained")
+    figure = draw.canvas(5.8, 10.0)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _rates(top, results)
     _stalls(bottom, results)
     settings = results.settings
-    figure.suptitle(
-        f"A server joins {settings.servers} and leaves again: {settings.workers} workers, {results.megabytes:.0f} MB. "
-        f"{results.slots:,} slots, {results.lost} lost, {results.doubled} doubled, {len(results.errors)} errors\n"
-        f"one run; {results.machine.busy() or 'the load of the machine is not known'}",
-        color=LOST if results.lost or results.doubled or results.errors else INK,
-        fontsize=11,
-    )
+    errors = format.many(len(results.errors), "error")
+    title = f"While a server joins {settings.servers} and leaves again, {results.lost} of {results.slots:,} slots are lost, "
+    below = f"{settings.workers} workers, {results.megabytes:.0f} MB; one run; {results.machine.busy() or 'load not known'}."
+    draw.headline(figure, f"{title}{results.doubled} counted twice, with {errors}", below, size=11)
     return figure
 
 
@@ -45,7 +39,8 @@ def _rates(axes: Axes, results: Results) -> None:
             axes.axvspan(one.start, one.stop, color=TEST, alpha=0.15, linewidth=0)
     axes.set_ylabel(f"rows a second (in {WINDOW:g} s)\ndotted: mean of the stretch", color=TRAIN)
     axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
+    draw.numbers(axes.yaxis)
+    draw.tidy(axes)
 
 
 def _stalls(axes: Axes, results: Results) -> None:
@@ -53,7 +48,8 @@ def _stalls(axes: Axes, results: Results) -> None:
         joins = one.why != "leaving"
         axes.plot([one.at, one.at], [0, 1_000 * one.stall], color=TRAIN if joins else LOST, linewidth=1.5, alpha=0.7)
         axes.plot([one.at], [1_000 * one.stall], ".", color=TRAIN if joins else LOST)
-    axes.set_ylabel("a batch stood still, ms")
+    axes.set_ylabel("a batch stood still,\nmilliseconds")
     axes.set_xlabel("seconds")
     axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
+    draw.numbers(axes.yaxis)
+    draw.tidy(axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -80,85 +80,66 @@ def _row(results: Results, case: Case, alone: Case) -> list[str]:
 
 
 def picture(results: Results) -> Figure:
-    """The speed-up by threads, both shapes side by side."""
-    from shoal.views.axes import canvas
+    """The speedup by threads, both shapes side by side."""
+    from matplotlib.lines import Line2D
 
-    figure = canvas(3.9, 8.4)
+    from shoal.views import axes as draw
+
+    figure = draw.canvas(4.3, 8.4)
     panels = figure.subplots(1, len(results.goals), sharey=True, squeeze=False)[0]
+    shades = dict(zip(names(results), draw.colors(len(names(results))), strict=True))
     for axes, goal in zip(panels, results.goals, strict=True):
-        _panel(axes, results, goal)
-    panels[0].set_ylabel("times as soon at the loss as\nthe best of one thread")
-    handles = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=8,
-        title="what has no line never got to the loss",
-        title_fontsize=8,
-    )
+        _panel(axes, results, goal, shades)
+    panels[0].set_ylabel("times as fast to the loss\nas the best of one thread")
+    handles = [Line2D([], [], color=color, marker="o", label=name) for name, color in shades.items()]
+    below = "Full lines: SGD; dashed: AdaGrad. A way without a line never reached the loss."
+    draw.headline(figure, _sentence(results), size=11)
+    draw.legend(figure, handles, loc="outside lower center", ncols=4, fontsize=8, title=below, title_fontsize=8)
     return figure
 
 
-def _panel(axes: Axes, results: Results, goal: Goal) -> None:
-    from shoal.views.axes import (
-        DASHES,
-        INK,
-        PALE,
-        SERIES,
-        tidy,
-        titled,
-    )
+def names(results: Results) -> list[str]:
+    """The ways to train, each of which has a colour."""
+    return list(dict.fromkeys(case.name for case in results.cases if case.variant.way not in ("serial", "sklearn")))
+
+
+def _sentence(results: Results) -> str:
+    known = [(speedup, case) for case in results.cases if case.threads > 1 and (speedup := results.speedup(case))]
+    if not known:
+        return "No way with several threads reached the loss"
+    speedup, case = max(known, key=lambda pair: pair[0])
+    return f"At most {speedup:.1f} times as fast as one thread: {case.name} with {case.threads} threads on {case.shape}"
+
+
+def _panel(axes: Axes, results: Results, goal: Goal, shades: dict[str, str]) -> None:
+    from shoal.views import axes as draw
+    from shoal.views.axes import DASHES, INK, PALE
 
     cases = [case for case in results.cases if case.shape == goal.shape.name]
     counts = sorted({case.threads for case in cases})
-    names = list(dict.fromkeys(case.name for case in results.cases if case.variant.way not in ("serial", "sklearn")))
-    axes.plot(counts, counts, color=PALE, linewidth=1.0, label="ideal")
+    axes.plot(counts, counts, color=PALE, linewidth=1.0)
+    axes.annotate("ideal", (counts[0], counts[0]), (6, 12), textcoords="offset points", fontsize=8, color=INK)
     for case in cases:
-        if case.threads > 1 or case.name not in names:
-            continue
         line = [one for one in cases if one.variant == case.variant and one.seconds is not None]
-        if not line:
+        if case.threads > 1 or case.name not in shades or not line:
             continue
-        colour, dash = SERIES[names.index(case.name) % len(SERIES)], DASHES[case.variant.rule == "adagrad"]
-        axes.plot(
-            [one.threads for one in line],
-            [results.speedup(one) or 0.0 for one in line],
-            dash,
-            marker="o",
-            markersize=3.5,
-            linewidth=1.4,
-            color=colour,
-            label=f"{case.name}, {case.variant.rule}",
-        )
+        speedups = [results.speedup(one) or 0.0 for one in line]
+        style: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.4, "color": shades[case.name]}
+        axes.plot([one.threads for one in line], speedups, DASHES[case.variant.rule == "adagrad"], **style)
     for case in cases:
         if case.variant == _rival(cases) and (level := results.speedup(case)):
-            axes.axhline(level, color=INK, linestyle=":", linewidth=0.9, label="scikit-learn, one thread")
+            draw.reference(axes, level, "scikit-learn, one thread", ":", side="left")
     if results.cores in range(counts[0], counts[-1] + 1):
         axes.axvline(results.cores, color=INK, linewidth=0.7, linestyle="--")
-        axes.annotate(
-            f"{results.cores} cores",
-            (results.cores, 0.98),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4, 0),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-            color=INK,
-        )
+        text = axes.text(results.cores, 0.98, f"{results.cores} cores ", transform=axes.get_xaxis_transform())
+        text.set(ha="right", va="top", fontsize=8, color=INK)
     if counts[-1] > 2:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
+        draw.logarithmic(axes.xaxis, base=2)
+        draw.logarithmic(axes.yaxis, base=2)
     axes.set_xticks(counts, [str(count) for count in counts], minor=False)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("threads")
-    titled(axes, f"{goal.shape.name}, loss {goal.loss:.3f}")
-    tidy(axes)
+    draw.titled(axes, f"{goal.shape.name}, to a loss of {goal.loss:.3f}")
+    draw.tidy(axes)
 
 
 def _rival(cases: list[Case]) -> object:

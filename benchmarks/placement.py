@@ -334,34 +334,33 @@ def table(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Figure:
     """A panel for each number of copies: what was copied against how even it was, a point for each cluster and rule."""
-    from shoal.views.axes import (
-        INK,
-        SERIES,
-        canvas,
-        save,
-        tidy,
-        titled,
-    )
+    from shoal.views import axes as draw
+    from shoal.views.axes import INK, MARKERS, SERIES
 
     kinds = list(dict.fromkeys(case.copies for case in results.cases))
-    figure = canvas(3.2, 9.6)
+    figure = draw.canvas(3.7, 9.6)
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for panel, copies in zip(panels, kinds, strict=True):
         cases = [case for case in results.cases if case.copies == copies]
-        for name, color, mark in zip(cases[0].rules, SERIES, "os^D", strict=False):
+        for name, color, mark in zip(cases[0].rules, SERIES, MARKERS, strict=False):
             x = [case.rules[name].over_least for case in cases]
             y = [case.rules[name].primaries for case in cases]
             panel.plot(x, y, mark, color=color, markersize=5, label=name, alpha=0.85)
         panel.axvline(1, color=INK, linewidth=0.6)
         panel.axhline(1, color=INK, linewidth=0.6)
-        titled(panel, "one copy" if copies == 1 else f"{copies} copies")
-        panel.set(xscale="log", xlabel="copied, over the least")
+        draw.titled(panel, "one copy" if copies == 1 else f"{copies} copies")
+        panel.set(xscale="log", xlabel="segments copied / least possible")
         panel.set_xticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
         panel.minorticks_off()
-        tidy(panel)
-    panels[0].set_ylabel("busiest server / mean (primaries)")
-    panels[0].legend(frameon=False, fontsize=8)
-    save(figure, path)
+        draw.tidy(panel)
+    panels[0].set_ylabel("busiest server / mean")
+    ours = [case.rules["shoal"] for case in results.cases if "shoal" in case.rules]
+    if ours:
+        most, copied = max(one.primaries for one in ours), max(one.over_least for one in ours)
+        title = f"shoal's busiest server has at most {most:.2f} times the mean; it copies at most {copied:.2f} times the least"
+        draw.headline(figure, title, size=11)
+    draw.legend(figure, loc="outside lower center", ncols=4)
+    draw.save(figure, path)
     return figure
 
 

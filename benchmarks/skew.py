@@ -237,27 +237,23 @@ def table(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> Figure:
     """A panel for each: rows a second by server over time."""
-    from shoal.views.axes import (
-        SERIES,
-        canvas,
-        save,
-        tidy,
-        titled,
-    )
+    from shoal.views import axes as draw
+    from shoal.views.axes import SERIES
 
-    figure = canvas(3.0, 9.6)
+    figure = draw.canvas(3.0, 9.6)
     panels = figure.subplots(1, len(results.cases), squeeze=False, sharey=True)[0]
     for panel, case in zip(panels, results.cases, strict=True):
         for name, color in zip(sorted(case.moments[-1].loads), SERIES, strict=False):
             x = [one.seconds for one in case.moments]
             panel.plot(x, [one.loads.get(name, 0.0) for one in case.moments], color=color, label=name)
-        titled(panel, f"by {case.balance}: the busiest has {case.busiest:.2f} times the mean")
+        draw.titled(panel, f"By {case.balance}: the busiest has {case.busiest:.2f} times the mean")
         panel.set(xlabel="seconds")
-        tidy(panel)
+        draw.tidy(panel)
     panels[0].set_ylim(bottom=0)  # when all is drawn: panels share it, and the first alone may not be the highest
     panels[0].set_ylabel("rows a second")
-    panels[0].legend(frameon=False, fontsize=8)
-    save(figure, path)
+    draw.numbers(panels[0].yaxis)
+    draw.legend(panels[0], fontsize=8)
+    draw.save(figure, path)
     return figure
 
 

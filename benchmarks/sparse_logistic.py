@@ -264,17 +264,12 @@ def table(results: Results) -> Table:
 
 def picture(results: Results) -> Figure:
     """Seconds of every solver, one panel for each set."""
-    from shoal.views.axes import (
-        INK,
-        SERIES,
-        canvas,
-        tidy,
-        titled,
-    )
+    from shoal.views import axes as draw
+    from shoal.views.axes import INK, SERIES
 
     sets = [data for data in results.settings.data if any(case.data == data for case in results.cases)]
     most = max(sum(case.data == data for case in results.cases) for data in sets)
-    figure = canvas(0.24 * most + 1.0, 3.4 * len(sets))
+    figure = draw.canvas(0.24 * most + 1.0, 3.4 * len(sets))
     for data, axes in zip(sets, figure.subplots(1, len(sets), squeeze=False).flat, strict=True):
         cases = [case for case in results.cases if case.data == data]
         for at, case in enumerate(cases):
@@ -284,16 +279,15 @@ def picture(results: Results) -> Figure:
             axes.annotate(
                 says, (case.seconds, at), xytext=(6, 0), textcoords="offset points", va="center", fontsize=7, color=INK
             )
-        axes.set_yticks(range(len(cases)), [case.name for case in cases], fontsize=8)
-        axes.invert_yaxis()
+        draw.row_names(axes, [case.name for case in cases], size=8)
         axes.set_xscale("log")
         low, high = min(case.seconds for case in cases), max(case.seconds for case in cases)
         axes.set_xlim(low / 2, high * 6)  # room for words at the right
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        draw.numbers(axes.xaxis)
         axes.xaxis.set_minor_formatter(lambda value, _: "")
         axes.set_xlabel("seconds")
-        titled(axes, f"{data}, l1 = {cases[0].l1:g}")
-        tidy(axes)
+        draw.titled(axes, f"{data}, l1 = {cases[0].l1:g}")
+        draw.tidy(axes)
     return figure
 
 

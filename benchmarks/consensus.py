@@ -27,7 +27,7 @@ from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job
 from shoal.run.run import execute
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.topology import Graph
 from shoal.views.consensus import FALLEN, decay
 

@@ -23,6 +23,7 @@ from shoal.data.batch import Floats, Ids
 from shoal.data.synthetic import MAKERS, TEST_FROM
 from shoal.models.linear import Linear
 from shoal.store.table.update import SGD, AdaGrad, rule_named
+from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.hogwild.loop import (
     CURSOR,
     LIMIT,
@@ -31,7 +32,6 @@ from shoal.strategies.hogwild.loop import (
     desk,
     lost,
 )
-from shoal.strategies.hogwild.settings import Hogwild
 from shoal.tables import Update
 from shoal.training.one_core import OneCore
 

@@ -30,7 +30,7 @@ from shoal.errors import Invalid, ShoalError
 from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Started, Stopped, Voided, Warned
 from shoal.files import replace_file
 from shoal.job import Job
-from shoal.training.result import RunResult
+from shoal.training.tracker import RunResult
 from shoal.views import event_line, format
 from shoal.wire import messages as m
 

@@ -30,7 +30,7 @@ from shoal.nodes.journal import JournalFile
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.store.client.task import Task
 from shoal.strategies.parameter_server.run import ServerRun
-from shoal.training.result import RunResult
+from shoal.training.tracker import RunResult
 from shoal.wire import messages as m
 
 LOOK_EVERY = 0.1  # seconds

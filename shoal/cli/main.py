@@ -47,9 +47,9 @@ class Commands(SuggestingGroup):
         if by_mpirun or torchrun.is_rank():
             awake()  # what ranks do of a Ctrl-C they agree upon
         if by_mpirun:
-            from shoal.strategies.averaging import mpi_ranks
+            from shoal.strategies.averaging import mpi
 
-            take_part = mpi_ranks.take_part
+            take_part = mpi.take_part
         return take_part(lambda head: command(words, *rest, **extra, obj=head))
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -66,7 +66,7 @@ def topology(
 
 def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int) -> Graph:
     from shoal.errors import Invalid
-    from shoal.strategies.gossip.settings import Gossip
+    from shoal.strategies.gossip import Gossip
     from shoal.strategies.gossip.topology import Graph
 
     if degree is not None and name != "random":

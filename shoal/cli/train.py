@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shoal.launch import torchrun_cluster
     from shoal.run.folder import RunFolder
     from shoal.run.run import Run
-    from shoal.strategies.averaging import mpi_ranks
+    from shoal.strategies.averaging import mpi
     from shoal.strategies.parameter_server.run import Launcher
 
-    Head = torchrun_cluster.HeadRank | mpi_ranks.MpiHead
+    Head = torchrun_cluster.HeadRank | mpi.MpiHead
     Guests = tuple[str | None, str | None] | None  # at whose servers, and as which group
 
 

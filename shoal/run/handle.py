@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from shoal.strategies.averaging.mpi_ranks import check_alone, check_mpi
-from shoal.training.underway import RunHandle, RunStart
+from shoal.strategies.averaging.mpi import check_alone, check_mpi
+from shoal.training.run import RunHandle, RunStart
 
 
 def underway(start: RunStart, begin: Callable[[], None] = lambda: None) -> RunHandle:

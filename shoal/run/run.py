@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from shoal.launch.local import Cluster
     from shoal.models.learner import Learner, ReportsMetrics
     from shoal.strategies.parameter_server.run import Launcher
-    from shoal.training.result import RunResult
-    from shoal.training.underway import RunHandle
+    from shoal.training.run import RunHandle
+    from shoal.training.tracker import RunResult
 
 WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
 
@@ -227,7 +227,7 @@ def execute(
         import_own,
         starting,
     )
-    from shoal.training.underway import RunStart
+    from shoal.training.run import RunStart
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: ResumedRun | None = None
@@ -280,7 +280,7 @@ def _run(
     progress: Callable[[str], None] | None,
     started: Callable[[Any], None] | None,
 ) -> Run:
-    from shoal.strategies.averaging import mpi_ranks
+    from shoal.launch import mpirun_rank
 
     outcome: RunResult | None = None
     later: BaseException | None = None  # raised once what was learned is saved
@@ -312,7 +312,7 @@ def _run(
             if not any(isinstance(event, Stopped) for event in log.new):
                 log(Stopped(seconds=outcome.seconds, why=outcome.why))
             log.settle()
-            cost = None if mpi_ranks.rank() else (_cpu() - began, time.monotonic() - clock)
+            cost = None if mpirun_rank.rank() else (_cpu() - began, time.monotonic() - clock)
             run = _finished(job, dataset, training, outcome, log, folder, cost)
     except (KeyboardInterrupt, SystemExit) as error:
         if run is None:

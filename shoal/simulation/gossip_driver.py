@@ -14,8 +14,7 @@ from shoal.limits import MILLISECOND
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.world import World
 from shoal.strategies.averaging.shards import Shards
-from shoal.strategies.gossip.controller import HOME
-from shoal.strategies.gossip.legs import GossipController
+from shoal.strategies.gossip.controller import HOME, GossipController
 from shoal.strategies.gossip.model import Floats, mix_into
 from shoal.strategies.gossip.topology import Graph, Matrix
 from shoal.timing import Timing

@@ -11,11 +11,9 @@ from shoal.data.batch import Ids
 from shoal.simulation.scenarios import Mutants
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.compute_queue import NEVER
-from shoal.strategies.gossip.controller import Controller, WorkerState
-from shoal.strategies.gossip.legs import GossipController
+from shoal.strategies.gossip.controller import Controller, GossipController, GossipProgress, WorkerState
 from shoal.strategies.gossip.model import Floats
 from shoal.strategies.gossip.pairwise import Pairwise
-from shoal.strategies.gossip.progress import GossipProgress
 from shoal.strategies.gossip.synchronous import Synchronous
 from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.limits import MILLISECOND
 from shoal.simulation.faults import draw_scale
-from shoal.strategies.gossip.settings import Gossip, Topology
+from shoal.strategies.gossip import Gossip, Topology
 from shoal.strategies.gossip.topology import Graph
 
 BOTH_WAYS: tuple[Topology, ...] = ("ring", "ring", "star", "complete", "exponential", "random")

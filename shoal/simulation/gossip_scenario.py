@@ -21,8 +21,7 @@ from shoal.simulation.gossip_plan import GossipPlan, PlannedCrash
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, raised
 from shoal.simulation.world import World
 from shoal.strategies.gossip import compute_queue
-from shoal.strategies.gossip.controller import HOME, Controller
-from shoal.strategies.gossip.legs import GossipController
+from shoal.strategies.gossip.controller import HOME, Controller, GossipController
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker

@@ -25,7 +25,7 @@ from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.nodes.factory import dealing_for
 from shoal.store.table.table import ServerTable
-from shoal.strategies.averaging.settings import AllReduce
+from shoal.strategies.averaging import AllReduce
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import Async, Sync

@@ -30,8 +30,8 @@ from shoal.run.handle import underway
 from shoal.run.run import summarise
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.run import ServerRun
-from shoal.training.result import RunResult
-from shoal.training.underway import RunHandle, RunStart
+from shoal.training.run import RunHandle, RunStart
+from shoal.training.tracker import RunResult
 from shoal.wire.messages import RunProgress
 
 PATIENCE = 150.0  # seconds: a guard against hanging, not a measure; a busy machine may take long

@@ -1,9 +1,12 @@
-"""A run without servers, kept on disk: the model and how far it came, in one file for each time.
+"""What a run without servers keeps on disk: checkpoints of the whole run, and its best model.
 
-    checkpoints/00000012.safetensors     slab: weights and what the rule keeps of them; left: slots of the pass that are to be done
+    checkpoints/00000012.safetensors    slab: weights and the state of the update rule
+                                        left: slots of the epoch that are not computed yet
+    best.safetensors                    the weights with the lowest loss up to now, a model file
 
-The file appears whole or not at all, and its hash covers all numbers and facts in it. So any number of workers can go on from it:
-who computed what is not in it. The last few (``checkpoint.keep``) stay.
+A file appears complete or not at all. A checkpoint has a hash of everything in it. It does not say
+who computed what, so any number of workers can continue from it. The newest few stay
+(``checkpoint.keep``). A disk that is full is a warning: the run goes on.
 """
 
 from __future__ import annotations
@@ -21,20 +24,23 @@ import msgspec
 import numpy as np
 
 from shoal.data.batch import Ids
-from shoal.errors import BadCheckpoint, OtherRun
+from shoal.errors import BadCheckpoint, Invalid, OtherRun
 from shoal.events import RunEvent, Saved, Warned
 from shoal.files import Disk
 from shoal.job import Job
+from shoal.models.learner import Learner
 from shoal.models.linear import Floats
+from shoal.models.trained import facts_of
+from shoal.nodes.evaluator import Judgement
 from shoal.schedule.stop_rules import Patience
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
-_BEGUN = re.compile(r"\.\d{8,18}\.safetensors\..+")  # what a run that was killed then has left
+_BEGUN = re.compile(r"\.\d{8,18}\.safetensors\..+")  # left by a run that was killed while writing
 
 
 class LocalProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a run stood when it was kept."""
+    """How far a run was when the checkpoint was written."""
 
     done: int  # slots
     examples: int
@@ -44,24 +50,24 @@ class LocalProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts: dict[str, int]
     sent: int
     received: int
-    steps: int | None = None  # as many as slots, unless said
+    steps: int | None = None  # None: as many as slots
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said of the numbers."""
+    """What a checkpoint says about its arrays."""
 
     format: int
     number: int
-    job: str  # what makes it this run and no other, hashed
-    about: str  # of a module: what must be the same when it is taken up again
+    job: str  # Job.identity: what makes it this run and no other
+    about: str  # of a module: what must be the same when the run is resumed
     of_pass: int
     standing: LocalProgress
-    sha256: str  # of the numbers, and of all this without it
+    sha256: str  # of the arrays, and of these facts without it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalCheckpoint:
-    """One of them, read back."""
+    """A checkpoint that was read."""
 
     path: Path
     facts: CheckpointFacts
@@ -73,7 +79,7 @@ class LocalCheckpoint:
         return self.facts.of_pass, self.left
 
     def check_left(self, per_pass: int) -> None:
-        """Its slots are of its pass, each there once."""
+        """Refuse slots that its epoch does not have, or has twice."""
         of_pass, left = self.position
         first = of_pass * per_pass
         if (
@@ -88,22 +94,24 @@ class LocalCheckpoint:
             raise BadCheckpoint(str(self.path), f"has a model of {self.slab.shape}, and this run's is of {shape}")
 
     def later(self, seconds: float) -> LocalCheckpoint:
-        """The same, when its run has told of so many seconds: they are never taken back."""
+        """The same checkpoint, of a run whose events already reach to so many seconds."""
         standing = msgspec.structs.replace(self.facts.standing, seconds=max(seconds, self.facts.standing.seconds))
         return replace(self, facts=msgspec.structs.replace(self.facts, standing=standing))
 
 
-class LocalCheckpoints:
-    """Writes them, now and then. A disk that refuses is a warning: the run goes on. Its folder is this run's alone."""
+Snapshot = tuple[Floats, int, Ids, LocalProgress, int]  # the arguments of ``LocalCheckpoints.keep``
 
-    rest = (
-        9  # times as long as the last one took, at least, until the next: no more than a tenth of the time goes to them
-    )
+
+class LocalCheckpoints:
+    """Writes the checkpoints of one run into a folder that no other run uses."""
+
+    # The least pause between two, in times of what the last one took: they take at most a tenth.
+    rest = 9
 
     def __init__(self, folder: Path | None, job: Job, about: str, listener: Callable[[RunEvent], None]) -> None:
         self._root = None if folder is None else folder / CHECKPOINTS
         self._job, self._about, self._listener = job, about, listener
-        self._last, self._took = time.monotonic(), 0.0  # when the last one was written, and how long it took
+        self._last, self._took = time.monotonic(), 0.0  # when the last was written; how long it took
         self._steps = -1  # of the one that was written last
         if self._root is not None:
             _sweep(self._root)
@@ -115,11 +123,11 @@ class LocalCheckpoints:
 
     @property
     def has_some(self) -> bool:
-        """There is one: whoever takes the run up again goes back to the newest, so the end is kept, too."""
+        """A resumed run continues from the newest, so if there are any the end is written, too."""
         return self._root is not None and bool(_numbers(self._root))
 
     def keep(self, slab: Floats, of_pass: int, left: Ids, standing: LocalProgress, steps: int) -> None:
-        """Write one now, unless the last one was of this very step."""
+        """Write one now, unless the last one was of this step."""
         began = time.monotonic()
         if self._root is None or steps == self._steps:
             self._last = began
@@ -144,12 +152,15 @@ class LocalCheckpoints:
 
 
 def is_finite(slab: Floats) -> bool:
-    """All of it. Of a large one no copy is made, of no kind."""
+    """All values are finite. Makes no copy, however large the slab is."""
     return not slab.size or (math.isfinite(slab.min()) and math.isfinite(slab.max()))  # either is NaN if one is
 
 
 def newest(root: Path, job: str) -> tuple[LocalCheckpoint | None, list[BadCheckpoint]]:
-    """The newest that is whole and of this job, with what is wrong with those that are newer. OSError: nothing can be read."""
+    """The newest good checkpoint of this job, and the errors of newer ones.
+
+    Raises OSError if the folder cannot be read.
+    """
     refused: list[BadCheckpoint] = []
     for number in reversed(_numbers(root)):
         path = _path(root, number)
@@ -167,7 +178,7 @@ def read(path: Path) -> LocalCheckpoint:
     from safetensors import SafetensorError, safe_open
 
     try:
-        Disk().open(path).close()  # a pipe would keep us waiting
+        Disk().open(path).close()  # a pipe would block
         with safe_open(str(path), "numpy") as file:
             facts = msgspec.json.decode((file.metadata() or {}).get("shoal", "{}"), type=CheckpointFacts)
             slab, left = file.get_tensor("slab"), file.get_tensor("left")
@@ -207,7 +218,7 @@ def _write(
 
 
 def _head(facts: CheckpointFacts, left: Ids, slab: Floats) -> bytes:
-    """What a safetensors file begins with, if these arrays follow: so none of them is copied."""
+    """The header of a safetensors file with these arrays, which are then written without a copy."""
     end = left.nbytes + slab.nbytes
     head = msgspec.json.encode(
         {
@@ -226,7 +237,7 @@ def _bytes(array: Ids | Floats) -> memoryview:
 
 def _sweep(root: Path) -> None:
     disk = Disk()
-    with contextlib.suppress(OSError):  # whoever writes hears of it
+    with contextlib.suppress(OSError):  # the next write reports it
         for name in disk.names(root):
             if _BEGUN.fullmatch(name):
                 disk.remove(root / name)
@@ -246,3 +257,29 @@ def _path(root: Path, number: int) -> Path:
 def _numbers(root: Path) -> list[int]:
     found = (re.fullmatch(r"(\d{8,18})\.safetensors", name) for name in Disk().names(root))
     return sorted(int(one[1]) for one in found if one)
+
+
+class BestModel:
+    """The file with the best model up to now; written on the thread that evaluates."""
+
+    def __init__(self, path: Path, learner: Learner, listener: Callable[[RunEvent], None]) -> None:
+        self._path, self._learner, self._listener = path, learner, listener
+        self._warned = False
+
+    def write(self, judged: Judgement) -> None:
+        found = {"number": judged.number, "loss": judged.loss, "metrics": judged.metrics}
+        try:
+            self._learner.keep(judged.weights).save(self._path, judged=msgspec.json.encode(found).decode())
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                self._listener(Warned(seconds=0.0, what=f"cannot write {self._path.name}: {error.strerror}"))
+
+    def read(self) -> Judgement | None:
+        """None if there is none or it is damaged: then the next model is the best."""
+        try:
+            weights = self._learner.read(self._path)
+            found = msgspec.json.decode(facts_of(self._path)["judged"])
+            return Judgement(int(found["number"]), weights, float(found["loss"]), dict(found["metrics"]))
+        except (Invalid, msgspec.MsgspecError, KeyError, TypeError, ValueError):
+            return None

@@ -149,10 +149,12 @@ class OneCore:
         mean: bool = True,
         counts: Floats | None = None,
         bare: bool = False,
+        slab: Floats | None = None,
     ) -> None:
         """``rows`` lie in slot order: slot s has rows s * batch_size to (s + 1) * batch_size.
 
-        ``counts`` is for l2_per_count, one for each key; ``bare``: without key lists that are made beforehand.
+        ``counts`` is for l2_per_count, one for each key; ``bare``: without key lists that are made
+        beforehand; ``slab``: where the weights are, if not in an array of its own.
         """
         if not len(rows) or batch_size < 1:
             raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
@@ -160,7 +162,7 @@ class OneCore:
         rule = rule_named(update.name)
         kernels = codegen._module(rule, codegen.ROWS + LOOP.format(models=_hash_of_kernels()))
         self._slots = -(-len(rows) // batch_size)
-        self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
+        self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32) if slab is None else slab
         values = NONE if rows.values is None else rows.values
         self._given = np.array(rule.settings(update.settings), np.float64)
         self.starts = self.keys = np.empty(0, np.int64)  # where each slot's keys start, and the keys; empty if bare
@@ -182,11 +184,6 @@ class OneCore:
     def weights(self) -> Floats:
         """As they are now; a copy."""
         return self._slab[:, 0].copy()
-
-    @property
-    def slab(self) -> Floats:
-        """Weights and what the rule keeps beside them, a row for each key: the array itself, to be read and written."""
-        return self._slab
 
     def run(self, slots: Ids) -> float:
         """A step for each of these slots; the sum of the losses, each before its own step."""

@@ -1,14 +1,15 @@
-"""The score of a run that has no coordinator: how far it is, how good, whether it is over; and what is told of that.
+"""Tracks a run that has no scheduler: progress, evaluations, stop rules, and the events about them.
 
-    score.begin(workers)            told that it starts
-    while not score.why:
-        ... at most score.room() slots ...
-        score.add(slots, rows, loss, seconds, spent)
-        if score.due:
-            score.judge(weights)
-    score.end()
+    tracker.begin(workers)              Started
+    while not tracker.why:
+        ... at most tracker.room() slots ...
+        tracker.add(slots, rows, loss, seconds, spent)      Progress, now and then
+        if tracker.due:
+            tracker.judge(weights)      Evaluated
+    tracker.end()                       Stopped
 
-Its clock is what ``add`` was given: it stands still while the model is judged. One thread keeps it.
+Its clock is the sum of the seconds that ``add`` was given, so it stands still while the model is
+evaluated. One thread uses it.
 """
 
 from __future__ import annotations
@@ -17,26 +18,44 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
-from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
+from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Warned
 from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
 from shoal.nodes.evaluator import Judgement
 from shoal.schedule.stop_rules import ENDLESS, StopDecision
-from shoal.training.best_model import BestModel
-from shoal.training.local_checkpoint import LocalProgress, is_finite
-from shoal.training.result import RunResult
+from shoal.training.local_checkpoint import BestModel, LocalProgress, is_finite
 from shoal.wire.messages import RunProgress
 
-_TELL = 0.25  # seconds between two records of progress
+_TELL = 0.25  # seconds between two Progress events
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The model that is kept, and the figures."""
+
+    judged: Judgement | None  # the model that is kept
+    why: str  # it stopped
+    failed: bool
+    seconds: float  # from the first slot to the end
+    computing: float  # to the last slot
+    steps: int
+    examples: int
+    sent: int
+    received: int
+    staleness: list[int]  # how many pushes were counted that stale
+    counts: dict[str, int]
+    filtered: dict[str, list[int]] = field(default_factory=dict)  # bytes into and out of each filter
+    left: tuple[float, float] = (0.0, 0.0)  # by filters, for later; and what of it was lost
 
 
 class Tracker:
-    """One run's."""
+    """How far one run is, and how good its model."""
 
     def __init__(
         self,
@@ -260,6 +279,19 @@ class Tracker:
             {},
             dict(self.counts),
         )
+
+    def warn(self, what: str) -> None:
+        self._listener(Warned(seconds=self.seconds, what=what))
+
+    def joined(self, name: str) -> None:
+        """A worker is ready."""
+        self._listener(Joined(seconds=self.seconds, name=name, role="worker"))
+
+    def gone(self, name: str, why: str, slots: int = 0, role: str = "worker", lost: bool = True) -> None:
+        """A node ended; others compute ``slots`` of its slots again. ``lost``: it was not asked to."""
+        if lost:
+            self.counts[f"{role}s lost"] += 1
+        self._listener(Gone(seconds=self.seconds, name=name, role=role, why=why, slots=slots))
 
     def tell_progress(self) -> None:
         self._told = self.seconds

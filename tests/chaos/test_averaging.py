@@ -15,7 +15,7 @@ from shoal.events import Gone, RunEvent, Saved
 from shoal.job import Job
 from shoal.settings import changed
 from shoal.testing.watch import kill, reach, watch
-from shoal.training.underway import RunHandle
+from shoal.training.run import RunHandle
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 

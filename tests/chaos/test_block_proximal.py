@@ -15,7 +15,7 @@ from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.watch import Watched, kill, reach, watch
-from shoal.training.underway import RunHandle
+from shoal.training.run import RunHandle
 
 NEAR = 5e-3  # of the objective: who takes a part over begins with careful steps, and is soon where it would have been
 JOB: dict[str, Any] = {

@@ -23,7 +23,7 @@ from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.hogwild.run import HogwildRun
 from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch
-from shoal.training.underway import RunHandle
+from shoal.training.run import RunHandle
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring
 

@@ -19,10 +19,10 @@ from shoal.events import Gone, RunEvent, Started, Warned
 from shoal.job import Job
 from shoal.run.folder import EventLog
 from shoal.settings import changed
-from shoal.strategies.averaging import mpi_ranks
+from shoal.strategies.averaging import mpi
 from shoal.strategies.averaging.mpirun import MpirunRun
 from shoal.testing.watch import kill, reach, watch
-from shoal.training.underway import RunHandle
+from shoal.training.run import RunHandle
 from tests.support import PATIENCE
 from tests.support.sandbox import is_gone, soon
 
@@ -37,7 +37,7 @@ TOTALS = 30
 DIES = f"""
 import os, sys, zlib
 import numpy as np
-from shoal.strategies.averaging import mpi_ranks as mpi
+from shoal.strategies.averaging import mpi
 
 here = mpi.world()
 group = here.group()
@@ -69,7 +69,7 @@ def test_whenever_ranks_die_the_others_have_the_same_sums(dies: list[str], tmp_p
     script = tmp_path / "dies.py"
     script.write_text(DIES)
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    start = [str(mpi_ranks.needs_mpi()), *root, "--oversubscribe", "--with-ft", "ulfm", "-n", "5"]
+    start = [str(mpi.needs_mpi()), *root, "--oversubscribe", "--with-ft", "ulfm", "-n", "5"]
     done = subprocess.run(
         [*start, sys.executable, str(script), *dies], capture_output=True, text=True, timeout=PATIENCE
     )

@@ -28,7 +28,7 @@ from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.peers.run import PeerRun
 from shoal.testing.watch import BesideRun, Watched, kill, reach, watch
-from shoal.training.underway import RunHandle
+from shoal.training.run import RunHandle
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring

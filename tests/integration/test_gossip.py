@@ -19,8 +19,8 @@ from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.settings import changed
 from shoal.strategies.averaging.shards import Shards
-from shoal.strategies.gossip.local_model import GossipLocalModel, dealt
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.gossip.model import GossipLocalModel, dealt
 from shoal.strategies.gossip.topology import Graph
 from shoal.testing.watch import Watched, watch
 from shoal.training.local_checkpoint import LocalCheckpoints

@@ -141,7 +141,7 @@ def test_a_model_that_ran_away_is_never_kept_and_ends_the_run_when_it_would_be(t
 
 
 def test_a_run_that_has_no_memory_to_judge_says_so_with_what_was_judged_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    judged, real = [], HogwildRun.weights.fget  # type: ignore[attr-defined]
+    judged, real = [], HogwildRun._weights
 
     def weights(run: HogwildRun) -> Any:
         judged.append(1)
@@ -149,7 +149,7 @@ def test_a_run_that_has_no_memory_to_judge_says_so_with_what_was_judged_before(m
             raise MemoryError
         return real(run)
 
-    monkeypatch.setattr(HogwildRun, "weights", property(weights))
+    monkeypatch.setattr(HogwildRun, "_weights", weights)
     with pytest.raises(RunFailed, match=r"no memory is left to judge the model: take a smaller one") as failure:
         execute(job_of())
     assert isinstance(failure.value.run, Run) and len(evaluated(failure.value.run)) == 2

@@ -18,9 +18,11 @@ import shoal
 from shoal.errors import Invalid
 from shoal.events import Evaluated, RunEvent
 from shoal.job import Job
+from shoal.launch import mpirun_rank
 from shoal.settings import changed
 from shoal.simulation.reference import serial
-from shoal.strategies.averaging import mpi_main, mpi_ranks
+from shoal.strategies.averaging import mpi
+from shoal.strategies.averaging.mpirun import main as rank_main
 from shoal.testing.watch import Watched, watch
 from tests.support import PATIENCE
 
@@ -53,7 +55,7 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def mpirun(ranks: int, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    start = [str(mpi_ranks.needs_mpi()), *root, "--oversubscribe", "-n", str(ranks)]
+    start = [str(mpi.needs_mpi()), *root, "--oversubscribe", "-n", str(ranks)]
     return run(*start, sys.executable, "-m", "shoal", "train", *words, cwd=cwd)
 
 
@@ -134,19 +136,19 @@ def test_without_mpi_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
         ({}, None),
         (
             {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"},
-            mpi_ranks.MpirunRank(3, 5),
+            mpirun_rank.MpirunRank(3, 5),
         ),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, mpi_ranks.MpirunRank(0, 2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, mpirun_rank.MpirunRank(0, 2)),
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5"}, None),  # left from an mpirun that has ended
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),  # a Slurm step of one process
-        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SHOAL_MPI": "1"}, mpi_ranks.MpirunRank(0, 1)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SHOAL_MPI": "1"}, mpirun_rank.MpirunRank(0, 1)),
         ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, None),
         ({"OMPI_COMM_WORLD_RANK": "9" * 99, "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, None),
     ],
     ids=str,
 )
 def test_a_process_knows_by_its_variables_whether_mpirun_started_it(variables: dict[str, str], found: object) -> None:
-    assert mpi_ranks.rank(variables) == found
+    assert mpirun_rank.rank(variables) == found
 
 
 def test_variables_that_an_mpirun_has_left_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +174,7 @@ def test_a_rank_whose_caller_has_ended_leaves_nothing_and_says_nothing(
     monkeypatch.setenv("PMI_SIZE", "3")
     own = tmp_path / "own"
     own.mkdir()
-    assert mpi_main.main(own, None, "") == 1
+    assert rank_main(own, None, "") == 1
     assert not own.exists()
 
 

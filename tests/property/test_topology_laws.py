@@ -7,8 +7,8 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.graphs import both_ways
-from shoal.strategies.gossip.settings import Gossip
 from shoal.strategies.gossip.topology import Graph
 
 NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random")

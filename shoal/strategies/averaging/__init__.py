@@ -1,4 +1,72 @@
-"""Averaging and all-reduce: ranks learn apart and take means, or add up gradients."""
+"""Everybody learns alone from the same start, and now and then all take the mean of what they learned.
 
-from shoal.strategies.averaging.settings import AllReduce as AllReduce
-from shoal.strategies.averaging.settings import Averaging as Averaging
+    every = "end"   once, at the end: PSGD (Zinkevich et al., 2010; S2-04)
+    every = H       after H steps of each: local SGD
+
+Each rank has its part of the slots. The mean is weighted by the rows that were learned from since the last one, so parts may
+be uneven. A period ends early where the model is to be judged and at the end of a pass; with "end" the model is judged by a mean
+that nobody goes on from. What a rank that is lost has learned since the last mean is learned again by the others.
+
+``start = "own"`` is the mistake that the exercise of S2 is known for: every rank begins with weights of its own, and the mean of
+such networks is no better than chance.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from shoal.errors import Invalid
+from shoal.strategy import Strategy, register
+
+if TYPE_CHECKING:
+    from shoal.job import Job
+
+Over = Literal["mpi", "gloo", "store"]
+
+
+@register
+class Averaging(Strategy, frozen=True, tag="averaging", kw_only=True):
+    """Alone for a while, then the mean of all."""
+
+    runs: ClassVar[str] = "shoal.strategies.averaging.run"
+    may_use_mpi: ClassVar[bool] = True
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
+    every: int | Literal["end"] = 16  # own steps between two means
+    over: Over | None = None  # mpi under mpirun, otherwise the store
+    start: Literal["same", "own"] = "same"
+    state: Literal["average", "reset"] = "average"  # of the update rule, at a mean
+    shares: list[float] = []  # of the rows, one for each rank; by default all the same
+
+    def __post_init__(self) -> None:
+        if self.every != "end" and (self.every is True or not 1 <= self.every <= 1 << 53):
+            raise Invalid(f"strategy.every={self.every}: needs 1 to 2**53 steps, or 'end'")
+        if any(not 0 < share < float("inf") for share in self.shares):
+            raise Invalid(f"strategy.shares={self.shares}: needs numbers above 0")
+
+    def has_servers(self, job: Job) -> bool:
+        return over_of(job) == "store"
+
+
+@register
+class AllReduce(Strategy, frozen=True, tag="allreduce", kw_only=True):
+    """Every rank has all weights; each step is the mean of their gradients: the baseline everybody knows (S1-01)."""
+
+    runs: ClassVar[str] = "shoal.strategies.averaging.run"
+    may_use_mpi: ClassVar[bool] = True
+
+    combine: Literal["mean", "sum"] = "mean"
+    over: Literal["mpi", "gloo"] | None = None  # mpi under mpirun, otherwise gloo
+    ddp: bool = True  # of modules over gloo: PyTorch's DistributedDataParallel
+
+    @property
+    def in_steps(self) -> bool:
+        return True
+
+
+def over_of(job: Job) -> Over:
+    """What ranks take their means by."""
+    assert isinstance(job.strategy, Averaging | AllReduce)
+    if job.launch.how == "mpi":
+        return "mpi"
+    return job.strategy.over or ("store" if isinstance(job.strategy, Averaging) else "gloo")

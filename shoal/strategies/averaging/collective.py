@@ -1,24 +1,45 @@
-"""What ranks have in common: one call, by which each gives a vector and all get the sum.
+"""How ranks add up vectors: each gives one, and all get the sum.
 
-    group.total(mine)       everybody calls it equally often, with vectors of one length
+    group.total(mine)       every rank calls it equally often, with vectors of one length
 
-The sum is the very same bits at each. A rank that dies meanwhile is in it or is not, the same for all: whoever wants to know puts
-a cell for each rank into the vector. Over gloo nobody can go on without it, and ``RankLost`` is raised.
+The sum has the same bits at every rank. A rank that dies meanwhile is in it or is not, the same for
+all: a cell for each rank in the vector tells which. Over gloo (``gloo``) no rank can continue without
+it, and ``RankLost`` is raised; over MPI see ``mpi``.
 
-``Collective`` is what one rank has in hand; ``RankProcesses`` is what rank 0, the process that was called, knows of the rest: how they are
-started, why one is gone, and how they end.
+``StoreCollective`` sums through the store, by a step table whose every step has a slot for each rank.
+The rule keeps what a step brings, so the rows after step t are the sum of the t-th vectors, added in
+the order of the ranks and rounded once, whichever servers hold them. Rank 0 declares the slots of a
+rank that ended void. It may have ended in the middle of a push, with some servers and not with
+others: so every row says who is in it, and if rows differ the sum is taken again without that rank.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from shoal.models.linear import Floats
+import numpy as np
+
+from shoal.client import KV, joined
+from shoal.errors import TimedOut
+from shoal.models.linear import Floats
+from shoal.nodes.worker import Worker
+from shoal.store.client.task import Task
+from shoal.store.table.update import Assign
+from shoal.tables import Dense, Step
+from shoal.wire import Transport
+
+_ROW = 256  # numbers in a row, beside those that say who is in it
+_BITS = 24  # ranks that one float32 can name exactly
+_LOOK = 0.05  # seconds between two looks at who ended
+_SOON = 0.005
 
 
 class Collective(Protocol):
-    """One rank's."""
+    """One rank's side of a group."""
 
     @property
     def rank(self) -> int: ...
@@ -35,31 +56,92 @@ class Collective(Protocol):
     def received(self) -> int: ...
 
     def total(self, vector: Floats) -> Floats:
-        """The sum over all living ranks; the caller's vector may be overwritten, and may be what is returned."""
+        """The sum over all living ranks; ``vector`` may be overwritten, and may be what is returned."""
 
     def close(self) -> None:
         """This rank takes no part any more."""
 
 
-class RankProcesses(Protocol):
-    """The ranks besides the one that was called, which is rank 0."""
+class StoreCollective:
+    """One rank's side, as a client of the store."""
+
+    def __init__(
+        self,
+        kv: KV,
+        rank: int,
+        size: int,
+        gone: Callable[[float], Collection[int]] = lambda waited: (),
+    ) -> None:
+        """``gone``, of rank 0: gets how long a sum was awaited, and returns the ranks that ended."""
+        self.rank, self.size = rank, size
+        self._kv, self._gone = kv, gone
+        self._steps: dict[int, int] = {}  # by the length of the vectors: sums so far
+        self._who = -(-size // _BITS)  # numbers of a row that say who is in it
 
     @property
-    def pids(self) -> dict[str, int]:
-        """Their processes by name, worker-1 and so on, as far as they are known and run."""
+    def sent(self) -> int:
+        return self._kv._loop.transport.traffic[0]
 
-    def start(self) -> Collective:
-        """Bring them up; what rank 0 has in hand. All of them are in it, or this raises."""
+    @property
+    def received(self) -> int:
+        return self._kv._loop.transport.traffic[1]
 
-    def why(self, rank: int) -> str:
-        """It is gone, since it was not in a total: how it ended."""
-
-    def finish(self) -> None:
-        """They have heard that it is over, and end by themselves."""
+    def total(self, vector: Floats) -> Floats:
+        if len(vector) not in self._steps:
+            self._steps[len(vector)] = 0
+            self._make(len(vector))
+        rows = self._rows(vector)
+        while True:
+            found: Floats = self._step(len(vector), rows).reshape(rows.shape)
+            who = found[:, _ROW:]
+            if (who == who[0]).all():
+                break
+        vector[:] = found[:, :_ROW].reshape(-1)[: len(vector)]
+        return vector
 
     def close(self) -> None:
-        """They end now, however far they are; whatever was made for them is removed."""
+        self._kv.close()
+
+    def _rows(self, vector: Floats) -> Floats:
+        rows = np.zeros((-(-len(vector) // _ROW), _ROW + self._who), np.float32)
+        whole = len(vector) // _ROW
+        rows[:whole, :_ROW] = vector[: whole * _ROW].reshape(whole, _ROW)
+        rows[whole:, : len(vector) - whole * _ROW] = vector[whole * _ROW :]
+        rows[:, _ROW + self.rank // _BITS] = 1 << self.rank % _BITS
+        return rows
+
+    def _make(self, length: int) -> None:
+        name = _name(length)
+        if self.rank == 0:
+            rows = -(-length // _ROW)
+            apply = Step(slots=self.size, combine="sum")
+            self._kv.create(name, Dense(rows=rows, width=_ROW + self._who, update=Assign(), apply=apply, max_delay=0))
+        while name not in self._kv.tables():
+            threading.Event().wait(_SOON)
+
+    def _step(self, length: int, rows: Floats) -> Any:
+        step, name = self._steps[length], _name(length)
+        self._steps[length] += 1
+        task = self._kv.push_pull(name, slice(None), rows, slot=(0, step * self.size + self.rank))
+        began, known, voids = time.monotonic(), set[int](), list[Task]()
+        while True:
+            new = [rank for rank in self._gone(time.monotonic() - began) if rank not in known]
+            known.update(new)
+            voids += [self._kv.push(name, (), (), slot=(0, step * self.size + rank), void=True) for rank in new]
+            try:
+                found = task.result(_LOOK)
+                break
+            except TimedOut as error:
+                if task.error is error:  # the task itself timed out, not this look at it
+                    raise
+        self._kv.wait(voids)
+        return found
 
 
-def name_of(rank: int) -> str:
-    return f"worker-{rank}"
+def client(name: str, token: str, transport: Transport) -> KV:
+    """A client for one rank. The token says which start of it this is, so that its end can be reported."""
+    return joined(KV(Worker(name, "client", token, seed=secrets.randbits(32)), transport))
+
+
+def _name(length: int) -> str:
+    return f"total-{length}"

@@ -1,49 +1,43 @@
-"""Ranks that add up over gloo, which is PyTorch's own way (torch.distributed), on the loopback of this machine.
+"""Sums over gloo, which is PyTorch's own way (torch.distributed), on the loopback of this machine.
 
-They meet by a file in a folder that is this run's alone, so two runs never meet each other and no port is fixed. A rank that ends
-takes everybody's sums with it: nobody can go on, and ``RankLost`` says who it was. The others wait then for rank 0 to end them.
+Ranks meet by a file in a folder that is this run's alone, so two runs never meet each other and no
+port is fixed. A rank that ends breaks the sums of all: none can continue, and ``RankLost`` says who it
+was. The others then wait until rank 0 ends them.
 
-What waits inside gloo hears no signal, and does not see that somebody was stopped: whoever calls it looks here meanwhile.
+A wait inside gloo sees no signals, and does not notice that a rank is stopped: so the caller checks
+for both while it waits.
 """
 
 from __future__ import annotations
 
-import os
+import inspect
 import queue
-import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal import limits
-from shoal.data.datasets import Dataset
-from shoal.errors import Invalid, RankLost, StartFailed
-from shoal.job import Job
-from shoal.launch.forkserver import ForkserverSetup
+from shoal.errors import RankLost, StartFailed
 from shoal.launch.local import START_WITHIN
-from shoal.launch.process_main import ProcessOrders, state_of, sweep
-from shoal.launch.process_pool import ProcessPool
-from shoal.launch.processes import short_folder
 from shoal.models import needs_torch
+from shoal.models.learner import Learner
 from shoal.models.linear import Floats
-from shoal.strategies.averaging.collective import Collective, name_of
-from shoal.strategies.averaging.processes import MAIN, RankStates, Warn
-from shoal.strategies.averaging.settings import Averaging
+from shoal.strategies.averaging.collective import Collective
 
-_ROUND = timedelta(days=7)  # gloo's own patience: who waits for whom is looked at here
-_SHORT, _LONG = 2e-5, 1e-3  # seconds between two looks whether a sum is done
-_LOOK = 0.05  # seconds between two looks at who has ended
-_LAST_WORDS = 2.0  # seconds until the forkserver has told of an end that gloo has seen
-_ENDED_WITHIN = 60.0  # seconds: rank 0 has ended us by then, or never will
+if TYPE_CHECKING:
+    import torch
+
+_ROUND = timedelta(days=7)  # gloo's own timeout: this module checks the ranks instead
+_SHORT, _LONG = 2e-5, 1e-3  # seconds between two checks whether a sum is done
+_LOOK = 0.05  # seconds between two checks of the ranks
+_LAST_WORDS = 2.0  # seconds until the forkserver reports an end that gloo has seen
+_ENDED_WITHIN = 60.0  # seconds: rank 0 has ended this process by then, or never will
 
 
 class GlooCollective:
-    """One rank's. ``check``, of rank 0, is called while a sum is waited for, with the seconds; it raises RankLost."""
+    """One rank's side. ``check``, of rank 0, is called while a sum is awaited; it raises RankLost."""
 
     def __init__(
         self, folder: Path, rank: int, size: int, check: Callable[[float], None] = lambda waited: None
@@ -67,7 +61,7 @@ class GlooCollective:
                 found.append(error)
 
         thread = threading.Thread(target=meet, name="shoal-meeting", daemon=True)
-        thread.start()  # so that an end of one of them is seen while all are waited for
+        thread.start()  # a thread, so that the end of a rank is noticed while all are awaited
         began = time.monotonic()
         while not found:
             thread.join(_LOOK)
@@ -79,7 +73,7 @@ class GlooCollective:
         self._under_way: GlooCall | None = None
 
     def aside(self, call: Callable[[], None]) -> None:
-        """Have it done by a thread that is always the same, and look meanwhile at who has ended."""
+        """Call it on one thread, always the same, and check the ranks meanwhile."""
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls,), name="shoal-aside", daemon=True).start()
@@ -100,16 +94,16 @@ class GlooCollective:
             work.wait()
         except RuntimeError as error:
             self.lost(str(error))
-        moved = 2 * vector.nbytes * (self.size - 1) // self.size  # a ring: so much from each to the next
+        moved = 2 * vector.nbytes * (self.size - 1) // self.size  # by a ring: from each to the next
         self.sent += moved
         self.received += moved
         return vector
 
     def close(self) -> None:
-        """The others have ended, or end by themselves; what waits for them fails."""
+        """The others have ended, or will; a sum that waits for them fails."""
         if self._under_way is not None:
             self._under_way.done.wait(_LAST_WORDS)
-        # PyTorch's destructor waits for a sum that is under way, seldom for good although everybody else has ended: not here.
+        # PyTorch's destructor waits for the sum under way, now and then for ever: so not on this thread.
         last, self.process_group = [self.process_group], None
         thread = threading.Thread(target=last.clear, name="shoal-parting", daemon=True)
         thread.start()
@@ -125,9 +119,9 @@ class GlooCollective:
                 self._check(waited)
 
     def lost(self, error: str) -> None:
-        """gloo has failed: whose fault that is."""
+        """gloo has failed: raise RankLost, with the name of the rank if it is known."""
         if self.rank:
-            threading.Event().wait(_ENDED_WITHIN)  # rank 0 sees it, too, and ends us with itself
+            threading.Event().wait(_ENDED_WITHIN)  # rank 0 notices it, too, and ends this process
             raise RankLost("another rank", f"gloo says: {' '.join(error.split())[:200]}")
         until = time.monotonic() + _LAST_WORDS
         while time.monotonic() < until:
@@ -137,7 +131,7 @@ class GlooCollective:
 
 
 class GlooCall:
-    """A call that another thread makes."""
+    """A call for another thread."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call, self.done = call, threading.Event()
@@ -149,65 +143,75 @@ def _serve(calls: queue.SimpleQueue[GlooCall]) -> None:
         one = calls.get()
         try:
             one.call()
-        except BaseException as error:  # it is the caller's
+        except BaseException as error:  # raised where it was called
             one.error = error
         one.done.set()
-        del one  # what it holds is as large as the model
+        del one  # it holds arrays as large as the model
 
 
 def is_of_gloo(error: RuntimeError) -> bool:
-    """Not of the module: gloo says where in its own files it failed."""
+    """The error is gloo's, not the module's: it names gloo's own files."""
     return "gloo" in str(error).lower()
 
 
-class GlooProcesses(RankStates):
-    """Processes forked by a forkserver of this run's own."""
+class Ddp:
+    """DistributedDataParallel around a module: sums gradients while they are computed (Li et al., 2020).
 
-    def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
-        if job.launch.how == "threads":
-            store = ", or strategy.over to 'store'" if isinstance(job.strategy, Averaging) else ""
-            raise Invalid(f"over gloo every rank is a process: set launch.how to 'processes'{store}")
-        if find_spec("torch") is None:
-            needs_torch("strategy.over='gloo'")
-        super().__init__(job, dataset, kept, warn)
-        self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
-        self._children = ProcessPool(lambda name, why: None, self._on_ended)
-        self._stopped: dict[str, float] = {}  # since when it was seen so
-        self._group: GlooCollective | None = None
+    Its hooks listen to ``backward``, bucket by bucket, so sums begin before the gradient is complete.
+    It takes the mean over all ranks; here that becomes a sum again, since in the last step of an epoch
+    not every rank may have a slot. Weights begin the same everywhere by their seed, and buffers are
+    reset for every slot. ``backward`` waits inside PyTorch, where no signal is seen, so another thread
+    runs it. An error of the module stays its own; only what gloo raises is a loss.
+    """
 
-    @property
-    def pids(self) -> dict[str, int]:
-        return self._children.pids
+    def __init__(self, learner: Learner, group: Collective) -> None:
+        from torch.nn.parallel import DistributedDataParallel
 
-    def start(self) -> Collective:
-        deadline = time.monotonic() + START_WITHIN
-        # PyTorch once, and not once in every rank: that takes seconds, and starts no threads until it is used.
-        modules = [*self._job.launch.modules, "torch.distributed"]
-        setup = ForkserverSetup(os.getpid(), self._folder, modules, sys.path)
-        self._children.start(setup, "ranks")
-        needs_torch("strategy.over='gloo'")  # here, while the forkserver imports it as well
-        self._children.wait_until_settled(deadline)
-        names = [name_of(rank) for rank in range(1, self._job.workers)]
-        for name in names:
-            self._children.order(ProcessOrders(name, MAIN, secrets.token_hex(8), "", "", self._folder, self._work))
-        self._children.wait_until_running(names, deadline)
-        self._group = GlooCollective(Path(self._folder), 0, self._job.workers, self._check)
-        return self._group
+        from shoal.models.torch_learner import ModuleLearner
 
-    def close(self) -> None:
-        self._children.close()
-        if self._group is not None:
-            self._group.close()
-        sweep(self._folder)
+        assert isinstance(learner, ModuleLearner) and isinstance(group, GlooCollective)
+        self._learner, self._group = learner, group
+        sync = "forward_sync_buffers"
+        if sync not in inspect.signature(DistributedDataParallel).parameters:
+            sync = "broadcast_buffers"  # in older versions
+        settings: dict[str, Any] = {sync: False, "init_sync": False, "find_unused_parameters": True}
+        self._wrapped = DistributedDataParallel(learner.module, process_group=_whole(group), **settings)
 
-    def _check(self, waited: float) -> None:
-        """Is everybody there, that a sum is waited for?"""
-        for rank, why in self._ended.items():  # who ended first
-            raise RankLost(name_of(rank), why)
-        now = time.monotonic()
-        for name, pid in self.pids.items():
-            if state_of(pid) != "T":
-                self._stopped.pop(name, None)
-            elif now - self._stopped.setdefault(name, now) > self._job.timing.intervals().dead / limits.SECOND:
-                raise RankLost(name, "its process is stopped")
-        self._tell_long_wait(waited)
+    def gradient(self, local: Any, weights: Floats, mean: bool, share: float = 1.0) -> tuple[float, Floats]:
+        """The sum of the losses of this rank's slot, and the sum over all ranks of their gradients."""
+        loss, found = self._learner.gradient(local, weights, mean, self, share)
+        moved = 2 * found.nbytes * (self._group.size - 1) // self._group.size
+        self._group.sent += moved
+        self._group.received += moved
+        return loss, found * found.dtype.type(self._group.size)
+
+    def __call__(self, inputs: torch.Tensor) -> Any:
+        return self._wrapped(inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        import torch
+
+        threads = torch.get_num_threads()
+
+        def run() -> None:
+            torch.set_num_threads(threads)  # by the thread that computes
+            loss.backward()
+
+        try:
+            self._group.aside(run)
+        except RuntimeError as error:
+            if not is_of_gloo(error):
+                raise
+            self._group.lost(str(error))
+
+
+def _whole(group: GlooCollective) -> Any:
+    """The group as DistributedDataParallel takes it; nothing global is registered or changed."""
+    import torch
+
+    distributed = torch.distributed
+    found = distributed.ProcessGroup(distributed.HashStore(), group.rank, group.size)
+    kind = distributed.ProcessGroup.BackendType.GLOO
+    found._set_default_backend(kind)
+    found._register_backend(torch.device("cpu"), kind, group.process_group)
+    return found

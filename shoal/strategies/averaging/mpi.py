@@ -1,49 +1,72 @@
-"""Ranks of mpirun that add up vectors, and go on without those that die (ULFM: Bland et al., 2013).
+"""Ranks of mpirun: how they sum vectors, continue without those that die, and take orders.
 
-A rank that dies breaks a sum for some and not for others. Whoever finds it broken revokes the communicator, so that all find
-it broken; the living shrink it, and tell each other how many sums they have finished. Nobody finishes a sum before all
-have begun it, so these differ by one at most: who has the newer one gives it to who has not. Where nobody has it, all
-do it again, without the dead. So a death is in a sum or is not, the same for all, bit by bit.
+    mpirun -n 5 python -m shoal train job.toml --strategy averaging
 
-Nobody leaves before all have finished the last sum, or who has not would have nobody to ask.
+Rank 0 runs the command as usual: terminal, run folder, tracker. The others parse nothing and print
+nothing: they wait for orders, take part in runs, and end when rank 0 says so. Orders go from rank 0
+to each rank, so that a death is seen as what it is; ranks poll for them, since MPI's own wait would
+keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files behind.
+
+Deaths (ULFM: Bland et al., 2013): a rank that dies breaks a sum for some ranks and not for others. A
+rank whose sum breaks revokes the communicator, so that it breaks for all; the living shrink it, and
+compare how many sums they have finished. No rank finishes a sum before all have begun it, so these
+numbers differ by at most one: a rank that has the newer sum gives it to those that have not. If none
+has it, all repeat it without the dead. So a dead rank is in a sum or is not, the same for all, bit by
+bit. No rank leaves before all have finished the last sum: the others might need it from it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shutil
 import signal
+import sys
+import sysconfig
+import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from shoal.errors import RankLost
-from shoal.launch.process_main import state_of
+from shoal.errors import Invalid, RankLost
+from shoal.events import counted
+from shoal.launch.crew import CrewSpec, name_of
+from shoal.launch.exit_status import REFUSED, refuse
+from shoal.launch.mpirun_rank import OURS, MpirunRank, rank
+from shoal.launch.process_main import ProcessMessage, flush, state_of
 from shoal.models.linear import Floats
-from shoal.strategies.averaging.collective import name_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_YIELDS = 50  # looks without sleeping: most sums are over by then
-_NAPS = (0.00002, 0.002)  # seconds between two looks after that, growing: nobody keeps a core busy by waiting
-_SAY = 10.0  # seconds until it is said for whom a rank waits
-_STOPPED = 60.0  # seconds until a rank that somebody has stopped is ended
-_PART, _SUM = 1, 2  # tags
+    from shoal.job import Job
+
+_YIELDS = 50  # tests without a sleep: most sums are done by then
+_NAPS = (0.00002, 0.002)  # seconds of sleep between two tests after that, growing
+_SAY = 10.0  # seconds until a warning says which rank is awaited
+_STOPPED = 60.0  # seconds until a rank that is stopped is killed
+_PART, _SUM = 1, 2  # tags of pieces and sums
+_ORDERS, _LENGTH = 1, 2  # tags of orders
+_LEAVE_WITHIN = 5.0  # seconds
+_NAP = 0.005  # seconds between two looks for orders
 
 
 class MpiCollective:
-    """All that mpirun has started, as far as they live."""
+    """The ranks of mpirun that are alive."""
 
     def __init__(
         self,
         comm: MPI.Intracomm,
-        told: Callable[[str], None] = lambda what: None,
+        warn: Callable[[str], None] = lambda what: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``told`` hears for whom this rank waits; ``is_over`` says that rank 0 has left without the others."""
+        """``is_over``: rank 0 has left without the others."""
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -55,7 +78,7 @@ class MpiCollective:
         self._pids: list[int] = self._comm.allgather(os.getpid())
         self._finished, self._newest = 0, np.empty(0, np.float32)
         self._open: list[Any] = []  # requests of the sum under way
-        self._told, self._is_over = told, is_over
+        self._warn, self._is_over = warn, is_over
         self.parted = False
 
     @property
@@ -65,7 +88,7 @@ class MpiCollective:
 
     @property
     def pids(self) -> list[int]:
-        """Of all ranks, as they began."""
+        """Of all ranks at the start."""
         return list(self._pids)
 
     def total(self, vector: Floats) -> Floats:
@@ -84,18 +107,19 @@ class MpiCollective:
         return self._newest
 
     def close(self) -> None:
-        """Nothing: who ends well calls ``part``, who does not must not wait for the others."""
+        """Nothing: a rank that ends well calls ``part``; any other must not wait for the rest."""
 
     def part(self) -> None:
-        """Until all have finished what was summed last."""
+        """Wait until all have finished the last sum."""
         while not self.parted and not self._agree(1):
             self._shrink(len(self._newest))
         self.parted = True
 
     def _sum(self, vector: Floats, out: Floats) -> None:
-        """Each adds up one piece of it, in the order of ranks, and hands it to all.
+        """Each rank sums one piece, in the order of ranks, and sends it to all.
 
-        As an Allreduce would, but that waits with a busy core, does not say for whom, and never gives up on one that is stopped.
+        Allreduce would keep a core busy while it waits, would not say for which rank, and would never
+        give up on one that is stopped.
         """
         comm, here, places = self._comm, self._comm.rank, range(len(self._members))
         cuts = [len(vector) * place // len(places) for place in [*places, len(places)]]
@@ -117,13 +141,13 @@ class MpiCollective:
         self._wait(sums)
         self._wait(going)
 
-    # ------------------------------------------------------------ when somebody dies
+    # ------------------------------------------------------------ when a rank dies
 
     def _mend(self, error: MPI.Exception, length: int) -> None:
-        """Go on with those who live; who lacks the newest sum has it afterwards."""
+        """Continue with the living; all of them have the newest sum afterwards."""
         mpi = self._mpi
         if error.Get_error_class() not in (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING):
-            raise self._given_up(error) from None
+            raise self._lost(error) from None
         if not self._comm.Is_revoked():
             self._comm.Revoke()
         self._drop()
@@ -131,28 +155,28 @@ class MpiCollective:
         self._shrink(length)
 
     def _drop(self) -> None:
-        """What was under way ends with an error now; left as it is, MPI would wait for it in the end."""
+        """Let the open requests end with an error; otherwise MPI would wait for them when it ends."""
         for request in self._open:
             with contextlib.suppress(self._mpi.Exception):
                 self._wait([(-1, request)])
         self._open = []
 
     def _agree(self, over: int) -> int:
-        """1 if all say so. Whoever is in the middle of a sum says 0, so nobody shrinks while another one leaves."""
+        """1 if all say 1. A rank inside a sum says 0, so none shrinks while another leaves."""
         while True:
             flag = np.array([over], np.int32)
             try:
                 self._wait([(-1, self._comm.Iagree(flag))])
                 return int(flag[0])
             except self._mpi.Exception as error:
-                # Told to all alike: somebody has died that nobody spoke of yet. Who is known to be dead is no error next time.
+                # All ranks get this error: one has died that is not acknowledged yet. Next time it is no error.
                 if error.Get_error_class() != self._mpi.ERR_PROC_FAILED:
-                    raise self._given_up(error) from None
+                    raise self._lost(error) from None
                 self._comm.Ack_failed()
                 over = min(over, int(flag[0]))
 
     def _shrink(self, length: int) -> None:
-        """Until those who live have all done it."""
+        """Shrink the communicator, again if another rank dies meanwhile."""
         while True:
             smaller = self._comm.Shrink()
             smaller.Set_errhandler(self._mpi.ERRORS_RETURN)
@@ -161,14 +185,14 @@ class MpiCollective:
             try:
                 self._members = self._gather(self.rank)
                 if self._members[0] != 0:
-                    raise RankLost(name_of(0), "its process ended")  # it alone knows how far all are
+                    raise RankLost(name_of(0), "its process ended")  # only rank 0 knows how far the run is
                 self._level(length)
                 return
             except self._mpi.Exception:
                 if not self._comm.Is_revoked():
                     self._comm.Revoke()
 
-    def _given_up(self, error: MPI.Exception) -> RankLost:
+    def _lost(self, error: MPI.Exception) -> RankLost:
         return RankLost("a rank", f"MPI says {error.Get_error_string()}")
 
     def _level(self, length: int) -> None:
@@ -188,7 +212,7 @@ class MpiCollective:
     # ------------------------------------------------------------ waiting
 
     def _wait(self, requests: list[tuple[int, Any]]) -> None:
-        """Until all of these, each with a rank, are done."""
+        """Wait until all of these requests, each with its rank, are done."""
         for _ in range(_YIELDS):
             requests = [(one, request) for one, request in requests if not request.Test()]
             if not requests:
@@ -199,23 +223,251 @@ class MpiCollective:
         while left := [(one, request) for one, request in requests if not request.Test()]:
             nap = min(most, 1.1 * nap) if len(left) == len(requests) else _NAPS[0]
             requests = left
-            time.sleep(nap)  # MPI's own waits spin, and never end if a rank is gone
+            time.sleep(nap)  # MPI's own wait spins, and never ends if a rank is gone
             if self._is_over():
                 raise RankLost(name_of(0), "it has ended the run")
             if (waited := time.monotonic() - began) > say:
                 say *= 2
-                self._look([one for one, _ in requests if one >= 0], waited)
+                self._check([one for one, _ in requests if one >= 0], waited)
 
-    def _look(self, missing: list[int], waited: float) -> None:
-        """Say for whom this rank waits. One that somebody has stopped is ended in the end: the others go on without it."""
+    def _check(self, missing: list[int], waited: float) -> None:
+        """Warn of the ranks that this one waits for, and kill one that is stopped for too long."""
         for one in missing:
             pid = self._pids[one]
             what = f"rank {one} (process {pid}) has been waited for since {waited:.0f} s"
             if state_of(pid) not in ("T", "t"):
-                self._told(f"{what}: it computes; if it should not take so long, end it (kill -KILL {pid})")
+                self._warn(f"{what}: it computes; if it should not take so long, end it (kill -KILL {pid})")
             elif waited < _STOPPED:
-                self._told(f"{what}: it is stopped; let it go on (kill -CONT {pid}), or end it (kill -KILL {pid})")
+                self._warn(f"{what}: it is stopped; let it go on (kill -CONT {pid}), or end it (kill -KILL {pid})")
             else:
-                self._told(f"{what}: it is stopped, so it is ended, and the others go on")
+                self._warn(f"{what}: it is stopped, so it is ended, and the others go on")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+class MpiTask(ProcessMessage, frozen=True, tag="work"):
+    """Rank 0 to the others: "take part in this run"."""
+
+    work: dict[str, Any]  # plain data
+
+
+class MpiDone(ProcessMessage, frozen=True, tag="over"):
+    """Rank 0 to the others: "there is nothing more to do"."""
+
+
+def needs_mpi() -> Path:
+    """The mpirun of this environment; Invalid if it or mpi4py is not there."""
+    here = Path(sysconfig.get_path("scripts")) / "mpirun"
+    found = str(here) if here.exists() else shutil.which("mpirun")
+    missing = [name for name, there in (("mpi4py", importlib.util.find_spec("mpi4py")), ("mpirun", found)) if not there]
+    if missing:
+        raise Invalid(f"MPI needs {' and '.join(missing)}, not installed here: pip install 'shoal[mpi]'")
+    assert found is not None
+    return Path(found)
+
+
+def check_alone() -> None:
+    """Refuse a script under mpirun: only the command knows how to use the other ranks."""
+    me = rank()
+    if me is not None and _world is None:
+        raise Invalid(
+            f"mpirun started this {me.size} times, and each would train a run of its own: let the command do it "
+            f"(mpirun -n {me.size} python -m shoal train job.toml), or leave mpirun away and set launch.how to 'mpi'"
+        )
+
+
+def check_mpi(job: Job) -> None:
+    """Refuse a job that ranks of mpirun cannot do."""
+    if not job.strategy.may_use_mpi:
+        raise Invalid(
+            f"strategy {job.strategy.name!r} does not run over MPI: leave mpirun (or --on mpi) away, or choose "
+            f"one whose ranks add up (--strategy averaging or allreduce)"
+        )
+    over = getattr(job.strategy, "over", None)
+    if over not in (None, "mpi"):
+        raise Invalid(f"strategy.over={over!r} does not run over MPI: leave mpirun (or --on mpi) away, or that setting")
+
+
+class MpiHead:
+    """Rank 0, which runs the command."""
+
+    cluster = None  # ranks have no servers
+
+    def __init__(self, me: MpirunRank) -> None:
+        self.rank = me
+        self.words = (
+            f"mpirun: {counted(me.size, 'rank')}, so workers={me.size}, whatever the job says (after Ctrl-C mpirun "
+            f"shows nothing more, but the run is kept: --resume)"
+        )
+
+    def staffed(self, job: Job, anew: bool = False) -> Job:
+        """The job with as many workers as there are ranks."""
+        check_mpi(job)
+        launch = msgspec.structs.replace(job.launch, how="mpi")
+        return msgspec.structs.replace(job, workers=self.rank.size, launch=launch)
+
+
+class MpiWorld:
+    """All ranks, before and after a run: rank 0 gives orders, the others take them."""
+
+    def __init__(self) -> None:
+        try:
+            import mpi4py
+
+            mpi4py.rc.thread_level = "serialized"
+            mpi4py.rc.finalize = False  # it waits for all ranks: only one that ends well may call it
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise Invalid(
+                f"mpi4py is installed, but cannot load MPI ({error}): pip install --force-reinstall 'shoal[mpi]'"
+            ) from None
+        self._mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = int(self.comm.rank), int(self.comm.size)
+        self._living: Callable[[], list[int]] = lambda: list(range(self.size))
+        self.over = False  # rank 0 has said so during a run
+        self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the receive under way
+        self._given: list[Any] = []  # sends under way, and their buffers
+        me = rank()
+        if me is not None and me != MpirunRank(self.rank, self.size):
+            MPI.Finalize()
+            raise Invalid(
+                f"variables of an mpirun say that this is rank {me.number} of {me.size}, and MPI that it is rank "
+                f"{self.rank} of {self.size}: they are left from another one (unset OMPI_COMM_WORLD_SIZE "
+                f"PMI_SIZE), or mpi4py is of another MPI"
+            )
+
+    def order(self, line: ProcessMessage) -> None:
+        """Send this to all other ranks that live."""
+        text = np.frombuffer(msgspec.json.encode(line), np.uint8)
+        length = np.array([len(text)], np.int64)
+        for other in range(1, self.size):
+            with contextlib.suppress(self._mpi.Exception):  # it is dead
+                one = self.comm.Isend(length, dest=other, tag=_LENGTH)
+                self._given += [one, self.comm.Isend(text, dest=other, tag=_ORDERS), text, length]
+
+    def ordered(self) -> ProcessMessage | None:
+        """The next order of rank 0, if there is one."""
+        try:
+            if self._next is None:
+                length = np.zeros(1, np.int64)
+                self._next = length, self.comm.Irecv(length, source=0, tag=_LENGTH)
+            length, request = self._next
+            if not request.Test():
+                return None
+            self._next = None
+            text = np.empty(int(length[0]), np.uint8)
+            self.comm.Recv(text, source=0, tag=_ORDERS)
+        except self._mpi.Exception:
+            raise RankLost(name_of(0), "its process ended") from None
+        line: ProcessMessage = msgspec.json.decode(text.tobytes(), type=MpiTask | MpiDone)
+        return line
+
+    def group(self, warn: Callable[[str], None] = lambda what: None) -> MpiCollective:
+        """For one run; all living ranks call it."""
+        found = MpiCollective(self.comm, warn, self._is_over)
+        self._living = lambda: found.living
+        return found
+
+    def _is_over(self) -> bool:
+        if self.rank:
+            self.over = self.over or isinstance(self.ordered(), MpiDone)
+        return self.over
+
+    def leave(self, code: int) -> None:
+        """Finalize with all ranks, so that mpirun sees a good end.
+
+        If a rank has died or was interrupted in a sum, MPI may wait for ever: then just exit.
+        """
+        if len(self._living()) == self.size:
+            guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
+            guard.daemon = True
+            guard.start()
+            self._mpi.Finalize()
+            guard.cancel()
+        else:
+            os._exit(code)
+
+
+_world: MpiWorld | None = None
+
+
+def world() -> MpiWorld:
+    """This process's; all ranks make it on first use."""
+    global _world
+    if _world is None:
+        _world = MpiWorld()
+    return _world
+
+
+def take_part(call: Callable[[MpiHead], object]) -> object:
+    """Rank 0 runs the command; the other ranks follow its orders."""
+    me = rank()
+    assert me is not None
+    try:
+        needs_mpi()
+        here, code = world(), 1
+    except Invalid as error:
+        if not me.number or "left from another one" in str(error):
+            refuse(str(error))
+        sys.exit(REFUSED)
+    if me.number:
+        follow()
+        sys.exit(0)
+    try:
+        found = call(MpiHead(me))
+        code = 0
+        return found
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        here.order(MpiDone())
+        flush()
+        here.leave(code)
+
+
+def follow() -> None:
+    """The life of a rank other than 0."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # rank 0 gets the same signal, and needs this rank to end the run
+    here = world()
+    try:
+        while not here.over and not isinstance(line := here.ordered(), MpiDone):
+            if isinstance(line, MpiTask):
+                _work(here, line.work)
+            else:
+                time.sleep(_NAP)
+    except RankLost as error:  # rank 0 is gone: all end
+        if here.rank == 1 and not os.environ.get(OURS):
+            why = f"{error.who} is gone ({error.why}), and all others end with it"
+            print(f"Error: {why}: shoal train --resume goes on from what was kept", file=sys.stderr, flush=True)
+        os._exit(1)
+    here.leave(0)
+
+
+def _work(here: MpiWorld, work: Mapping[str, Any]) -> None:
+    from shoal.strategies.averaging.worker import follow as take_part_in
+
+    group = here.group(_warn_of_rank_0 if here.rank == 1 else lambda what: None)
+    try:
+        take_part_in(msgspec.convert(work, CrewSpec), group)
+        group.part()
+    except RankLost:
+        if not here.over:
+            raise
+    except BaseException:
+        traceback.print_exc()
+        end_hard()
+
+
+def _warn_of_rank_0(what: str) -> None:
+    """Rank 0 warns of all other ranks itself; when it is stopped it cannot."""
+    if what.startswith("rank 0 ") and "it is stopped" in what:
+        print(f"warning: {what}", file=sys.stderr, flush=True)
+
+
+def end_hard() -> None:
+    """End by a signal: where ranks may die, mpirun does not notice an exit, and all would wait."""
+    flush()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,11 +1,12 @@
-"""A run whose ranks are mpirun's, seen from the process that was called: ``launch.how = "mpi"``.
+"""A run on ranks that shoal starts by mpirun: ``launch.how = "mpi"``.
 
-    called  --starts-->  mpirun  --starts-->  rank 0, rank 1, ...  (launch/mpi_rank.py)
-       ^--------events, the outcome------------'
+    caller  --starts-->  mpirun  --starts-->  rank 0, rank 1, ...  (``main``)
+       ^-----------events, the result-----------'
 
-This process keeps the folder, the log and the view, as of any run; it computes nothing. Every rank calls at a Unix socket in a
-private folder, where mpirun has its own files, too: a rank whose call is cut off, or whose mpirun is gone, ends. So nothing is
-left, whoever is killed: whoever ends last removes the folder.
+The caller keeps the folder, the log and the view, as for any run; it computes nothing. Rank 0 trains
+and reports; the others follow. Every rank connects to a Unix socket in a private folder, where
+mpirun has its own files, too. A rank whose connection is closed, or whose mpirun is gone, ends: so
+nothing is left, whichever process is killed, and the last one removes the folder.
 """
 
 from __future__ import annotations
@@ -19,53 +20,52 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from shoal.data.datasets import Dataset
-from shoal.data.slots import Slots
-from shoal.errors import StartFailed
-from shoal.events import RunEvent, Stopped
+from shoal.errors import Invalid, ShoalError, StartFailed
+from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
+from shoal.launch.crew import name_of
+from shoal.launch.mpirun_rank import OURS, rank
 from shoal.launch.process_main import ProcessMessage
 from shoal.launch.torchrun import is_ours
 from shoal.nodes.evaluator import Judgement
-from shoal.strategies.averaging.collective import name_of
-from shoal.strategies.averaging.mpi_ranks import OURS, needs_mpi
-from shoal.strategies.averaging.settings import Averaging
+from shoal.strategies.averaging import Averaging
+from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
 from shoal.strategies.averaging.worker import parts_of
-from shoal.training.local_checkpoint import LocalCheckpoint
 from shoal.training.preflight import check
-from shoal.training.result import RunResult
+from shoal.training.run import RunHandle, RunStart
+from shoal.training.tracker import RunResult, Tracker
 from shoal.wire.messages import RunProgress
 
 DOOR, JOB, WEIGHTS = "door", "job.toml", "weights.npy"  # in the private folder
 SHARED = Path("/dev/shm")
 _SEGMENT = 32 << 20  # bytes of shared memory that a rank takes, at most
 _LOOK = 1_000  # milliseconds
+_PARENT = 500  # milliseconds between two looks at who the parent of a rank is
 _COME_WITHIN = 60.0  # seconds
 _END_WITHIN = 5.0
-_JUDGE_WITHIN = 60.0  # of what was learned when it is interrupted
+_JUDGE_WITHIN = 60.0  # after an interruption
 _SIZE = 8  # bytes that say how long a message is
-
 
 JudgedAs = tuple[int, float, dict[str, float | None]]  # number, loss, metrics
 
 
 class MpiHello(ProcessMessage, frozen=True, tag="here"):
-    """Rank to the process that was called: "this is who I am"."""
+    """Rank to caller: "this is who I am"."""
 
     rank: int
     pid: int
 
 
 class MpiProgress(ProcessMessage, frozen=True, tag="told"):
-    """Rank 0: "this happened, and so far it is"."""
+    """Rank 0 to caller: "this happened, and this is how far the run is"."""
 
     course: RunProgress
     event: RunEvent | None = None
@@ -73,20 +73,20 @@ class MpiProgress(ProcessMessage, frozen=True, tag="told"):
 
 
 class MpiLeft(ProcessMessage, frozen=True, tag="left"):
-    """Rank 0: "it is over, and this is what is left of it"; the weights lie in a file."""
+    """Rank 0 to caller: "the run is over, with this result"; the weights lie in a file."""
 
     outcome: dict[str, Any]
     judged: JudgedAs | None
 
 
 class MpiFailed(ProcessMessage, frozen=True, tag="failed"):
-    """Rank 0: "it cannot be"."""
+    """Rank 0 to caller: "the run cannot be"."""
 
     error: str
 
 
 class MpiInterrupt(ProcessMessage, frozen=True, tag="interrupt"):
-    """To rank 0: "end now, and judge what was learned"."""
+    """Caller to rank 0: "end now, and evaluate what was learned"."""
 
 
 Said = MpiHello | MpiProgress | MpiLeft | MpiFailed | MpiInterrupt
@@ -97,8 +97,8 @@ def send(connection: socket.socket, line: ProcessMessage) -> None:
     connection.sendall(len(text).to_bytes(_SIZE, "little") + text)
 
 
-def heard(connection: socket.socket) -> Said | None:
-    """The next line; None if the other end is gone."""
+def receive(connection: socket.socket) -> Said | None:
+    """The next message; None if the other end is gone."""
     try:
         size = _read(connection, _SIZE)
         text = _read(connection, int.from_bytes(size, "little")) if size else b""
@@ -113,35 +113,22 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 class MpirunRun:
-    """One run. Use as a context, as ``Training``."""
+    """One run, as the caller has it."""
 
-    def __init__(
-        self,
-        job: Job,
-        dataset: Dataset,
-        listener: Callable[[RunEvent], None],
-        folder: Path | None = None,
-        kept: LocalCheckpoint | None = None,
-    ) -> None:
+    def __init__(self, start: RunStart) -> None:
         self._mpirun = needs_mpi()
-        self.learner = check(job, dataset)
+        job, self._listener, self._folder = start.job, start.listener, start.folder
+        self.job, self.learner = job, check(job, start.dataset)
+        self._kept = "" if start.resume is None else str(start.resume.path)
+        tracker = Tracker(job, start.dataset, self.learner, start.listener)
         if isinstance(job.strategy, Averaging):
-            parts_of(job, Slots(dataset.train.rows, job.data.batch, job.seed), job.workers)
-        self.job, self._listener, self._folder, self._kept = (
-            job,
-            listener,
-            folder,
-            "" if kept is None else str(kept.path),
-        )
+            parts_of(job, tracker.slots, job.workers)  # refuses wrong shares
         self._own: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, tuple[int, socket.socket]] = {}
         self._outcome: RunResult | None = None
         self._judged_as: JudgedAs | None = None
-        per_pass = -(-dataset.train.rows // job.data.batch)
-        self._course = RunProgress(
-            0, 1, per_pass, 0, job.strategy.in_steps, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {}
-        )  # until rank 0 says more
+        self._course = tracker.course()  # until rank 0 says more
 
     def __enter__(self) -> MpirunRun:
         self._own = own = _private(self.job.workers)
@@ -154,7 +141,7 @@ class MpirunRun:
                     command(self._mpirun, self.job.workers, own, self._folder, self._kept),
                     stdin=subprocess.DEVNULL,
                     env=_environment(own),
-                    start_new_session=True,  # Ctrl-C is ours to answer
+                    start_new_session=True,  # so that Ctrl-C comes to this process only
                 )
                 self._let_in(door)
         except BaseException:
@@ -167,7 +154,7 @@ class MpirunRun:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_WITHIN)
         for pid, connection in self._ranks.values():
-            if not select.select([connection], [], [], 0)[0]:  # it is there, and it may be stopped
+            if not select.select([connection], [], [], 0)[0]:  # it is there, and may be stopped
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             connection.close()
@@ -218,7 +205,7 @@ class MpirunRun:
     # ------------------------------------------------------------ inside
 
     def _let_in(self, door: socket.socket) -> None:
-        """Every rank calls, once."""
+        """Accept the connection of every rank."""
         assert self._process is not None
         deadline = time.monotonic() + _COME_WITHIN
         door.settimeout(0.1)
@@ -233,14 +220,14 @@ class MpirunRun:
             with contextlib.suppress(TimeoutError):
                 connection, _ = door.accept()
                 connection.setblocking(True)
-                line = heard(connection) if is_ours(connection) else None
+                line = receive(connection) if is_ours(connection) else None
                 if isinstance(line, MpiHello):
                     self._ranks[line.rank] = line.pid, connection
                 else:
                     connection.close()
 
     def _hear(self, head: socket.socket) -> None:
-        match heard(head):
+        match receive(head):
             case MpiProgress(course, event, judged):
                 self._course, self._judged_as = course, judged or self._judged_as
                 if event is not None:
@@ -262,13 +249,13 @@ class MpirunRun:
         return None
 
     def _forget_the_dead(self) -> None:
-        for rank, (_, connection) in list(self._ranks.items()):
-            if rank and select.select([connection], [], [], 0)[0]:  # it says nothing more: this is its end
+        for number, (_, connection) in list(self._ranks.items()):
+            if number and select.select([connection], [], [], 0)[0]:  # only its end makes it readable
                 connection.close()
-                del self._ranks[rank]
+                del self._ranks[number]
 
     def _lost(self) -> RunResult:
-        """Rank 0 is gone, and it alone knew how far all were."""
+        """The result after the end of rank 0, which alone knew how far the run was."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_WITHIN)
@@ -281,24 +268,24 @@ class MpirunRun:
 
 
 def command(mpirun: Path, ranks: int, own: Path, folder: Path | None, kept: str) -> list[str]:
-    """How mpirun is called: any number of ranks on this machine, which go on when one dies."""
+    """The mpirun command: any number of ranks on this machine, which continue when one dies."""
     options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "--host", f"localhost:{ranks}"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
     parameters = {
         "pml": "ob1",
-        "btl": "self,sm",  # one machine: ranks talk by shared memory alone
+        "btl": "self,sm",  # one machine: shared memory only
         "btl_sm_backing_directory": str(own),
         "mpi_yield_when_idle": "1",
     }
     for name, value in parameters.items():
         options += ["--mca", name, value]
-    program = [sys.executable, "-m", "shoal.strategies.averaging.mpi_main", str(own), str(folder or ""), kept]
+    program = [sys.executable, "-m", "shoal.strategies.averaging.mpirun", str(own), str(folder or ""), kept]
     return [str(mpirun), *options, "-n", str(ranks), *program]
 
 
 def _private(ranks: int) -> Path:
-    """A folder of our own: in shared memory where there is room, as the ranks' common memory lies there."""
+    """A new folder: in shared memory if there is room, since the memory of the ranks lies there."""
     room = 0
     with contextlib.suppress(OSError):
         room = shutil.disk_usage(SHARED).free if os.access(SHARED, os.W_OK | os.X_OK) else 0
@@ -306,7 +293,7 @@ def _private(ranks: int) -> Path:
 
 
 def _environment(own: Path) -> dict[str, str]:
-    """The very shoal that runs here; mpirun's files in our folder; nothing of an mpirun around us."""
+    """This shoal, mpirun's files in our folder, and no variables of an mpirun around this process."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))
     }
@@ -326,3 +313,95 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _how(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def main(own: Path, folder: Path | None, kept: str) -> int:
+    me = rank()
+    assert me is not None
+    # _watch interrupts this process by SIGINT, which a shell may have set to be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        caller.connect(str(own / DOOR))
+        send(caller, MpiHello(me.number, os.getpid()))
+    except OSError:  # it ended before this rank began
+        caller.close()
+        shutil.rmtree(own, ignore_errors=True)
+        return 1
+    watch = threading.Thread(
+        target=_watch, args=(caller, os.getppid(), own, me.number), name="shoal-watch", daemon=True
+    )
+    watch.start()
+    try:
+        world()
+    except Invalid as error:
+        if not me.number:
+            send(caller, MpiFailed(str(error)))
+        return 1
+    take_part(lambda _: _lead(own, folder, kept, caller))
+    return 0
+
+
+def _lead(own: Path, folder: Path | None, kept: str, caller: socket.socket) -> None:
+    from shoal.data.datasets import load
+    from shoal.strategies.averaging.run import AveragingRun
+    from shoal.training.local_checkpoint import read
+
+    training: RunHandle | None = None
+
+    def listener(event: RunEvent) -> None:
+        assert training is not None
+        judged = _left(training.outcome(), own) if isinstance(event, Evaluated) else None
+        send(caller, MpiProgress(training.course, event, judged))
+
+    try:
+        job = Job.load(own / JOB)
+        resume = read(Path(kept)) if kept else None
+        training = AveragingRun(RunStart(job, load(job.data, job.seed), listener, folder, resume))
+        outcome: RunResult | None
+        with training:
+            try:
+                outcome = training.wait()
+            except (KeyboardInterrupt, SystemExit):
+                outcome = training.interrupted()
+        send(caller, MpiProgress(training.course))
+        _leave(outcome or training.outcome(), own, caller)
+    except ShoalError as error:
+        send(caller, MpiFailed(str(error)))
+
+
+def _leave(outcome: RunResult, own: Path, caller: socket.socket) -> None:
+    judged = _left(outcome, own)
+    names = [name for name in RunResult.__dataclass_fields__ if name != "judged"]
+    facts = msgspec.to_builtins({name: getattr(outcome, name) for name in names})
+    send(caller, MpiLeft(facts, judged))
+
+
+def _left(outcome: RunResult, own: Path) -> JudgedAs | None:
+    """Write the model that is kept where the calling process finds it, however this one ends."""
+    judged = outcome.judged
+    if judged is None:
+        return None
+    aside = own / f"new-{WEIGHTS}"
+    np.save(aside, judged.weights)
+    os.replace(aside, own / WEIGHTS)
+    return judged.number, judged.loss, judged.metrics
+
+
+def _watch(caller: socket.socket, parent: int, own: Path, rank: int) -> None:
+    """End with the calling process, and with mpirun; interrupt this one if the first asks for it."""
+    poll = select.poll()
+    poll.register(caller, select.POLLIN)
+    here = True
+    while here and (os.getppid() == parent or poll.poll(0)):
+        if poll.poll(_PARENT):
+            here = isinstance(receive(caller), MpiInterrupt)
+            if here:
+                os.kill(os.getpid(), signal.SIGINT)
+    if not here:  # otherwise that process reads the folder, and removes it
+        shutil.rmtree(own, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None, sys.argv[3]))

@@ -1,7 +1,10 @@
-"""The ranks besides the one that was called: threads of this process, or processes forked by a forkserver.
+"""The ranks besides rank 0, which is the process that was called.
 
-Over the store they are clients of a cluster of this run's own (``StoreProcesses``); over gloo there are the processes alone
-(``group_gloo.OverGloo``). However this process ends, they end with it.
+    StoreRanks      clients of a cluster of this run's own: threads, or processes
+    GlooRanks       processes that sum over gloo; none can be lost
+    MpiRanks        processes that mpirun has started (``mpi``)
+
+However this process ends, they end with it.
 """
 
 from __future__ import annotations
@@ -10,119 +13,108 @@ import contextlib
 import signal
 import threading
 import time
-import tomllib
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal import limits
 from shoal.data.datasets import Dataset
-from shoal.data.mapped import train_rows
-from shoal.errors import ShoalError
+from shoal.errors import Invalid, RankLost, ShoalError
 from shoal.job import Job
+from shoal.launch.crew import BY_ITSELF, Crew, CrewSpec, name_of
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.process_main import Process, ProcessOrders, transport_of
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.launch.worker_process import number_of
+from shoal.models import needs_torch
 from shoal.nodes.journal import JournalFile
-from shoal.strategies.averaging.collective import Collective, RankProcesses, name_of
-from shoal.strategies.averaging.over_store import StoreCollective, client
-from shoal.strategies.averaging.settings import over_of
+from shoal.strategies.averaging import Averaging, over_of
+from shoal.strategies.averaging.collective import Collective, StoreCollective, client
+from shoal.strategies.averaging.worker import follow
+from shoal.training.local_checkpoint import LocalCheckpoint
+from shoal.training.tracker import Tracker
 
-_REMIND = 10.0  # seconds after which a wait is told, then twice that, ...
+if TYPE_CHECKING:
+    from shoal.strategies.averaging.gloo import GlooCollective
+    from shoal.strategies.averaging.mpi import MpiCollective
+
+_REMIND = 10.0  # seconds until a warning says who is awaited, then twice that, ...
 _LOOK = 1.0  # seconds between two looks at who is silent
-_JOIN = 30.0  # seconds: who has not joined by then will not
+_JOIN = 30.0  # seconds: a rank that has not joined by then will not
 _SOON = 0.005
 MAIN = "shoal.strategies.averaging.processes"
 SILENT = "it was silent for too long"
 
-Warn = Callable[[str], None]
-ServerLost = Callable[[str, str], None]  # its name, and why
+
+def others_of(job: Job, dataset: Dataset, kept: LocalCheckpoint | None, tracker: Tracker) -> OtherRanks:
+    """Not started yet. ``kept``: what they continue from."""
+    kinds: dict[str, type[OtherRanks]] = {"gloo": GlooRanks, "mpi": MpiRanks, "store": StoreRanks}
+    return kinds[over_of(job)](job, CrewSpec.of(job, dataset, kept), tracker)
 
 
-class RankSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank needs to know, as plain data."""
+class OtherRanks(ABC):
+    """How they are started, why one is gone, and how they end."""
 
-    job: str  # as TOML
-    rows: str  # the folder of the packed set
-    size: int
-    kept: str = ""  # what to go on from
-
-
-def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> RankProcesses:
-    """Not started yet. ``kept``: what they go on from; ``warn`` is told of waits that take long."""
-    if over_of(job) == "gloo":
-        from shoal.strategies.averaging.gloo import GlooProcesses
-
-        return GlooProcesses(job, dataset, kept, warn)
-    if over_of(job) == "mpi":
-        from shoal.strategies.averaging.mpi_ranks import MpiProcesses
-
-        return MpiProcesses(msgspec.to_builtins(work_of(job, dataset, kept)), warn)
-    return StoreProcesses(job, dataset, kept, warn, server_lost)
-
-
-def work_of(job: Job, dataset: Dataset, kept: Path | None) -> RankSpec:
-    return RankSpec(job.toml(), str(dataset.train.folder), job.workers, str(kept or ""))
-
-
-class RankStates:
-    """What is known of ranks that were started here, and of their ends."""
-
-    def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
-        self._job, self._warn = job, warn
-        self._orders = work_of(job, dataset, kept)
+    def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
+        self._job, self._spec, self._tracker = job, spec, tracker
         self._ended: dict[int, str] = {}
         self._remind = _REMIND
 
     @property
     def pids(self) -> dict[str, int]:
+        """Their processes by name, worker-1 and so on, as far as they are known and run."""
         return {}
 
+    @abstractmethod
+    def start(self) -> Collective:
+        """Start them; what rank 0 sums by. All of them are in it, or this raises."""
+
     def why(self, rank: int) -> str:
+        """How a rank ended that was not in a sum."""
         return self._ended.get(rank, SILENT)
 
     def finish(self) -> None:
-        """They have heard that it is over; one that does not go is ended when all are."""
+        """They know that the run is over. One that does not end is ended by ``close``."""
         deadline = time.monotonic() + limits.DRAIN / limits.SECOND
         while time.monotonic() < deadline and any(name.startswith("worker") for name in self.pids):
             threading.Event().wait(_SOON)
 
-    @property
-    def _work(self) -> dict[str, object]:
-        found: dict[str, object] = msgspec.to_builtins(self._orders)
-        return found
+    @abstractmethod
+    def close(self) -> None:
+        """End them now, however far they are, and remove what was made for them."""
 
     def _on_ended(self, name: str, why: str) -> None:
-        """On the thread that listens to the forkserver."""
+        """On another thread."""
         if name.startswith("worker"):
-            self._ended.setdefault(number_of(name), why)
+            self._ended.setdefault(number_of(name), why or BY_ITSELF)
 
     def _missing(self) -> list[str]:
         return [name_of(rank) for rank in range(1, self._job.workers) if rank not in self._ended]
 
-    def _tell_long_wait(self, waited: float) -> None:
+    def _warn_of_long_wait(self, waited: float) -> None:
         if waited < _REMIND:
             self._remind = _REMIND
         elif waited >= self._remind:
             self._remind *= 2
-            self._warn(f"the mean waits for one of {', '.join(self._missing())}, for {waited:.0f} s now")
+            self._tracker.warn(f"the mean waits for one of {', '.join(self._missing())}, for {waited:.0f} s now")
 
 
-class StoreProcesses(RankStates):
+class StoreRanks(OtherRanks):
     """Clients of a cluster."""
 
-    def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> None:
-        super().__init__(job, dataset, kept, warn)
-        self._server_lost = server_lost
-        self._servers_ended: deque[tuple[str, str]] = deque()  # to be told by the thread that computes
+    def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
+        super().__init__(job, spec, tracker)
+        self._servers_ended: deque[tuple[str, str]] = deque()  # events come from the thread that computes
         self._threads: list[threading.Thread] = []
         self._groups: list[StoreCollective] = []
         self._cluster = _cluster_of(job)
         self._look = _LOOK
-        self._came: set[str] = set()
+        self._joined: set[str] = set()
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._on_ended
 
@@ -135,7 +127,7 @@ class StoreProcesses(RankStates):
         cluster.start()
         for rank in range(1, job.workers):
             if isinstance(cluster, ProcessCluster):
-                cluster.fork(name_of(rank), MAIN, self._work)
+                cluster.fork(name_of(rank), MAIN, msgspec.to_builtins(self._spec))
             else:
                 self._start_thread(rank)
         self._kv = cluster.client(name_of(0))
@@ -143,18 +135,18 @@ class StoreProcesses(RankStates):
 
     def finish(self) -> None:
         super().finish()
-        for thread in self._threads:
-            thread.join(limits.DRAIN / limits.SECOND)
+        self._join_threads()
 
     def close(self) -> None:
-        for group in self._groups:  # a thread that still waits for a sum hears that it is over
+        for group in self._groups:  # which ends the sum that a thread may wait for
             with contextlib.suppress(ShoalError):
                 group.close()
         self._cluster.close()
+        self._join_threads()
+
+    def _join_threads(self) -> None:
         for thread in self._threads:
             thread.join(limits.DRAIN / limits.SECOND)
-
-    # ------------------------------------------------------------ inside
 
     def _start_thread(self, rank: int) -> None:
         group = StoreCollective(self._cluster.client(name_of(rank)), rank, self._job.workers)
@@ -162,7 +154,7 @@ class StoreProcesses(RankStates):
 
         def run() -> None:
             try:
-                follow(self._orders, group)
+                follow(self._spec, group)
             except Exception as error:
                 self._ended[rank] = f"{type(error).__name__}: {error}"
 
@@ -176,60 +168,126 @@ class StoreProcesses(RankStates):
             self._servers_ended.append((name, why))
 
     def _gone(self, waited: float) -> Collection[int]:
-        """Who has ended; and who is silent, which ends it. A wait that takes long is told."""
+        """The ranks that ended, while a sum is awaited; one that is silent is ended."""
         while self._servers_ended:
-            self._server_lost(*self._servers_ended.popleft())
+            self._tracker.gone(*self._servers_ended.popleft(), role="server")
         if waited < _LOOK:
             self._look = _LOOK
         elif waited >= self._look:
             self._look = waited + _LOOK
             self._end_silent(waited)
-        self._tell_long_wait(waited)
+        self._warn_of_long_wait(waited)
         return list(self._ended)
 
     def _end_silent(self, waited: float) -> None:
-        """Whom the coordinator holds for dead can take no part any more, though its process may be there: stopped, say."""
+        """End a rank that the coordinator takes for dead: it can take no part, though its process may be there."""
         if not isinstance(self._cluster, ProcessCluster):
             return
         self._kv.tables()  # the newest view
         here = set(self._kv.members)
         for name in self._missing():
-            if name not in here and (name in self._came or waited > _JOIN):
+            if name not in here and (name in self._joined or waited > _JOIN):
                 self._ended[number_of(name)] = SILENT
                 self._cluster.signal(name, signal.SIGKILL)
-        self._came |= here
+        self._joined |= here
 
 
-def follow(work: RankSpec, group: Collective) -> None:
-    """Be one of the others to the end, whatever the strategy."""
-    from shoal.strategies.averaging import worker as rank
-    from shoal.training.local_checkpoint import read
+class GlooRanks(OtherRanks):
+    """Processes of a crew."""
 
-    try:
-        job = Job.of(tomllib.loads(work.job))
-        data = train_rows(Path(work.rows), job.data, job.seed)
-        if work.kept:
-            found = read(Path(work.kept))
-            rank.follow(job, data, group, found.position, found.slab)
-        else:
-            rank.follow(job, data, group)
-    finally:
-        group.close()
+    def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
+        if job.launch.how == "threads":
+            store = ", or strategy.over to 'store'" if isinstance(job.strategy, Averaging) else ""
+            raise Invalid(f"over gloo every rank is a process: set launch.how to 'processes'{store}")
+        if find_spec("torch") is None:
+            needs_torch("strategy.over='gloo'")  # says what to install, before anything is started
+        super().__init__(job, spec, tracker)
+        self._crew = Crew(job, MAIN, self._on_ended, sockets=True)
+        self._group: GlooCollective | None = None
+        self._stopped: dict[str, float] = {}  # since when
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return self._crew.pids
+
+    def start(self) -> Collective:
+        # PyTorch is imported before the forks, so that ranks share its memory: it starts no threads until it is used.
+        self._crew.start("ranks", ["torch.distributed"])
+        needs_torch("strategy.over='gloo'")  # here, while the forkserver imports it as well
+        names = [name_of(rank) for rank in range(1, self._job.workers)]
+        for name in names:
+            self._crew.fork(name, self._spec)
+        self._crew.wait_until_running(names)
+        from shoal.strategies.averaging.gloo import GlooCollective
+
+        self._group = GlooCollective(Path(self._crew.folder), 0, self._job.workers, self._check)
+        return self._group
+
+    def close(self) -> None:
+        self._crew.close()
+        if self._group is not None:
+            self._group.close()
+
+    def _check(self, waited: float) -> None:
+        """Raise RankLost if a rank ended or is stopped, while a sum is awaited."""
+        for rank, why in self._ended.items():  # the one that ended first
+            raise RankLost(name_of(rank), why)
+        now = time.monotonic()
+        for name in self.pids:
+            if not self._crew.is_stopped(name):
+                self._stopped.pop(name, None)
+            elif now - self._stopped.setdefault(name, now) > self._job.timing.intervals().dead / limits.SECOND:
+                raise RankLost(name, "its process is stopped")
+        self._warn_of_long_wait(waited)
+
+
+class MpiRanks(OtherRanks):
+    """Ranks of mpirun."""
+
+    _group: MpiCollective | None = None
+
+    @property
+    def pids(self) -> dict[str, int]:
+        group = self._group
+        return {} if group is None else {name_of(one): group.pids[one] for one in group.living if one}
+
+    def start(self) -> Collective:
+        from shoal.strategies.averaging.mpi import MpiTask, world
+
+        here = world()
+        here.order(MpiTask(msgspec.to_builtins(self._spec)))
+        self._group = here.group(self._tracker.warn)
+        return self._group
+
+    def why(self, rank: int) -> str:
+        return "its process ended"
+
+    def finish(self) -> None:
+        """All have finished the last sum; they wait for the next orders."""
+        if self._group is not None:
+            self._group.part()
+
+    def close(self) -> None:
+        """A rank that still waits for a sum gives up."""
+        from shoal.strategies.averaging.mpi import MpiDone, world
+
+        if self._group is not None and not self._group.parted:
+            world().order(MpiDone())
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
     """A rank in a process of its own."""
-    work = msgspec.convert(orders.work, RankSpec)
-    job, rank = Job.of(tomllib.loads(work.job)), number_of(orders.name)
+    spec = msgspec.convert(orders.work, CrewSpec)
+    job, rank = spec.load_job(), number_of(orders.name)
     process.ready()
     group: Collective
     if over_of(job) == "gloo":
         from shoal.strategies.averaging.gloo import GlooCollective
 
-        group = GlooCollective(Path(orders.folder), rank, work.size)
+        group = GlooCollective(Path(orders.folder), rank, job.workers)
     else:
-        group = StoreCollective(client(orders.name, orders.token, transport_of(orders)), rank, work.size)
-    follow(work, group)
+        group = StoreCollective(client(orders.name, orders.token, transport_of(orders)), rank, job.workers)
+    follow(spec, group)
 
 
 def _cluster_of(job: Job) -> Cluster:

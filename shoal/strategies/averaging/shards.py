@@ -1,15 +1,17 @@
-"""Which rank learns from which slots, when everybody learns alone in between.
+"""Which rank learns from which slots.
 
     period = parts.plan(room)           what each rank does next; together at most so many slots
-    ... everybody computes, and all are summed; some were in the sum ...
-    lost = parts.settle(inside)         who was not is gone: what it had learned alone is dealt to the others
-    parts.fed()                         everybody went on from the mean: what was learned up to now cannot be lost any more
+    ... all compute, and sum; some ranks were in the sum ...
+    lost = parts.settle(inside)         the others are gone: what they had learned alone is dealt again
+    parts.fed()                         all continue from the mean: nothing learned so far can be lost
 
-The contents of a pass are cut into one part for each living rank, by their shares; a rank takes its part in the order of chance
-that the pass has anyway. Every rank keeps one of these and tells it the same facts, so they all agree, and nobody has to ask. A
-slot is known here by one number: pass * slots in a pass + its number there.
+``Shards`` cuts an epoch into one part for each living rank, by their shares; a rank takes its part in
+the random order of the epoch. ``StepSlots``, of all-reduce, gives every living rank the next slot of
+the epoch in each step; the slot of a rank that is lost comes first in the next step.
 
-Nothing here computes, sends or reads the time.
+Every rank has one of these and gives it the same facts, so all agree without asking. A slot is one
+number here: epoch * slots in an epoch + its number there. Nothing here computes, sends or reads the
+time.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class LostRank:
     """A rank that is gone."""
 
     rank: int
-    again: int  # slots that it had begun, which others do now
+    again: int  # slots that it had begun, and others compute now
     back: int  # of these, the ones that were counted,
     rows: int  # and their rows
 
@@ -49,29 +51,29 @@ class Shards:
         of_pass: int = 0,
         left: Ids | None = None,
     ) -> None:
-        """``every``: own slots between two means, at most. ``left`` are those of a run that is taken up in pass ``of_pass``."""
+        """``every``: most own slots between two means. ``left``: of a run resumed in epoch ``of_pass``."""
         if shares and len(shares) != ranks:
             raise Invalid(
-                f"strategy.shares has {len(shares)} numbers for {ranks} ranks: give one for each, or leave it out (a run that is "
-                f"taken up again needs as many ranks as before: --workers {len(shares)})"
+                f"strategy.shares has {len(shares)} numbers for {ranks} ranks: give one for each, or leave it "
+                f"out (a run that is taken up again needs as many ranks as before: --workers {len(shares)})"
             )
         self._slots, self._every = slots, every
         self._shares = np.array(shares or [1.0] * ranks)
-        self._shares = np.maximum(self._shares / self._shares.max(), _LEAST)  # the largest numbers have a sum, too
+        self._shares = np.maximum(self._shares / self._shares.max(), _LEAST)  # so that the sum is finite
         self.living = list(range(ranks))
         self.of_pass = of_pass
-        self.planned: dict[int, Ids] = {}  # what each does now
+        self.planned: dict[int, Ids] = {}  # what each rank does now
         self._since: dict[int, list[Ids]] = {rank: [] for rank in self.living}
         self._rows_since = dict.fromkeys(self.living, 0)
-        self._orders: dict[int, Ids] = {}  # contents by number, of the passes that were asked for last
+        self._orders: dict[int, Ids] = {}  # contents by number, of the last two epochs used
         self._queues: dict[int, Ids] = {}
-        self._cut(self._whole(of_pass) if left is None else left)
+        self._cut(_epoch(self._slots, of_pass) if left is None else left)
 
     def plan(self, room: int, most: int | None = None) -> Mapping[int, Ids]:
-        """The next slots of every living rank: at most ``most`` each, ``room`` together, and all of one pass if they can be."""
+        """The next slots of every rank: at most ``most`` each, ``room`` together, of one epoch if possible."""
         if not any(len(queue) for queue in self._queues.values()):
             self.of_pass += 1
-            self._cut(self._whole(self.of_pass))
+            self._cut(_epoch(self._slots, self.of_pass))
         least = min(one for one in (self._every, most, self._slots.per_pass) if one is not None)
         wanted = [min(least, len(self._queues[rank])) for rank in self.living]
         for rank, count in zip(self.living, _within(wanted, room), strict=True):
@@ -83,13 +85,13 @@ class Shards:
         return sum(self._slots.rows_in(contents) for _, _, contents in self.pieces(ids))
 
     def weights(self) -> dict[int, float]:
-        """How much of a mean is each one's: the rows that it learned from since the last one, of all those."""
+        """The weight of each rank in a mean: its share of the rows learned from since the last."""
         rows = {rank: self._rows_since[rank] + self.rows(self.planned.get(rank, _NONE)) for rank in self.living}
         total = sum(rows.values())
         return {rank: count / total if total else 1 / len(rows) for rank, count in rows.items()}
 
     def settle(self, inside: Collection[int]) -> list[LostRank]:
-        """These were in a sum. What was planned is theirs; the others are gone."""
+        """These ranks were in a sum: what was planned is done. The others are gone."""
         lost = []
         for rank in [rank for rank in self.living if rank not in inside]:
             self.living.remove(rank)
@@ -104,12 +106,12 @@ class Shards:
         return lost
 
     def share(self, shares: Sequence[float]) -> None:
-        """From now on the living get so much each: also of what is left of this pass."""
+        """From now on each living rank gets so much, also of what is left of this epoch."""
         self._shares[self.living] = np.maximum(np.array(shares) / max(shares), _LEAST)
         self._cut(np.sort(np.concatenate(list(self._queues.values()))))
 
     def lose(self, rank: int, done: int) -> int:
-        """It is gone; of what it learned from since the last mean the first so many stay done. How many others do again."""
+        """A rank is gone; ``done`` of its slots since the last mean stay done. How many are dealt again."""
         self.living.remove(rank)
         again = np.concatenate([*self._since.pop(rank), self.planned.pop(rank, _NONE)])[done:]
         queue = self._queues.pop(rank)
@@ -118,32 +120,29 @@ class Shards:
         return len(again)
 
     def fed(self) -> None:
-        """All went on from a mean."""
+        """All continue from a mean."""
         for rank, since in self._since.items():
             since.clear()
             self._rows_since[rank] = 0
 
     def left(self) -> Ids:
-        """What of this pass (and, after a loss, of earlier ones) is not settled."""
+        """Slots of this epoch (and, after a loss, of earlier ones) that are not settled."""
         return np.sort(np.concatenate([*self.planned.values(), *self._queues.values()]))
 
     def reach(self, rank: int) -> tuple[int, int]:
-        """The contents that this rank will be asked for, as long as nobody is lost: from the first up to the second."""
+        """The range of contents that this rank gets, as long as none is lost."""
         cuts = self._cuts()
         at = self.living.index(rank)
         return int(cuts[at]), int(cuts[at + 1])
 
     def pieces(self, ids: Ids) -> Iterator[tuple[int, Ids, Ids]]:
-        """Pass by pass: which, the numbers of the slots there, and their contents."""
+        """For each epoch: which, the numbers of the slots there, and their contents."""
         passes = ids // self._slots.per_pass
         for of_pass in np.unique(passes).tolist():
             numbers = ids[passes == of_pass] - of_pass * self._slots.per_pass
             yield of_pass, numbers, self._order(of_pass)[numbers]
 
     # ------------------------------------------------------------ inside
-
-    def _whole(self, of_pass: int) -> Ids:
-        return np.arange(self._slots.per_pass, dtype=np.int64) + of_pass * self._slots.per_pass
 
     def _order(self, of_pass: int) -> Ids:
         if of_pass not in self._orders:
@@ -158,7 +157,7 @@ class Shards:
         return cuts
 
     def _cut(self, ids: Ids) -> None:
-        """Each living rank gets those whose contents are in its part."""
+        """Give each living rank the slots whose contents are in its part."""
         contents = np.empty(len(ids), np.int64)
         passes = ids // self._slots.per_pass
         for of_pass in np.unique(passes).tolist():
@@ -168,17 +167,59 @@ class Shards:
         self._queues = {rank: ids[owner == at] for at, rank in enumerate(self.living)}
 
     def _deal(self, ids: Ids) -> None:
-        """Somebody's slots, to the living."""
+        """Deal the slots of a lost rank to the living."""
         shares = np.cumsum(self._shares[self.living])
         pieces = np.split(ids, np.rint(shares / shares[-1] * len(ids)).astype(np.int64)[:-1])
         for rank, piece in zip(self.living, pieces, strict=True):
             self._queues[rank] = np.concatenate([self._queues[rank], piece])
 
 
-def unseen(before: Sequence[int], now: Sequence[int], most: int) -> Ids:
-    """How many steps of others a step did not know of: for 0, 1, ... ``most`` or more of them, the number of such steps.
+class StepSlots:
+    """The slots of an all-reduce among ranks; called as ``Shards``."""
 
-    Since the last mean each rank took ``before`` steps and then ``now``, all at the same pace; none saw another's.
+    def __init__(self, slots: Slots, ranks: int, of_pass: int = 0, left: Ids | None = None) -> None:
+        """``left``: of a run resumed in epoch ``of_pass``."""
+        self._slots = slots
+        self.living = list(range(ranks))
+        self.of_pass = of_pass
+        self.planned: dict[int, Ids] = {}  # what each rank does now
+        self._queue = _epoch(self._slots, of_pass) if left is None else left
+
+    def plan(self, room: int, most: int | None = None) -> Mapping[int, Ids]:
+        """The next slot of every living rank, as far as there is room."""
+        if not len(self._queue):
+            self.of_pass += 1
+            self._queue = _epoch(self._slots, self.of_pass)
+        step, self._queue = np.split(self._queue, [min(room, len(self.living))])
+        self.planned = {rank: step[at : at + 1] for at, rank in enumerate(self.living)}
+        return self.planned
+
+    def rows(self, ids: Ids) -> int:
+        """How many rows these slots have."""
+        return sum(self._slots.rows_in(np.array([self._slots.content(*self.named(one))])) for one in ids.tolist())
+
+    def named(self, slot: int) -> tuple[int, int]:
+        """The epoch of a slot, and its number there."""
+        return divmod(slot, self._slots.per_pass)
+
+    def settle(self, inside: Collection[int]) -> list[LostRank]:
+        """These were in the sum, the others are gone."""
+        gone = [rank for rank in self.living if rank not in inside]
+        self.living = [rank for rank in self.living if rank in inside]
+        again = {rank: self.planned.get(rank, _NONE) for rank in gone}
+        self._queue = np.concatenate([*again.values(), self._queue])
+        self.planned = {}
+        return [LostRank(rank, len(ids), 0, 0) for rank, ids in again.items()]
+
+    def left(self) -> Ids:
+        """Slots of this epoch that are not settled."""
+        return np.sort(np.concatenate([*self.planned.values(), self._queue]))
+
+
+def unseen(before: Sequence[int], now: Sequence[int], most: int) -> Ids:
+    """Staleness: how many steps did not know of 0, 1, ... ``most`` or more steps of other ranks.
+
+    Since the last mean each rank took ``before`` steps and then ``now``, all at the same pace.
     """
     found = np.zeros(most + 1, np.int64)
     for rank, count in enumerate(now):
@@ -190,7 +231,7 @@ def unseen(before: Sequence[int], now: Sequence[int], most: int) -> Ids:
 
 
 def _within(wanted: Sequence[int], room: int) -> list[int]:
-    """As many as are wanted; if there is less room, each the same share of it."""
+    """As many as are wanted; if there is less room, each gets the same share of it."""
     total = sum(wanted)
     if total <= room:
         return list(wanted)
@@ -200,3 +241,8 @@ def _within(wanted: Sequence[int], room: int) -> list[int]:
 
 def _joined(ids: list[Ids]) -> Ids:
     return np.concatenate(ids) if ids else _NONE
+
+
+def _epoch(slots: Slots, of_pass: int) -> Ids:
+    """All slots of an epoch."""
+    return np.arange(slots.per_pass, dtype=np.int64) + of_pass * slots.per_pass

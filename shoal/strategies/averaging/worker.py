@@ -1,14 +1,21 @@
-"""One rank of an averaging run: it learns from slots of its own, and now and then all take the mean. The same code at every rank.
+"""One rank of an averaging or all-reduce run; the same code at every rank.
 
-    rank.begin()                        the mean of what they begin with
-    while not (go := rank.go()).stop:   everybody begins at once, or it is over: rank 0 says so
-        rank.round(go)                  periods, until the model is to be judged: the mean of all then
+    rank.begin()                        the mean of the initial models
+    while not (go := rank.go()).stop:   all begin at once, or the run is over: rank 0 says so
+        rank.round(go)                  periods until the next evaluation; then the mean of all
 
-A period is one sum over the group: the model of each, weighted by the rows it learned from; its loss; how long it computed; and
-who is in it. Whoever is not in it is gone, for all alike. With ``every = "end"`` nobody goes on from a mean: in between only
-figures are summed, and where the model is judged its mean is taken, and everybody goes on with their own.
+Averaging: a rank learns from slots of its own, and now and then all take the mean. A period ends with
+one sum over the group: the model of each rank, weighted by the rows it learned from; its loss; how
+long it computed; and who is in it. A rank that is not in it is gone, for all alike. With ``every =
+"end"`` no rank continues from a mean: only figures are summed, and where the model is evaluated the
+mean is taken, and each rank continues with its own.
 
-Rank 0 decides what only one can: when time is up, how far until the model is judged.
+All-reduce: a period is one step by the mean of all gradients, which every rank applies to weights of
+its own. The same sum and the same rule everywhere, so the weights are the same, bit by bit, and never
+travel; where the model is evaluated their checksums are compared. Over MPI the slot of a lost rank is
+computed again.
+
+Rank 0 decides what only one can: when time is up, and how far it is to the next evaluation.
 """
 
 from __future__ import annotations
@@ -16,51 +23,53 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from shoal.data.batch import Ids
 from shoal.data.slots import Slots
-from shoal.errors import BadValues
+from shoal.errors import BadValues, RanksDiffer
 from shoal.job import Job
+from shoal.launch.crew import CrewSpec, name_of
 from shoal.models.learner import Data, Learner, learner_of
-from shoal.models.linear import Floats, Linear
-from shoal.nodes.dense_batches import seed_of
+from shoal.models.linear import Floats
+from shoal.models.torch_module import Module
+from shoal.strategies.averaging import AllReduce, Averaging, over_of
 from shoal.strategies.averaging.collective import Collective
-from shoal.strategies.averaging.settings import Averaging
-from shoal.strategies.averaging.shards import LostRank, Shards
-from shoal.training.local_model import LocalModel
+from shoal.strategies.averaging.shards import LostRank, Shards, StepSlots
+from shoal.training.local_model import LocalModel, StepModel, own_start
 
-CELLS = ("loss", "loss_rest", "bad", "stop", "room", "most", "sent", "received")  # then two for each rank: inside, busy
-ROOM = 1 << 20  # slots at most between two words of rank 0: exact in a float32
-_RUNAWAY = 1e30  # no loss is as high as this, and a float32 can still say it
-_DEVIATION = 0.01  # of a linear model's weights where every rank begins with its own
+# What is summed beside the model; then two cells for each rank: inside, busy.
+CELLS = ("loss", "loss_rest", "bad", "stop", "room", "most", "sent", "received")
+ROOM = 1 << 20  # most slots between two orders of rank 0: exact in a float32
+_RUNAWAY = 1e30  # a higher loss has diverged; a float32 can hold it
+_HALF = 1 << 16  # of a checksum: exact in a float32
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOrder:
-    """What comes next, by rank 0's word."""
+    """What comes next, as rank 0 says."""
 
     stop: bool = False
-    room: int = 0  # slots until the model is judged
-    most: int = 0  # own slots until the next sum, where nobody goes on from the mean
+    room: int = 0  # slots until the next evaluation
+    most: int = 0  # own slots until the next sum, where no rank continues from the mean
 
 
 @dataclass(slots=True)
 class RoundResult:
-    """What a sum said, besides the model."""
+    """The figures of one sum."""
 
     inside: list[int]
     busy: list[float]  # seconds that each computed
     loss: float
-    bad: bool  # somebody's weights are not finite
+    bad: bool  # the weights of some rank are not finite
     go: RoundOrder
-    sent: int  # bytes, by all of them
+    sent: int  # bytes, by all ranks
     received: int
-    each: list[int] = field(default_factory=list)  # slots that each inside learned from
+    each: list[int] = field(default_factory=list)  # slots that each rank inside learned from
     slots: int = 0  # all of these
     rows: int = 0
     seconds: float = 0.0  # since the last one
@@ -68,45 +77,14 @@ class RoundResult:
 
 
 _NONE = np.empty(0, np.int64)
-Heard = Callable[[RoundResult], None]
 _NOTHING = RoundOrder()
 
 
-def _unheard(met: RoundResult) -> None:
-    return
-
-
-class SlotDeal(Protocol):
-    """Who learns from which slots: ``Shards``, or the ``Steps`` of an all-reduce."""
-
-    living: list[int]
-    of_pass: int
-    planned: dict[int, Ids]
-
-    def rows(self, ids: Ids) -> int: ...
-
-    def settle(self, inside: Collection[int]) -> list[LostRank]: ...
-
-    def left(self) -> Ids: ...
-
-
-class RankModel(Protocol):
-    """Has the model: ``LocalModel`` or ``StepCore``."""
-
-    @property
-    def slab(self) -> Floats: ...
-
-    @property
-    def weights(self) -> Floats: ...
-
-    def weights_in(self, slab: Floats) -> Floats: ...
-
-
 class AveragingRank:
-    """One rank's side."""
+    """One rank of averaging."""
 
-    parts: SlotDeal
-    core: RankModel
+    parts: Shards | StepSlots
+    model: StepModel
 
     def __init__(
         self,
@@ -116,61 +94,62 @@ class AveragingRank:
         group: Collective,
         position: tuple[int, Ids] | None = None,
         slab: Floats | None = None,
-        heard: Heard = _unheard,
-        word: Callable[[float], RoundOrder] = lambda seconds: _NOTHING,
+        on_result: Callable[[RoundResult], None] = lambda result: None,
+        next_order: Callable[[float], RoundOrder] = lambda seconds: _NOTHING,
     ) -> None:
-        """With ``position``, pass and slots that are left, and a slab, a run is taken up again.
+        """With ``position``, the epoch and its slots that are left, and a slab, a run is resumed.
 
-        Of rank 0: ``heard`` is told after each sum, ``word`` is asked before, with the seconds since the last.
+        Of rank 0: ``on_result`` gets the figures of each sum; ``next_order`` is called before a sum, with
+        the seconds since the last one.
         """
-        self.group, self._heard, self._word = group, heard, word
+        self.group, self._on_result, self._next_order = group, on_result, next_order
         self._own = self.at_end = self._resets = False
         size = self._prepare(job, train, learner, Slots(train.rows, job.data.batch, job.seed), position, slab is None)
         if slab is not None:
-            self.core.slab[:] = slab
+            self.model.slab[:] = slab
         self._vector = np.zeros(size + len(CELLS) + 2 * group.size, np.float32)
         self._pace = job.emulate.pace(group.rank, job.seed)
-        self._moved = (0, 0)  # bytes that were told
+        self._moved = (0, 0)  # bytes that were reported
         self._mark = 0.0
         self._room = 0
 
     def _prepare(
-        self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, anew: bool
+        self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, fresh: bool
     ) -> int:
-        """Who learns from what, and with what; how many numbers are summed besides the cells."""
+        """Make ``parts`` and ``model``; how many numbers are summed beside the cells."""
         assert isinstance(job.strategy, Averaging)
         self.parts = self._mine = parts_of(job, slots, self.group.size, position)
-        self.core = self._alone = LocalModel(job, train, learner, slots, self._mine.reach(self.group.rank))
-        self.at_end, self._own = job.strategy.every == "end", anew and job.strategy.start == "own"
+        self.model = self._local = LocalModel(job, train, learner, slots, self._mine.reach(self.group.rank))
+        self.at_end, self._own = job.strategy.every == "end", fresh and job.strategy.start == "own"
         if self._own:
-            self.core.weights_in(self.core.slab)[:] = own_start(job, train, learner, self.group.rank)
+            self.model.weights_in(self.model.slab)[:] = own_start(job, train, learner, self.group.rank)
         self._resets = job.strategy.state == "reset"
-        return self._travels(self.core.slab).size
+        return self._averaged(self.model.slab).size
 
     def begin(self) -> Floats:
-        """What all begin with, to be judged: a slab."""
-        return self._mean() if self._own else self.core.slab
+        """The initial model, to be evaluated: a slab."""
+        return self._mean() if self._own else self.model.slab
 
     def go(self, go: RoundOrder = _NOTHING) -> RoundOrder:
-        """Wait for everybody, and for rank 0's word: what it gives is what all get."""
+        """Wait for all ranks; the order that rank 0 gives is what all get."""
         cells = self._vector[-self._cells :]
         self._fill(cells, stop=go.stop, room=min(go.room, ROOM), most=go.most)
-        met = self._read(self.group.total(cells))
-        self._room = met.go.room
-        self._settle(met)
-        self._heard(met)
+        result = self._read(self.group.total(cells))
+        self._room = result.go.room
+        self._settle(result)
+        self._on_result(result)
         self._mark = time.perf_counter()
-        return met.go
+        return result.go
 
     def round(self, go: RoundOrder) -> Floats:
-        """Learn until the model is to be judged, or time is up; the mean of all then, a slab."""
+        """Learn until the next evaluation, or until time is up; then the mean of all, a slab."""
         while True:
             while self._room > 0 and not go.stop:
                 go = self._period(go)
             if not self.at_end:
-                return self.core.slab
+                return self.model.slab
             mean = self._mean()
-            if self._room <= 0 or go.stop:  # otherwise somebody was lost in it, and there is more to do
+            if self._room <= 0 or go.stop:  # otherwise a rank was lost in it, and there is more to do
                 return mean
 
     # ------------------------------------------------------------ inside
@@ -179,80 +158,84 @@ class AveragingRank:
     def _cells(self) -> int:
         return len(CELLS) + 2 * self.group.size
 
-    def _travels(self, slab: Floats) -> Floats:
+    def _averaged(self, slab: Floats) -> Floats:
         """The part of a slab of which means are taken."""
-        return self.core.weights_in(slab) if self._resets else slab
+        return self.model.weights_in(slab) if self._resets else slab
 
     def _period(self, go: RoundOrder) -> RoundOrder:
-        """Some slots of one's own, then the sum."""
+        """Learn from some slots of its own, then sum."""
         mine = self._mine.plan(self._room, max(1, go.most) if self.at_end else None)[self.group.rank]
         loss, busy = self._learn(mine)
-        said = self._word(time.perf_counter() - self._mark)
-        bad = not _is_finite(self.core.slab)
+        said = self._next_order(time.perf_counter() - self._mark)
+        bad = not _is_finite(self.model.slab)
         cells = self._vector[-self._cells :]
         self._fill(cells, loss, busy, bad=bad, stop=said.stop, most=said.most)
         if self.at_end:
-            met = self._read(self.group.total(cells))
-            self._settle(met)
+            result = self._read(self.group.total(cells))
+            self._settle(result)
         else:
-            met, mean = self._sum(bad)
+            result, mean = self._sum(bad)
             if mean is not None:
-                self._travels(self.core.slab)[:] = mean
+                self._averaged(self.model.slab)[:] = mean
                 if self._resets:
                     self._forget()
             self._mine.fed()
-        if met.bad:
-            self.core.slab[:] = np.nan
+        if result.bad:
+            self.model.slab[:] = np.nan
         now = time.perf_counter()
-        met.seconds, self._mark = now - self._mark, now
-        self._heard(met)
-        return RoundOrder(met.go.stop or met.bad, most=met.go.most)
+        result.seconds, self._mark = now - self._mark, now
+        self._on_result(result)
+        return RoundOrder(result.go.stop or result.bad, most=result.go.most)
 
     def _learn(self, mine: Ids) -> tuple[float, float]:
-        """These slots: the sum of their losses, and seconds."""
+        """Learn from these slots; the sum of their losses, and seconds."""
         began, loss = time.perf_counter(), 0.0
         try:
             for of_pass, numbers, contents in self._mine.pieces(mine):
-                loss += self._alone.run(of_pass, numbers, contents)
+                loss += self._local.run(of_pass, numbers, contents)
             if not abs(loss) < _RUNAWAY:
                 raise BadValues(f"the loss is {loss}")
         except BadValues:
             loss = 0.0
-            self.core.slab[:] = np.nan  # as a step that was too long leaves it: everybody hears of it
+            self.model.slab[:] = np.nan  # as after a step that was too long: all ranks get to know
         took = time.perf_counter() - began
-        if self._pace is not None:
-            held = self._pace.extra(self.parts.rows(mine), took)
-            threading.Event().wait(held)
-            took += held
-        return loss, took
+        return loss, self._slowed(mine, took)
+
+    def _slowed(self, slots: Ids, took: float) -> float:
+        """Wait as long as the emulation of slow workers says; the seconds altogether."""
+        if self._pace is None:
+            return took
+        held = self._pace.extra(self.parts.rows(slots), took)
+        threading.Event().wait(held)
+        return took + held
 
     def _mean(self) -> Floats:
-        """Of what everybody has, while nobody goes on from it: a slab of its own."""
-        bad = not _is_finite(self.core.slab)
+        """The mean of all models, from which no rank continues: a slab of its own."""
+        bad = not _is_finite(self.model.slab)
         self._fill(self._vector[-self._cells :], bad=bad)
-        met, mean = self._sum(bad)
-        self._heard(met)
-        slab = np.zeros_like(self.core.slab)
-        if met.bad:
+        result, mean = self._sum(bad)
+        self._on_result(result)
+        slab = np.zeros_like(self.model.slab)
+        if result.bad:
             slab[:] = np.nan
         elif mean is not None:
-            self._travels(slab)[:] = mean
+            self._averaged(slab)[:] = mean
         return slab
 
     def _sum(self, bad: bool) -> tuple[RoundResult, Floats | None]:
-        """The cells are filled; the mean by the weights that the parts say, or nothing if nobody inside has any."""
-        mine = self._travels(self.core.slab)
+        """With the cells filled: the mean by the weights of the parts; None if none inside has any."""
+        mine = self._averaged(self.model.slab)
         weights = self._mine.weights()
         share = np.float32(0.0 if bad else weights[self.group.rank])
         np.multiply(0.0 if bad else mine, share, out=self._vector[: mine.size].reshape(mine.shape))
         total = self.group.total(self._vector)
-        met = self._read(total[-self._cells :])
-        there = [weights[rank] for rank in met.inside]
+        result = self._read(total[-self._cells :])
+        there = [weights[rank] for rank in result.inside]
         mean: Floats = total[: mine.size].reshape(mine.shape)
         if len(there) < len(weights):
             mean = mean / np.float32(sum(there)) if sum(there) else mean
-        self._settle(met)
-        return met, mean if sum(there) else None
+        self._settle(result)
+        return result, mean if sum(there) else None
 
     def _fill(
         self,
@@ -282,18 +265,90 @@ class AveragingRank:
         go = RoundOrder(stop > 0.5, round(room), round(most))
         return RoundResult(inside, busy, loss + rest, bad > 0.5, go, round(sent), round(received))
 
-    def _settle(self, met: RoundResult) -> None:
-        done = [self.parts.planned.get(rank, _NONE) for rank in met.inside]
-        met.each = list(map(len, done))
-        met.slots, met.rows = sum(met.each), sum(map(self.parts.rows, done))
-        met.lost = self.parts.settle(met.inside)
-        self._room += sum(one.back for one in met.lost) - met.slots
+    def _settle(self, result: RoundResult) -> None:
+        done = [self.parts.planned.get(rank, _NONE) for rank in result.inside]
+        result.each = list(map(len, done))
+        result.slots, result.rows = sum(result.each), sum(map(self.parts.rows, done))
+        result.lost = self.parts.settle(result.inside)
+        self._room += sum(one.back for one in result.lost) - result.slots
 
     def _forget(self) -> None:
-        """What the rule keeps beside the weights begins anew."""
-        weights = self.core.weights
-        self.core.slab[:] = 0.0
-        self.core.weights_in(self.core.slab)[:] = weights
+        """Reset the state of the update rule."""
+        weights = self.model.weights
+        self.model.slab[:] = 0.0
+        self.model.weights_in(self.model.slab)[:] = weights
+
+
+class StepRank(AveragingRank):
+    """One rank of all-reduce."""
+
+    def _prepare(
+        self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, fresh: bool
+    ) -> int:
+        assert isinstance(job.strategy, AllReduce)
+        of_pass, left = position or (0, None)
+        self.parts = self._steps = StepSlots(slots, self.group.size, of_pass, left)
+        ddp = None
+        if job.strategy.ddp and over_of(job) == "gloo" and isinstance(job.model, Module):
+            from shoal.strategies.averaging.gloo import Ddp
+
+            ddp = Ddp(learner, self.group)
+        self.model = self._step = StepModel(job, train, learner, slots, ddp)
+        return self._step.size
+
+    def round(self, go: RoundOrder) -> Floats:
+        slab = super().round(go)
+        self._compare()
+        return slab
+
+    def _period(self, go: RoundOrder) -> RoundOrder:
+        """One step."""
+        mine = self._steps.plan(self._room)[self.group.rank]
+        gradient = self._vector[: self._step.size]
+        loss, busy, bad = self._compute(mine, gradient)
+        said = self._next_order(time.perf_counter() - self._mark)
+        cells = self._vector[-self._cells :]
+        self._fill(cells, loss, busy, bad=bad, stop=said.stop)
+        if self._step.summed is None:
+            total = self.group.total(self._vector)
+            result = self._read(total[-self._cells :])
+        else:
+            total, result = self._vector, self._read(self.group.total(cells))
+        self._settle(result)
+        if result.bad:
+            self.model.slab[:] = np.nan
+        elif result.slots:
+            self._step.apply(total[: self._step.size], result.slots)
+        now = time.perf_counter()
+        result.seconds, self._mark = now - self._mark, now
+        self._on_result(result)
+        return RoundOrder(result.go.stop or result.bad)
+
+    def _compute(self, mine: Ids, gradient: Floats) -> tuple[float, float, bool]:
+        """Loss, seconds, and whether the gradient is not finite."""
+        if not len(mine):
+            self._step.no_gradient(gradient)
+            return 0.0, 0.0, False
+        began = time.perf_counter()
+        try:
+            loss, bad = self._step.gradient(self._steps.named(int(mine[0])), gradient), False
+        except BadValues:
+            gradient[:] = 0.0
+            loss, bad = 0.0, True
+        bad = bad or not bool(np.isfinite(gradient).all())
+        took = time.perf_counter() - began
+        return loss, self._slowed(mine, took), bad
+
+    def _compare(self) -> None:
+        """Check that all ranks have the same weights; a rank lost here is missing in the next sum."""
+        size = self.group.size
+        sums = np.zeros(3 * size, np.float32)
+        high, low = divmod(zlib.crc32(np.ascontiguousarray(self.model.slab).data), _HALF)
+        sums[self.group.rank :: size] = 1, high, low
+        inside, high_all, low_all = self.group.total(sums).reshape(3, size)
+        for other in np.flatnonzero(inside > 0.5).tolist():
+            if (high_all[other], low_all[other]) != (high, low):
+                raise RanksDiffer(name_of(other), name_of(self.group.rank))
 
 
 def parts_of(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | None = None) -> Shards:
@@ -304,38 +359,27 @@ def parts_of(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | Non
 
 
 def rank_of(job: Job) -> type[AveragingRank]:
-    """What a rank of this job is."""
-    if isinstance(job.strategy, Averaging):
-        return AveragingRank
-    from shoal.strategies.averaging.allreduce import StepRank
-
-    return StepRank
+    """The class of a rank of this job."""
+    return AveragingRank if isinstance(job.strategy, Averaging) else StepRank
 
 
-def follow(
-    job: Job, train: Data, group: Collective, position: tuple[int, Ids] | None = None, slab: Floats | None = None
-) -> None:
-    """Be one of the others, until rank 0 says that it is over."""
-    learner = learner_of(job.model, train, job.seed, group.rank)
-    learner.settle(alone=True)
-    rank = rank_of(job)(job, train, learner, group, position, slab)
-    rank.begin()
-    while not (go := rank.go()).stop:
-        rank.round(go)
-
-
-def own_start(job: Job, train: Data, learner: Learner, rank: int) -> Floats:
-    """Other weights at every rank; those of rank 0 are the ones that all would have."""
-    seed = seed_of(job.seed, (rank, 0)) if rank else job.seed
-    if isinstance(job.model, Linear):
-        drawn: Floats = np.random.default_rng(seed).normal(0.0, _DEVIATION, learner.keys).astype(np.float32)
-        return drawn
-    start = (learner if not rank else learner_of(job.model, train, seed, rank)).start()
-    assert start is not None
-    return start[0]
+def follow(spec: CrewSpec, group: Collective) -> None:
+    """Be one of the other ranks, until rank 0 says that the run is over."""
+    try:
+        job, train = spec.load()
+        kept = spec.load_checkpoint()
+        position, slab = (None, None) if kept is None else (kept.position, kept.slab)
+        learner = learner_of(job.model, train, job.seed, group.rank)
+        learner.settle(alone=True)
+        rank = rank_of(job)(job, train, learner, group, position, slab)
+        rank.begin()
+        while not (go := rank.go()).stop:
+            rank.round(go)
+    finally:
+        group.close()
 
 
 def _is_finite(slab: Floats) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
-        total = float(slab.sum())  # a third of the time that it takes to look at each
+        total = float(slab.sum())  # a third of the time of looking at each
     return math.isfinite(total) or bool(np.isfinite(slab).all())

@@ -1,23 +1,27 @@
-"""The node that workers who gossip call home: it sends them off on a leg, hears how far they are, and has their models when all rest.
+"""The controller of a gossip run: deals slots, tracks the workers, and collects their models.
 
-A leg is told to each until something is heard of it from them, in the same words, whoever is lost meanwhile: the weights of a leg are
-the same for all, or means would not keep the sum of the models. That somebody is gone is told to the others until they rest. When the
-last has said that it is done everybody is asked for its model (``Show``): so they are of one moment, also where those who are done still
-take means with those who are not. What is heard twice changes nothing, and whoever says its model again and again is told that it was
-heard.
+    begin        the first leg has no slots: every worker shows its initial model
+    next_leg     slots for every living worker, at most ``room``; ``LegPace`` says how long a leg is
+    end_leg      all rest: what was done in this leg cannot be lost any more
+    lose         a worker is gone: the others compute its unfinished slots from the next leg on
 
-It computes nothing and decides nothing: whoever holds it (``gossip_controller``) says what comes next. It reads no clock.
+``GossipController`` is a node, which a loop or the simulator holds; ``Controller`` inside it talks to
+the workers, ``GossipProgress`` adds up their reports. The run (``run``) evaluates and keeps models
+between ``end_leg`` and ``next_leg``. Nothing here reads a clock or starts a process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
+from shoal import limits
 from shoal.data.batch import Ids
 from shoal.models.linear import Floats
+from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.model import whole
 from shoal.strategies.gossip.topology import Graph
 from shoal.timing import DEFAULT, TimingSettings
@@ -33,6 +37,13 @@ from shoal.wire.messages.gossip import (
 )
 
 HOME = "home"  # its name
+KINDS = ("compute", "communicate", "wait")  # what time goes for
+LEG = {"sync": 1.0, "async": 4.0}  # seconds that a leg takes, about; its end is a wait for the slowest
+SHARE = 20  # a leg takes so many times as long as the pause before it, at least
+FASTER = 4  # times as many rounds as in the last leg, at most
+MEASURED = 0.05  # seconds: what took less says nothing of how fast somebody is
+NEW = 0.5  # how much the last leg counts
+_NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -173,3 +184,234 @@ class Controller:
         hears = [GossipLink(names[i], self._addresses[names[i]], float(mixing[me, i])) for i in graph.hears(me)]
         tells = [GossipLink(names[i], self._addresses[names[i]], float(mixing[i, me])) for i in graph.tells(me)]
         return float(mixing[me, me]), hears, tells
+
+
+@dataclass(slots=True)
+class NewProgress:
+    """What is new."""
+
+    steps: int = 0  # of any kind: that somebody says the same again is none
+    slots: int = 0
+    rows: int = 0
+    loss: float = 0.0
+    sent: int = 0
+    received: int = 0
+    spent: dict[str, float] = field(default_factory=dict)
+
+
+class GossipProgress:
+    """Of one run."""
+
+    def __init__(self, rows: Callable[[Ids], int]) -> None:
+        """``rows``: how many some slots have."""
+        self._rows = rows
+        self._fresh = NewProgress()
+        self._moved: dict[str, list[int]] = {}  # bytes sent and received, and microseconds by kind, of each worker
+
+    def fresh(self) -> NewProgress:
+        """What was told since the last time."""
+        found, self._fresh = self._fresh, NewProgress()
+        return found
+
+    def hear(self, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
+        """A word of this leg; ``one`` is what its worker had told of it before."""
+        if isinstance(said, LegDone):
+            rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
+            loss = said.along[2]
+        else:
+            rounds, rows, loss = said.rounds, said.rows, said.loss
+            sent, received, spent = said.sent, said.received, said.spent
+        fresh = self._fresh
+        fresh.steps += rounds > one.rounds or (isinstance(said, LegDone) and one.rest is None)
+        one.lacks = [] if isinstance(said, LegDone) else said.lacks
+        if rounds >= one.rounds:
+            before, one.rounds = one.done, rounds
+            done = self._rows(one.slots[before : one.done])
+            one.rows += done
+            loss *= one.rows / rows if rows else 0.0  # what it says may have a round more that is not done
+            fresh.slots += one.done - before
+            fresh.rows += done
+            fresh.loss += loss - one.loss
+            one.loss = loss
+        moved = self._more(name, [sent, received, *spent])
+        fresh.sent += moved[0]
+        fresh.received += moved[1]
+        for kind, more in zip(KINDS, moved[2:], strict=False):
+            fresh.spent[kind] = fresh.spent.get(kind, 0.0) + more / 1e6
+
+    def _more(self, name: str, now: list[int]) -> list[int]:
+        """How much these figures have grown."""
+        before = self._moved.setdefault(name, [0] * (2 + len(KINDS)))
+        more = [max(0, new - old) for new, old in zip(now, before, strict=False)]
+        before[: len(more)] = [old + new for old, new in zip(before, more, strict=False)]
+        return more
+
+
+class LegPace:
+    """Of one run."""
+
+    def __init__(self, mode: Literal["sync", "async"]) -> None:
+        self._mode: Literal["sync", "async"] = mode
+        self._rounds = 1
+        self._began = self._ended = 0.0
+        self._done: dict[str, float] = {}  # who, when, in this leg
+        self._speed: dict[str, float] = {}  # slots in a second
+
+    def begin(self, now: float) -> None:
+        self._began, self._done = now, {}
+
+    def is_done(self, name: str, now: float) -> None:
+        """This one has no more to do in this leg."""
+        self._done.setdefault(name, now)
+
+    def end(self, now: float, slots: Mapping[str, int]) -> None:
+        """So many each had done."""
+        self._ended = now
+        for name, count in slots.items():
+            took = self._done.get(name, now) - self._began
+            if count and took >= MEASURED:
+                before = self._speed.get(name, count / took)
+                self._speed[name] = (1 - NEW) * before + NEW * count / took
+
+    def rounds(self, now: float, last: int, left: float | None) -> int:
+        """Of the next leg; the last had so many. ``left``: seconds until it is to stop."""
+        if last:
+            wanted = max(LEG[self._mode], SHARE * (now - self._ended))
+            wanted = wanted if left is None else min(wanted, max(0.0, left))
+            took = max(self._ended - self._began, 1e-9)
+            self._rounds = max(1, min(int(last * wanted / took), FASTER * self._rounds))
+        return self._rounds
+
+    def shares(self, names: list[str]) -> list[float] | None:
+        """How much each is to get; nothing if that is as it was, or not known of all."""
+        if self._mode == "sync" or any(name not in self._speed for name in names):
+            return None
+        return [self._speed[name] for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoss:
+    """What follows from the loss of a worker."""
+
+    again: int  # slots that others do again
+    apart: bool  # those who are left are in more pieces than before
+    effects: list[Effect]
+
+
+class GossipController:
+    """The legs of one run."""
+
+    name = HOME
+
+    def __init__(
+        self,
+        names: list[str],
+        addresses: Mapping[str, str],
+        graph: Graph,
+        parts: Shards,
+        mode: Literal["sync", "async"],
+        by_speed: bool,
+        timing: TimingSettings = DEFAULT,
+    ) -> None:
+        """``names`` and ``addresses`` of the workers, by their numbers in the graph. ``by_speed``: fast ones may get more slots."""
+        self.graph, self.parts = graph, parts
+        self.home = Controller(names, addresses, timing)
+        self.home.heard = self._heard
+        self.mixed = 0  # rounds of the legs that are over
+        self.counted = [0, 0]  # slots and rows that were counted in this leg
+        self.on_ready: Callable[[str], None] = lambda name: None
+        """Called once for each worker, when it is done with the first leg."""
+        self.on_failed: Callable[[str, str], None] = lambda name, why: None
+        """Called when a worker says that it cannot go on. Whoever holds this ends it and calls ``lose``."""
+        self._names, self._by_speed = names, by_speed
+        self._pace, self._tally = LegPace(mode), GossipProgress(parts.rows)
+        self._lost: dict[str, float] = {}  # what each says went with lost neighbours, in its life
+        self._now = 0
+
+    @property
+    def living(self) -> list[str]:
+        return [self._names[number] for number in self.graph.living]
+
+    @property
+    def resting(self) -> bool:
+        """Every living worker is done with the leg, and its model is here."""
+        return self.home.resting
+
+    def handle(self, now: int, event: Event) -> list[Effect]:
+        self._now = now
+        return self.home.handle(now, event)
+
+    # ------------------------------------------------------------ legs
+
+    def begin(self, now: int) -> list[Effect]:
+        """The first leg."""
+        return self.home.set_off(now, self.graph, dict.fromkeys(self.living, _NOTHING))
+
+    def next_leg(self, now: int, room: int, left: float | None) -> list[Effect]:
+        """At most ``room`` slots, and no longer than ``left`` seconds."""
+        parts, living = self.parts, self.living
+        rounds = self._pace.rounds(now / limits.SECOND, self.home.rounds, left)
+        room = min(room, rounds * len(living))
+        if self._by_speed and (shares := self._pace.shares(living)) is not None:
+            parts.share(shares)
+        dealt: dict[int, list[Ids]] = {rank: [_NOTHING] for rank in parts.living}
+        while room > 0:  # a leg may have more than one pass
+            for rank, ids in parts.plan(room).items():
+                dealt[rank].append(ids)
+                room -= len(ids)
+            parts.settle(parts.living)
+        self.counted = [0, 0]
+        self._pace.begin(now / limits.SECOND)
+        return self.home.set_off(
+            now, self.graph, {self._names[rank]: np.concatenate(ids) for rank, ids in dealt.items()}
+        )
+
+    def end_leg(self, now: int) -> None:
+        """Everybody rests."""
+        assert self.resting
+        self._pace.end(now / limits.SECOND, {name: one.done for name, one in self.home.told.items()})
+        self.mixed += self.home.rounds
+        self.parts.fed()
+
+    def dismiss(self) -> list[Effect]:
+        """It was the last leg."""
+        return self.home.dismiss()
+
+    # ------------------------------------------------------------ what workers have done
+
+    def fresh(self) -> NewProgress:
+        """What workers reported since the last time."""
+        found = self._tally.fresh()
+        self.counted = [self.counted[0] + found.slots, self.counted[1] + found.rows]
+        return found
+
+    def exchanges(self) -> tuple[int, float]:
+        """When a leg is over: its meetings, and at most how much newly went with lost neighbours (P12)."""
+        rests = {name: one.rest for name, one in self.home.told.items() if one.rest is not None}
+        lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
+        self._lost |= {name: rest.lost for name, rest in rests.items()}
+        return sum(rest.met for rest in rests.values()), lost
+
+    def lose(self, now: int, name: str) -> WorkerLoss | None:
+        """This worker is gone; None if that was known."""
+        if name not in self.living:
+            return None
+        number, told, before = self._names.index(name), self.home.told.get(name), self.graph
+        again = self.parts.lose(number, 0 if told is None else told.done)
+        self.graph = before.without(number)
+        apart = bool(self.graph.living) and len(self.graph.parts()) > len(before.parts())
+        return WorkerLoss(again, apart, self.home.lose(now, name))
+
+    def _heard(self, name: str, said: GossipProgressReport | LegDone) -> None:
+        one = self.home.told[name]
+        if isinstance(said, LegDone):
+            if said.error:
+                self.on_failed(name, said.error)
+                return
+            if self.home.leg == 1 and one.rest is None:
+                self.on_ready(name)
+        self._tally.hear(name, one, said)
+        # The rounds in which only others have slots are not held against it: else who was dealt little seems slow, is dealt
+        # little again, and the others have the more to do.
+        if isinstance(said, LegDone) or 0 < len(one.slots) < one.rounds:
+            self._pace.is_done(name, self._now / limits.SECOND)

@@ -1,7 +1,14 @@
-"""What a worker that gossips computes with: a model of its own, and the few things that are done to it.
+"""The model of a gossip worker, whose rows it learns from, and the mean of all models.
 
-Only one of them runs at a time (``hands``), on whichever thread. A model that is longer than one frame of a message may be travels in
-up to four pieces: ``cut`` and ``whole`` are each other's opposite, and copy nothing that fits into one.
+The gradient is taken at the weights before a mean and applied after it (Lian et al., 2017), so the
+worker stores it in between. Means are summed in double precision and rounded once: whatever the order
+of the neighbours, all who take the same mean have the same weights but for one rounding.
+
+``dealt`` says whose rows are whose. The rows are sorted by worker and cut at whole slots: the few rows
+at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what it is in
+every other run.
+
+A model that is longer than one frame of a message travels in up to four pieces (``cut``, ``whole``).
 """
 
 from __future__ import annotations
@@ -13,18 +20,30 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import limits
-from shoal.errors import Invalid
+from shoal.data.batch import Ids
+from shoal.data.permuted import ordered
+from shoal.data.slots import Slots
+from shoal.data.split import assign, count
+from shoal.errors import BadValues, Invalid
+from shoal.job import Job
+from shoal.launch.crew import CrewSpec
+from shoal.models.learner import Data, Learner, learner_of
+from shoal.strategies.gossip import Gossip
+from shoal.training.local_checkpoint import is_finite
+from shoal.training.local_model import StepModel, own_start
 
 Floats = npt.NDArray[np.float32]
 
-# A model that runs away is found out where it is judged.
+_ROWS = 200_000  # of the test set on which all models together are evaluated
+
+# A model that diverges is noticed where it is evaluated.
 RUNAWAY: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}
 _AT_ONCE = 16_384  # numbers
 MOST = limits.FRAMES * limits.FRAME_BYTES // 4  # numbers that one message may carry
 
 
 class GossipModel(Protocol):
-    """A model of one's own."""
+    """What a worker does with its model; one call at a time, on any thread (``ComputeQueue``)."""
 
     @property
     def size(self) -> int:
@@ -32,29 +51,29 @@ class GossipModel(Protocol):
 
     @property
     def slab(self) -> Floats:
-        """Weights and what the rule keeps beside them, as they are: whoever sends it makes a copy."""
+        """Weights and the state of the rule: the array itself, so copy it before sending."""
 
     @property
     def weights(self) -> Floats:
         """As they are now, in one row; a copy."""
 
     def gradient(self, slot: int) -> tuple[float, int]:
-        """Keep the gradient of a slot at the weights as they are; the sum of its losses, and its rows."""
+        """Store the gradient of a slot at the weights as they are; the sum of its losses, and its rows."""
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
-        """weights <- own * weights + the sum of each weight * what came with it."""
+        """weights <- own * weights + the sum of weight * values over ``parts``."""
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
         """weights <- weights + times * delta."""
 
     def step(self, scale: float = 1.0) -> None:
-        """By the rule, with the gradient that was kept; weights move by ``scale`` times what the rule would have them."""
+        """Step by the rule with the stored gradient; weights move by ``scale`` times that step."""
 
 
 def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
-    """now <- own * now + the sum of each weight * what came with it: added up in double precision, rounded once.
+    """now <- own * now + the sum of weight * values: in double precision, rounded once.
 
-    Piece by piece, so that what is added up stays in the processor's cache: a third of the time that whole vectors take.
+    Piece by piece, so that the sums stay in the processor's cache: a third of the time of whole vectors.
     """
     shaped = [(weight, values.reshape(now.shape)) for weight, values in parts]
     rows = max(1, _AT_ONCE * len(now) // max(1, now.size))
@@ -70,7 +89,7 @@ def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> 
 
 
 def check_size(numbers: int, what: str = "a model") -> None:
-    """Refuse what no message can carry."""
+    """Refuse a model that no message can carry."""
     if numbers > MOST:
         raise Invalid(
             f"{what} of {numbers:,} numbers: gossip sends at most {MOST:,}: take a server, or a smaller model"
@@ -78,7 +97,7 @@ def check_size(numbers: int, what: str = "a model") -> None:
 
 
 def cut(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
-    """Pieces that fit into frames; at least one."""
+    """Pieces that fit into frames, at least one; no copy."""
     flat, most = vector.reshape(-1), limits.FRAME_BYTES // vector.itemsize
     if flat.size <= most:
         return (flat,)
@@ -86,5 +105,155 @@ def cut(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
 
 
 def whole(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """What was cut, again."""
+    """The opposite of ``cut``."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+class GossipLocalModel:
+    """The model of one worker: a ``GossipModel``."""
+
+    def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, number: int, slab: Floats | None) -> None:
+        """With ``slab`` it continues from that. ``train`` is in the order that ``dealt`` says."""
+        assert isinstance(job.strategy, Gossip)
+        self._model, self._slots = StepModel(job, train, learner, slots), slots
+        if slab is not None:
+            self._model.slab[:] = slab
+        elif job.strategy.start == "own":
+            self._now[:] = own_start(job, train, learner, number)
+        self._gradient = np.zeros(self._model.size, np.float32)
+
+    @property
+    def size(self) -> int:
+        return int(self._now.size)
+
+    @property
+    def slab(self) -> Floats:
+        return self._model.slab
+
+    @property
+    def weights(self) -> Floats:
+        found: Floats = self._now.reshape(-1)
+        return found.copy() if np.shares_memory(found, self._now) else found
+
+    def gradient(self, slot: int) -> tuple[float, int]:
+        place = divmod(slot, self._slots.per_pass)
+        start, stop = self._slots.span(self._slots.content(*place))
+        try:
+            loss = self._model.gradient(place, self._gradient)
+        except BadValues:
+            loss = float("nan")
+            self.slab[:] = np.nan  # as after a step that was too long: it spreads, and the run ends
+        return loss, stop - start
+
+    def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
+        with np.errstate(**RUNAWAY):
+            mix_into(self._now, own, parts)
+
+    def add(self, delta: Floats, times: float = 1.0) -> None:
+        now = self._now
+        with np.errstate(**RUNAWAY):
+            now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
+
+    def step(self, scale: float = 1.0) -> None:
+        before = self._now.copy() if scale != 1.0 else None
+        with np.errstate(**RUNAWAY):
+            self._model.apply(self._gradient, 1)
+            if before is not None:
+                self._now[:] = before + np.subtract(self._now, before, dtype=np.float64) * scale
+
+    @property
+    def _now(self) -> Floats:
+        return self._model.weights_in(self._model.slab)
+
+
+class Consensus:
+    """The models of all workers when they rested last: their mean, and how far apart they are.
+
+    best, worst     the lowest and the highest loss of any of them on the test rows
+    distance        root of the mean over workers of |their weights - the mean|^2, in double precision
+
+    Where evaluating every model would take too long, best and worst are of every n-th test row.
+    """
+
+    def __init__(self, learner: Learner, test: Any, shape: tuple[int, int]) -> None:
+        self._learner, self._test, self._shape = learner, test, shape
+        self._slabs: list[Floats] = []
+        self.mean: Floats = np.zeros(shape, np.float32)  # a slab of its own each time
+
+    def take(self, models: Sequence[tuple[Floats, float]]) -> None:
+        """These are the slabs now, and their weights in the mean (of push-sum; otherwise all 1)."""
+        slabs = [slab.reshape(self._shape) for slab, _ in models]
+        total, whole = np.zeros(self._shape, np.float64), 0.0
+        with np.errstate(**RUNAWAY):
+            for slab, (_, weight) in zip(slabs, models, strict=True):
+                total += np.multiply(slab, weight, dtype=np.float64)
+                whole += weight
+            total /= whole
+            self._slabs, self.mean = slabs, total.astype(np.float32)
+
+    def weights_in(self, slab: Floats) -> Floats:
+        """The weights of a slab, as a learner takes them."""
+        width = self._learner.width
+        return slab[:, 0] if width == 1 and self._learner.start() is None else slab[:, :width]
+
+    def distance(self) -> float:
+        mean = self.weights_in(self.mean)
+        with np.errstate(**RUNAWAY):
+            squares = [
+                float(np.square(np.subtract(self.weights_in(slab), mean, dtype=np.float64)).sum())
+                for slab in self._slabs
+            ]
+        return float(np.sqrt(np.mean(squares)))
+
+    def spread(self) -> dict[str, float]:
+        """How they differ; nothing if they have diverged."""
+        if not all(is_finite(slab) for slab in self._slabs):
+            return {}
+        distance, test = self.distance(), self._test
+        if len(self._slabs) * test.rows > _ROWS:
+            test = ordered(test, np.arange(0, test.rows, -(-len(self._slabs) * test.rows // _ROWS)))
+        models = self._slabs if distance else self._slabs[:1]  # all are the same
+        losses = [self._learner.judge(test, np.ascontiguousarray(self.weights_in(slab)))[0] for slab in models]
+        return {"best": min(losses), "worst": max(losses), "distance": distance}
+
+
+def dealt(job: Job, train: Data, nodes: int) -> tuple[Ids | None, list[float], list[str]]:
+    """The order of the rows (None: as they are), the share of each node, and notes for the user."""
+    assert isinstance(job.strategy, Gossip)
+    if job.strategy.split == "even":
+        return None, [1.0] * nodes, []
+    owner, notes = _owners(job, train, nodes)
+    shares = np.bincount(owner, minlength=nodes).astype(np.float64).tolist()
+    return np.argsort(owner, kind="stable"), shares, notes
+
+
+def who_learns(job: Job, train: Data, nodes: int) -> str:
+    """Who learns from which rows, in a few words; "" where they are dealt evenly and at random."""
+    assert isinstance(job.strategy, Gossip)
+    if job.strategy.split in ("even", "shuffled"):
+        return ""
+    sizes, labels, counts = count(_owners(job, train, nodes)[0], train.labels, nodes)
+    seen = [int(np.count_nonzero(one)) for one in counts]
+    of = f" and {_range(seen)} of {len(labels):,} labels" if labels else ""
+    return f"rows by {job.strategy.split}: each worker has {_range(sizes)} rows{of}"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _owners(job: Job, train: Data, nodes: int) -> tuple[Ids, list[str]]:
+    assert isinstance(job.strategy, Gossip)
+    return assign(train.labels, nodes, job.strategy.split, job.strategy.alpha, job.seed, "worker")
+
+
+def model_of(spec: CrewSpec, number: int) -> tuple[Job, GossipLocalModel]:
+    """The job and the model, in the process or thread that will compute."""
+    job, data = spec.load()
+    learner = learner_of(job.model, data, job.seed, number)
+    learner.settle(alone=job.launch.how == "processes")
+    order, _, _ = dealt(job, data, job.workers)
+    train = data if order is None else ordered(data, order)
+    slots, kept = Slots(data.rows, job.data.batch, job.seed), spec.load_checkpoint()
+    return job, GossipLocalModel(job, train, learner, slots, number, None if kept is None else kept.slab)

@@ -22,18 +22,21 @@ from functools import cached_property
 from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import Invalid
 from shoal.events import Linked, counted
+from shoal.files import replace_file
+from shoal.job import Job
 from shoal.limits import MEMBERS
-from shoal.strategies.gossip import graphs
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip, graphs
 
 Matrix = npt.NDArray[np.float64]
 
 NOTHING = 1e-9  # an eigenvalue below this is 0, but for rounding
+LINKS = "topology.txt"  # in the folder of a run
 PIECES = 8  # that are named in an error,
 NAMED = 12  # and workers of each
 
@@ -224,3 +227,30 @@ def _done(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
             order.append(node)
             path.pop()
     return order
+
+
+def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:
+    """The graph that a run began with, or the one of the settings; and notes for the user.
+
+    The links of a file are copied into the run's folder: the file may change, or be moved, before the
+    run is resumed, exported or compared in a study.
+    """
+    assert isinstance(job.strategy, Gossip)
+    if job.strategy.topology != "file" or folder is None or not (folder / LINKS).is_file():
+        return Graph.of(job.strategy, job.workers, job.seed), []
+    own = Graph.of(msgspec.structs.replace(job.strategy, edges=str(folder / LINKS)), job.workers, job.seed)
+    try:
+        now = Graph.of(job.strategy, job.workers, job.seed)
+    except Invalid:  # the file may be gone
+        return own, []
+    if (now.links, now.directed) == (own.links, own.directed):
+        return own, []
+    return own, [f"{job.strategy.edges} has other links by now: the run goes on with its own ({LINKS} in its folder)"]
+
+
+def keep_links(graph: Graph, folder: Path | None) -> None:
+    """Copy the links of a file into the run's folder."""
+    if graph.name == "file" and folder is not None and not (folder / LINKS).exists():
+        between = " -> " if graph.directed else " "
+        text = "".join(f"{start}{between}{stop}\n" for start, stop in graph.links)
+        replace_file(folder / LINKS, (text or "# no links\n").encode())

@@ -1,3 +1,36 @@
-"""Hogwild: one model in shared memory, written without locks (Niu et al., 2011)."""
+"""Hogwild: one model in shared memory, and nobody asks before writing (Niu et al., NIPS 2011; S2-10).
 
-from shoal.strategies.hogwild.settings import Hogwild as Hogwild
+    example     every row is a step: read the weights of its keys, change them, no lock
+    locked      the same, with one lock around every row: what the others are held against (S4-31)
+    batched     the gradient of a slot at fixed weights, then one step per key: the rule of an async server
+    hot_cold    every row is a step; the ``hot`` most frequent keys on a copy of one's own, merged every ``merge`` rows
+
+P workers share the slots of a pass, each slot is computed once. A module knows only ``batched``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from shoal.errors import Invalid
+from shoal.strategy import Strategy, register
+
+Way = Literal["example", "locked", "batched", "hot_cold"]
+
+
+@register
+class Hogwild(Strategy, frozen=True, tag="hogwild", kw_only=True):
+    """One shared model, no locks."""
+
+    runs: ClassVar[str] = "shoal.strategies.hogwild.run"
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, where a slot is one step
+    way: Way | None = None  # example; of a module, batched
+    hot: int = 2048  # keys, of hot_cold
+    merge: int = 256  # rows between two merges of them
+    canary: int = 1_024  # updates between two of the cell by which lost ones are counted; 0: none
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("hot", 1, 1 << 20), ("merge", 1, 1 << 20), ("canary", 0, 1 << 30)):
+            if not least <= getattr(self, name) <= most:
+                raise Invalid(f"strategy.{name}={getattr(self, name)}: needs {least} to {most:,}")

@@ -1,8 +1,8 @@
-"""The workers of a Hogwild run as the process that keeps the score knows them: started, rung for, heard.
+"""The workers of a Hogwild run, and the memory that they share.
 
-Threads of this process, or processes forked by a forkserver: either way a worker has a number of its own (worker-3), a seat (its lines on
-the desk, which another one gets when it is gone), and a bell. What they say, and that they have ended, is heard in one place,
-in the order in which it happened.
+A worker has a number (worker-3), a seat (its lines of the desk, free again when it has ended) and a
+pipe by which it gets commands. All workers report through one pipe, and so are their ends: reports
+are read in the order in which things happened.
 """
 
 from __future__ import annotations
@@ -11,44 +11,42 @@ import contextlib
 import errno
 import os
 import select
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
-from shoal import limits
+from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
-from shoal.launch.forkserver import ForkserverSetup
-from shoal.launch.local import START_WITHIN
-from shoal.launch.process_main import ProcessOrders
-from shoal.launch.process_pool import DONE as AS_IT_SHOULD
-from shoal.launch.process_pool import ProcessPool
+from shoal.launch.crew import BY_ITSELF, Crew, name_of
 from shoal.launch.shared_memory import SharedMemory
 from shoal.launch.worker_process import number_of
+from shoal.models.learner import Learner
+from shoal.models.linear import Linear
+from shoal.store.table.update import rule_named
+from shoal.strategies.hogwild import loop
+from shoal.strategies.hogwild.loop import HogwildLoop
 from shoal.strategies.hogwild.worker import (
     ENDED,
     LEAVE,
     LEAVING,
-    NEWS,
+    PLAN,
+    REPORT,
     HogwildCompute,
     HogwildSpec,
     HogwildWorker,
+    loop_of,
 )
 
 MAIN = "shoal.strategies.hogwild.worker"
-_BY_ITSELF = "its process ended (exit code 0) before anybody asked it to"
 
 
-class WorkerNews(NamedTuple):
-    """One thing that was heard."""
+class WorkerReport(NamedTuple):
+    """What a worker said, or that it ended."""
 
     number: int
     what: int  # READY, DONE or ENDED
-    why: str = ""  # it ended; empty: as it should
+    why: str = ""  # it ended; empty: it was asked to leave
 
 
 class HogwildWorkers:
@@ -58,157 +56,166 @@ class HogwildWorkers:
         self,
         job: Job,
         rows: str,
-        about: str,
-        segment: SharedMemory,
+        module: str,
+        memory: SharedMemory,
         seats: int,
-        lane: Callable[[int], HogwildCompute] | None,
+        compute: Callable[[int], HogwildCompute] | None,
     ) -> None:
-        """With ``lane``, which makes one for a seat, they are threads."""
-        self._job, self._rows, self._about, self._segment, self._lane = job, rows, about, segment, lane
+        """``compute`` makes what a thread computes with, for a seat; None: they are processes."""
+        self._job, self._rows, self._module, self._memory, self._compute = job, rows, module, memory, compute
+        self.crew = Crew(job, MAIN, self._ended)
         self._lock = threading.Lock()
         self._numbers = 0
         self._free = list(range(seats))  # seats
         self.seats: dict[int, int] = {}  # by worker
-        self._bells: dict[int, tuple[int, int]] = {}
+        self._commands: dict[int, tuple[int, int]] = {}  # both ends of a pipe, by worker
         self._why: dict[int, str] = {}  # it ended
-        self._leaving: set[int] = set()  # as they were asked to
-        self._threads: dict[int, threading.Thread] = {}
-        self._ears, self._news = os.pipe()
-        os.set_blocking(self._ears, False)
+        self._leaving: set[int] = set()  # they said that they leave, as they were asked to
+        self._inbox, self._reports = os.pipe()
+        os.set_blocking(self._inbox, False)
         self._poll = select.poll()
-        self._poll.register(self._ears, select.POLLIN)
-        self._children: ProcessPool | None = None
-        self._closed = False
-
-    def start(self) -> None:
-        """What they come from."""
-        if self._lane is None:
-            self._children = ProcessPool(lambda name, why: None, self._ended)
-            self._children.start(ForkserverSetup(os.getpid(), "", list(self._job.launch.modules), sys.path), "hogwild")
-            self._children.wait_until_settled(time.monotonic() + START_WITHIN)
-
-    @property
-    def pids(self) -> dict[str, int]:
-        return {} if self._children is None else self._children.pids
+        self._poll.register(self._inbox, select.POLLIN)
 
     @property
     def numbers(self) -> list[int]:
-        """Of those that have not ended, as far as was heard."""
+        """Of the workers that have not ended, as far as is known."""
         with self._lock:
             return list(self.seats)
 
     def add(self, known: Callable[[int], None]) -> str:
-        """One more. ``known`` is told its number before anything is heard of it; any thread may ask."""
+        """Start one more. ``known`` gets its number before it can report. Any thread may call this."""
         with self._lock:
             if not self._free:
                 raise Invalid(f"all {len(self.seats)} seats are taken: end one, or begin with more workers")
-            with enough_files(f"worker-{self._numbers}"):
-                bell = os.pipe()
+            with enough_files(name_of(self._numbers)):
+                pipe = os.pipe()
             number, self._numbers = self._numbers, self._numbers + 1
             self.seats[number] = seat = self._free.pop(0)
-            self._bells[number] = bell
+            self._commands[number] = pipe
         known(number)
-        name = f"worker-{number}"
-        if self._lane is not None:
-            lane = self._lane(seat)
-            thread = threading.Thread(
-                target=self._in_thread, args=(number, lane, seat, bell[0]), name=name, daemon=True
-            )
-            self._threads[number] = thread
-            thread.start()
+        name = name_of(number)
+        if self._compute is not None:
+            compute, job, memory = self._compute(seat), self._job, self._memory
+            worker = HogwildWorker(number, pipe[0], self._reports, job.emulate.pace(number, job.seed))
+            self.crew.run_thread(name, lambda: worker.work(compute, memory, seat))
             return name
-        assert self._children is not None
-        facts = HogwildSpec(self._job.toml(), self._rows, self._about, self._segment.place, seat, bell, self._news)
+        spec = HogwildSpec(
+            job=self._job.toml(),
+            rows=self._rows,
+            module=self._module,
+            place=self._memory.place,
+            seat=seat,
+            commands=pipe,
+            reports=self._reports,
+        )
         try:
-            self._children.order(ProcessOrders(name, MAIN, "", "", "", "", msgspec.to_builtins(facts)))
-            self._children.wait_until_running([name], time.monotonic() + START_WITHIN)
+            self.crew.fork(name, spec)
+            self.crew.wait_until_running([name])
         except BaseException as error:
             self._ended(name, str(error))
             raise
         return name
 
-    def ring(self, number: int, what: bytes) -> None:
+    def send(self, number: int, command: bytes) -> None:
         with self._lock:
-            if number in self._bells:
-                os.write(self._bells[number][1], what)
+            if number in self._commands:
+                os.write(self._commands[number][1], command)
 
-    def signal(self, name: str, number: int) -> None:
-        if self._children is None:
-            raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
-        self._children.signal(name, number)
-
-    def hear(self, seconds: float) -> list[WorkerNews]:
-        """What was said; nothing if nobody said anything for so long."""
+    def receive(self, seconds: float) -> list[WorkerReport]:
+        """What was reported; nothing if nothing was for so long."""
         if not self._poll.poll(1000 * seconds):
             return []
-        said = os.read(self._ears, NEWS.size * 4_096)
         found = []
-        for number, what in NEWS.iter_unpack(said):
-            why = self._why.get(number, "") if what == ENDED else ""
+        for number, what in REPORT.iter_unpack(os.read(self._inbox, REPORT.size * 4_096)):
             if what == LEAVING:
                 self._leaving.add(number)
-            elif what == ENDED and not why and number not in self._leaving:
-                found.append(WorkerNews(number, what, _BY_ITSELF))
+            elif what == ENDED:
+                why = self._why.get(number, "") or ("" if number in self._leaving else BY_ITSELF)
+                found.append(WorkerReport(number, what, why))
             else:
-                found.append(WorkerNews(number, what, why))
+                found.append(WorkerReport(number, what))
         return found
 
     def let_go(self, number: int) -> int:
-        """It has ended: its bell is taken down, and its seat is free. Which seat it had."""
+        """It has ended: close its pipe, and free its seat, which is returned."""
         with self._lock:
-            for descriptor in self._bells.pop(number, ()):
+            for descriptor in self._commands.pop(number, ()):
                 os.close(descriptor)
             seat = self.seats.pop(number)
             self._free.append(seat)
-        self._threads.pop(number, None)
         return seat
 
     def close(self) -> None:
         """End them all."""
-        if self._closed:
+        if self.crew.closed:
             return
-        self._closed = True
-        for number in list(self._threads):
-            self.ring(number, LEAVE)
-        for thread in list(self._threads.values()):
-            thread.join(limits.DRAIN / limits.SECOND)
+        if not self.crew.has_processes:
+            for number in self.numbers:
+                self.send(number, LEAVE)
         try:
-            if self._children is not None:
-                self._children.close()
+            self.crew.close()
         finally:
-            for number in list(self.seats):
+            for number in self.numbers:
                 self.let_go(number)
-            os.close(self._ears)
-            os.close(self._news)
-
-    # ------------------------------------------------------------ inside
-
-    def _in_thread(self, number: int, lane: HogwildCompute, seat: int, bell: int) -> None:
-        why = AS_IT_SHOULD
-        try:
-            pace = self._job.emulate.pace(number, self._job.seed)
-            HogwildWorker(number, bell, self._news, pace).work(lane, self._segment, seat)
-        except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-        self._ended(f"worker-{number}", why)
+            os.close(self._inbox)
+            os.close(self._reports)
 
     def _ended(self, name: str, why: str) -> None:
-        """On a thread that nobody waits for."""
+        """On another thread."""
         number = number_of(name)
-        self._why[number] = "" if why == AS_IT_SHOULD else why
-        if not self._closed:
-            os.write(self._news, NEWS.pack(number, ENDED))
+        self._why[number] = why
+        if not self.crew.closed:
+            os.write(self._reports, REPORT.pack(number, ENDED))
 
 
 @contextlib.contextmanager
 def enough_files(who: str) -> Iterator[None]:
-    """Whoever cannot start for want of descriptors hears what to do."""
+    """Say what to do if there are no file descriptors left."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         raise StartFailed(
-            f"{who} cannot start: too many files are open, and each worker takes two: raise the limit (ulimit -n 4096), or take "
-            f"fewer workers"
+            f"{who} cannot start: too many files are open, and each worker takes two: raise the limit "
+            f"(ulimit -n 4096), or take fewer workers"
         ) from None
+
+
+def make_shared(
+    job: Job, dataset: Dataset, learner: Learner, slots: int, seats: int
+) -> tuple[SharedMemory, HogwildLoop | None]:
+    """The shared memory, with the initial weights, for rounds of at most ``slots`` slots.
+
+    slab        of a linear model a row for each key: its weight, and the state of the update rule;
+                of a module one row: all weights, then the state of the rule for each
+    desk, sums, tally, order        as ``loop`` has them
+    pass, numbers                   which slots these are: the random numbers of a module depend on it
+    plan ...                        what is the same in every epoch, made once
+
+    For threads the loop that they run comes with it.
+    """
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        "desk": (loop.desk(seats), "int64"),
+        "sums": ((seats, loop.LINE), "float64"),
+        "tally": ((slots,), "int8"),
+        "order": ((slots,), "int64"),
+        "numbers": ((slots,), "int64"),
+        "pass": ((1,), "int64"),
+    }
+    if not isinstance(job.model, Linear):
+        count, state = learner.keys * learner.width, rule_named(job.update.update().name).state
+        memory = SharedMemory.make({"slab": ((1, count * (1 + state)), "float32"), **shapes})
+        start = learner.start()
+        assert start is not None
+        memory["slab"][0, :count] = start[0].reshape(-1)
+        return memory, None
+    hogwild = loop_of(job, dataset.train)
+    if job.launch.how == "threads":
+        return SharedMemory.make({"slab": (hogwild.shape, "float32"), **shapes}), hogwild
+    plan = {PLAN + name: one for name, one in hogwild.plan.items()}
+    of_plan = {name: (one.shape, one.dtype.str) for name, one in plan.items()}
+    memory = SharedMemory.make({"slab": (hogwild.shape, "float32"), **shapes, **of_plan})
+    for name, one in plan.items():
+        memory[name][...] = one
+    return memory, None

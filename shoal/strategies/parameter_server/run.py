@@ -48,10 +48,10 @@ from shoal.nodes.strategy import TABLE
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.store.checkpoint.manifest import Manifest
-from shoal.training.best_model import BestModel
+from shoal.training.local_checkpoint import BestModel
 from shoal.training.preflight import check, table_of
-from shoal.training.result import RunResult
-from shoal.training.underway import RunStart
+from shoal.training.run import RunStart
+from shoal.training.tracker import RunResult
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import member_name
 

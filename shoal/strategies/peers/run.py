@@ -33,11 +33,10 @@ from shoal.strategies.peers.mesh import is_over
 from shoal.strategies.peers.observer import PeerObserver
 from shoal.strategies.peers.processes import PeerCrew, crew_of
 from shoal.strategies.peers.settings import PeerToPeer
-from shoal.training.best_model import BestModel
-from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints
+from shoal.training.local_checkpoint import BestModel, LocalCheckpoint, LocalCheckpoints
 from shoal.training.preflight import check
-from shoal.training.result import RunResult
-from shoal.training.underway import RunStart
+from shoal.training.run import RunStart
+from shoal.training.tracker import RunResult
 from shoal.wire.messages import RunProgress
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.peers import Peer, PeerStatus

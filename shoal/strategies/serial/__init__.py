@@ -1,3 +1,17 @@
-"""Serial: minibatch training on one core, the rival of all other strategies."""
+"""Serial: minibatch steps on one core, without a store; what the other strategies compare with."""
 
-from shoal.strategies.serial.settings import Serial as Serial
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from shoal.strategy import Strategy, register
+
+
+@register
+class Serial(Strategy, frozen=True, tag="serial", kw_only=True):
+    """One process, no server."""
+
+    runs: ClassVar[str] = "shoal.strategies.serial.run"
+    has_workers: ClassVar[bool] = False
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot

@@ -18,7 +18,7 @@ from shoal.data.datasets import Dataset, DataSource, load
 from shoal.data.dense_file import DenseFile
 from shoal.data.split import SplitInfo, assign, check_split, split
 from shoal.errors import Invalid
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip
 
 WAYS = ["even", "shuffled", "label", "dirichlet"]
 

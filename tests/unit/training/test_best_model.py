@@ -13,7 +13,7 @@ from shoal.models.learner import LinearLearner
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
 from shoal.nodes.evaluator import Judgement
-from shoal.training.best_model import BestModel
+from shoal.training.local_checkpoint import BestModel
 
 JUDGED = Judgement(4, np.array([1.0, 2.0, 3.0], np.float32), 0.25, {"accuracy": 0.5, "auc": None})
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.events import RunEvent
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.topology import Graph
 from shoal.views import consensus, event_line, figures
 from shoal.views.explain import of_one

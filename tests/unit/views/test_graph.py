@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from shoal.cli.topology import NAMES
 from shoal.errors import Invalid
 from shoal.events import Linked
-from shoal.strategies.gossip.settings import Gossip, Topology
+from shoal.strategies.gossip import Gossip, Topology
 from shoal.strategies.gossip.topology import Graph
 from shoal.views import graph
 from shoal.views.axes import PALE, SERIES

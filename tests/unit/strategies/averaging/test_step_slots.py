@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.data.slots import Slots
-from shoal.strategies.averaging.step_slots import StepSlots
+from shoal.strategies.averaging.shards import StepSlots
 
 
 def take(steps: StepSlots, room: int = 100, dead: int | None = None) -> list[int]:

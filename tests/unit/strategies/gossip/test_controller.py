@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.data.batch import Ids
-from shoal.strategies.gossip.controller import Controller, WorkerState
-from shoal.strategies.gossip.progress import GossipProgress
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.gossip.controller import Controller, GossipProgress, WorkerState
 from shoal.strategies.gossip.topology import Graph
 from shoal.wire.effects import Effect, Received, Send, Tick
 from shoal.wire.messages.gossip import (

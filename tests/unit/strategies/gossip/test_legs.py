@@ -8,8 +8,8 @@ import pytest
 from shoal.data.slots import Slots
 from shoal.limits import SECOND
 from shoal.strategies.averaging.shards import Shards
-from shoal.strategies.gossip.legs import GossipController
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.topology import Graph
 from shoal.wire.effects import Received, Send
 from shoal.wire.messages.gossip import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.strategies.gossip.pacing import (
+from shoal.strategies.gossip.controller import (
     FASTER,
     LEG,
     SHARE,

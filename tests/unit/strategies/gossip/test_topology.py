@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import Invalid
-from shoal.strategies.gossip import graphs
-from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip import Gossip, graphs
 from shoal.strategies.gossip.topology import Graph
 
 

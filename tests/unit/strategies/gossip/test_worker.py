@@ -14,6 +14,7 @@ from shoal import limits
 from shoal.emulation import Emulation
 from shoal.errors import Invalid
 from shoal.simulation.gossip_driver import STEP, SimulatedGossipModel, pull_of
+from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.model import (
     Floats,
     check_size,
@@ -22,7 +23,6 @@ from shoal.strategies.gossip.model import (
     whole,
 )
 from shoal.strategies.gossip.pairwise import Pairwise
-from shoal.strategies.gossip.settings import Gossip
 from shoal.strategies.gossip.synchronous import Synchronous
 from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker

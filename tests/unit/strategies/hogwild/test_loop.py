@@ -13,7 +13,7 @@ from shoal.data.synthetic import Texts
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.store.table.update import SGD, AdaGrad, Adam
-from shoal.strategies.hogwild import kernels
+from shoal.strategies.hogwild import Hogwild, kernels
 from shoal.strategies.hogwild.loop import (
     CANARY,
     CELLS,
@@ -29,7 +29,6 @@ from shoal.strategies.hogwild.loop import (
     free,
     lost,
 )
-from shoal.strategies.hogwild.settings import Hogwild
 from shoal.tables import Update
 from shoal.training.one_core import OneCore
 

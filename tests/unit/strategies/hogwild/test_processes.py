@@ -1,4 +1,4 @@
-"""Workers of a Hogwild run as they are heard: who left, and who ended by itself."""
+"""Workers of a Hogwild run as they are reported: who left, and who ended by itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.job import Job
-from shoal.launch.process_pool import DONE as AS_IT_SHOULD
 from shoal.launch.shared_memory import SharedMemory
 from shoal.strategies.hogwild import loop
-from shoal.strategies.hogwild.processes import HogwildWorkers, WorkerNews
+from shoal.strategies.hogwild.processes import HogwildWorkers, WorkerReport
 from shoal.strategies.hogwild.worker import ENDED, LEAVE, READY
 
 
@@ -20,7 +19,7 @@ class Nothing:
 
 
 @pytest.fixture
-def racers() -> Iterator[HogwildWorkers]:
+def workers() -> Iterator[HogwildWorkers]:
     segment = SharedMemory.make({"desk": (loop.desk(2), "int64"), "sums": ((2, loop.LINE), "float64")})
     found = HogwildWorkers(
         Job.of({"data": "clicks", "strategy": "hogwild"}), "", "", segment, 2, lambda seat: Nothing()
@@ -30,16 +29,16 @@ def racers() -> Iterator[HogwildWorkers]:
     segment.close()
 
 
-def test_one_that_was_asked_to_leave_has_left(racers: HogwildWorkers) -> None:
-    racers.add(lambda number: None)
-    assert racers.hear(10) == [WorkerNews(0, READY)]
-    racers.ring(0, LEAVE)
-    heard: list[WorkerNews] = []
-    while not heard:
-        heard = racers.hear(10)
-    assert heard == [WorkerNews(0, ENDED)]
+def test_one_that_was_asked_to_leave_has_left(workers: HogwildWorkers) -> None:
+    workers.add(lambda number: None)
+    assert workers.receive(10) == [WorkerReport(0, READY)]
+    workers.send(0, LEAVE)
+    reported: list[WorkerReport] = []
+    while not reported:
+        reported = workers.receive(10)
+    assert reported == [WorkerReport(0, ENDED)]
 
 
-def test_one_that_ended_unasked_is_lost_though_its_exit_code_says_that_all_is_well(racers: HogwildWorkers) -> None:
-    racers._ended("worker-1", AS_IT_SHOULD)
-    assert racers.hear(10) == [WorkerNews(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]
+def test_one_that_ended_unasked_is_lost_though_its_exit_code_says_that_all_is_well(workers: HogwildWorkers) -> None:
+    workers._ended("worker-1", "")
+    assert workers.receive(10) == [WorkerReport(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]

@@ -15,8 +15,7 @@ from shoal.models.learner import learner_of
 from shoal.models.linear import Floats
 from shoal.settings import changed
 from shoal.simulation.reference import serial
-from shoal.strategies.averaging.allreduce import StepRank
-from shoal.strategies.averaging.worker import RoundOrder
+from shoal.strategies.averaging.worker import RoundOrder, StepRank
 from tests.support import PATIENCE
 
 JOB: dict[str, Any] = {
@@ -68,9 +67,9 @@ def run(of: Job, dataset: Dataset, spoil: int | None = None) -> list[Floats | Ex
         rank = StepRank(of, dataset.train, learner, Together(table, number))
         try:
             if number == spoil:
-                rank.core.slab[7] += 1.0
+                rank.model.slab[7] += 1.0
             go = rank.go(RoundOrder(room=2 * 21) if not number else RoundOrder())
-            left[number] = rank.core.weights_in(rank.round(go)).copy()
+            left[number] = rank.model.weights_in(rank.round(go)).copy()
         except Exception as error:
             left[number] = error
 

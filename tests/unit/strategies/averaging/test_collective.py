@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.strategies.averaging.over_store import StoreCollective
+from shoal.strategies.averaging.collective import StoreCollective
 
 RANKS = 3
 

@@ -9,15 +9,18 @@ import numpy.typing as npt
 import pytest
 
 from shoal.data.datasets import load
+from shoal.data.dense_file import sparse
+from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.job import Job
+from shoal.launch.crew import CrewSpec
 from shoal.models.learner import learner_of
 from shoal.settings import changed
-from shoal.strategies.gossip.consensus import Consensus
-from shoal.strategies.gossip.local_model import (
+from shoal.strategies.gossip.model import (
+    Consensus,
     GossipLocalModel,
-    core_of,
     dealt,
+    model_of,
     who_learns,
 )
 
@@ -34,7 +37,7 @@ def job(**changes: Any) -> Job:
 
 
 def core(of: Job, number: int = 0) -> GossipLocalModel:
-    return core_of(of.toml(), load(of.data, of.seed).train.folder, number, of.workers, None)[1]
+    return model_of(CrewSpec.of(of, load(of.data, of.seed)), number)[1]
 
 
 def test_the_gradient_of_before_the_mean_is_applied_after_it() -> None:
@@ -55,9 +58,8 @@ def test_the_gradient_of_before_the_mean_is_applied_after_it() -> None:
 
 
 def _local(of: Job, train: Any, slots: Slots, number: int) -> Any:
-    from shoal.strategies.averaging.step_model import StepBatches
-
-    return StepBatches(of, train, slots).local(slots.content(0, number))
+    rows = sparse(train)
+    return Localiser(rows.features).local(rows.slice(*slots.span(slots.content(0, number))), of.linear.bias)
 
 
 def test_a_step_may_be_shorter_than_the_rule_has_it() -> None:

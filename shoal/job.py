@@ -39,6 +39,7 @@ from shoal.store.client.filtering import check_named
 from shoal.store.table.update import UpdateSettings as UpdateSettings
 from shoal.strategy import Strategy, strategies
 from shoal.timing import Timing
+from shoal.user_code import import_modules
 
 MODELS = {"linear": Linear, "torch": Module}
 MAY_CHANGE = (  # from one life of a run to the next
@@ -255,6 +256,10 @@ def _decode(settings: Mapping[str, Any]) -> Job:
     if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
         tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
     chosen = tree["strategy"].get("name") if isinstance(tree.get("strategy"), dict) else None
+    if isinstance(chosen, str) and chosen not in strategies() and isinstance(tree.get("launch"), dict):
+        modules = tree["launch"].get("modules", [])  # one of them may register it
+        if isinstance(modules, list) and all(isinstance(one, str) for one in modules):
+            import_modules(modules)
     if isinstance(chosen, str) and (kind := strategies().get(chosen)) is not None:
         kind.defaults(tree)
     if isinstance(model := tree.get("model"), dict):

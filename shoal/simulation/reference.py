@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -25,7 +25,6 @@ from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.nodes.factory import dealing_for
 from shoal.store.table.table import ServerTable
-from shoal.strategies.averaging import AllReduce
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import Async, Sync
@@ -36,7 +35,7 @@ Floats = npt.NDArray[np.float32]
 
 def serial(job: Job, dataset: Dataset) -> Floats:
     """All weights when the job's epochs or steps are done."""
-    if isinstance(job.strategy, AllReduce):  # one slot of every rank
+    if job.strategy.in_steps and not job.strategy.on_servers:  # one slot of every rank
         job = msgspec.structs.replace(job, strategy=Sync(combine=job.strategy.combine, slots_per_step=job.workers))
     elif not job.strategy.on_servers:  # every slot is a step
         job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
@@ -52,7 +51,7 @@ def weights_by_step(
 
     ``hands``: who had which part, where parts changed hands; by segments, which begin at ``starts``.
     """
-    if isinstance(job.strategy, BlockProximal):
+    if job.strategy.solves:
         yield from weights_by_iteration(job, dataset, hands, starts)
         return
     rows = job.linear.keys(dataset.features)
@@ -146,8 +145,9 @@ def weights_by_iteration(
     job: Job, dataset: Dataset, hands: Hands | None = None, starts: Sequence[int] = (0,)
 ) -> Iterator[Floats]:
     """All weights before the first iteration, after it, after the next, and so on; ``starts`` are those of the segments."""
-    strategy, turns, data = job.strategy, job.slots(dataset.train.rows), sparse(dataset.train)
-    assert isinstance(strategy, BlockProximal) and isinstance(turns, BlockOrder)
+    strategy, turns = cast("BlockProximal", job.strategy), job.slots(dataset.train.rows)
+    data = sparse(dataset.train)
+    assert isinstance(turns, BlockOrder)
     rows = job.linear.keys(dataset.features)
     table = ServerTable(strategy.table(rows, job.update.update(), turns.per_pass), [KeyRange(0, rows)])
     blocks = ColumnBlocks.cut(strategy.by, strategy.blocks, data.counts, job.linear.bias, data.rows)

@@ -28,7 +28,6 @@ from shoal.nodes.strategy import TABLE
 from shoal.run.folder import EventLog
 from shoal.run.handle import underway
 from shoal.run.run import summarise
-from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult
@@ -87,7 +86,7 @@ class Watched:
         rows, batch = self.dataset.train.rows, self.job.data.batch
         passes, rest = divmod(work.limit, work.per_pass)
         most = passes * rows + rest * batch
-        if isinstance(self.job.strategy, BlockProximal):
+        if self.job.strategy.solves:
             most, batch = passes * rows + self.job.slots(rows).rows_in(np.arange(rest)), 1
         short = -rows % batch if rest else 0  # the one slot that is not full may be among the rest, or not
         assert self.outcome.examples in (most, most - short), f"{self.outcome.examples} examples of {most}"

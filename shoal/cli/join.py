@@ -20,7 +20,7 @@ from shoal.cli.launch import (
 from shoal.signals import handled
 
 if TYPE_CHECKING:
-    from shoal.strategies.peers.join_run import JoinedRun
+    from shoal.strategies.peers.join import JoinedRun
 
 _WITHIN = 30.0  # seconds: it is under way, or just being started again
 
@@ -86,7 +86,7 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
 
 def _join_peers(where: str, role: str | None, out: Path | None, options: dict[str, Any]) -> None:
     from shoal.errors import Invalid, ShoalError
-    from shoal.strategies.peers import join_run
+    from shoal.strategies.peers import join as peers
 
     if role is not None:
         raise CommandError(f"{where} is a run of peers, which all do the same: leave --as away")
@@ -96,7 +96,7 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
     closing, asked = threading.Event(), threading.Event()
     try:
         with _leaving(closing, asked):
-            joined = join_run.join(
+            joined = peers.join(
                 where, (lambda text: None) if quiet else (lambda text: click.echo(text, err=True)), closing, asked
             )
     except Invalid as error:
@@ -129,7 +129,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
         look_at,
         safety_for,
     )
-    from shoal.strategies.peers import join_run
+    from shoal.strategies.peers import join as peers
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -139,7 +139,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
         address = address_of(where)
         safety = safety_for(where, keys, insecure)
         if is_of_peers(where, safety):
-            join_run.leave(where, name, say)
+            peers.leave(where, name, say)
         else:
             with contextlib.closing(look_at(address, safety, "operator")) as looking:  # it is told who asked for it
                 let_go(looking, name, say)
@@ -175,9 +175,9 @@ def show_peers(where: str, as_json: bool) -> None:
 
     from shoal.events import counted
     from shoal.schedule.stop_rules import ENDLESS
-    from shoal.strategies.peers import join_run
+    from shoal.strategies.peers import join as peers
 
-    account = join_run.standing(where)
+    account = peers.status(where)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_named(account))))
         return

@@ -1,19 +1,19 @@
-"""A run of peers on disk: one peer's model and book, in the file that any run without servers has; and a book to go on with.
+"""A run of peers on disk: the model and the log of one peer, as a local checkpoint.
 
-Slots are learned out of order, and the last of one pass beside the first of the next. So ``left`` has all slots that are not counted, from
-the first pass on to the end of the pass that was begun last; everything else of that is in the model. Who had which slot is not kept:
-any number of peers goes on from it.
+Slots are learned out of order, and the last ones of an epoch beside the first ones of the next. So
+``left`` has all slots that are not counted, from the first epoch to the end of the last one that was
+begun. It does not say who had which slot: any number of peers can continue from it.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 
 from shoal.errors import BadCheckpoint
 from shoal.models.linear import Floats
+from shoal.schedule.intervals import Intervals, count
+from shoal.schedule.runs import runs
 from shoal.schedule.stop_rules import Patience
 from shoal.strategies.peers.run_log import RunLogState
 from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints, LocalProgress
@@ -21,31 +21,31 @@ from shoal.wire.messages.peers import EvaluationDone, Run
 
 
 def keep(
-    keeper: LocalCheckpoints, state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]
+    checkpoints: LocalCheckpoints, state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]
 ) -> None:
-    """What one peer gave when it was asked for all."""
-    book = msgspec.msgpack.decode(state, type=RunLogState)
-    done = sum(beyond - first for first, beyond in book.counted)
+    """Write a checkpoint from the snapshot that a peer gave."""
+    log = msgspec.msgpack.decode(state, type=RunLogState)
+    done = count(log.counted)
     if not done:
         return
-    last = book.judged[-1] if book.judged else None
-    sent, received = (sum(one[i] for one in book.moved.values()) for i in (0, 1))
-    standing = LocalProgress(
+    last = log.judged[-1] if log.judged else None
+    sent, received = (sum(one[i] for one in log.moved.values()) for i in (0, 1))
+    progress = LocalProgress(
         done,
-        book.rows,
+        log.rows,
         0 if last is None else last.number + 1,
-        book.seconds,
+        log.seconds,
         Patience() if last is None else _patience(last.patience),
         counts,
         sent,
         received,
     )
-    of_pass, left = left_of(book.counted, per_pass)
-    keeper.keep(flat.reshape(keys, -1), of_pass, np.array(left, np.int64), standing, done)
+    of_pass, left = left_of(log.counted, per_pass)
+    checkpoints.keep(flat.reshape(keys, -1), of_pass, np.array(left, np.int64), progress, done)
 
 
 def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLogState:
-    """The book that everybody begins with when the run is taken up again."""
+    """The log with which every peer starts when the run is resumed."""
     check_left(kept, per_pass)
     was, (of_pass, left) = kept.facts.standing, kept.position
     counted = counted_of(of_pass, left.tolist(), per_pass)
@@ -69,38 +69,35 @@ def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLogState:
         rows=was.examples,
         seconds=was.seconds,
         judged=[last] if was.evaluations else [],
-        next=max((beyond for _, beyond in counted), default=0),
+        next=max((stop for _, stop in counted), default=0),
         moved={"": (was.sent, was.received)},
-        counts={name: count for name, count in was.counts.items() if name != "workers lost"},
+        counts={name: number for name, number in was.counts.items() if name != "workers lost"},
     )
 
 
 def check_left(kept: LocalCheckpoint, per_pass: int) -> None:
-    """Its slots are of no later pass than it says, each there once; all others are counted."""
+    """Its slots belong to the epochs up to its own, each once; all others are counted."""
     of_pass, left = kept.position
     end = (of_pass + 1) * per_pass
     if of_pass < 0 or (np.diff(left) < 1).any() or (len(left) and not 0 <= left[0] <= left[-1] < end):
-        raise BadCheckpoint(str(kept.path), f"has slots that the passes up to {of_pass} have not")
+        raise BadCheckpoint(str(kept.path), f"has slots that the epochs up to {of_pass} do not have")
     if end - len(left) != kept.facts.standing.done:
-        raise BadCheckpoint(
-            str(kept.path), f"has {len(left)} slots left, and {kept.facts.standing.done} done, of {end}"
-        )
+        done = kept.facts.standing.done
+        raise BadCheckpoint(str(kept.path), f"has {len(left)} slots left, and {done} done, of {end}")
 
 
 def left_of(counted: list[Run], per_pass: int) -> tuple[int, list[int]]:
-    """The pass that the furthest counted slot is of, and all slots up to its end that are not counted."""
-    end = max((beyond for _, beyond in counted), default=0)
-    of_pass = max(0, end - 1) // per_pass
-    bounds = [(0, 0), *sorted(counted), ((of_pass + 1) * per_pass, 0)]
-    return of_pass, [slot for (_, first), (beyond, _) in pairwise(bounds) for slot in range(first, beyond)]
+    """The epoch of the last counted slot, and all slots up to its end that are not counted."""
+    slots = Intervals(counted)
+    of_pass = max(0, slots.end - 1) // per_pass
+    return of_pass, [slot for first, stop in slots.missing((of_pass + 1) * per_pass) for slot in range(first, stop)]
 
 
 def counted_of(of_pass: int, left: list[int], per_pass: int) -> list[Run]:
-    """The other way round: runs of slots that are counted."""
-    bounds = [-1, *left, (of_pass + 1) * per_pass]
-    return [(a + 1, b) for a, b in pairwise(bounds) if b > a + 1]
+    """The inverse: the slots that are counted."""
+    return Intervals(runs(left)).missing((of_pass + 1) * per_pass).runs
 
 
-def _patience(said: list[float | None]) -> Patience:
-    best, mark, without, objective = [*said, *[None] * 4][:4]
+def _patience(values: list[float | None]) -> Patience:
+    best, mark, without, objective = [*values, *[None] * 4][:4]
     return Patience(best, mark, int(without or 0), objective)

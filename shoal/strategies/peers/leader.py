@@ -30,12 +30,12 @@ from shoal.job import Job
 from shoal.schedule.intervals import Intervals, count
 from shoal.schedule.runs import Runs
 from shoal.schedule.stop_rules import ENDLESS, Patience, StopDecision, StopRules
+from shoal.strategies.peers import PeerToPeer
 from shoal.strategies.peers.compute import Floats
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.model_transfer import ObserverAnswers
 from shoal.strategies.peers.ownership import Ownership
 from shoal.strategies.peers.run_log import RunLog
-from shoal.strategies.peers.settings import PeerToPeer
 from shoal.wire.effects import Effect, Store
 from shoal.wire.messages import peers as p
 

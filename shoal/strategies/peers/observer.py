@@ -1,18 +1,21 @@
-"""Looks at a run of peers from outside: it asks, and is no peer itself. So whoever was called may look, and so may anybody else.
+"""Watches a run of peers from outside, without taking part.
 
-Any peer says how it stands, who is here and who leads. One that does not answer is passed over for the next, and asked last from then on;
-so is one that the others hold for gone: it may wake, and they may be the ones that give way. What is large comes in pieces, each asked
-for again until it is there. Every question has a deadline.
+``PeerObserver`` asks: any peer answers for the run. A peer that does not answer is passed over for the
+next, and is asked last from then on; so is one that the others hold for gone, since it may wake up.
+Models come in pieces, each asked for again until it arrives. Every question has a deadline.
 
-    watching = Watching(transport)
-    watching.meet(peers)                      whom it may ask
-    account = watching.account(judged)        how it stands; Unanswered if nobody says
-    watching.whole(life)                      that one's model, and what it knows
+    observer = PeerObserver(transport)
+    observer.meet(peers)                      whom it may ask
+    status = observer.status(evaluations)     the state of the run; Unanswered if nobody says
+    observer.snapshot(life)                   the model and the log of one peer
+
+``PeerEvents`` turns answers into events of the run, each once, whoever answers and however often.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,11 +23,19 @@ from typing import TypeVar
 
 import numpy as np
 
+from shoal.data.datasets import Dataset
+from shoal.data.slots import Slots
 from shoal.errors import Invalid, Unanswered
+from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
+from shoal.job import Job
 from shoal.models.linear import Floats
+from shoal.schedule.stop_rules import StopDecision
+from shoal.strategies.peers.mesh import is_over
+from shoal.training.tracker import started
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.messages.peers import (
+    EvaluationDone,
     Greet,
     ModelPiece,
     Peer,
@@ -35,14 +46,17 @@ from shoal.wire.messages.peers import (
     Weigh,
 )
 
-_AGAIN = 0.25  # seconds until a question is asked again, as a rule of another one
+LEFT = "it left"
+SPENT = ("compute", "communicate", "idle")  # what ``PeerStatus.spent`` counts, in its order
+_AGAIN = 0.25  # seconds until a question is repeated, usually to another peer
 _PIECE_WITHIN = 5.0  # seconds for one piece of a model
+_PROGRESS = 0.25  # seconds between two Progress events
 
 Answer = TypeVar("Answer", bound=m.Message)
 
 
 class PeerObserver:
-    """One pair of eyes. Any thread may use it, one at a time."""
+    """Asks peers. Any thread may use it, one at a time."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -50,19 +64,19 @@ class PeerObserver:
         self._peers: dict[str, Peer] = {}  # by life, in the order in which they are asked
         self._request = 0
         self._closed = False
-        self.lead = ""  # life of the one that was said to lead last
+        self.lead = ""  # the life that leads, by the last answer
 
     def meet(self, peers: Iterable[Peer]) -> None:
         """These may be asked from now on."""
         with self._lock:
             for peer in peers:
                 if peer.life not in self._peers:
-                    with contextlib.suppress(Invalid):  # it lives nowhere where we could ask it
+                    with contextlib.suppress(Invalid):  # an address that we cannot reach
                         self._transport.connect(peer.life, peer.address)
                         self._peers[peer.life] = peer
 
     def doubt(self, life: str) -> None:
-        """It is said to be gone, and may be there: it is asked when nobody else answers."""
+        """The others hold it for gone: ask it when nobody else answers."""
         with self._lock:
             self._put_last(life)
 
@@ -71,7 +85,7 @@ class PeerObserver:
             self._peers[life] = peer
 
     def forget(self, life: str) -> None:
-        """It is no more."""
+        """It has ended."""
         with self._lock:
             if self._peers.pop(life, None) is not None:
                 self._transport.disconnect(life)
@@ -80,34 +94,33 @@ class PeerObserver:
     def known(self) -> list[Peer]:
         return list(self._peers.values())
 
-    def greet(self, life: str, seconds: float, comes: str = "") -> PeerGreeting:
-        """Who is here, and what it is about, by the word of this one; ``comes``: for somebody who wants to take part."""
-        return self._ask("greet it", [life], lambda number: Greet(number, comes), PeerGreeting, seconds)[1]
+    def greet(self, life: str, seconds: float, newcomer: str = "") -> PeerGreeting:
+        """Who is here, and what the run is about; ``newcomer``: the token of one that wants to join."""
+        return self._ask("greet it", [life], Greet(self._number(), newcomer), PeerGreeting, seconds)[0]
 
-    def account(self, judged: int, seconds: float) -> PeerStatus:
-        """How it stands, by the word of the one that leads if it speaks; raises Unanswered."""
+    def status(self, evaluations: int, seconds: float) -> PeerStatus:
+        """The state of the run, from the leader if it answers; raises Unanswered."""
         first = [life for life in self._peers if life == self.lead]
         others = [life for life in self._peers if life != self.lead]
-        _, account = self._ask(
-            "say how the run stands", first + others, lambda number: Watch(number, judged), PeerStatus, seconds
-        )
-        self.lead = account.lead
-        return account
+        question = Watch(self._number(), evaluations)
+        status, _ = self._ask("say how the run stands", first + others, question, PeerStatus, seconds)
+        self.lead = status.lead
+        return status
 
-    def judged(self, life: str, number: int, ended: Callable[[], bool] = lambda: False) -> Floats | None:
-        """The weights of an evaluation, from the one that made it, until it has ``ended``; None if it has them no more. Flat."""
-        return self._pieces(life, lambda request, piece: Weigh(request, number, piece), ended)[1]
+    def evaluated(self, life: str, number: int, ended: Callable[[], bool] = lambda: False) -> Floats | None:
+        """The weights of an evaluation, flat, from the peer that made it; None if it has them no more."""
+        return self._model(life, lambda request, piece: Weigh(request, number, piece), ended)[1]
 
-    def whole(self, life: str) -> tuple[bytes, Floats | None]:
-        """What one knows, and its model with what the update rule keeps; all of the same moment."""
-        return self._pieces(life, lambda request, piece: Weigh(request, 0, piece, whole=True))
+    def snapshot(self, life: str) -> tuple[bytes, Floats | None]:
+        """A peer's log, and its model with the state of the update rule, of the same moment."""
+        return self._model(life, lambda request, piece: Weigh(request, 0, piece, whole=True))
 
     def stop(self, life: str, why: str, *, leave: bool = False, ended: str = "") -> None:
-        """Tell one to end the run, or to leave; or that another's process has ended. It may be lost: ask how it stands."""
+        """Tell a peer to end the run, to leave, or that a process has ended. The message may be lost."""
+        number = self._number()
         with self._lock:
             if not self._closed and life in self._peers:
-                self._request += 1
-                self._transport.send(life, StopPeers(self._request, why, leave, ended), ())
+                self._transport.send(life, StopPeers(number, why, leave, ended), ())
                 self._transport.flush()
 
     def close(self) -> None:
@@ -116,21 +129,22 @@ class PeerObserver:
                 self._closed = True
                 self._transport.close()
 
-    # ------------------------------------------------------------ inside
-
-    def _pieces(
-        self, life: str, make: Callable[[int, int], Weigh], ended: Callable[[], bool] = lambda: False
-    ) -> tuple[bytes, Floats | None]:
-        """All of them; the request's number stands for one and the same model."""
-        if life not in self._peers:
-            raise Unanswered("give its model", life, 0.0)
+    def _number(self) -> int:
         with self._lock:
             self._request += 1
-            request = self._request
+            return self._request
+
+    def _model(
+        self, life: str, make: Callable[[int, int], Weigh], ended: Callable[[], bool] = lambda: False
+    ) -> tuple[bytes, Floats | None]:
+        """All pieces of one model: they have the same request number."""
+        if life not in self._peers:
+            raise Unanswered("give its model", life, 0.0)
+        request = self._number()
         found, state, piece, pieces = [], b"", 0, 1
         while piece < pieces:
-            message = make(request, piece)
-            _, part, arrays = self._exchange("give its model", [life], message, ModelPiece, _PIECE_WITHIN, piece, ended)
+            question = make(request, piece)
+            part, arrays = self._ask("give its model", [life], question, ModelPiece, _PIECE_WITHIN, ended)
             pieces = part.pieces
             state = state or part.state
             found += [np.array(array, np.float32) for array in arrays]
@@ -138,25 +152,15 @@ class PeerObserver:
         return state, np.concatenate(found) if found else None
 
     def _ask(
-        self, what: str, to: list[str], make: Callable[[int], m.Message], kind: type[Answer], seconds: float
-    ) -> tuple[str, Answer]:
-        with self._lock:
-            self._request += 1
-            question = make(self._request)
-        life, answer, _ = self._exchange(what, to, question, kind, seconds)
-        return life, answer
-
-    def _exchange(
         self,
         what: str,
         to: list[str],
         question: m.Message,
         kind: type[Answer],
         seconds: float,
-        piece: int | None = None,
         ended: Callable[[], bool] = lambda: False,
-    ) -> tuple[str, Answer, m.Arrays]:
-        """Ask one after the other until somebody answers."""
+    ) -> tuple[Answer, m.Arrays]:
+        """Ask one peer after the other until one answers."""
         with self._lock:
             if self._closed or not to:
                 raise Unanswered(what, " or ".join(to) or "anybody", 0.0)
@@ -173,8 +177,154 @@ class PeerObserver:
                     answer = event.message
                     if isinstance(answer, m.Refusal) and answer.kind == "version":
                         raise Invalid(f"{event.sender} speaks another version of shoal: {answer.reason}")
-                    same = getattr(answer, "request", None) == getattr(question, "request", 0)
-                    if same and isinstance(answer, kind) and piece in (None, getattr(answer, "piece", None)):
-                        return event.sender, answer, event.arrays
+                    if isinstance(answer, kind) and _belongs(answer, question):
+                        return answer, event.arrays
                 now = time.monotonic()
         raise Unanswered(what, to[0] if len(to) == 1 else f"{to[0]} and {len(to) - 1} others", seconds)
+
+
+def _belongs(answer: m.Message, question: m.Message) -> bool:
+    """Answers repeat the request number, those with a piece of a model also the piece."""
+    return all(getattr(answer, name, None) == getattr(question, name, None) for name in ("request", "piece"))
+
+
+class PeerEvents:
+    """The events of one run.
+
+    Answers come from one peer after another, and one may know less than the one before: progress only
+    ever grows here.
+    """
+
+    def __init__(self, job: Job, slots: Slots, listener: Callable[[RunEvent], None]) -> None:
+        self._job, self._slots, self._listener = job, slots, listener
+        self._limit, self._reason = StopDecision(job.stop).limit(slots.per_pass, job.stop.steps)
+        self.names: dict[str, str] = {}  # of all that were ever here, by life
+        self.why: dict[str, str] = {}  # by life: why its process ended, as the process that started it saw
+        self.gone: dict[str, str] = {}  # by life, and why: those for which Gone was sent
+        self.lead = ""  # its life
+        self.evaluated: list[EvaluationDone] = []
+        self.status: PeerStatus | None = None  # the furthest
+        self.seconds = 0.0
+        self.lost = 0
+        self._before = 0  # evaluations before the run was resumed
+        self._last: PeerStatus | None = None  # of the last Progress event
+        self._last_at = -math.inf
+
+    @property
+    def evaluations(self) -> int:
+        """How many are known: ask for those that follow."""
+        return self.evaluated[-1].number + 1 if self.evaluated else self._before
+
+    def resume(self, evaluations: int, seconds: float) -> None:
+        self._before, self.seconds = evaluations, seconds
+
+    def started(self, dataset: Dataset, workers: int) -> None:
+        self._listener(started(self._job, dataset, self.seconds, workers))
+
+    @property
+    def living(self) -> list[str]:
+        """The names of the peers that are here."""
+        return [name for life, name in self.names.items() if life not in self.gone]
+
+    def update(self, status: PeerStatus) -> list[EvaluationDone]:
+        """Send events for what is new in this answer; returns its new evaluations."""
+        self.seconds = max(self.seconds, status.seconds)
+        for peer in status.peers:
+            back = peer.life not in status.gone and peer.life in self.gone and not is_over(self.gone[peer.life])
+            if back:  # it was silent, and its half did not give way
+                del self.gone[peer.life]
+            if back or peer.life not in self.names:
+                self.names[peer.life] = peer.name
+                self._listener(Joined(seconds=self.seconds, name=peer.name, role="worker"))
+        if not status.ended:  # then they all go
+            for life, why in status.gone.items():
+                self.mark_gone(life, why)
+        if status.lead != self.lead and status.lead in self.names and status.lead not in self.gone:
+            self._elected(status.lead)
+        fresh = [one for one in status.judged if one.number >= self.evaluations]
+        if self.status is None or (status.done, status.ended) >= (self.status.done, self.status.ended):
+            self.status = status
+        for one in sorted(fresh, key=lambda one: one.number):
+            self._evaluated(one)
+        if self.seconds - self._last_at >= _PROGRESS:
+            self.progress()
+        return fresh
+
+    def mark_gone(self, life: str, why: str) -> None:
+        """Once. How its process ended says more than what the others say about its silence."""
+        if life in self.gone:
+            return
+        self.gone[life] = why = self.why.get(life) or why
+        if life in self.names:  # otherwise nobody heard that it joined
+            self.lost += why not in ("", LEFT)
+            self._listener(Gone(seconds=self.seconds, name=self.names[life], role="worker", why=why or LEFT))
+
+    def progress(self) -> None:
+        """Send a Progress event, if there is progress."""
+        now, last = self.status, self._last
+        if now is None or now is last:
+            return
+        rows = now.loss[1] - (last.loss[1] if last else 0)
+        loss = now.loss[0] - (last.loss[0] if last else 0.0)
+        before = last.spent if last else [0] * len(SPENT)
+        spent = {kind: max(0, b - a) / 1e6 for kind, a, b in zip(SPENT, before, now.spent, strict=False)}
+        self._last, self._last_at = now, self.seconds
+        self._listener(
+            Progress(
+                seconds=self.seconds,
+                passes=now.done / self._slots.per_pass,
+                steps=now.done,
+                examples=now.rows,
+                train_loss=loss / rows if rows > 0 else None,
+                workers=len(self.living),
+                spent=spent,
+            )
+        )
+
+    def course(self, why: str, failed: bool, ended: bool, counts: dict[str, int]) -> m.RunProgress:
+        """How far the run is, as a coordinator would say it; ``why`` it is over."""
+        now = self.status
+        done = now.done if now else 0
+        sent, received = now.moved if now else (0, 0)
+        return m.RunProgress(
+            done=done,
+            limit=done if ended and not failed and why != self._reason else self._limit,
+            per_pass=self._slots.per_pass,
+            steps=done,
+            in_steps=False,
+            examples=now.rows if now else 0,
+            seconds=self.seconds,
+            computing=self.seconds,
+            sent=sent,
+            received=received,
+            over=why,
+            failed=why if failed else "",
+            ended=ended,
+            voids={},
+            counts=counts,
+        )
+
+    def _elected(self, life: str) -> None:
+        before, self.lead = self.lead, life
+        why = f"{self.names[before]} is gone: {self.gone[before] or LEFT}" if before in self.gone else ""
+        self._listener(Elected(seconds=self.seconds, name=self.names[life], why=why))
+
+    def _evaluated(self, one: EvaluationDone) -> None:
+        self.evaluated.append(one)
+        self.seconds = max(self.seconds, one.now)
+        self._listener(
+            Evaluated(
+                seconds=one.now,
+                number=one.number,
+                passes=one.done / self._slots.per_pass,
+                steps=one.done,
+                examples=one.rows,
+                train_loss=one.train,
+                test_loss=math.inf if one.loss is None else one.loss,
+                metrics=one.metrics,
+                workers=one.workers,
+                best=one.best,
+                read=one.seconds,
+                by=self.names.get(one.by, one.by),
+            )
+        )

@@ -1,7 +1,8 @@
-"""The peers that one process has started, as threads of its own or as processes forked by a forkserver.
+"""The peers that this process has started, as threads of its own or as processes of a forkserver.
 
-They come up, each with an address of its own; when all are there each is told of all (``Founders``), and they begin. One more comes by
-asking any that is there. However this process ends, its processes end with it; peers that joined from elsewhere are none of these.
+Each starts at an address of its own; when all have started, each gets the list of all (``Founders``) and
+they begin. One more joins by asking any peer that is here. However this process ends, its processes end
+with it; peers that joined from elsewhere do not belong to it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from shoal.strategies.peers.worker import (
     PeerSpec,
     life_of,
     live,
-    work_of,
 )
 from shoal.wire import Transport
 from shoal.wire.memory import Hub
@@ -43,14 +43,14 @@ from shoal.wire.messages.peers import Peer
 from shoal.wire.zmq import ZmqTransport
 
 MAIN = "shoal.strategies.peers.worker"
-Ended = Callable[[str, str], None]  # name of a peer, and why: on a thread that nobody waits for
+Ended = Callable[[str, str], None]  # name of a peer, and why: on another thread
 
 
 class PeerCrew(Protocol):
     """Peers that were started here."""
 
-    peers: dict[str, Peer]  # by name, as they came up
-    failed: dict[str, str]  # by name: it did not come up, and why
+    peers: dict[str, Peer]  # by name
+    failed: dict[str, str]  # by name: why it did not start
 
     @property
     def pids(self) -> dict[str, int]: ...
@@ -61,34 +61,34 @@ class PeerCrew(Protocol):
     def start(self, count: int) -> list[Peer]: ...
     def add(self, number: int, through: list[Peer]) -> Peer: ...
     def signal(self, name: str, number: int) -> None: ...
-    def eyes(self) -> Transport:
-        """For somebody who watches."""
+    def open_observer(self) -> Transport:
+        """A transport for an observer."""
 
     def close(self) -> None: ...
 
 
 def crew_of(job: Job, dataset: Dataset, kept: Path | None, ended: Ended) -> PeerCrew:
-    work = work_of(job, dataset, kept)
-    return PeerThreadCrew(work, ended) if job.launch.how == "threads" else PeerProcessCrew(job, work, ended)
+    spec = PeerSpec(job.toml(), str(dataset.folder), kept=str(kept or ""))
+    return PeerThreadCrew(spec, ended) if job.launch.how == "threads" else PeerProcessCrew(job, spec, ended)
 
 
 def name_of(number: int) -> str:
     return f"worker-{number}"
 
 
-def _eyes() -> str:
+def _observer_name() -> str:
     return f"home-{secrets.token_hex(4)}"
 
 
 class PeerProcessCrew:
-    """Each is a process."""
+    """Each peer is a process."""
 
-    def __init__(self, job: Job, work: PeerSpec, ended: Ended) -> None:
-        self._job, self._work, self._ended = job, work, ended
+    def __init__(self, job: Job, spec: PeerSpec, ended: Ended) -> None:
+        self._job, self._spec, self._ended = job, spec, ended
         self.peers: dict[str, Peer] = {}
         self.failed: dict[str, str] = {}
         self._lives: dict[str, str] = {}  # by name
-        # Not made here: a parent that is killed at once could not remove it. The forkserver makes it.
+        # The forkserver makes it: a parent that is killed at once could not remove it.
         self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
         self._children = ProcessPool(lambda name, why: None, self._on_ended)
 
@@ -101,7 +101,7 @@ class PeerProcessCrew:
         return list(self.pids)
 
     def start(self, count: int) -> list[Peer]:
-        """So many, who know of each other and begin; one that dies before that is left out."""
+        """Start so many, which know of each other; one that does not start is left out."""
         deadline = time.monotonic() + START_WITHIN
         setup = ForkserverSetup(os.getpid(), self._folder, list(self._job.launch.modules), sys.path)
         self._children.start(setup, "peers")
@@ -124,7 +124,7 @@ class PeerProcessCrew:
         return founders
 
     def add(self, number: int, through: list[Peer]) -> Peer:
-        """One more, which asks these who is here."""
+        """Start one more, which joins ``through`` these."""
         self._order(number, through)
         self._children.wait_until_running([name_of(number)], time.monotonic() + START_WITHIN)
         return self._note(number)
@@ -136,8 +136,8 @@ class PeerProcessCrew:
             raise Invalid(f"signal={number!r}: there is none of that number")
         self._children.signal(name, number)
 
-    def eyes(self) -> Transport:
-        return ZmqTransport(_eyes())
+    def open_observer(self) -> Transport:
+        return ZmqTransport(_observer_name())
 
     def close(self) -> None:
         try:
@@ -147,11 +147,11 @@ class PeerProcessCrew:
 
     def _order(self, number: int, through: Sequence[Peer] = ()) -> None:
         name = name_of(number)
-        work = msgspec.structs.replace(self._work, number=number, life=life_of(name), through=list(through))
-        bind = "tcp://127.0.0.1:*" if self._job.launch.transport == "tcp" else f"ipc://{self._folder}/{work.life}"
-        facts = msgspec.to_builtins(work)
+        spec = msgspec.structs.replace(self._spec, number=number, life=life_of(name), through=list(through))
+        bind = "tcp://127.0.0.1:*" if self._job.launch.transport == "tcp" else f"ipc://{self._folder}/{spec.life}"
+        facts = msgspec.to_builtins(spec)
         self._children.order(ProcessOrders(name, MAIN, "", bind, "", self._folder, facts, inbox=True))
-        self._lives[name] = work.life
+        self._lives[name] = spec.life
 
     def _note(self, number: int) -> Peer:
         name = name_of(number)
@@ -163,10 +163,10 @@ class PeerProcessCrew:
 
 
 class PeerThreadCrew:
-    """Each is a thread, with threads of its own to compute and to judge."""
+    """Each peer is a thread, with threads of its own to compute and to evaluate."""
 
-    def __init__(self, work: PeerSpec, ended: Ended) -> None:
-        self._work, self._ended = work, ended
+    def __init__(self, spec: PeerSpec, ended: Ended) -> None:
+        self._spec, self._ended = spec, ended
         self.peers: dict[str, Peer] = {}
         self.failed: dict[str, str] = {}
         self.pids: dict[str, int] = {}
@@ -193,8 +193,8 @@ class PeerThreadCrew:
     def signal(self, name: str, number: int) -> None:
         raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
 
-    def eyes(self) -> Transport:
-        return self._hub.open(_eyes())
+    def open_observer(self) -> Transport:
+        return self._hub.open(_observer_name())
 
     def close(self) -> None:
         self._closing.set()
@@ -205,7 +205,7 @@ class PeerThreadCrew:
             print(f"shoal: {counted(len(late), 'thread')} did not end: {', '.join(late)}", file=sys.stderr)
 
     def _life(self, number: int) -> PeerIncarnation:
-        return PeerIncarnation(PeerParts(msgspec.structs.replace(self._work, number=number)), self._hub.open)
+        return PeerIncarnation(PeerParts(msgspec.structs.replace(self._spec, number=number)), self._hub.open)
 
     def _begin(self, life: PeerIncarnation, founders: list[Peer], through: list[tuple[str, str]]) -> None:
         name = life.me.name

@@ -1,9 +1,10 @@
-"""A run of peers, as the process that was called has it: it starts them, watches, and tells what happens. It is no peer itself.
+"""A run of peers, as the process that was called has it: it starts them, watches, and reports events.
 
-Nothing goes through it: slots are dealt, the model is judged and the end is decided among the peers, by the one that leads. If this
-process is killed its own peers go with it, and those that joined from elsewhere go on. What it does for the run: it says at once when a
-process of its own has ended (the others would wait for its silence to last), copies the weights that were judged, and keeps the run on
-disk now and then. Every wait for an answer has a deadline; whoever is silent is passed over for the next.
+It is no peer: the peers assign slots, evaluate the model and decide the end among themselves. If this
+process is killed its own peers end with it, and those that joined from elsewhere go on. It reports at
+once when a process of its own has ended (the others would wait for its silence to last), copies the
+weights that were evaluated, and writes checkpoints. Every wait for an answer has a deadline; a peer that
+is silent is passed over for the next.
 """
 
 from __future__ import annotations
@@ -25,31 +26,29 @@ from shoal.events import RunEvent, Stopped, Warned
 from shoal.inspect.status import ADDRESS
 from shoal.job import Job
 from shoal.launch.process_main import state_of
-from shoal.models.linear import Floats, Linear
+from shoal.models.linear import Linear
 from shoal.nodes.evaluator import Judgement
+from shoal.strategies.peers import PeerToPeer
 from shoal.strategies.peers.checkpoint import check_left, keep
-from shoal.strategies.peers.events import LEFT, PeerEvents
 from shoal.strategies.peers.mesh import is_over
-from shoal.strategies.peers.observer import PeerObserver
+from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
 from shoal.strategies.peers.processes import PeerCrew, crew_of
-from shoal.strategies.peers.settings import PeerToPeer
 from shoal.training.local_checkpoint import BestModel, LocalCheckpoint, LocalCheckpoints
 from shoal.training.preflight import check
 from shoal.training.run import RunStart
 from shoal.training.tracker import RunResult
 from shoal.wire.messages import RunProgress
 from shoal.wire.messages import peers as p
-from shoal.wire.messages.peers import Peer, PeerStatus
 
-_LOOK = 0.1  # seconds between two looks
-_ANSWER = 1.0  # seconds: who does not say how it stands by then is passed over, for now
-_GIVE_UP = 120.0  # seconds without a word from anybody
+_CHECK = 0.1  # seconds between two checks
+_ANSWER = 1.0  # seconds for one answer
+_GIVE_UP = 120.0  # seconds without any answer
 
 
 class PeerRun:
-    """One run. Use as a context, as ``Training``."""
+    """One run. Use it as a context: leaving it ends everything that was started."""
 
-    patience = 10.0  # seconds without a word until it is told, then twice that, ...
+    patience = 10.0  # seconds without an answer until a warning, then twice that, ...
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class PeerRun:
         folder: Path | None = None,
         kept: LocalCheckpoint | None = None,
     ) -> None:
-        """With ``kept``, what a former life of the run has left, it goes on from there."""
+        """With ``kept``, a checkpoint of the run, it continues from there."""
         assert isinstance(job.strategy, PeerToPeer)
         if job.workers > limits.PEERS:
             raise Invalid(f"workers={job.workers}: at most {limits.PEERS} peers can be in one run")
@@ -68,39 +67,38 @@ class PeerRun:
         self.learner = check(job, dataset)
         self.job, self.dataset, self._listener, self._folder = job, dataset, listener, folder
         self._slots = Slots(dataset.train.rows, job.data.batch, job.seed)
-        self.story = PeerEvents(job, self._slots, listener)
+        self.events = PeerEvents(job, self._slots, listener)
         start = self.learner.start()
-        self._keeper = LocalCheckpoints(folder, job, "" if start is None else start[1], listener)
+        self._checkpoints = LocalCheckpoints(folder, job, "" if start is None else start[1], listener)
         self._best: BestModel | None = None
         if folder is not None and job.stop.keeps_best:
             self._best = BestModel(folder / "best.safetensors", self.learner, listener)
-        self._kept: dict[bool, Judgement] = {}  # by whether it is the best: the last that was copied, and the best
+        self._last_model: Judgement | None = None  # of the evaluations that were copied
+        self._best_model: Judgement | None = None
         if kept is not None:
             check_left(kept, self._slots.per_pass)
-            self.story.goes_on_from(kept.facts.standing.evaluations, kept.facts.standing.seconds)
-            if self._best is not None and (found := self._best.read()) is not None:
-                self._kept[True] = found
+            self.events.resume(kept.facts.standing.evaluations, kept.facts.standing.seconds)
+            if self._best is not None:
+                self._best_model = self._best.read()
         self._crew: PeerCrew = crew_of(job, dataset, None if kept is None else kept.path, self._ended)
-        self._ends: deque[tuple[str, str]] = deque()  # names of peers of ours whose process ended, and why
+        self._ends: deque[tuple[str, str]] = deque()  # names of our processes that ended, and why
         self._news = threading.Event()
-        self._watching: PeerObserver | None = None
+        self._observer: PeerObserver | None = None
         self._began = False
         self._why, self._failed, self._over = "", False, False
         self._interrupted = False
         self._silent_since = math.inf
-        self._reminded = 0
+        self._reminders = 0
         self._to_copy: deque[p.EvaluationDone] = deque()
-        self.final: dict[str, Floats] = {}  # weights of each peer at the end, by name; if ``compare`` is set
-        self.compare = False
 
-    # ------------------------------------------------------------ the beginning and the end
+    # ------------------------------------------------------------ start and end
 
     def __enter__(self) -> PeerRun:
         try:
             self.learner.settle()
             founders = self._crew.start(self.job.workers)
-            self._watching = PeerObserver(self._crew.eyes())
-            self._watching.meet(founders)
+            self._observer = PeerObserver(self._crew.open_observer())
+            self._observer.meet(founders)
             self._write_address(founders[0])
         except BaseException:
             self.close()
@@ -117,11 +115,11 @@ class PeerRun:
         try:
             self._crew.close()
         finally:
-            if self._watching is not None:
-                self._watching.close()
+            if self._observer is not None:
+                self._observer.close()
             self.learner.release()
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ workers
 
     @property
     def pids(self) -> dict[str, int]:
@@ -129,211 +127,202 @@ class PeerRun:
 
     @property
     def workers(self) -> list[str]:
-        """Those that were started here and have not ended, and those that came from elsewhere and are here."""
-        here = self._crew.here
-        return here + [name for name in self.story.living if name not in self._crew.peers]
+        """Those that were started here and have not ended, and those that joined from elsewhere."""
+        return self._crew.here + [name for name in self.events.living if name not in self._crew.peers]
 
     @property
     def address(self) -> str:
-        """Of the one that leads, or of any: whoever wants to join asks there."""
-        watching = self._eyes
-        known = {peer.life: peer for peer in watching.known}
-        return known[watching.lead].address if watching.lead in known else next(iter(known.values())).address
+        """Where a newcomer can ask: the address of the leader, or of any peer."""
+        known = {peer.life: peer for peer in self.observer.known}
+        return known.get(self.observer.lead, next(iter(known.values()))).address
 
     def add_worker(self) -> str:
         """Start one more; it learns as soon as it has the model."""
-        number = 1 + max((int(name.rpartition("-")[2]) for name in self._names()), default=-1)
-        through = [one for one in self._eyes.known if not self._has_ended(one.life)]
+        names = {*self._crew.peers, *self._crew.failed, *self.events.names.values()}
+        number = 1 + max((int(name.rpartition("-")[2]) for name in names), default=-1)
+        through = [one for one in self.observer.known if not self._has_ended(one.life)]
         if not through:
             raise ClusterError("no peer is here whom a newcomer could ask for the model: start the run again")
         peer = self._crew.add(number, through)
-        self._eyes.meet([peer])
+        self.observer.meet([peer])
         return peer.name
 
     def drain(self, name: str) -> None:
-        """Ask a worker to finish what it is at, say what it learned, and go."""
-        lives = [life for life, one in self.story.names.items() if one == name and life not in self.story.gone]
+        """Ask a worker to finish, publish what it learned, and leave."""
+        lives = [life for life, one in self.events.names.items() if one == name and life not in self.events.gone]
         if not lives:
             raise Invalid(f"no worker {name!r} here (workers: {', '.join(self.workers)})")
-        self._eyes.stop(lives[-1], "asked to leave", leave=True)
+        self.observer.stop(lives[-1], "asked to leave", leave=True)
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process."""
         self._crew.signal(name, number)
 
-    # ------------------------------------------------------------ how it goes
+    # ------------------------------------------------------------ progress and result
 
     @property
     def course(self) -> RunProgress:
-        return self.story.course(self._why, self._failed, self._over, self._counts())
+        return self.events.course(self._why, self._failed, self._over, self._counts())
 
     def outcome(self) -> RunResult:
-        account, story = self.story.account, self.story
-        judged = self._kept.get(self.job.stop.keeps_best or self._failed) or self._kept.get(False)
-        sent, received = account.moved if account else (0, 0)
-        done = account.done if account else 0
+        status, seconds = self.events.status, self.events.seconds
+        best = self._best_model if self.job.stop.keeps_best or self._failed else None
+        sent, received = status.moved if status else (0, 0)
         return RunResult(
-            judged,
-            self._why or "interrupted",
-            self._failed or not self._over,
-            story.seconds,
-            story.seconds,
-            done,
-            account.rows if account else 0,
-            sent,
-            received,
-            list(account.staleness) if account else [],
-            self._counts(),
+            judged=best or self._last_model,
+            why=self._why or "interrupted",
+            failed=self._failed or not self._over,
+            seconds=seconds,
+            computing=seconds,
+            steps=status.done if status else 0,
+            examples=status.rows if status else 0,
+            sent=sent,
+            received=received,
+            staleness=list(status.staleness) if status else [],
+            counts=self._counts(),
         )
 
     def wait(self, seconds: float | None = None) -> RunResult | None:
-        """Until it is over; None if ``seconds`` have passed first: then it may be waited for again."""
+        """Wait for the end; None if ``seconds`` pass first: then it may be called again."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         self._begin()
         while not self._over:
             if time.monotonic() >= deadline:
                 return None
-            self._look()
+            self._check()
             if not self._over:
-                self._news.wait(_LOOK)
+                self._news.wait(_CHECK)
                 self._news.clear()
         return self.outcome()
 
     def interrupted(self) -> RunResult:
-        """The peers are told; they finish what they are at, and the model is judged. Whoever takes too long is left behind."""
+        """End the run now: the peers get a few seconds to finish, and evaluate the model."""
         deadline = time.monotonic() + limits.DRAIN / limits.SECOND
-        asked, self._interrupted = 0.0, True
+        ask_at, self._interrupted = 0.0, True
         while not self._over and time.monotonic() < deadline:
-            if time.monotonic() >= asked and (to := self._eyes.lead or next(iter(self._lives()), "")):
-                self._eyes.stop(to, "interrupted")
-                asked = time.monotonic() + 1.0  # it may have been lost, or its receiver gone
-            self._look()
-            self._news.wait(_LOOK / 2)
+            if time.monotonic() >= ask_at and (to := self.observer.lead or next(iter(self._lives()), "")):
+                self.observer.stop(to, "interrupted")
+                ask_at = time.monotonic() + 1.0  # the message may be lost, or its receiver gone
+            self._check()
+            self._news.wait(_CHECK / 2)
         self._why = self._why or "interrupted"
         if not self._over:
-            self._copy()
+            self._copy_models()
             self._keep()
-        self._over = False  # it was not to end yet
+        self._over = False  # it ended before its time
         return self.outcome()
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ watching
 
     @property
-    def _eyes(self) -> PeerObserver:
-        assert self._watching is not None, "not begun"
-        return self._watching
+    def observer(self) -> PeerObserver:
+        assert self._observer is not None, "not begun"
+        return self._observer
 
     def _lives(self) -> list[str]:
-        return [peer.life for peer in self._eyes.known if peer.life not in self.story.gone]
+        return [peer.life for peer in self.observer.known if peer.life not in self.events.gone]
 
     def _begin(self) -> None:
         if self._began:
             return
         self._began = True
-        self.story.tell_started(self.dataset, len(self._crew.peers))
+        self.events.started(self.dataset, len(self._crew.peers))
         for name, why in self._crew.failed.items():
-            self._warn(f"{name} did not come up, and the others begin without it: {why}")
+            self._warn(f"{name} did not start, and the others begin without it: {why}")
 
-    def _look(self) -> None:
-        """How it stands now, and what is to be done about that."""
-        self._tell_ends()
+    def _check(self) -> None:
+        """Ask for the state of the run, and act on it."""
+        self._report_ends()
         try:
-            account = self._eyes.account(self.story.evaluations, _ANSWER)
+            status = self.observer.status(self.events.evaluations, _ANSWER)
         except Unanswered:
-            self._nobody_answers()
+            self._on_silence()
             return
-        self._silent_since, self._reminded = math.inf, 0
-        self._eyes.meet(account.peers)
-        for life, why in account.gone.items():
+        self._silent_since, self._reminders = math.inf, 0
+        self.observer.meet(status.peers)
+        for life, why in status.gone.items():
             if is_over(why):
-                self._eyes.forget(life)
+                self.observer.forget(life)
             else:
-                self._eyes.doubt(life)
-        lead = self.story.lead
-        self._to_copy += self.story.hear(account)
-        if lead != self.story.lead:
-            self._write_address(next((one for one in account.peers if one.life == account.lead), None))
-        self._copy()
-        if account.ended:
-            self._end(account)
-        elif self._keeper.due:
+                self.observer.doubt(life)
+        lead = self.events.lead
+        self._to_copy += self.events.update(status)
+        if lead != self.events.lead:
+            self._write_address(next((one for one in status.peers if one.life == status.lead), None))
+        self._copy_models()
+        if status.ended:
+            self._end(status)
+        elif self._checkpoints.due:
             self._keep()
 
-    def _tell_ends(self) -> None:
-        """To everybody: they need not wait for its silence to last. Again with each look until somebody has said that it is gone."""
+    def _report_ends(self) -> None:
+        """Tell all peers that a process ended, at each check, until one says that it is gone."""
         for name, why in list(self._ends):
             life = self._crew.peers[name].life
-            self.story.why[life] = why
-            self._eyes.forget(life)
-            if life in self.story.gone or not self._lives():
+            self.events.why[life] = why
+            self.observer.forget(life)
+            if life in self.events.gone or not self._lives():
                 self._ends.remove((name, why))
-                self.story.tell_gone(life, why)
+                self.events.mark_gone(life, why)
             for other in self._lives():
-                self._eyes.stop(other, why or LEFT, ended=life)
+                self.observer.stop(other, why or LEFT, ended=life)
 
-    def _nobody_answers(self) -> None:
+    def _on_silence(self) -> None:
         now = time.monotonic()
         self._silent_since = min(self._silent_since, now)
         silent = now - self._silent_since
         if not self._crew.here and (not self._lives() or silent > self.patience):
-            self._tell_ends()
-            last = next(iter(reversed(self.story.gone.items())), None)
-            who = f" (the last was {self.story.names.get(last[0], last[0])}: {last[1] or LEFT})" if last else ""
-            # Those that ended by errors of their own would do so again, however many there are.
-            sent_off = last is None or not last[1] or "killed by signal" in last[1]
-            how = "with more workers" if sent_off else "when what ended them is mended"
+            self._report_ends()
+            last = next(iter(reversed(self.events.gone.items())), None)
+            who = f" (the last was {self.events.names.get(last[0], last[0])}: {last[1] or LEFT})" if last else ""
+            # A worker that failed by an error of its own would fail again, however many there are.
+            killed = last is None or not last[1] or "killed by signal" in last[1]
+            how = "with more workers" if killed else "when what ended them is mended"
             self._fail(f"no worker is left to compute: start it again, {how}{who}")
         elif silent > _GIVE_UP:
-            self._fail(f"no peer has said anything for {silent:.0f} s: look at what they print, and start it again")
-        elif silent >= self.patience * 2**self._reminded:
-            self._reminded += 1
+            self._fail(f"no peer has answered for {silent:.0f} s: look at what they print, and start it again")
+        elif silent >= self.patience * 2**self._reminders:
+            self._reminders += 1
             stopped = [name for name, pid in self.pids.items() if state_of(pid) == "T"]
             which = f"{', '.join(stopped)} stopped (kill -CONT goes on)" if stopped else ", ".join(self.pids)
-            self._warn(f"no peer has said anything for {silent:.0f} s: waiting for {which}")
+            self._warn(f"no peer has answered for {silent:.0f} s: waiting for {which}")
 
-    def _copy(self) -> None:
-        """The weights of the newest evaluation, and of the best: who judged them has them, as long as it is there."""
+    def _copy_models(self) -> None:
+        """Copy the weights of the newest and of the best evaluation, from the peers that made them."""
         while self._to_copy:
             one = self._to_copy.popleft()
             wanted = not self._to_copy or (one.best and not any(later.best for later in self._to_copy))
             if not wanted or self._has_ended(one.by):
-                continue  # nobody waits for one that is no more: the others are to hear of that
+                continue
             try:
-                flat = self._eyes.judged(one.by, one.number, lambda life=one.by: self._has_ended(life))  # type: ignore[misc]
+                flat = self.observer.evaluated(one.by, one.number, lambda life=one.by: self._has_ended(life))  # type: ignore[misc]
             except (Unanswered, Invalid):
                 flat = None
             if flat is None or flat.size != self.learner.keys * self.learner.width:
-                continue  # with whoever judged it: the next one is copied
+                continue  # lost with its peer: the next one is copied
             loss = math.inf if one.loss is None else one.loss
             weights = flat if isinstance(self.job.model, Linear) else flat.reshape(-1, self.learner.width)
-            judged = Judgement(one.number, weights, loss, one.metrics)
-            self._kept[False] = judged
+            self._last_model = Judgement(one.number, weights, loss, one.metrics)
             if one.best:
-                self._kept[True] = judged
+                self._best_model = self._last_model
                 if self._best is not None:
-                    self._best.write(judged)
+                    self._best.write(self._last_model)
 
     def _keep(self) -> None:
-        """One peer's model and what it knows of the run, to disk."""
+        """Write a checkpoint of one peer's model and log."""
         for life in self._lives():
             with contextlib.suppress(Unanswered, Invalid):
-                state, flat = self._eyes.whole(life)
+                state, flat = self.observer.snapshot(life)
                 if flat is not None:
-                    keep(self._keeper, state, flat, self._slots.per_pass, self.learner.keys, self._counts())
+                    keep(self._checkpoints, state, flat, self._slots.per_pass, self.learner.keys, self._counts())
                     return
         if self._lives():
             self._warn("cannot keep the run: no peer gave its model in time")
 
-    def _end(self, account: PeerStatus) -> None:
-        self._why, self._failed = account.over, account.failed
-        if (self._keeper.has_some or self._interrupted) and not self._failed:
+    def _end(self, status: p.PeerStatus) -> None:
+        self._why, self._failed = status.over, status.failed
+        if (self._checkpoints.has_some or self._interrupted) and not self._failed:
             self._keep()
-        if self.compare:
-            for peer in account.peers:
-                with contextlib.suppress(Unanswered):
-                    _, flat = self._eyes.whole(peer.life)
-                    if flat is not None:
-                        self.final[peer.name] = flat.reshape(self.learner.keys, -1)[:, : self.learner.width]
         self._stopped()
 
     def _fail(self, why: str) -> None:
@@ -342,29 +331,26 @@ class PeerRun:
 
     def _stopped(self) -> None:
         self._over = True
-        self.story.tell_progress()
-        self._listener(Stopped(seconds=self.story.seconds, why=self._why))
+        self.events.progress()
+        self._listener(Stopped(seconds=self.events.seconds, why=self._why))
 
     # ------------------------------------------------------------ details
 
     def _has_ended(self, life: str) -> bool:
-        return life in self.story.gone or life in [self._crew.peers[name].life for name, _ in self._ends]
+        return life in self.events.gone or life in [self._crew.peers[name].life for name, _ in self._ends]
 
     def _ended(self, name: str, why: str) -> None:
-        """On the thread that listens to the forkserver, or the peer's own."""
+        """A worker of ours ended; on another thread."""
         self._ends.append((name, why))
         self._news.set()
 
-    def _names(self) -> set[str]:
-        return {*self._crew.peers, *self._crew.failed, *self.story.names.values()}
-
     def _counts(self) -> dict[str, int]:
-        account = self.story.account
-        counts: Counter[str] = Counter(account.counts if account else {})
-        counts["workers lost"] = self.story.lost
+        status = self.events.status
+        counts: Counter[str] = Counter(status.counts if status else {})
+        counts["workers lost"] = self.events.lost
         return dict(counts)
 
-    def _write_address(self, peer: Peer | None) -> None:
+    def _write_address(self, peer: p.Peer | None) -> None:
         if self._folder is None or peer is None or self.job.launch.how == "threads":
             return
         with contextlib.suppress(OSError):  # a full disk: then nobody can join by the folder
@@ -373,7 +359,7 @@ class PeerRun:
                 file.write(f"{peer.address}\n")
 
     def _warn(self, what: str) -> None:
-        self._listener(Warned(seconds=self.story.seconds, what=what))
+        self._listener(Warned(seconds=self.events.seconds, what=what))
 
 
 def open_run(start: RunStart, begin: Callable[[], None]) -> PeerRun:

@@ -1,7 +1,8 @@
-"""One peer, in a process or a thread of its own, from its first word until it may go.
+"""One peer in a process or thread of its own, from its start until it may go.
 
-It may have several lives: one that was held for gone by the others (it was stopped, or cut off) comes back under a new name on the wire,
-with what they know and none of what it had not told. Where a run is kept on disk all founders begin with what was kept.
+It may have several lives: a peer that was evicted by the others (it was stopped, or cut off) rejoins
+under a new name on the wire, with a copy of their model. In a resumed run all founders start from the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from shoal import limits
-from shoal.data.datasets import Dataset
 from shoal.data.mapped import whole_set
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError
@@ -41,13 +41,12 @@ from shoal.wire.effects import Received
 from shoal.wire.messages.peers import Peer, StopPeers
 from shoal.wire.zmq import ZmqTransport
 
-_LOOK = 0.5  # seconds at most between two looks at whether it may go
+_CHECK = 0.5  # seconds at most between two checks whether it may go
 
-_made: dict[
-    tuple[str, str, str], PeerParts
-] = {}  # before this process was forked; a peer is one process, so nobody shares it
+# Made before this process was forked. A peer is one process, so nobody shares it.
+_preforked: dict[tuple[str, str, str], PeerParts] = {}
 
-Open = Callable[[str], Transport]  # for a life of this name
+Open = Callable[[str], Transport]  # a transport for a life of this name
 
 
 class PeerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,8 +56,8 @@ class PeerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: str  # the folder of the packed set
     number: int = 0
     life: str = ""
-    through: list[Peer] = []  # those who are there, for a newcomer: any one of them will do
-    kept: str = ""  # what to go on from
+    through: list[Peer] = []  # for a newcomer: peers that it may ask
+    kept: str = ""  # the checkpoint to continue from
 
 
 class Founders(ProcessMessage, frozen=True, tag="founders"):
@@ -67,63 +66,66 @@ class Founders(ProcessMessage, frozen=True, tag="founders"):
     peers: list[Peer]
 
 
-def work_of(job: Job, dataset: Dataset, kept: Path | None) -> PeerSpec:
-    return PeerSpec(job.toml(), str(dataset.folder), kept=str(kept or ""))
-
-
 def life_of(name: str) -> str:
-    """Another one for every life."""
+    """A new one for every life."""
     return f"{name}.{secrets.token_hex(4)}"
 
 
 class PeerParts:
-    """What a peer learns and judges with."""
+    """What a peer learns and evaluates with."""
 
-    def __init__(self, work: PeerSpec) -> None:
-        self.work = work
-        self.job = Job.of(tomllib.loads(work.job))
-        self.dataset = whole_set(Path(work.data), self.job.data, self.job.seed)
+    def __init__(self, spec: PeerSpec) -> None:
+        self.spec = spec
+        self.job = Job.of(tomllib.loads(spec.job))
+        self.dataset = whole_set(Path(spec.data), self.job.data, self.job.seed)
         train = self.dataset.train
-        self.learner = learner_of(self.job.model, train, self.job.seed, work.number)
+        self.learner = learner_of(self.job.model, train, self.job.seed, spec.number)
         self.slots = Slots(train.rows, self.job.data.batch, self.job.seed)
-        self.core = PeerLocalModel(self.job, train, self.learner, self.slots)
+        self.model = PeerLocalModel(self.job, train, self.learner, self.slots)
         self.begin: RunLogState | None = None
-        if work.kept:
-            kept = read(Path(work.kept))
+        if spec.kept:
+            kept = read(Path(spec.kept))
             self.begin = begin_of(kept, self.slots.per_pass)
-            self.core.restore(kept.slab)
+            self.model.restore(kept.slab)
 
-    def node(self, mesh: Mesh, transport: Transport) -> PeerNode:
-        """What learns, deals and judges."""
-        test, learner, emulate = self.dataset.test, self.learner, self.job.emulate
-        pace = emulate.pace(self.work.number, self.job.seed)
+    def node(self, me: Peer, founders: list[Peer], through: list[tuple[str, str]], transport: Transport) -> PeerNode:
+        """The state machine of one life: of a founder, or of a newcomer that joins ``through`` others."""
+        job, dataset, learner = self.job, self.dataset, self.learner
+        about = RunInfo(self.spec.job, dataset.train.rows, dataset.features)
+        timing = job.timing.intervals()
+        if through:
+            mesh = Mesh.joining(me, through, about=about, timing=timing)
+        else:
+            mesh = Mesh(me, founders, about=about, timing=timing)
+        pace = job.emulate.pace(self.spec.number, job.seed)
         return PeerNode(
             mesh,
-            self.core,
-            PeerFacts.of(self.job, self.dataset.train.rows),
-            lambda weights: learner.judge(test, weights),
+            self.model,
+            PeerFacts.of(job, dataset.train.rows),
+            lambda weights: learner.judge(dataset.test, weights),
             begin=self.begin,
             pacer=None if pace is None else Pacer(pace, time.monotonic_ns, threading.Event().wait),
-            link=emulate.link,
+            link=job.emulate.link,
             traffic=lambda: transport.traffic,
-            keys=self.core.size,
+            keys=self.model.size,
         )
 
 
 class PeerIncarnation:
-    """A peer that has an address, and has not begun yet. ``number``: its place among those who may lead; as a rule that of its name."""
+    """One life of a peer: it has an address, and has not begun yet."""
 
-    def __init__(self, made: PeerParts, open_: Open, number: int | None = None) -> None:
-        name = f"worker-{made.work.number}"
-        life = made.work.life or life_of(name)
-        self.made, self.open = made, open_
+    def __init__(self, parts: PeerParts, open_: Open, number: int | None = None) -> None:
+        """``number``: its rank among those who may lead; by default that of its name."""
+        name = f"worker-{parts.spec.number}"
+        life = parts.spec.life or life_of(name)
+        self.parts, self._open = parts, open_
         self.transport = open_(life)
-        self.me = Peer(life, name, made.work.number if number is None else number, self.transport.address)
+        self.me = Peer(life, name, parts.spec.number if number is None else number, self.transport.address)
 
-    def again(self, number: int) -> PeerIncarnation:
-        """The same one, under a new name on the wire; of those who may lead it comes last."""
-        self.made.work, self.made.begin = msgspec.structs.replace(self.made.work, life=""), None
-        return PeerIncarnation(self.made, self.open, number)
+    def next(self, number: int) -> PeerIncarnation:
+        """The next life, under a new name on the wire; of those who may lead it is the last."""
+        self.parts.spec, self.parts.begin = msgspec.structs.replace(self.parts.spec, life=""), None
+        return PeerIncarnation(self.parts, self._open, number)
 
 
 def live(
@@ -134,33 +136,28 @@ def live(
     asked: threading.Event | None = None,
     look: Callable[[PeerNode], bool] = lambda node: False,
 ) -> PeerNode:
-    """Until it may go, or ``closing`` is set. ``asked``: it is to leave, in order. ``look`` is shown how it stands, and says whether it
-    may go when the run has ended: as a rule whoever watches copies the model first, and sets ``closing``."""
+    """Run a peer until it may go, or ``closing`` is set. With ``asked`` set it leaves in order.
+
+    ``look`` gets the peer now and then, and says whether it may go when the run has ended. By default
+    it may not: the process that watches copies the model first, and sets ``closing``.
+    """
     known = {peer.life: peer for peer in founders}
     while True:
-        made = life.made
-        about = RunInfo(made.work.job, made.dataset.train.rows, made.dataset.features)
-        timing = made.job.timing.intervals()
-        mesh = (
-            Mesh.joining(life.me, through, about=about, timing=timing)
-            if through
-            else Mesh(life.me, founders, about=about, timing=timing)
-        )
-        node = made.node(mesh, life.transport)
+        node = life.parts.node(life.me, founders, through, life.transport)
         loop = Loop(node, life.transport)
         try:
-            _turn(loop, node, closing, asked, look)
+            _run_loop(loop, node, closing, asked, look)
         finally:
             loop.close()
-        known.update({life: one.peer for life, one in mesh.members.items()})
+        known.update({life: one.peer for life, one in node.mesh.members.items()})
         others = [peer for peer in known.values() if peer.life != life.me.life]
         if not node.evicted or closing.is_set() or not others:
             return node
-        through = mesh.contacts or [(peer.life, peer.address) for peer in others]
-        life = life.again(1 + max(life.me.number, *(peer.number for peer in others)))
+        through = node.mesh.contacts or [(peer.life, peer.address) for peer in others]
+        life = life.next(1 + max(life.me.number, *(peer.number for peer in others)))
 
 
-def _turn(
+def _run_loop(
     loop: Loop,
     node: PeerNode,
     closing: threading.Event,
@@ -168,57 +165,58 @@ def _turn(
     look: Callable[[PeerNode], bool],
 ) -> None:
     within = node.mesh.timing.join_within / limits.SECOND
-    told, deadline = False, time.monotonic() + within
+    leaving, deadline = False, time.monotonic() + within
     while not closing.is_set():
-        loop.turn(_LOOK)
-        if not node.mesh.has_model and time.monotonic() > deadline:
-            raise ClusterError(
-                f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
-                f"look whether it goes on, and join again"
-            )
-        if not node.mesh.has_model and asked is not None and asked.is_set():
-            return  # nobody counts on it yet
-        if asked is not None and asked.is_set() and not told:
-            told = True
+        loop.turn(_CHECK)
+        wants_to_leave = asked is not None and asked.is_set()
+        if not node.mesh.has_model:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
+                    f"check whether it goes on, and join again"
+                )
+            if wants_to_leave:
+                return  # nobody counts on it yet
+        if wants_to_leave and not leaving:
+            leaving = True
             loop.tell(Received("home", StopPeers(0, "asked to leave", leave=True)))
-        may = look(node)
-        if node.evicted or (node.may_go and (may or not node.ended)):
+        may_go = look(node)
+        if node.evicted or (node.may_go and (may_go or not node.ended)):
             return
 
 
-def sockets(made: PeerParts, folder: str) -> Open:
-    """Lives that are called by other processes: in this folder, or, without one, by a port of this machine."""
-    safety = Safety.local().checking(made.job.launch.checksums)
+def sockets(parts: PeerParts, folder: str) -> Open:
+    """Transports that other processes can reach: in this folder or, without one, at a local port."""
+    safety = Safety.local().checking(parts.job.launch.checksums)
     return lambda life: ZmqTransport(life, f"ipc://{folder}/{life}" if folder else "tcp://127.0.0.1:*", safety)
 
 
 def prefork(work: dict[str, object]) -> None:
-    """Make what peers learn with, in the process that they are forked from: it takes a while, and they share the memory of what none of
-    them changes. A module is made by each for itself: PyTorch has threads."""
-    ordered = msgspec.convert(work, PeerSpec)
-    if isinstance(Job.of(tomllib.loads(ordered.job)).model, Linear):
-        _made[ordered.job, ordered.data, ordered.kept] = PeerParts(ordered)
+    """Make the parts of a peer once, in the process that peers are forked from: they share memory.
+
+    Not with a module: PyTorch has threads, so each peer makes its own.
+    """
+    spec = msgspec.convert(work, PeerSpec)
+    if isinstance(Job.of(tomllib.loads(spec.job)).model, Linear):
+        _preforked[spec.job, spec.data, spec.kept] = PeerParts(spec)
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """A peer in a process of its own. SIGTERM asks it to finish what it is at, say what it learned, and go."""
+    """A peer in a process of its own. SIGTERM asks it to finish, publish what it learned, and leave."""
     asked, never = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    work = msgspec.convert(orders.work, PeerSpec)
-    made = _made.pop((work.job, work.data, work.kept), None) or PeerParts(work)
-    made.work = work
-    made.learner.settle(alone=True)
-    life = PeerIncarnation(made, sockets(made, "" if orders.bind.startswith("tcp:") else orders.folder))
+    spec = msgspec.convert(orders.work, PeerSpec)
+    parts = _preforked.pop((spec.job, spec.data, spec.kept), None) or PeerParts(spec)
+    parts.spec = spec
+    parts.learner.settle(alone=True)
+    life = PeerIncarnation(parts, sockets(parts, "" if orders.bind.startswith("tcp:") else orders.folder))
     process.ready(life.me.address)
+    founders: list[Peer] = []
     with os.fdopen(process.inbox, "rb") as lines:
-        line = b"" if work.through else lines.readline()
-    if line:
-        founders = msgspec.json.decode(line, type=Founders).peers
-    elif not work.through:
-        return  # nobody is left who would say
-    else:
-        founders = []
-    through = [(one.life, one.address) for one in work.through]
-    node = live(life, founders, through, never, asked)
+        if not spec.through:
+            if not (line := lines.readline()):
+                return  # the top process has ended
+            founders = msgspec.json.decode(line, type=Founders).peers
+    node = live(life, founders, [(one.life, one.address) for one in spec.through], never, asked)
     if node.why:
         raise ClusterError(node.why)

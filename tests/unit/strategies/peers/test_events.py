@@ -9,7 +9,7 @@ import msgspec
 from shoal.data.slots import Slots
 from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
 from shoal.job import Job
-from shoal.strategies.peers.events import LEFT, PeerEvents
+from shoal.strategies.peers.observer import LEFT, PeerEvents
 from shoal.wire.messages.peers import EvaluationDone, Peer, PeerStatus
 
 PEERS = [Peer(f"worker-{number}.aa", f"worker-{number}", number, "memory:") for number in range(3)]
@@ -37,10 +37,10 @@ def judged(number: int, by: str = FIRST, **changes: Any) -> EvaluationDone:
 def test_who_comes_goes_and_leads_is_told_once() -> None:
     told, events = story()
     for _ in range(2):
-        told.hear(account())
+        told.update(account())
     gone = {FIRST: "silent for 3.0 s", PEERS[2].life: ""}
     for _ in range(2):
-        told.hear(account(peers=PEERS[1:2], lead=PEERS[1].life, gone=gone, seconds=4.0))
+        told.update(account(peers=PEERS[1:2], lead=PEERS[1].life, gone=gone, seconds=4.0))
     assert [event.name for event in events if isinstance(event, Joined)] == ["worker-0", "worker-1", "worker-2"]
     assert [(event.name, event.why) for event in events if isinstance(event, Gone)] == [
         ("worker-0", "silent for 3.0 s"),
@@ -49,32 +49,32 @@ def test_who_comes_goes_and_leads_is_told_once() -> None:
     elected = [(event.name, event.why) for event in events if isinstance(event, Elected)]
     assert elected == [("worker-0", ""), ("worker-1", "worker-0 is gone: silent for 3.0 s")]
     assert (told.lost, told.living) == (1, ["worker-1"])
-    told.hear(account(peers=[], gone={**gone, PEERS[1].life: LEFT}))  # its process ended, and it was told so
+    told.update(account(peers=[], gone={**gone, PEERS[1].life: LEFT}))  # its process ended, and it was told so
     assert (told.lost, told.living) == (1, [])
 
 
 def test_one_that_was_silent_and_goes_on_is_told_to_be_back() -> None:
     told, events = story()
-    told.hear(account())
-    told.hear(account(peers=PEERS[1:], gone={FIRST: "silent for 5.1 s"}))
-    told.hear(account(gone={PEERS[2].life: "of the smaller half"}))
+    told.update(account())
+    told.update(account(peers=PEERS[1:], gone={FIRST: "silent for 5.1 s"}))
+    told.update(account(gone={PEERS[2].life: "of the smaller half"}))
     assert [event.name for event in events if isinstance(event, Joined)][3:] == ["worker-0"]
     assert told.living == ["worker-0", "worker-1"]
 
 
 def test_what_was_seen_of_a_process_is_told_instead_of_what_others_say_of_its_silence() -> None:
     told, events = story()
-    told.hear(account())
+    told.update(account())
     told.why[FIRST] = "its process ended (killed by signal 9)"
-    told.hear(account(gone={FIRST: "silent for 3.0 s"}))
+    told.update(account(gone={FIRST: "silent for 3.0 s"}))
     assert [event.why for event in events if isinstance(event, Gone)] == ["its process ended (killed by signal 9)"]
 
 
 def test_evaluations_are_told_once_and_in_order_whoever_tells_them() -> None:
     told, events = story()
-    told.hear(account(judged=[judged(0)]))
-    assert [one.number for one in told.hear(account(judged=[judged(2), judged(1), judged(0)]))] == [2, 1]
-    assert told.hear(account(judged=[judged(1), judged(2)])) == []
+    told.update(account(judged=[judged(0)]))
+    assert [one.number for one in told.update(account(judged=[judged(2), judged(1), judged(0)]))] == [2, 1]
+    assert told.update(account(judged=[judged(1), judged(2)])) == []
     found = [event for event in events if isinstance(event, Evaluated)]
     assert [(event.number, event.by, event.workers) for event in found] == [(n, "worker-0", 3) for n in range(3)]
     assert told.evaluations == 3
@@ -82,9 +82,9 @@ def test_evaluations_are_told_once_and_in_order_whoever_tells_them() -> None:
 
 def test_how_far_it_is_never_goes_back() -> None:
     told, events = story()
-    told.hear(account(done=40, rows=400, loss=(80.0, 400), seconds=1.0, spent=[2_000_000, 0, 0]))
-    told.hear(account(done=20, rows=200, loss=(50.0, 200), seconds=2.0))  # by one that has heard less
-    told.hear(account(done=60, rows=600, loss=(100.0, 600), seconds=3.0, spent=[3_500_000, 0, 0]))
+    told.update(account(done=40, rows=400, loss=(80.0, 400), seconds=1.0, spent=[2_000_000, 0, 0]))
+    told.update(account(done=20, rows=200, loss=(50.0, 200), seconds=2.0))  # by one that has heard less
+    told.update(account(done=60, rows=600, loss=(100.0, 600), seconds=3.0, spent=[3_500_000, 0, 0]))
     progress = [event for event in events if isinstance(event, Progress)]
     assert [event.steps for event in progress] == [40, 60]
     assert [event.train_loss for event in progress] == [0.2, 0.1]
@@ -95,15 +95,15 @@ def test_how_far_it_is_never_goes_back() -> None:
 
 def test_those_that_go_when_it_has_ended_are_not_told_as_gone() -> None:
     told, events = story()
-    told.hear(account())
-    told.hear(account(ended=True, over="5 epochs done", gone={PEERS[1].life: ""}, done=500))
+    told.update(account())
+    told.update(account(ended=True, over="5 epochs done", gone={PEERS[1].life: ""}, done=500))
     assert not [event for event in events if isinstance(event, Gone)]
     assert told.course("5 epochs done", False, True, {}).limit == 500
 
 
 def test_a_run_that_ended_short_of_its_passes_is_not_told_as_whole() -> None:
     told, _ = story()
-    told.hear(account(done=300, ended=True, over="5 epochs done"))
+    told.update(account(done=300, ended=True, over="5 epochs done"))
     assert told.course("5 epochs done", False, True, {}).limit == 500
     assert told.course("no worker is left", True, True, {}).limit == 500
     assert told.course("target loss 0.5 reached", False, True, {}).limit == 300, "it was to end there"

@@ -57,9 +57,9 @@ def account(message: Message) -> tuple[Message, Arrays] | None:
 
 
 def watching(hub: Hub) -> PeerObserver:
-    eyes = PeerObserver(hub.open("home"))
-    eyes.meet(PEERS)
-    return eyes
+    observer = PeerObserver(hub.open("home"))
+    observer.meet(PEERS)
+    return observer
 
 
 def test_one_that_is_silent_is_passed_over_and_the_one_that_leads_is_asked_first_from_then_on() -> None:
@@ -70,44 +70,44 @@ def test_one_that_is_silent_is_passed_over_and_the_one_that_leads_is_asked_first
         asked.append(type(message).__name__)
         return account(message)
 
-    eyes = watching(hub)
+    observer = watching(hub)
     with answering(hub, PEERS[0].life, lambda message: None), answering(hub, PEERS[1].life, heard):
-        assert eyes.account(0, 10.0).lead == eyes.lead == PEERS[1].life
-        assert eyes.account(0, 10.0).done == 1
+        assert observer.status(0, 10.0).lead == observer.lead == PEERS[1].life
+        assert observer.status(0, 10.0).done == 1
     assert asked == ["Watch", "Watch"]
-    eyes.close()
+    observer.close()
 
 
 def test_those_that_were_silent_or_are_held_for_gone_are_asked_last_and_not_forgotten() -> None:
     hub = Hub()
-    eyes = watching(hub)
-    eyes.doubt(PEERS[0].life)
-    assert [peer.life for peer in eyes.known] == [PEERS[1].life, PEERS[2].life, PEERS[0].life]
+    observer = watching(hub)
+    observer.doubt(PEERS[0].life)
+    assert [peer.life for peer in observer.known] == [PEERS[1].life, PEERS[2].life, PEERS[0].life]
     with pytest.raises(Unanswered):
-        eyes.account(0, 0.3)  # time for two
-    assert [peer.life for peer in eyes.known] == [PEERS[2].life, PEERS[0].life, PEERS[1].life]
+        observer.status(0, 0.3)  # time for two
+    assert [peer.life for peer in observer.known] == [PEERS[2].life, PEERS[0].life, PEERS[1].life]
     with answering(hub, PEERS[0].life, account):
-        assert eyes.account(0, 10.0).done == 1
-    eyes.close()
+        assert observer.status(0, 10.0).done == 1
+    observer.close()
 
 
 def test_one_that_lives_elsewhere_is_not_met() -> None:
-    with contextlib.closing(PeerObserver(ZmqTransport("home"))) as eyes:
-        eyes.meet([Peer("x", "x", 9, "http://10.0.0.1:80"), Peer("y", "y", 9, "tcp://127.0.0.1:1")])
-        assert [peer.life for peer in eyes.known] == ["y"]
+    with contextlib.closing(PeerObserver(ZmqTransport("home"))) as observer:
+        observer.meet([Peer("x", "x", 9, "http://10.0.0.1:80"), Peer("y", "y", 9, "tcp://127.0.0.1:1")])
+        assert [peer.life for peer in observer.known] == ["y"]
 
 
 def test_nobody_is_waited_for_without_end() -> None:
-    eyes = watching(Hub())
+    observer = watching(Hub())
     with pytest.raises(Unanswered, match=r"worker-0\.aa and 2 others"):
-        eyes.account(0, 0.05)
+        observer.status(0, 0.05)
     for peer in PEERS:
-        eyes.forget(peer.life)
+        observer.forget(peer.life)
     with pytest.raises(Unanswered, match="anybody"):
-        eyes.account(0, 10.0)
+        observer.status(0, 10.0)
     with pytest.raises(Unanswered):
-        eyes.judged(PEERS[0].life, 1)
-    eyes.close()
+        observer.evaluated(PEERS[0].life, 1)
+    observer.close()
 
 
 def test_a_model_comes_in_pieces_of_one_request() -> None:
@@ -123,34 +123,34 @@ def test_a_model_comes_in_pieces_of_one_request() -> None:
         return ModelPiece(message.request, message.piece, 3, {}, b"" if message.piece else b"state"), (part,)
 
     hub = Hub()
-    eyes = watching(hub)
+    observer = watching(hub)
     with answering(hub, PEERS[2].life, give):
-        state, found = eyes.whole(PEERS[2].life)
+        state, found = observer.snapshot(PEERS[2].life)
         assert state == b"state" and found is not None and np.array_equal(found, whole)
         assert len(requests) == 1
-        assert eyes.judged(PEERS[2].life, 7) is None
-    eyes.close()
+        assert observer.evaluated(PEERS[2].life, 7) is None
+    observer.close()
 
 
 def test_weights_of_one_that_has_ended_are_not_waited_for() -> None:
-    eyes, asked = watching(Hub()), list[bool]()
+    observer, asked = watching(Hub()), list[bool]()
 
     def ended() -> bool:
         asked.append(True)
         return len(asked) > 1
 
     with pytest.raises(Unanswered):
-        eyes.judged(PEERS[2].life, 7, ended)
+        observer.evaluated(PEERS[2].life, 7, ended)
     assert len(asked) == 2
-    eyes.close()
+    observer.close()
 
 
 def test_another_version_of_shoal_is_named() -> None:
     hub = Hub()
-    eyes = watching(hub)
+    observer = watching(hub)
     with (
         answering(hub, PEERS[0].life, lambda message: (Refusal(0, "version", "they speak protocol 1"), ())),
         pytest.raises(Invalid, match="another version of shoal: they speak protocol 1"),
     ):
-        eyes.account(0, 10.0)
-    eyes.close()
+        observer.status(0, 10.0)
+    observer.close()

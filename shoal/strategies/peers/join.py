@@ -1,0 +1,224 @@
+"""Joins a run of peers from any terminal of this machine, asks a peer to leave, or shows the run.
+
+Only an address is needed: the peer that answers there says what the run is about and who is here. A
+newcomer loads the same data by itself, and is refused if they differ. It belongs to nobody: if all
+others are gone it goes on, leads, and ends the run as usual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.data.datasets import load
+from shoal.errors import ClusterError, Invalid, Unanswered
+from shoal.events import RunEvent, Stopped, counted
+from shoal.inspect.status import address_of, is_of_peers, look_at
+from shoal.job import Job
+from shoal.launch.processes import short_folder
+from shoal.security.address import check_address
+from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
+from shoal.strategies.peers.peer import PeerNode
+from shoal.strategies.peers.worker import PeerIncarnation, PeerParts, PeerSpec, live, sockets
+from shoal.training.preflight import import_own
+from shoal.wire.messages.peers import Peer, PeerGreeting, PeerStatus, Watch
+from shoal.wire.zmq import ZmqTransport
+
+_DOOR = "door"  # the peer that answers at the address, until we know its name
+_ANSWER = 5.0  # seconds
+_LEAVE_WITHIN = 60.0  # seconds for a peer to finish what it is computing
+_SAY = 1.0  # seconds between two lines while it waits
+_STAY = 2.0  # seconds after the end of the run, in which observers copy the model
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class JoinedRun:
+    """The result of a peer that joined."""
+
+    name: str
+    slots: int  # that it learned
+    why: str  # the run ended; empty: it left before
+    failed: bool
+    model: Any = field(repr=False, default=None)  # if it was there to the end
+    judged: dict[str, Any] = field(default_factory=dict)  # the last evaluation
+    done: int = 0  # slots of the run
+    job: Job | None = None
+    events: list[RunEvent] = field(default_factory=list)  # what it has heard of the run
+
+
+@contextlib.contextmanager
+def at(where: str, newcomer: str = "") -> Iterator[tuple[PeerObserver, PeerGreeting, str]]:
+    """An observer of the run there, what a peer says of the run, and the address.
+
+    ``newcomer``: a token of one that wants to join, and gets a number of its own.
+    """
+    if "://" not in where and (Path(where) / "job.toml").exists() and not is_of_peers(where):
+        raise Invalid(f"{where} is no run of peers: only those (--strategy peer-to-peer) can be joined and left")
+    address = address_of(where)
+    check_address(address)
+    observer = PeerObserver(ZmqTransport(f"home-{secrets.token_hex(4)}"))
+    try:
+        observer.meet([Peer(_DOOR, _DOOR, 0, address)])
+        try:
+            greeting = observer.greet(_DOOR, _ANSWER, newcomer)
+        except Unanswered:
+            raise ClusterError(_why_silent(where, address)) from None
+        observer.meet(greeting.peers)
+        yield observer, greeting, address
+    finally:
+        observer.close()
+
+
+def _why_silent(where: str, address: str) -> str:
+    with contextlib.suppress(Unanswered), contextlib.closing(look_at(address)) as coordinator:
+        coordinator.look()
+        return (
+            f"at {address} is a coordinator, whose workers are started with the run: only runs of strategy "
+            f"peer-to-peer are joined by an address"
+        )
+    more = "" if where == address else f"; if the run was killed, go on with it: shoal train --resume {where}"
+    return (
+        f"nobody answers at {address}: the run has ended, or that peer has; try the address of another "
+        f"(a peer that joined has printed its own, and may go on){more}"
+    )
+
+
+def join(where: str, say: Say, closing: threading.Event, asked: threading.Event) -> JoinedRun:
+    """Take part until the run ends, ``asked`` (leave in order) or ``closing`` (leave at once) is set."""
+    with at(where, secrets.token_hex(8)) as (_, greeting, address):
+        pass
+    job = Job.of(tomllib.loads(greeting.job))
+    import_own(job)
+    dataset = load(job.data, job.seed, progress=say)
+    mine, theirs = (dataset.train.rows, dataset.features), (greeting.rows, greeting.features)
+    if mine != theirs:
+        raise Invalid(
+            f"the data are not the same: {mine[0]:,} rows of {mine[1]:,} features here, "
+            f"{theirs[0]:,} of {theirs[1]:,} there: bring the same files to {job.data.source}"
+        )
+    say(f"{counted(len(greeting.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")
+    parts = PeerParts(PeerSpec(greeting.job, str(dataset.folder), greeting.number))
+    with _folder(address) as folder:
+        life = PeerIncarnation(parts, sockets(parts, folder))
+        say(f"this is {life.me.name}, at {life.me.address}: shoal status, join and leave find the run there, too")
+        through = [(one.life, one.address) for one in greeting.peers]
+        try:
+            node = live(life, [], through, closing, asked, _Narrator(say).look)
+        finally:
+            parts.learner.release()
+    if node.why:
+        raise ClusterError(f"{life.me.name} could not go on, and has told the others: {node.why}")
+    return _result(node, parts)
+
+
+def status(where: str) -> PeerStatus:
+    """The state of a run of peers, from the peer that answers there."""
+    with at(where) as (observer, greeting, _):
+        observer.forget(_DOOR)  # we know it by its name now
+        return observer.status(0, _ANSWER if greeting.peers else 0.0)
+
+
+def leave(where: str, name: str, say: Say) -> None:
+    """Ask a peer to finish, publish what it learned and leave; returns when it has."""
+    with at(where) as (observer, greeting, _):
+        found = [peer for peer in greeting.peers if name in (peer.name, peer.life)]
+        if not found:
+            names = ", ".join(peer.name for peer in greeting.peers)
+            raise Invalid(f"no peer {name!r} in this run: there are {names}")
+        life, deadline = found[-1].life, time.monotonic() + _LEAVE_WITHIN
+        say(f"{found[-1].name} finishes what it is computing")
+        while time.monotonic() < deadline:
+            observer.stop(life, "asked to leave", leave=True)
+            with contextlib.suppress(Unanswered):
+                now = observer.status(1 << 40, 1.0)
+                observer.meet(now.peers)
+                if now.ended or life in now.gone or all(peer.life != life for peer in now.peers):
+                    return
+            time.sleep(0.2)
+        raise ClusterError(
+            f"{name} has not left in {_LEAVE_WITHIN:g} s: it may be stopped; the others go on without it"
+        )
+
+
+class _Narrator:
+    """Says how the run goes, and when a peer may go after the end of the run."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._next, self._ended, self._evaluation = say, 0.0, 0.0, -1
+        self._names: dict[str, str] = {}  # of all that were here, by life
+        self._gone: set[str] = set()
+        self._lead = ""
+
+    def look(self, node: PeerNode) -> bool:
+        now = time.monotonic()
+        if node.ended:
+            self._ended = self._ended or now
+            return now - self._ended > _STAY
+        if not node.mesh.has_model:
+            if now >= self._next:
+                self._next = now + _SAY
+                self._say("getting the model")
+            return False
+        self._look_at_members(node)
+        last = node.log.last
+        if last is not None and last.number != self._evaluation:
+            self._evaluation = last.number
+            loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
+            epochs, workers = last.done / node.facts.slots.per_pass, counted(last.workers, "worker")
+            self._say(f"evaluation {last.number}: epoch {epochs:.2f}, test loss {loss}, {workers}")
+        return False
+
+    def _look_at_members(self, node: PeerNode) -> None:
+        mesh = node.mesh
+        for life, why in mesh.gone.items():
+            if life in self._names and life not in self._gone:
+                left = f", {counted(len(mesh.members) + 1, 'worker')} left" if why else ""
+                self._say(f"{self._names[life]} is gone: {why or LEFT}{left}")
+        self._gone.update(mesh.gone)
+        self._names.update({one.life: one.name for one in mesh.living})
+        if mesh.leads != self._lead:
+            self._lead = mesh.leads
+            self._say(f"{self._names[self._lead]} leads" + (": that is this one" if self._lead == mesh.me.life else ""))
+
+
+def _result(node: PeerNode, parts: PeerParts) -> JoinedRun:
+    log, name = node.log, node.mesh.me.name
+    evaluation = {} if log.last is None else msgspec.structs.asdict(log.last)
+    # In all its lives: it may have been evicted, and have rejoined.
+    learned = sum(slots for life, (slots, _) in log.rates.items() if life.startswith(f"{name}."))
+    if log.ended is None:
+        return JoinedRun(name, learned, "", False, None, evaluation, log.done)
+    model = parts.learner.keep(parts.model.weights())
+    found: list[RunEvent] = []
+    events = PeerEvents(parts.job, parts.slots, found.append)
+    events.started(parts.dataset, parts.job.workers)
+    events.update(node.status(time.monotonic_ns(), Watch(0)))
+    found.append(Stopped(seconds=events.seconds, why=log.ended.why))
+    return JoinedRun(name, learned, log.ended.why, log.ended.failed, model, evaluation, log.done, parts.job, found)
+
+
+@contextlib.contextmanager
+def _folder(address: str) -> Iterator[str]:
+    """A folder for our own socket, if sockets are files: the run's folder may vanish before we end."""
+    if not address.startswith("ipc:"):
+        yield ""
+        return
+    folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+    os.mkdir(folder, 0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

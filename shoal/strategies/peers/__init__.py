@@ -1,14 +1,16 @@
 """Peer to peer: every worker has the whole model and sends its changes to all others.
 
     all         the changes of ``every`` rows go to every peer, which adds them to its own weights
-    owned       they go to the owners of their keys; each owner adds up what arrives, and sends sums to all
+    owned       they go to the owners of their keys; each owner adds up what arrives, and sends sums
+                to all
 
-Nobody waits for an answer. A newcomer asks any peer who is here, is entered by all, and copies a model
-with its version. A peer that is lost is left out; what it had published reaches all of the others or
-none. So when all has been heard, all peers have the same weights, up to the order of additions.
+Nobody waits for an answer. A newcomer asks any peer who is here, is entered by all, and copies a
+model with its version. A peer that is lost is left out; what it had published reaches all of the
+others or none. So when all has been heard, all peers have the same weights, up to the order of
+additions.
 
-Others may use ``PeerToPeer`` (the settings), ``run`` (a run, from its start to its result), ``join``
-(take part in a run from another terminal) and ``observer`` (ask peers from outside).
+Others may use ``PeerToPeer`` (the settings), ``run`` (a run, from its start to its result),
+``join`` (take part in a run from another terminal) and ``observer`` (ask peers from outside).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reliable broadcast: every peer delivers the words of every other peer in order, each once.
 
-A *word* is one broadcast message. A *life* is one incarnation of a peer; it numbers its words from 1.
-A word is *heard* (delivered) when all words before it are; one that arrives early waits. A copy is
-kept until everybody has heard it, so that any peer can relay it after its sender died.
-Nothing here sends.
+A *word* is one broadcast message. A *life* is one incarnation of a peer; it numbers its words from
+1. A word is *heard* (delivered) when all words before it are; one that arrives early waits. A copy
+is kept until everybody has heard it, so that any peer can relay it after its sender died. Nothing
+here sends.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Broadcast:
         early = self._early.setdefault(origin, {})
         if number <= self.heard.get(origin, 0) or number in early:
             self.repeated += 1
-        elif len(early) < 2 * limits.PEER_WINDOW:  # no sender has more unconfirmed: it is sent again
+        elif len(early) < 2 * limits.PEER_WINDOW:  # more is not accepted: it is sent again
             early[number] = delivery
         if not wait:
             self._deliver(now, origin)

@@ -1,8 +1,8 @@
 """A run of peers on disk: the model and the log of one peer, as a local checkpoint.
 
 Slots are learned out of order, and the last ones of an epoch beside the first ones of the next. So
-``left`` has all slots that are not counted, from the first epoch to the end of the last one that was
-begun. It does not say who had which slot: any number of peers can continue from it.
+``left`` has all slots that are not counted, from the first epoch to the end of the last one that
+was begun. It does not say who had which slot: any number of peers can continue from it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The work of one peer on its copy of the model: which visit is next, and what is not published yet.
+"""The work of one peer on its copy of the model, and what of it is not published yet.
 
-The model is touched in *visits* only: one computation at a time, off the loop's thread. A visit adds
-what others changed, learns from slots, takes what that changed and makes copies, in this order.
-Learning and taking in one visit means that no change is lost in between.
+The model is touched in *visits* only: one computation at a time, off the loop's thread. A visit
+adds what others changed, learns from slots, takes what that changed and makes copies, in this
+order. Learning and taking in one visit means that no change is lost in between.
 
-A visit learns for about 25 ms, or up to the rows after which it publishes. While the others are behind
-it does not publish, and what it learns is added to the next word. What was known when a visit began is
-kept with it (``VisitContext``): copies and evaluations are of exactly that moment.
+A visit learns for about 25 ms, or up to the rows after which it publishes. While the others are
+behind it does not publish, and what it learns is added to the next word. What was known when a
+visit began is kept with it (``VisitContext``): copies and evaluations are of exactly that moment.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class PeerCompute:
         return self.running is None and not self.inbox and self.model is None
 
     def take_place(self, place: int, of: int) -> None:
-        """Publish first after a part of the rows, by our place, so that not all do at one moment."""
+        """Publish first after a part of the rows, by our place: not all at one moment."""
         if not self._first:
             self._first = max(1, self._every_rows * (place + 1) // of)
 

@@ -1,4 +1,4 @@
-"""Joins a run of peers from any terminal of this machine, asks a peer to leave, or shows the run.
+"""Joins a run of peers from another terminal, asks a peer to leave, or shows the run.
 
 Only an address is needed: the peer that answers there says what the run is about and who is here. A
 newcomer loads the same data by itself, and is refused if they differ. It belongs to nobody: if all
@@ -97,7 +97,7 @@ def _why_silent(where: str, address: str) -> str:
 
 
 def join(where: str, say: Say, closing: threading.Event, asked: threading.Event) -> JoinedRun:
-    """Take part until the run ends, ``asked`` (leave in order) or ``closing`` (leave at once) is set."""
+    """Take part until the run ends; ``asked``: leave in order, ``closing``: leave at once."""
     with at(where, secrets.token_hex(8)) as (_, greeting, address):
         pass
     job = Job.of(tomllib.loads(greeting.job))
@@ -212,7 +212,7 @@ def _result(node: PeerNode, parts: PeerParts) -> JoinedRun:
 
 @contextlib.contextmanager
 def _folder(address: str) -> Iterator[str]:
-    """A folder for our own socket, if sockets are files: the run's folder may vanish before we end."""
+    """A folder for our own socket, if sockets are files: it may outlive the run's folder."""
     if not address.startswith("ipc:"):
         yield ""
         return

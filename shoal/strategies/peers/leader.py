@@ -3,15 +3,16 @@
 The first of the living peers leads. It decides from its run log alone, which all peers have, and
 publishes every decision: when it is gone the next peer continues from there.
 
-    assigning   every peer has about a second of work ahead, less towards the end, so that all finish
-                together; slots of a life that is gone are assigned again once it is closed
-    evaluating  the initial weights before any slot is assigned, then every so many slots. No slot past
-                the next evaluation is assigned, so that a stop rule is at most one evaluation late
-    ending      complete the epochs that were begun before the last one; then let all peers finish and
-                rest, evaluate what was not evaluated, and let all go
+    assigning   every peer has about a second of work ahead, less towards the end, so that all
+                finish together; slots of a life that is gone are assigned again once it is closed
+    evaluating  the initial weights before any slot is assigned, then every so many slots. No slot
+                past the next evaluation is assigned, so that a stop rule is at most one evaluation
+                late
+    ending      complete the epochs that were begun before the last one; then let all peers finish
+                and rest, evaluate what was not evaluated, and let all go
 
-``Leader`` decides, while this peer leads. ``Leadership`` knows whether it leads, and the run's clock.
-Nothing here sends, computes or reads the time.
+``Leader`` decides, while this peer leads. ``Leadership`` knows whether it leads, and the run's
+clock. Nothing here sends, computes or reads the time.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Leader:
         self._limit, self._reason = facts.limit
         self._pool, self._seen = Intervals(), (-1, -1)
         self.running: RunningEvaluation | None = None
-        self._evaluated = log.last.done if log.last is not None else -1  # slots in the weights evaluated last
+        self._evaluated = log.last.done if log.last is not None else -1  # slots in those weights
         self._mark = log.mark
         # Why the run ends; whether that is a failure; whether the last weights are to be evaluated;
         # and up to which slot all must be counted before it ends.
@@ -139,7 +140,7 @@ class Leader:
         return last is not None and last.done == self._log.done and last.by in view.living
 
     def begin_evaluation(self, seconds: float, done: int, rows: int, loss: tuple[float, int], workers: int) -> int:
-        """The weights were copied, and are evaluated while the peers go on; the evaluation's number."""
+        """The weights were copied for an evaluation; returns its number."""
         number = 0 if self._log.last is None else self._log.last.number + 1
         self.running, self._evaluated = RunningEvaluation(number, seconds, done, rows, loss, workers), done
         return number
@@ -277,7 +278,8 @@ class Leadership:
 
     A peer begins to lead when it has heard every decision that another leader made or may make
     (``Mesh.may_begin_to_lead``), or two would lead at once. The clock starts when all founders are
-    here and the initial weights are evaluated. Every peer keeps it, by what it hears; it never goes back.
+    here and the initial weights are evaluated. Every peer keeps it, by what it hears; it never goes
+    back.
     """
 
     def __init__(

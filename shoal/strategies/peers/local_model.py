@@ -1,11 +1,13 @@
-"""The model of one peer, in memory: it learns from slots, takes out its changes, adds those of others.
+"""The model of one peer: it learns from slots, extracts its changes, adds those of others.
 
-A key is the number of a weight, counted row by row. Beside the weights lies their *shadow*: the weights
-as all other peers know them. A weight that differs from its shadow was changed here; ``take`` returns
-these differences and updates the shadow. Changes of others go to both, so they are never published
-again. Of a large model of which few rows were touched, only the keys of these rows are compared.
+A key is the number of a weight, counted row by row. Beside the weights lies their *shadow*: the
+weights as all other peers know them. A weight that differs from its shadow was changed here;
+``take`` returns these differences and updates the shadow. Changes of others go to both, so they are
+never published again. Of a large model of which few rows were touched, only the keys of these rows
+are compared.
 
-One thread at a time uses it. Invalid changes (keys beyond the model, arrays that do not match) are refused.
+One thread at a time uses it. Invalid changes (keys beyond the model, arrays that do not match) are
+refused.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class PeerLocalModel:
         self._slots, self._width = slots, learner.width
         self.size = learner.keys * learner.width
         self._shadow = self._flat()
-        self._order: tuple[int, Ids] = (-1, np.empty(0, np.int64))  # an epoch, and what its slots contain
+        self._order: tuple[int, Ids] = (-1, np.empty(0, np.int64))  # an epoch, and its contents
         self._since: list[Ids] = []  # contents that were learned since the last ``take``
         self._keys, self._values = np.empty(self.size, np.uint64), np.empty(self.size, np.float32)
 

@@ -7,11 +7,11 @@ Everything else follows from beats:
               everyone who lacks it
     relay     words of a peer that is gone are sent on by those who have them: all that live hear
               them, or none
-    gone      is for good, and is repeated in every beat. Nothing is accepted from that life any more.
-              It is *closed* once all that live know of every life that is gone and none has heard
-              more of it than we have: then nothing more of it can arrive
-    evicted   the others hold us for gone though we live: this life is over. After a network partition
-              the peers of the smaller half are evicted and rejoin as new lives
+    gone      is for good, and is repeated in every beat. Nothing is accepted from that life any
+              more. It is *closed* once all that live know of every life that is gone and none has
+              heard more of it than we have: then nothing more of it can arrive
+    evicted   the others hold us for gone though we live: this life is over. After a network
+              partition the peers of the smaller half are evicted and rejoin as new lives
 
 A newcomer is entered by all before it copies a model (``model_transfer``), so all keep for it the
 words that the copy lacks. No rule needs clocks that agree, or an order between words of different
@@ -55,7 +55,7 @@ class PeerMember:
     patient: bool = False  # a founder: its process may take a while to start
     heard: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
-    copied: Mapping[str, int] = field(default_factory=dict)  # heard as part of a copy: it cannot relay these
+    copied: Mapping[str, int] = field(default_factory=dict)  # it cannot relay these
 
     def learn(self, heard: Mapping[str, int]) -> None:
         for life, number in heard.items():
@@ -86,7 +86,7 @@ class Mesh:
         self.me, self.timing, self.about = me, timing, about or RunInfo()
         self.check: MessageCheck | None = None  # refuses invalid words; None: all are accepted
         self.evicted = ""  # why this life is over
-        self.contacts: list[tuple[str, str]] = []  # then: names and addresses through which to rejoin
+        self.contacts: list[tuple[str, str]] = []  # to rejoin: names and addresses
         self.gone: dict[str, str] = {}  # by life, and why; for good
         self.counts: Counter[str] = Counter()
         self.broadcast = Broadcast()
@@ -191,7 +191,7 @@ class Mesh:
         return True
 
     def is_closed(self, life: str) -> bool:
-        """Nothing more of this life can arrive: all know that it is gone, none has heard more of it."""
+        """Nothing more of it can arrive: all know that it is gone, none has heard more of it."""
         heard = self.broadcast.heard.get(life, 0)
         least = all(one.heard.get(life, 0) <= heard for one in self.members.values())
         return life in self.gone and least and self._all_know_gone()
@@ -229,7 +229,7 @@ class Mesh:
         return min(self._next_beat, self._next_check)
 
     def may_leave(self, now: int) -> bool:
-        """Not soon after a sleep: only we know both halves, so peers of both must be able to reach us."""
+        """Not soon after a sleep: only we know both halves, which must be able to reach us."""
         return self._woke < 0 or now - self._woke >= self._dead_after
 
     # ------------------------------------------------------------ words
@@ -281,7 +281,7 @@ class Mesh:
         self.broadcast.take(now, delivery, wait=not self._has_model)
         effects = self._send_lacking(now, one, relay.heard) if relay.heard else []
         self._unconfirmed += 1
-        if self._unconfirmed >= 2 * _UNCONFIRMED * len(self.members):  # we publish nothing, and they wait
+        if self._unconfirmed >= 2 * _UNCONFIRMED * len(self.members):  # they wait for a beat
             effects += self._beat_all(now)
         return effects
 
@@ -303,7 +303,7 @@ class Mesh:
         return effects
 
     def _turn(self, origin: str, number: int) -> int:
-        """How many waits pass before we resend: the sender is first, then those who have the word."""
+        """How many waits pass before we resend: the sender is first, then others."""
         if origin == self.me.life:
             return 1
         before = [
@@ -421,7 +421,7 @@ class Mesh:
         if self.evicted or life == self.me.life or (self._newcomer is not None and self.greeting is None):
             return []
         if is_over(self.gone.get(life)):
-            return self._tell_gone(now, life)  # even if it holds us for gone: it has ended for all
+            return self._tell_gone(now, life)  # also if it holds us for gone: it has ended
         # A peer gets a model only after all have entered it. So a stranger with a model is of
         # another half, and so is one that holds us for gone.
         stranger = beat.filled and life not in self.members and life not in self.gone
@@ -455,7 +455,7 @@ class Mesh:
         return effects + self._join(now)
 
     def _is_cut_short(self, one: PeerMember) -> bool:
-        """Do we lack words that this member copied and nobody can relay? Then one of us must rejoin.
+        """Do we lack words that this member copied and nobody can relay? Then one must rejoin.
 
         All must know who is gone: what they have heard of those is final then, except for relays.
         """
@@ -464,7 +464,7 @@ class Mesh:
         versions = [(other.heard, other.copied) for other in self.members.values() if other.has_model]
         if not is_cut_short(self.broadcast.heard, one.copied, versions, self.gone):
             return False
-        # It may also lack words that we or others copied. Then the first one stays, or no model would.
+        # It may also lack words that we or others copied. Then the first one stays.
         versions.append((self.broadcast.heard, self.broadcast.copied))
         return rank(one.peer) < rank(self.me) or not any(
             is_cut_short(one.heard, copied, versions, self.gone) for _, copied in versions
@@ -622,11 +622,12 @@ def is_valid(peer: p.Peer) -> bool:
 
 
 def is_over(why: str | None) -> bool:
-    """Did a life that is gone for this reason leave, fail or end? Otherwise it may still run somewhere."""
+    """Did a life that is gone for this reason end? Otherwise it may still run somewhere."""
     return why is not None and not why.startswith((SILENT, SMALLER))
 
 
-Versions = Collection[tuple[Mapping[str, int], Mapping[str, int]]]  # what each peer has heard, and copied
+# What each peer has heard, and what of that it copied.
+Versions = Collection[tuple[Mapping[str, int], Mapping[str, int]]]
 
 
 def is_cut_short(
@@ -634,8 +635,9 @@ def is_cut_short(
 ) -> bool:
     """Can a peer with ``heard`` never hear all that is ``copied``, since nobody can relay it?
 
-    Two newcomers may copy at different moments, and adopt their copies without knowing of each other.
-    If then all die who had the words in between, one model contains them and the other never will.
+    Two newcomers may copy at different moments, and adopt their copies without knowing of each
+    other. If then all die who had the words in between, one model contains them and the other never
+    will.
     """
     for origin, number in copied.items():
         known = heard.get(origin, 0)
@@ -652,7 +654,8 @@ def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat, over: Collection
     """Does our half give way to the sender's half? Both halves compute the same answer.
 
     The smaller half gives way; of two equal halves, the one without the peer of lowest rank. Only
-    peers count that have a model, that only one of the two holds for its own and that are not ``over``.
+    peers count that have a model, that only one of the two holds for its own and that are not
+    ``over``.
     """
     if not beat.filled:
         return False  # it knows of the others at second hand: they will speak for themselves

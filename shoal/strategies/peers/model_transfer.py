@@ -3,13 +3,15 @@
 A newcomer must get a model that misses no word:
 
     greet     ask any peer, which answers with the list of peers
-    enter     send beats to all of them until each lists us: from then on each keeps new words for us
+    enter     send beats to all of them until each lists us: from then on each keeps new words for
+              us
     fetch     a model from one of them, with the version at which the copy was made
-    adopt     the copy once every other peer has heard all that is in it: we have the effect of those
-              words, not the words, so if the donor died the others could never hear them.
-              If the donor is lost before that, fetch from another peer
+    adopt     the copy once every other peer has heard all that is in it: we have the effect of
+              those words, not the words, so if the donor died the others could never hear them. If
+              the donor is lost before that, fetch from another peer
 
-``Newcomer`` receives. ``SnapshotServer`` gives, to newcomers (``Fetch``) and to observers (``Weigh``).
+``Newcomer`` receives. ``SnapshotServer`` gives, to newcomers (``Fetch``) and to observers
+(``Weigh``).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Watches a run of peers from outside, without taking part.
 
-``PeerObserver`` asks: any peer answers for the run. A peer that does not answer is passed over for the
-next, and is asked last from then on; so is one that the others hold for gone, since it may wake up.
-Models come in pieces, each asked for again until it arrives. Every question has a deadline.
+``PeerObserver`` asks: any peer answers for the run. A peer that does not answer is passed over for
+the next, and is asked last from then on; so is one that the others hold for gone, since it may wake
+up. Models come in pieces, each asked for again until it arrives. Every question has a deadline.
 
     observer = PeerObserver(transport)
     observer.meet(peers)                      whom it may ask
     status = observer.status(evaluations)     the state of the run; Unanswered if nobody says
     observer.snapshot(life)                   the model and the log of one peer
 
-``PeerEvents`` turns answers into events of the run, each once, whoever answers and however often.
+``PeerEvents`` turns answers into events of the run, each once, however often it is answered.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PeerObserver:
         return list(self._peers.values())
 
     def greet(self, life: str, seconds: float, newcomer: str = "") -> PeerGreeting:
-        """Who is here, and what the run is about; ``newcomer``: the token of one that wants to join."""
+        """Who is here, and what the run is about; ``newcomer``: the token of one that joins."""
         return self._ask("greet it", [life], Greet(self._number(), newcomer), PeerGreeting, seconds)[0]
 
     def status(self, evaluations: int, seconds: float) -> PeerStatus:
@@ -108,7 +108,7 @@ class PeerObserver:
         return status
 
     def evaluated(self, life: str, number: int, ended: Callable[[], bool] = lambda: False) -> Floats | None:
-        """The weights of an evaluation, flat, from the peer that made it; None if it has them no more."""
+        """The weights of an evaluation, flat, from the peer that made it; None if lost."""
         return self._model(life, lambda request, piece: Weigh(request, number, piece), ended)[1]
 
     def snapshot(self, life: str) -> tuple[bytes, Floats | None]:
@@ -116,7 +116,7 @@ class PeerObserver:
         return self._model(life, lambda request, piece: Weigh(request, 0, piece, whole=True))
 
     def stop(self, life: str, why: str, *, leave: bool = False, ended: str = "") -> None:
-        """Tell a peer to end the run, to leave, or that a process has ended. The message may be lost."""
+        """Tell a peer to end the run, to leave, or that a life has ended. It may be lost."""
         number = self._number()
         with self._lock:
             if not self._closed and life in self._peers:
@@ -191,15 +191,15 @@ def _belongs(answer: m.Message, question: m.Message) -> bool:
 class PeerEvents:
     """The events of one run.
 
-    Answers come from one peer after another, and one may know less than the one before: progress only
-    ever grows here.
+    Answers come from one peer after another, and one may know less than the one before: progress
+    only ever grows here.
     """
 
     def __init__(self, job: Job, slots: Slots, listener: Callable[[RunEvent], None]) -> None:
         self._job, self._slots, self._listener = job, slots, listener
         self._limit, self._reason = StopDecision(job.stop).limit(slots.per_pass, job.stop.steps)
         self.names: dict[str, str] = {}  # of all that were ever here, by life
-        self.why: dict[str, str] = {}  # by life: why its process ended, as the process that started it saw
+        self.why: dict[str, str] = {}  # by life: why its process ended
         self.gone: dict[str, str] = {}  # by life, and why: those for which Gone was sent
         self.lead = ""  # its life
         self.evaluated: list[EvaluationDone] = []

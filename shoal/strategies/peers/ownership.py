@@ -1,16 +1,18 @@
-"""Weights with owners (``send = "owned"``): changes go to the owner of their keys, who publishes sums.
+"""Weights with owners: changes go to the owner of their keys, who publishes their sum.
 
-    contribution    what a peer learned between two publications, numbered. It goes to every owner, empty
-                    if need be, and is sent again until the owner has published that it is in
-    owned           the word of an owner: the sum of what came for its parts and, of each peer, up to
-                    which contribution. All peers add the same sum; the contributor, whose weights had
-                    its own share from the start, subtracts that share again. It is heard after the
-                    words of those peers (``Mesh.publish``), so all who have it know the slots in it
-    owners          change when a peer joins or is gone. The old owners publish what they have, yield and
-                    accept nothing more; a new owner begins when all of them have yielded or are closed,
-                    from exactly what they published
+    contribution    what a peer learned between two publications, numbered. It goes to every owner,
+                    empty if need be, and is sent again until the owner has published that it is in
+    owned           the word of an owner: the sum of what came for its parts and, of each peer, up
+                    to which contribution. All peers add the same sum; the contributor, whose
+                    weights had its own share from the start, subtracts that share again. It is
+                    heard after the words of those peers (``Mesh.publish``), so all who have it know
+                    the slots in it
+    owners          change when a peer joins or is gone. The old owners publish what they have,
+                    yield and accept nothing more; a new owner begins when all of them have yielded
+                    or are closed, from exactly what they published
 
-Contributions of one peer are added in order, each once. Nothing here sends, sleeps or reads the time.
+Contributions of one peer are added in order, each once. Nothing here sends, sleeps or reads the
+time.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ class Ownership:
         return self._number
 
     def send(self, now: int, log: RunLog) -> list[Effect]:
-        """Send the owners what they have not published, and again after a while; new owners at once."""
+        """Send the owners what they have not published; again after a while."""
         owners = log.owners
         if owners is None:
             return []
@@ -145,7 +147,7 @@ class Ownership:
         return effects
 
     def changes_of(self, word: p.Owned, change: Change) -> list[Change]:
-        """What this word changes in our weights: the sum, minus our own share, which is in already."""
+        """What this word changes in our weights: the sum, minus our own share."""
         changes = [change] if len(change[0]) else []
         mine = {part: upto[self._me] for part, upto in word.parts if upto.get(self._me, 0) > self._mine[part]}
         for parts in _group(list(mine), lambda part: (self._mine[part], mine[part])):
@@ -181,7 +183,7 @@ class Ownership:
         self._accept_early(now, share.life, log)
 
     def _accept_early(self, now: int, life: str, log: RunLog) -> None:
-        """Accept contributions that were announced: otherwise, if their peer dies, nobody knows the slots."""
+        """Accept contributions that were announced, or nobody would know their slots."""
         owners = log.owners
         if owners is None or owners.version != self._begun or life not in (*owners.lives, *owners.others):
             return

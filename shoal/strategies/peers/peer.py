@@ -1,17 +1,17 @@
-"""The state machine of one peer: it learns from its slots, publishes its changes and adds those of others.
+"""The state machine of one peer: it learns, publishes its changes and adds those of others.
 
-    learning    in short visits to its model (``compute``); before each, the changes of others are added.
-                Nobody waits for anybody
-    publishing  after ``every`` rows, or when there is nothing more to do: to all, or to the owners of the
-                weights (``ownership``)
-    leading     the first living peer assigns slots, evaluates and ends the run (``leader``), from what all
-                peers know (``run_log``)
+    learning    in short visits to its model (``compute``); before each, the changes of others are
+                added. Nobody waits for anybody
+    publishing  after ``every`` rows, or when there is nothing more to do: to all, or to the owners
+                of the weights (``ownership``)
+    leading     the first living peer assigns slots, evaluates and ends the run (``leader``), from
+                what all peers know (``run_log``)
     joining     a newcomer gets a copy of the model with its exact version (``model_transfer``)
     leaving     in order: it publishes what it learned and gives back the slots it did not;
                 after an error: all others leave it alone
 
-Time, the network and the evaluation are passed in: the same peer runs in a process, in a thread and in
-the simulator. It never ends by itself: its owner asks ``may_go``, and until then it answers.
+Time, the network and the evaluation are passed in: the same peer runs in a process, in a thread and
+in the simulator. It never ends by itself: its owner asks ``may_go``, and until then it answers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from shoal.wire.effects import Computed, Effect, Event, Received, Send, Stored, 
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
 
-_CHECK = 100 * limits.MILLISECOND  # between two looks at the clock, by the leader or one that wants to go
+_CHECK = 100 * limits.MILLISECOND  # between two checks of the clock, where one waits
 _FRAME = limits.FRAME_BYTES // 8  # keys in one
 
 Traffic = Callable[[], tuple[int, int]]
@@ -280,7 +280,7 @@ class PeerNode:
         return effects + self._publish(now, word, (keys[last:], values[last:]))
 
     def _give_copies(self, context: VisitContext, slab: Floats) -> list[Effect]:
-        """A copy has in it what was heard when the visit began, and what we have published since."""
+        """A copy contains what was heard when the visit began and what we published since."""
         assert context.state is not None
         log = RunLog(context.state, self._parts)
         for word in context.published:
@@ -298,7 +298,7 @@ class PeerNode:
         check = self.mesh.check
         if self.ownership is None or self.left or sender not in self.mesh.members or share.life != sender:
             return []
-        if check is not None and (wrong := check.error_in_change(arrays)):  # or all would refuse our sum
+        if check is not None and (wrong := check.error_in_change(arrays)):  # or they refuse our sum
             return self.mesh.mark_gone(now, sender, f"it sent an invalid message: {wrong}")
         self.ownership.receive(now, share, arrays, self.log)
         return []

@@ -1,8 +1,8 @@
-"""The peers that this process has started, as threads of its own or as processes of a forkserver.
+"""The peers that this process has started, as threads or as processes of a forkserver.
 
-Each starts at an address of its own; when all have started, each gets the list of all (``Founders``) and
-they begin. One more joins by asking any peer that is here. However this process ends, its processes end
-with it; peers that joined from elsewhere do not belong to it.
+Each starts at an address of its own; when all have started, each gets the list of all
+(``Founders``) and they begin. One more joins by asking any peer that is here. However this process
+ends, its processes end with it; peers that joined from elsewhere do not belong to it.
 """
 
 from __future__ import annotations

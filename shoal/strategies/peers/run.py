@@ -1,10 +1,10 @@
-"""A run of peers, as the process that was called has it: it starts them, watches, and reports events.
+"""A run of peers: starts them, watches them, and reports events.
 
-It is no peer: the peers assign slots, evaluate the model and decide the end among themselves. If this
-process is killed its own peers end with it, and those that joined from elsewhere go on. It reports at
-once when a process of its own has ended (the others would wait for its silence to last), copies the
-weights that were evaluated, and writes checkpoints. Every wait for an answer has a deadline; a peer that
-is silent is passed over for the next.
+This process is no peer: the peers assign slots, evaluate the model and decide the end among
+themselves. If this process is killed its own peers end with it, and those that joined from
+elsewhere go on. It reports at once when a process of its own has ended (the others would wait for
+its silence to last), copies the weights that were evaluated, and writes checkpoints. Every wait for
+an answer has a deadline; a peer that is silent is passed over for the next.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ class PeerRun:
             self._warn(f"no peer has answered for {silent:.0f} s: waiting for {which}")
 
     def _copy_models(self) -> None:
-        """Copy the weights of the newest and of the best evaluation, from the peers that made them."""
+        """Copy the weights of the newest and the best evaluation, from their peers."""
         while self._to_copy:
             one = self._to_copy.popleft()
             wanted = not self._to_copy or (one.best and not any(later.best for later in self._to_copy))

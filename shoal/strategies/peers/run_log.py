@@ -1,13 +1,14 @@
-"""The state of a run as all peers know it: slots assigned and counted, evaluations, and the end.
+"""The state of a run as all peers know it: slots, evaluations, and the end.
 
-Every peer keeps a ``RunLog`` and applies all words that it hears, its own included. Words of one peer
-are heard in order, those of several peers in any order: a slot may be counted before the word that
-assigned it is heard. When all have heard all words, all logs are equal. So a new leader continues from
-its own log.
+Every peer keeps a ``RunLog`` and applies all words that it hears, its own included. Words of one
+peer are heard in order, those of several peers in any order: a slot may be counted before the word
+that assigned it is heard. When all have heard all words, all logs are equal. So a new leader
+continues from its own log.
 
-    counted     each slot once, however often it is reported; with ``send = "owned"``, once its change
-                is in every part of the weights
-    out         assigned and not counted. The slots of a life that is gone are free once it is closed
+    counted     each slot once, however often it is reported; with ``send = "owned"``, once its
+                change is in every part of the weights
+    out         assigned and not counted. The slots of a life that is gone are free once it is
+                closed
 
 Pure bookkeeping: no messages, no time.
 """
@@ -131,7 +132,7 @@ class RunLog:
         return self.judged[-1] if self.judged else None
 
     def left(self, life: str) -> int:
-        """Slots that were assigned to this life and that it has not learned from, as far as is known."""
+        """Slots that this life was assigned and has not learned from, as far as is known."""
         slots = self.out.get(life)
         waiting = sum(count(one.slots) for one in self.open.get(life, ()))
         return max(0, (slots.size if slots is not None else 0) - waiting)
@@ -253,9 +254,9 @@ class RunLog:
 class MessageCheck:
     """Validates words (keys, slots, finite values) on receipt.
 
-    All peers apply a word, or none. So one key beyond the model, one value that is not finite or one
-    slot that does not exist would end the whole run. The answer depends on the word and on facts of
-    the run only, never on what was heard before: all peers agree on it.
+    All peers apply a word, or none. So one key beyond the model, one value that is not finite or
+    one slot that does not exist would end the whole run. The answer depends on the word and on
+    facts of the run only, never on what was heard before: all peers agree on it.
     """
 
     keys: int  # weights; 0: not known

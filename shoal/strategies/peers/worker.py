@@ -1,8 +1,8 @@
 """One peer in a process or thread of its own, from its start until it may go.
 
-It may have several lives: a peer that was evicted by the others (it was stopped, or cut off) rejoins
-under a new name on the wire, with a copy of their model. In a resumed run all founders start from the
-checkpoint.
+It may have several lives: a peer that was evicted by the others (it was stopped, or cut off)
+rejoins under a new name on the wire, with a copy of their model. In a resumed run all founders
+start from the checkpoint.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PeerParts:
             self.model.restore(kept.slab)
 
     def node(self, me: Peer, founders: list[Peer], through: list[tuple[str, str]], transport: Transport) -> PeerNode:
-        """The state machine of one life: of a founder, or of a newcomer that joins ``through`` others."""
+        """One life: of a founder, or of a newcomer that joins ``through`` others."""
         job, dataset, learner = self.job, self.dataset, self.learner
         about = RunInfo(self.spec.job, dataset.train.rows, dataset.features)
         timing = job.timing.intervals()
@@ -138,8 +138,8 @@ def live(
 ) -> PeerNode:
     """Run a peer until it may go, or ``closing`` is set. With ``asked`` set it leaves in order.
 
-    ``look`` gets the peer now and then, and says whether it may go when the run has ended. By default
-    it may not: the process that watches copies the model first, and sets ``closing``.
+    ``look`` gets the peer now and then, and says whether it may go when the run has ended. By
+    default it may not: the process that watches copies the model first, and sets ``closing``.
     """
     known = {peer.life: peer for peer in founders}
     while True:
@@ -186,13 +186,13 @@ def _run_loop(
 
 
 def sockets(parts: PeerParts, folder: str) -> Open:
-    """Transports that other processes can reach: in this folder or, without one, at a local port."""
+    """Transports that other processes reach: in this folder or, without one, at a local port."""
     safety = Safety.local().checking(parts.job.launch.checksums)
     return lambda life: ZmqTransport(life, f"ipc://{folder}/{life}" if folder else "tcp://127.0.0.1:*", safety)
 
 
 def prefork(work: dict[str, object]) -> None:
-    """Make the parts of a peer once, in the process that peers are forked from: they share memory.
+    """Make the parts of a peer once, in the process that peers are forked from.
 
     Not with a module: PyTorch has threads, so each peer makes its own.
     """
@@ -202,7 +202,7 @@ def prefork(work: dict[str, object]) -> None:
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """A peer in a process of its own. SIGTERM asks it to finish, publish what it learned, and leave."""
+    """A peer in a process of its own. SIGTERM asks it to leave in order."""
     asked, never = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     spec = msgspec.convert(orders.work, PeerSpec)

@@ -1,1 +1,1 @@
-"""Looks at runs and clusters from outside: nothing changes by being looked at."""
+"""Inspects runs and clusters from outside, without changing them: status, query, export."""

@@ -1,7 +1,7 @@
-"""Asks questions of a cluster without being a member: nothing changes by being asked.
+"""Runs queries on a cluster without joining it.
 
-A visitor is a client that never said hello: it splits by the view that the coordinator shows to anyone, and servers answer calls
-of anyone. Nobody tells a visitor of a new view, so while an answer is out it asks for the view again and again.
+An anonymous client splits requests by the view that the coordinator shows to anyone, and servers
+answer calls of anyone. It is not notified of new views, so it polls the view while it waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VISITOR = 1  # an incarnation that nobody checks: it makes requests of numbers
 
 
 class AnonymousClient:
-    """One visitor; any thread may use it, one at a time."""
+    """A client that is not a member. Any thread may use it, one at a time."""
 
     def __init__(self, open_transport: Callable[[str], Transport]) -> None:
         self._name = f"visit-{secrets.token_hex(4)}"
@@ -42,7 +42,7 @@ class AnonymousClient:
         self._looked = False
 
     def course(self, seconds: float = PATIENCE) -> m.RunProgress | None:
-        """How far the run is, if there is one; raises Unanswered."""
+        """The progress of the run, if there is one; raises Unanswered."""
         with self._lock:
             self._looked = False
             self._send([Send(limits.COORDINATOR, m.StatusRequest(0))])
@@ -50,7 +50,7 @@ class AnonymousClient:
             return self._course
 
     def layout(self, table: str | None = None, seconds: float = PATIENCE) -> Layout:
-        """The table that is meant, by the newest view: the weights, or the only one there is, if none is named."""
+        """The named table in the newest view; without a name, the weights or the only table."""
         with self._lock:
             self._wait(self._client.refresh(), seconds)
             known = self._client.session.layouts
@@ -75,7 +75,7 @@ class AnonymousClient:
         seconds: float | None = None,
         **settings: Any,
     ) -> Any:
-        """What ``kv.call`` gives; TimedOut after so many seconds, if any are given."""
+        """Call a query as ``kv.call`` does; raises TimedOut after ``seconds``, if given."""
         layout = self.layout(table)
         with self._lock:
             task = self._client.call(layout.name, keys, question, servers=servers, **settings)
@@ -98,7 +98,7 @@ class AnonymousClient:
             raise task.error
 
     def _turn(self, done: Callable[[], bool], seconds: float | None, what: str, again: m.Message) -> None:
-        """Until it is done; ``again`` goes to the coordinator now and then."""
+        """Run the loop until it is done; ``again`` is sent to the coordinator periodically."""
         began = asked = now = time.monotonic_ns()
         while not done():
             if seconds is not None and now - began > seconds * limits.SECOND:

@@ -1,7 +1,8 @@
-"""Asking a node to go while everything goes on: a server whose parts others take over first, a worker that finishes what it has begun.
+"""Drains a node while the run goes on, and waits until it has left.
 
-The coordinator is asked, and then looked at until the node is gone. What cannot be is refused by it, with the reason; what does not
-get on for a minute is an error, and the node stays.
+A server leaves when others have its segments, a worker when it has finished its slots. The
+coordinator refuses what is impossible, with the reason. No progress for a minute is an error, and
+the node stays.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Say = Callable[[str], None]
 
 
 def let_go(looking: StatusClient, name: str, say: Say = lambda text: None, still: float | None = None) -> None:
-    """Returns when it is gone, in order. ``still``: seconds without any change that are too many."""
+    """Drain a node and wait for its end; fail after ``still`` seconds without progress."""
     view = looking.view()
     patience = view.timing.leave_still / limits.SECOND if still is None else still
     here = {member.name: member for member in view.members}
@@ -59,12 +60,12 @@ def _is_here(view: m.View, name: str, life: int) -> bool:
 
 
 def held(view: m.View, name: str) -> int:
-    """Parts of tables that a server has, first or as a copy."""
+    """The number of segments of which a server is primary or backup."""
     return sum(name in place.servers for table in view.tables for place in table.places)
 
 
 def _untimely(looking: StatusClient, view: m.View, name: str) -> str:
-    """Why it is gone, if that is not because others have what it had."""
+    """Why it ended, if not because it was drained."""
     if any(one.name == name for one in view.members):
         return "its process ended, and another one has its name by now"
     try:

@@ -1,10 +1,11 @@
-"""Judges the model of a run on rows of one's own, while it is trained or afterwards: nobody waits for it.
+"""Evaluates the model of a running or finished run on other rows, without slowing the run.
 
-    judging = Judging("runs/first", "a9a")              the model is known from the run's job
-    judging = Judging(address, "a9a", job, "/weights", group="b")
+    evaluator = ModelEvaluator("runs/first", "a9a")     the run's job describes the model
+    evaluator = ModelEvaluator(address, "a9a", job, "/weights", group="b")
 
-It joins as a client, of a group if one is named (which must be allowed to read what it judges), and pulls the whole table; where
-slots are counted one by one that is no single moment of the model. Of a run that has ended the model file is judged.
+It joins as a client (of a group, if one is named that may read the table) and pulls the whole
+table. In an asynchronous run that is not a snapshot of one moment. Of a finished run it reads the
+model file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WITHIN = 30.0  # seconds, to read the whole model
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What was found of a model."""
+    """Loss and metrics of a model."""
 
     rows: int
     loss: float
@@ -47,7 +48,7 @@ class EvaluationResult:
 
 
 class ModelEvaluator:
-    """One judge; close it, or leave its ``with`` block."""
+    """Evaluates one model, repeatedly. A context manager."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class ModelEvaluator:
             raise
 
     def _joined(self, name: str | None, group: str) -> KV:
-        """A run of a group is reached by its scheduler, and its model by the cluster that it is a guest of."""
+        """Connect: a group's run is reached by its scheduler, its model by its host cluster."""
         assert self._safety is not None
         with contextlib.closing(look_at(self._address, self._safety)) as looking:
             about = looking.describe()
@@ -99,7 +100,7 @@ class ModelEvaluator:
         self._learner: Learner = learner_of(self.job.model, self._data.train, self.job.seed)
 
     def _strange(self, data: str, features: int | None) -> str:
-        """What speaks against it that these rows and that model have anything in common; empty: nothing."""
+        """A warning if these rows and this model seem unrelated; else empty."""
         trained, has = self.job.data.source, self._data.features
         other = data in NAMED and trained in NAMED and data != trained
         if features is None or not (other or 2 * has < features):
@@ -110,7 +111,7 @@ class ModelEvaluator:
         )
 
     def _features(self) -> int | None:
-        """Of a linear model, by its table or its file."""
+        """The number of features of a linear model, from its table or file."""
         if not isinstance(self.job.model, Linear):
             return None
         if self._kv is None:
@@ -121,7 +122,7 @@ class ModelEvaluator:
         return tables[self._table].span - self.job.model.bias
 
     def look(self) -> EvaluationResult:
-        """Read it as it is now, and judge it."""
+        """Read the current weights and evaluate them."""
         steps = self._steps()
         weights = self._from_file() if self._kv is None else self._pulled()
         loss, metrics = self._learner.judge(self._data.test, weights)

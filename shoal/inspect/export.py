@@ -1,16 +1,17 @@
-"""``shoal export``: one archive of a run or a sweep, to keep or to send (S4-06).
+"""Writes one archive of a run or a sweep, to keep or to send (``shoal export``).
 
     NAME/README.txt             what is what
     NAME/job.toml               its settings
     NAME/model.safetensors      the weights
     NAME/validation.csv         every evaluation
-    NAME/training.csv           how training went on between them
-    NAME/log.txt, events.jsonl  what happened: filtered, and all of it
+    NAME/training.csv           training between the evaluations
+    NAME/log.txt, events.jsonl  the events: filtered, and all of them
     NAME/summary.json, *.png    figures and pictures
     NAME/SHA256SUMS             of all of these: sha256sum -c SHA256SUMS
 
-Only files of these names go in, only plain ones, and nobody's user name. The archive is written aside and renamed, so it is
-there whole or not at all. A run that goes on may be exported: what is being written meanwhile is left out, nothing is cut.
+Only regular files with these names are included, and no user names. The archive is written beside
+its target and renamed, so it exists whole or not at all. An active run can be exported: incomplete
+lines are left out.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ FIRST = ("seconds", "passes", "steps", "examples", "train_loss")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """An archive, and what is to be said of it."""
+    """An archive, and remarks about it."""
 
     path: Path
     files: int
@@ -71,7 +72,7 @@ class ExportResult:
 
 @dataclass(slots=True)
 class _Writer:
-    """A tar file under way: every name once, every file summed."""
+    """Writes a tar file: every name once, every file with a checksum."""
 
     tar: tarfile.TarFile
     top: str
@@ -80,7 +81,7 @@ class _Writer:
     notes: list[str] = field(default_factory=list)  # what is missing, or damaged
 
     def file(self, name: str, path: Path) -> bool:
-        """A plain file as long as it is now; False if there is none. What is there and is none is noted."""
+        """Add a regular file at its current length; False if there is none."""
         source = _opened(path)
         if source is None:
             if os.path.lexists(path):
@@ -104,7 +105,7 @@ class _Writer:
 
 
 class _Summed:
-    """A file whose checksum is known once it was read."""
+    """A file that computes its checksum while it is read."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source, self.sum = source, hashlib.sha256()
@@ -182,7 +183,7 @@ def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) ->
 
 
 def as_csv(rows: Iterable[dict[str, Any]]) -> str:
-    """Rows of one table; one that has no value for a column is empty there."""
+    """The rows as CSV; missing values are empty."""
     told = list(rows)
     heads = list(dict.fromkeys(name for row in told for name in row)) or list(FIRST)
     text = io.StringIO()
@@ -210,7 +211,7 @@ def _trained(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
 
 
 def _runs(folder: Path) -> tuple[dict[str, Path], bool]:
-    """Where runs lie, by what stands before their files' names; whether it is a sweep."""
+    """The run folders by their prefix in the archive, and whether it is a sweep."""
     if not folder.is_dir():
         raise Invalid(f"there is no folder {folder}: give the folder of a run or sweep")
     if (folder / "events.jsonl").is_file():
@@ -238,12 +239,12 @@ def _target(path: Path) -> Path:
 
 
 def _plain(name: str) -> str:
-    """A name that means the same everywhere."""
+    """A name without characters that need quoting."""
     return re.sub(r"[^A-Za-z0-9.,=+_-]", "_", name).lstrip(".-")[:120] or "run"
 
 
 def _opened(path: Path) -> IO[bytes] | None:
-    """A plain file, to be read; None: there is none, or it is a folder, a link or a pipe."""
+    """Open a regular file; None if there is none, or it is a folder, link or pipe."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -257,7 +258,7 @@ def _opened(path: Path) -> IO[bytes] | None:
 
 
 def _whole_lines(source: IO[bytes], size: int, suffix: str) -> int:
-    """How much of a file is there for good: of one that is written line by line, up to its last whole line."""
+    """The final length of a file: for line-based files, up to the last complete line."""
     if suffix not in (".jsonl", ".txt") or not size:
         return size
     step = end = 0
@@ -280,7 +281,7 @@ def _readme(writer: _Writer, is_sweep: bool) -> str:
 
 
 def _figures(folder: Path, is_sweep: bool) -> str:
-    """What is printed if the archive cannot be sent: of a plain file only, the beginning of a long one, nothing that moves a cursor."""
+    """The start of a text file, without control characters; printed if the upload fails."""
     source = _opened(folder / ("table.csv" if is_sweep else "summary.json"))
     if source is None:
         return ""

@@ -1,4 +1,4 @@
-"""Questions to a model wherever it is: on the servers of a run that goes on, or in the file that one has left.
+"""Queries a model: on the servers of an active run, or in the file of a finished one.
 
 shoal.query("runs/clicks-logistic-async-1", "top", k=5)
 """
@@ -38,7 +38,7 @@ MODEL = "model.safetensors"  # the file of a run's folder that has what was lear
 
 
 class QueriedModel(Protocol):
-    """A model that can be asked."""
+    """A model that can be queried."""
 
     where: str
     table: str
@@ -54,20 +54,20 @@ class QueriedModel(Protocol):
     ) -> Any: ...
 
     def course(self) -> m.RunProgress | None:
-        """How far its run is."""
+        """The progress of its run."""
 
     @property
     def span(self) -> tuple[int, bool]:
-        """How many rows there may be, and whether only those that were pushed are."""
+        """The number of possible rows, and whether only pushed ones exist."""
 
     def name(self, key: int, place: int) -> str:
-        """A weight's, as far as it is known."""
+        """The name of a weight, if known."""
 
     def close(self) -> None: ...
 
 
 class HasModel(Protocol):
-    """A run that is over."""
+    """A finished run."""
 
     model: Any
 
@@ -81,9 +81,11 @@ def query(
     servers: str | Sequence[str] | None = None,
     **settings: Any,
 ) -> Any:
-    """Ask a question of a model: ``where`` is a run's folder (one that goes on, or has ended), the address of a coordinator, a
-    ``Run``, or a trained model. Questions are "overview", "count", "norms", "nonzeros", "top", "histogram", and functions of your own under
-    ``@shoal.question()``. ``servers``: only of what these hold. Nothing changes by being asked.
+    """Query a model without changing it.
+
+    ``where`` is a run's folder (active or finished), the address of a coordinator, a ``Run`` or a
+    trained model. Queries are "overview", "count", "norms", "nonzeros", "top", "histogram", and
+    your own functions under ``@shoal.question()``. ``servers`` limits it to what these hold.
     """
     asked = opened(where, table)
     try:
@@ -102,7 +104,7 @@ def opened(
     keys: str | None = None,
     insecure: bool = False,
 ) -> QueriedModel:
-    """The model there; whoever opens it closes it. ``keys``, ``insecure``: as for ``connect``, if it is on another machine."""
+    """Open the model there; the caller closes it. ``keys``, ``insecure``: as for ``connect``."""
     model = getattr(where, "model", None) if not isinstance(where, Trained | TrainedModule) else where
     if isinstance(model, Trained | TrainedModule):
         return SavedModel(model, repr(model), table)
@@ -126,13 +128,13 @@ def opened(
 
 
 def is_over(where: str) -> bool:
-    """The run in this folder has ended, and has left what it has to leave."""
+    """Whether the run in this folder has ended and left its model."""
     folder = Path(where)
     return "://" not in where and (folder / "summary.json").exists() and not (folder / ADDRESS).exists()
 
 
 def _group_at(address: str, safety: Safety) -> str:
-    """Whose run it is: a key that is confined to a group asks as one of it. In the clear nobody is, and it need not be known."""
+    """The group of the run: a key that is bound to a group queries as its member."""
     if not safety.has_keys:
         return ""
     with contextlib.closing(look_at(address, safety)) as looking:
@@ -140,7 +142,7 @@ def _group_at(address: str, safety: Safety) -> str:
 
 
 class LiveModel:
-    """On the servers of a cluster."""
+    """A model on the servers of a cluster."""
 
     live = True
 
@@ -185,7 +187,7 @@ class LiveModel:
 
 
 class SavedModel:
-    """In a file: all its numbers, one after another."""
+    """A model in a file."""
 
     live, table = False, TABLE
 
@@ -254,7 +256,7 @@ def _trained(file: Path) -> Any:
 
 
 def modules_of(where: str) -> tuple[str, ...]:
-    """Those that the servers of this run have imported, as far as its folder says."""
+    """The modules that the servers of this run imported, from its folder."""
     job = _job(Path(where))
     return () if job is None else tuple(job.launch.modules)
 

@@ -1,7 +1,8 @@
-"""Looks at a cluster from outside: it asks without being a member, so nothing changes by being looked at.
+"""Reads the status of a cluster without joining it.
 
-The coordinator says who is here and how far the run is (``StatusRequest``), each server how its tables are doing (``TableStatusRequest``). An answer
-that does not come is asked for again: a coordinator that was just killed may be back in a moment.
+The coordinator says who is here and how far the run is (``StatusRequest``), each server how its
+tables are doing (``TableStatusRequest``). An answer that does not come is asked for again: a
+coordinator that was just killed may be back in a moment.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _WELCOME = (m.Welcome, m.Refusal)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One of the servers that hold a segment."""
+    """A replica of a segment."""
 
     server: str
     role: str  # primary, backup, filling
@@ -52,7 +53,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStatus:
-    """One segment, and who holds it."""
+    """A segment and its replicas."""
 
     table: str
     number: int
@@ -65,11 +66,12 @@ class SegmentStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """How a cluster stands."""
+    """The status of a cluster."""
 
     standing: m.StatusReply
     view: m.View
-    told: dict[tuple[str, int], m.TableStatusReply] = field(default_factory=dict)  # by server and table's number
+    # by server and table's number
+    told: dict[tuple[str, int], m.TableStatusReply] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)  # servers that did not answer
 
     def segments(self) -> list[SegmentStatus]:
@@ -90,7 +92,7 @@ class ClusterStatus:
         ]
 
     def clocks(self) -> dict[str, int]:
-        """Of the workers, as the servers know them: the lowest; negative: parked."""
+        """Each worker's lowest clock on any server; negative: parked."""
         found: dict[str, int] = {}
         for told in self.told.values():
             for worker, clock in told.clocks.items():
@@ -112,7 +114,7 @@ class ClusterStatus:
 
 
 class StatusClient:
-    """One pair of eyes; any thread may use it, one at a time."""
+    """Asks coordinator and servers. Any thread may use it, one at a time."""
 
     def __init__(self, open_transport: Callable[[str], Transport], name: str = "") -> None:
         self.name = name or f"look-{secrets.token_hex(4)}"
@@ -122,22 +124,22 @@ class StatusClient:
         self._request = 0
 
     def look(self, seconds: float = PATIENCE) -> m.StatusReply:
-        """How it stands, by the coordinator's word; raises Unanswered."""
+        """The coordinator's status; raises Unanswered."""
         return self._ask("look", "coordinator", m.StatusRequest, m.StatusReply, seconds)
 
     def view(self, seconds: float = PATIENCE) -> m.View:
         return self._ask("refresh the view", "coordinator", m.Refresh, m.View, seconds)
 
     def describe(self, seconds: float = PATIENCE) -> m.Described:
-        """What is going on there, for whoever would take part."""
+        """The description of the run, for a node that would join."""
         return self._ask("ask what the run is about", "coordinator", m.Describe, m.Described, seconds)
 
     def feed(self, after: int, seconds: float = PATIENCE) -> m.Fed:
-        """What has happened since then."""
+        """The events since then."""
         return self._ask("ask what happened", "coordinator", lambda request: m.Feed(request, after), m.Fed, seconds)
 
     def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
-        """Ask that a node may go: Done if it may, No if not. It takes a member to ask: for the moment we are one."""
+        """Ask to drain a node: Done or Refusal. Only members may ask, so it joins briefly."""
         welcome = self._join(seconds)
         if not isinstance(welcome, m.Welcome):
             return welcome
@@ -155,7 +157,7 @@ class StatusClient:
             return self._exchange(self._transport, "join", "coordinator", hello, _WELCOME, seconds)
 
     def tell(self, message: m.Message) -> None:
-        """Something that is not answered."""
+        """Send a message that has no answer."""
         with self._lock:
             if self._transport is None:
                 self._transport = self._open(self.name)
@@ -163,7 +165,7 @@ class StatusClient:
             self._transport.flush()
 
     def status(self, seconds: float = PATIENCE) -> ClusterStatus:
-        """All that can be seen; servers that do not answer are named."""
+        """The whole status; names servers that do not answer."""
         standing, view = self.look(seconds), self.view(seconds)
         status = ClusterStatus(standing, view)
         for member in view.members:
@@ -226,7 +228,7 @@ class StatusClient:
 
 
 def further(course: m.RunProgress, event: RunEvent) -> m.RunProgress:
-    """How far a run is, by what it tells; for when nobody is left who could be asked."""
+    """The progress of a run from its events, when nobody is left to ask."""
     if not isinstance(event, Progress | Evaluated) or event.seconds < course.seconds:
         return course
     return msgspec.structs.replace(
@@ -240,7 +242,7 @@ def further(course: m.RunProgress, event: RunEvent) -> m.RunProgress:
 
 
 def write_address(folder: Path, address: str) -> None:
-    """Whoever may read the folder may look at what runs there: ``address_of``."""
+    """Write the coordinator's address to the run folder, for ``address_of``."""
     with contextlib.suppress(OSError):  # a full disk: then nobody can, unless they know the address
         handle = os.open(folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w") as file:
@@ -248,7 +250,7 @@ def write_address(folder: Path, address: str) -> None:
 
 
 def address_of(where: str) -> str:
-    """Of the coordinator of a run, by its folder; an address is what it is."""
+    """The coordinator's address of the run in this folder; an address is returned as it is."""
     if "://" in where:
         return where
     folder = Path(where)
@@ -293,7 +295,7 @@ def address_of(where: str) -> str:
 
 
 def safety_for(where: str, keys: str | None = None, insecure: bool = False) -> Safety:
-    """As the user says; else as the run in that folder was started; else what the address asks for."""
+    """The security to use: the user's, else the run's, else what the address requires."""
     from shoal.security.safety import Safety
 
     if not keys and not insecure and "://" not in where:
@@ -306,7 +308,7 @@ def safety_for(where: str, keys: str | None = None, insecure: bool = False) -> S
 
 
 def _has_owner(folder: Path) -> bool:
-    """A process that is there has the folder (its lock is not tried: whoever starts meanwhile would be refused)."""
+    """Whether a live process owns the folder; never tries its lock."""
     import psutil
 
     try:
@@ -316,7 +318,7 @@ def _has_owner(folder: Path) -> bool:
 
 
 def is_of_peers(where: str, safety: Safety | None = None) -> bool:
-    """A run that has no coordinator because everybody in it is a peer: by its job, or by who answers at the address."""
+    """Whether it is a peer-to-peer run, from its job or from what answers at the address."""
     if "://" not in where:
         try:
             strategy = Job.load(Path(where) / "job.toml").strategy
@@ -344,7 +346,7 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
 
 
 def without_coordinator(folder: Path) -> str | None:
-    """The strategy of a run that has no coordinator."""
+    """The name of the strategy of a run without a coordinator."""
     try:
         job = Job.load(folder / "job.toml")
     except Invalid:
@@ -353,7 +355,7 @@ def without_coordinator(folder: Path) -> str | None:
 
 
 def look_at(address: str, safety: Safety | None = None, who: str = "look") -> StatusClient:
-    """At a cluster of other processes, by the address of its coordinator."""
+    """A client for the cluster with this coordinator address."""
     from shoal.security.safety import Safety
 
     safety = safety or Safety.chosen(at=address)
@@ -361,7 +363,7 @@ def look_at(address: str, safety: Safety | None = None, who: str = "look") -> St
 
 
 def transport_to(address: str, safety: Safety | None = None, group: str = "") -> Callable[[str], Transport]:
-    """How somebody of whatever name, in a group if there is one, reaches the coordinator here; with the usual keys, if it needs some."""
+    """A function that opens transports to this coordinator, with the default keys if needed."""
     from shoal.security.safety import Safety
     from shoal.wire.zmq import ZmqTransport
 

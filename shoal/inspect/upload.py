@@ -1,8 +1,8 @@
-"""A file is sent to a web address by HTTP PUT, piece by piece, as file-drop services take it; the answer is a link.
+"""Uploads a file by HTTP PUT, as file-drop services accept it; the answer is a link.
 
-Only http and https. Nobody is followed to another address: a service that says "elsewhere" is told to the user, who decides. What
-stands behind the ? of an address may be a key to it, so no message has it. Every wait ends: one piece may take ``silence``
-seconds to go, and the answer as long to come.
+Only http and https. Redirects are not followed but reported. The query string of an address may be
+a secret, so no message shows it. A chunk may take ``silence`` seconds to go, and the answer as
+long to come.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sent = Callable[[int, int], None]  # so many of so many bytes
 
 
 def check(url: str, name: str) -> SplitResult:
-    """An address that a file of this name can be sent to; one that ends in / gets the name behind it."""
+    """Check the address; one that ends in / gets the file name appended."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port  # a port that is no number is found here
@@ -44,7 +44,7 @@ def check(url: str, name: str) -> SplitResult:
 
 
 def put(path: Path, url: str, silence: float, sent: Sent | None = None) -> str:
-    """Send the file; the first line of the answer, or what else it says about where the file is now."""
+    """Send the file; returns the first line of the answer, or its Location."""
     parts = check(url, path.name)
     where = f"{parts.scheme}://{parts.netloc}{parts.path}"
     try:
@@ -92,7 +92,7 @@ def _send(line: http.client.HTTPConnection, parts: SplitResult, path: Path, sent
 
 @contextlib.contextmanager
 def _within(line: http.client.HTTPConnection, silence: float) -> Iterator[None]:
-    """All of the answer has so long, however slowly it drips: then the line is cut."""
+    """Limit the time for the whole answer, however slowly it arrives."""
     late = threading.Event()
     held = line.sock
 
@@ -117,7 +117,7 @@ def _within(line: http.client.HTTPConnection, silence: float) -> Iterator[None]:
 
 
 def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
-    """What a good answer says; one that is none is an error."""
+    """The content of a successful answer; raises for any other."""
     lines = body.decode("utf-8", "replace").splitlines()
     first = _shown(next((line.strip() for line in lines if line.strip()), ""))
     status = _shown(f"{answer.status} {answer.reason}".strip())
@@ -135,5 +135,5 @@ def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
 
 
 def _shown(text: str) -> str:
-    """A server's words move no cursor."""
+    """The text without control characters."""
     return "".join(char if char.isprintable() else "?" for char in text)[:SHOWN]

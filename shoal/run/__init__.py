@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """``Run``, ``execute`` and ``train``, imported when they are first asked for."""
+    """Import ``Run``, ``execute`` and ``train`` on first use."""
     if name not in ("Run", "execute", "train"):
         raise AttributeError(f"module 'shoal.run' has no attribute {name!r}")
     from shoal.run import run

@@ -1,19 +1,19 @@
-"""A run folder, from its first line to its last.
+"""The folder of a run: every file it writes, and the lock that guards it.
 
-    job.toml              all settings, as they were in effect
-    coordinator.journal   what was counted, for whoever takes the run up again
-    checkpoints/          the whole run, as it was at some moments: where `shoal train --resume` goes on
-    best.safetensors      with patience: the weights that were judged best so far
-    events.jsonl          what happened, all of it, line by line, written while it happens
-    log.txt               the same in words, without what happens all the time (verbosity = 3: with it)
-    model.safetensors     the weights (with patience the best ones, otherwise the last)
-    summary.json          the figures; written after all of these, so a folder that has it is whole
-    loss.png              the picture, where matplotlib is installed
-    topology.png          who hears whom, of a run without a server
-    topology.txt          the same as a list, where it came from a file: what the run goes on with
+    job.toml              all settings in effect
+    coordinator.journal   what was counted, for a resumed run
+    checkpoints/          snapshots of the whole run: `shoal train --resume` continues from one
+    best.safetensors      the weights with the best evaluation so far
+    events.jsonl          every event, one per line, written as it happens
+    log.txt               the same in words, without frequent events (verbosity = 3: with them)
+    model.safetensors     the final weights (with patience the best, otherwise the last)
+    summary.json          the figures; written last, so a folder that has it is complete
+    loss.png              the loss curve, if matplotlib is installed
+    topology.png          the gossip graph of a run without servers
+    topology.txt          the same as a list, if it was read from a file; a resumed run uses it
 
-Every file is there whole or not at all, but for those that are written line by line. While a run goes on it holds a lock
-(a file of that name), so that no other run uses its folder; the lock ends with the process, however that ends.
+Files other than those written line by line exist whole or not at all. A run holds a lock on its
+folder, so that no other run uses it; the lock ends with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _WITHIN = limits.HEAR_WITHIN / limits.SECOND
 
 
 class EventLog:
-    """Keeps the events, has them written down, and passes them on. Called from any thread, which waits for nobody."""
+    """Keeps the events, writes them to disk, and passes them on. Never blocks its caller."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class EventLog:
 
     @property
     def new(self) -> list[RunEvent]:
-        """Those of this life."""
+        """The events of this process's part of the run."""
         return self.events[self._former :]
 
     def __call__(self, event: RunEvent) -> None:
@@ -104,14 +104,14 @@ class EventLog:
                 hearer(event)
 
     def settle(self) -> None:
-        """What happened is on disk, or it is known why not; nothing more is written as it happens."""
+        """Finish writing: everything is on disk afterwards, or the error is known."""
         left = self._files.close(_WITHIN)
         if left and not self.error:
             self.error = f"its disk took nothing for {_WITHIN:g} s"
             mutter(f"shoal: {counted(left, 'line')} of log.txt and events.jsonl were not written: {self.error}")
 
     def close(self) -> None:
-        """Callbacks have heard all, or had the time to."""
+        """Give callbacks time for the remaining events."""
         for hearer in self._hearers:
             hearer.close()
 
@@ -120,13 +120,13 @@ class EventLog:
         self._folder.append(name, line)
 
     def _unwritten(self, error: BaseException) -> bool:
-        # Training goes on: what cannot be written now is written, or said, at the end.
+        # Training goes on: what cannot be written now is written, or reported, at the end.
         self.error = (isinstance(error, OSError) and error.strerror) or str(error)
         return False
 
 
 class EventListener:
-    """A callback of the user's. If it raises it is called no more; if it is slow, what it does not hear in time is counted."""
+    """A user's callback. Dropped if it raises; events it is too slow for are counted."""
 
     def __init__(self, call: Callable[[Any], None], name: str = "on_event") -> None:
         self._ends_main = threading.current_thread() is threading.main_thread()
@@ -155,7 +155,7 @@ class EventListener:
 
 
 class RunFolder:
-    """A run folder: nobody else's, and every file in it whole or not there."""
+    """A locked run folder whose files are whole or absent."""
 
     def __init__(self, path: Path, job: Job, new: bool = False) -> None:
         self.path, text = path.absolute(), job.toml()
@@ -166,7 +166,8 @@ class RunFolder:
         try:
             self._make(new)
             self._lock = Lock(self.path, path)
-            with open(self.path / "job.toml", "x", encoding="utf-8") as file:  # who makes this file has the folder
+            # who makes this file has the folder
+            with open(self.path / "job.toml", "x", encoding="utf-8") as file:
                 self.is_new = True
                 file.write(text)
         except OSError as error:
@@ -185,7 +186,7 @@ class RunFolder:
 
     @classmethod
     def again(cls, path: Path) -> RunFolder:
-        """The folder of a run that is there already, to take it up again."""
+        """The folder of an existing run, to resume it."""
         self = cls.__new__(cls)
         self.path, self._made, self.is_new, self.rescued = path.absolute(), [], False, ""
         try:
@@ -198,7 +199,7 @@ class RunFolder:
 
     @classmethod
     def numbered(cls, path: Path, job: Job) -> RunFolder:
-        """path-1, or the next number that nobody has, also if others ask at the same moment."""
+        """Creates path-1 or the next free number, safely beside other processes."""
         for number in itertools.count(1):
             one = path.with_name(f"{path.name}-{number}")
             if not one.exists():
@@ -211,11 +212,12 @@ class RunFolder:
 
     def append(self, name: str, line: bytes) -> None:
         with open(self.path / name, "ab", buffering=0) as file:
-            if file.write(line) != len(line):  # the rest did not fit: a last line that is cut is left out when read
+            # the rest did not fit: a last line that is cut is left out when read
+            if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def events(self) -> tuple[list[RunEvent], int]:
-        """What happened so far, and how many lines of it are damaged; a last one that was cut short is removed."""
+        """The events so far and the number of damaged lines; a cut last line is removed."""
         path = self.path / "events.jsonl"
         if not os.path.lexists(path):
             return [], 0
@@ -231,7 +233,7 @@ class RunFolder:
             ) from None
 
     def begin_again(self, job: Job, anew: bool) -> None:
-        """The run goes on, perhaps with other settings; ``anew``: from the beginning, so nothing of what it did is left."""
+        """Resume with these settings; ``anew``: from the beginning, deleting its results."""
         lost = (
             ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
             if anew
@@ -240,7 +242,8 @@ class RunFolder:
         aside = self.path / "job.toml.new"
         try:
             replace_file(aside, job.toml().encode())  # where that fails, everything is as it was
-            for name in ("summary.json", *lost):  # a model that was learned stays until there is another
+            # a model that was learned stays until there is another
+            for name in ("summary.json", *lost):
                 (self.path / name).unlink(missing_ok=True)
             os.replace(aside, self.path / "job.toml")
         except OSError as error:
@@ -249,13 +252,13 @@ class RunFolder:
             raise Invalid(f"cannot write to {self.path}: {error.strerror}: make room, or make it writable") from None
 
     def release(self) -> None:
-        """Others may have it."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def discard(self) -> None:
-        """The run never began. If it is one that is taken up again, all stays as it is."""
+        """Remove the folder of a run that never began; a resumed run's folder stays as it is."""
         self.release()
         with contextlib.suppress(OSError):
             for name in (
@@ -265,10 +268,11 @@ class RunFolder:
             self._unmake()
 
     def _make(self, new: bool) -> None:
-        for again in (True, True, False):  # somebody who discards theirs may take a folder away under our feet
+        for again in (True, True, False):  # another process may remove its folder meanwhile
             try:
                 for parent in reversed([one for one in self.path.parents if not one.exists()]):
-                    with contextlib.suppress(FileExistsError):  # somebody else was faster: theirs will do
+                    # somebody else was faster: theirs will do
+                    with contextlib.suppress(FileExistsError):
                         parent.mkdir()
                         self._made.append(parent)
                 if new or not self.path.exists():
@@ -287,7 +291,7 @@ class RunFolder:
                 folder.rmdir()
 
     def save(self, run: Run) -> Path:
-        """Write what a run leaves. If that cannot be, it is written elsewhere: hours of work are not lost to a full disk."""
+        """Write the results; if that fails, elsewhere, so that a full disk loses no model."""
         try:
             _write(self.path, run)
             return self.path
@@ -307,13 +311,13 @@ class RunFolder:
         return other
 
     def keep(self, model: ReportsMetrics) -> None:
-        """Only the model, for a run of which nothing else can be told."""
+        """Write the model only, for a run that has no other results."""
         with contextlib.suppress(OSError):
             model.save(self.path / "model.safetensors")
 
 
 def keep_aside(run: Run, prefix: str) -> Path:
-    """Write what a run leaves into a new temporary folder; where that cannot be (OSError), nothing is left of it."""
+    """Write the results to a new temporary folder; on an OSError nothing is left of it."""
     other = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         (other / "job.toml").write_text(run.job.toml(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Begins the run of a job, by whatever its strategy says."""
+"""Opens the run of a job through its strategy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.training.run import RunHandle, RunStart
 
 
 def underway(start: RunStart, begin: Callable[[], None] = lambda: None) -> RunHandle:
-    """The run, not yet begun. ``begin`` is called when nothing refuses it any more, and before anything is written."""
+    """The run, not started; ``begin`` is called after all checks, before any write."""
     check_alone()
     if start.job.launch.how == "mpi":
         check_mpi(start.job)

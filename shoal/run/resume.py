@@ -1,8 +1,8 @@
-"""Taking a run up again: whether it is the same run, from which checkpoint, and what of it is done once more.
+"""Resumes a run: checks that it is the same run, and finds its newest complete checkpoint.
 
-Where a run is (who computes, who serves, when it stops) may change from one life to the next; what it is (data, model, update,
-strategy, seed) may not. A run goes on from its newest checkpoint that is whole: one that is damaged is named and passed over.
-Without any it begins anew. What was counted after the checkpoint is known from the journal, and told.
+How a run executes (workers, servers, stop rules) may change; what it computes (data, model, update,
+strategy, seed) may not. Damaged checkpoints are named and skipped. Without any checkpoint the run
+begins again. The journal tells what was counted after the checkpoint, and that is reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(slots=True)
 class ResumedRun:
-    """A run that is taken up again."""
+    """What a resumed run continues from."""
 
     folder: RunFolder
     before: list[RunEvent] = field(repr=False)  # what happened in its former lives
@@ -47,7 +47,7 @@ class ResumedRun:
 
 
 def open_folder(out: Path, job: Job) -> RunFolder:
-    """A new folder; or that of a run of the same job that did not end, to go on with it: the same command again."""
+    """A new folder, or the folder of an unfinished run of the same job, to resume it."""
     if not os.path.isfile(out / "job.toml") or is_finished(out):  # unlike Path's it takes any name
         return RunFolder(out, job)
     folder = RunFolder.again(out)
@@ -62,7 +62,7 @@ def open_folder(out: Path, job: Job) -> RunFolder:
 
 
 def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
-    """The run that lies there, if it has ended well; unless it is to end otherwise now: then it goes on."""
+    """The finished run in this folder, unless new stop rules make it go on."""
     from shoal.run.run import Run
 
     if not is_finished(path) or job_of(path, changes).stop != job_of(path).stop:
@@ -71,7 +71,7 @@ def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
 
 
 def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, RunFolder]:
-    """A run that is to go on, with some settings changed."""
+    """The folder and job of a run to resume, with some settings changed."""
     job = job_of(path, changes)  # says what is wrong, before the folder is taken
     check_further(path, Job.load(path / "job.toml"), job)
     folder = RunFolder.again(path)
@@ -79,7 +79,7 @@ def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, RunFolder]:
 
 
 def is_finished(path: Path) -> bool:
-    """A run that ended, and well."""
+    """Whether the run in this folder ended without an error."""
     try:
         return not msgspec.json.decode((path / "summary.json").read_bytes())["failed"]
     except (OSError, msgspec.MsgspecError, KeyError, TypeError):
@@ -87,7 +87,7 @@ def is_finished(path: Path) -> bool:
 
 
 def job_of(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
-    """The job of the run that lies there, with some settings changed; Invalid if that would make it another run."""
+    """The job of the run there with changed settings; Invalid if that makes it another run."""
     if not (path / "job.toml").is_file():
         raise Invalid(
             f"{path} has no job.toml: it is no run; give the folder of one (--out of the command that began it)"
@@ -106,9 +106,9 @@ def check_same(path: Path, was: Job, now: Job) -> None:
 
 
 def check_further(path: Path, was: Job, now: Job) -> None:
-    """Refuse a new end that a finished run is past: its model would give way to one that has learned less.
+    """Refuse stop rules that a finished run has passed: its model would get worse.
 
-    One that was interrupted may end sooner than it was to: it goes on from where it was.
+    An interrupted run may end sooner than planned: it continues from where it was.
     """
     if not is_finished(path):
         return
@@ -129,7 +129,7 @@ def check_further(path: Path, was: Job, now: Job) -> None:
 
 
 def differences(was: Job, now: Job) -> list[str]:
-    """The settings that make these two different runs, by name."""
+    """The settings in which two jobs are different runs."""
     found = []
     before, after = (_flat(msgspec.to_builtins(one)) for one in (was, now))
     for name in dict.fromkeys([*before, *after]):
@@ -147,7 +147,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedRun:
-    """What there is to go on from. Nothing in the folder is changed yet."""
+    """What to continue from. Changes nothing in the folder."""
     before, damaged = folder.events()
     _check_data(folder.path, before, dataset)
     root = folder.path / CHECKPOINTS
@@ -186,7 +186,7 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
 
 
 def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | LocalCheckpoint | None, Sequence[BadCheckpoint]]:
-    """What the run kept last, and what is wrong with whatever is newer."""
+    """The newest complete checkpoint, and what is wrong with newer ones."""
     from shoal.files import Disk
     from shoal.store.checkpoint.manifest import newest
     from shoal.training import local_checkpoint
@@ -199,7 +199,7 @@ def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | LocalCheckpoi
 def _state(
     path: Path, manifest: Manifest, was: Job, job: Job, dataset: Dataset, seconds: float
 ) -> tuple[msgspec.Raw, list[RunEvent]]:
-    """What the coordinator begins with, and what is to be told of it."""
+    """The coordinator's initial state, and warnings about it."""
     from shoal.nodes.factory import state_to_resume
     from shoal.nodes.journal import JournalFile
     from shoal.nodes.scheduler_state import about_dealing, folded, without
@@ -218,7 +218,7 @@ def _state(
 
 
 def go_on(folder: RunFolder, dataset: Dataset) -> ResumedRun:
-    """A run whose nodes are elsewhere, and may be there still: its journal has all that it takes."""
+    """Continue a run whose remote nodes may still be running, from its journal alone."""
     before, _ = folder.events()
     _check_data(folder.path, before, dataset)
     return ResumedRun(folder, before, stands=True)

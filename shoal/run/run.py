@@ -1,4 +1,4 @@
-"""Train, and what training leaves: a ``Run``.
+"""Trains a model (``train``, ``execute``) and describes the result: a ``Run``.
 
 run = shoal.train("rcv1", strategy="async", workers=4, servers=2, out="runs/first")
 run.summary["metrics"]["accuracy"], run.model.predict(rows), run.plot()
@@ -55,7 +55,7 @@ WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A run that is over: its model, its figures, what happened, and where it lies."""
+    """A finished run: model, summary, events, folder."""
 
     job: Job
     model: ReportsMetrics | None
@@ -65,7 +65,7 @@ class Run:
     rescued: str = ""  # why ``folder`` is a temporary one, and not the one that was asked for
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """The losses over time, as a matplotlib figure (pip install 'shoal[view]'); with ``path``, written there."""
+        """A figure of the losses (pip install 'shoal[view]'), written to ``path`` if given."""
         from shoal.views.plots import loss
 
         try:
@@ -120,15 +120,21 @@ def train(
 ) -> Run:
     """Train a model on this machine; returns when it is done.
 
-    ``data`` is a name (`shoal data list`), a path, a job file (.toml) or a Job. ``settings`` are any others by their names in
-    a job file, such as {"update.step": 0.05}. With ``out`` a run folder is written; if an unfinished run of the same job lies
-    there, it goes on. ``resume`` is the folder of a run to take up again, with its own job: who computes and serves, and when
-    it stops, may be changed. ``view`` shows the run on standard error while it goes on; ``on_event`` hears what happens, on a
-    thread of its own: the run does not wait for it, and one that raises is called no more (KeyboardInterrupt ends the run).
-    Ctrl-C raises KeyboardInterrupt with an attribute ``run``: what was learned up to then. It is also in ``out``; without ``out``, in a
-    temporary folder that the message names (``Run.load`` reads it).
-    With ``cluster`` (an address, a run's folder or a cluster) it has no servers of its own: its workers are a ``group`` on those.
-    ``timing``: how long nodes wait for each other, in seconds: {"dead": 20}, or {"scale": 4} for all.
+    ``data`` is a name (`shoal data list`), a path, a job file (.toml) or a Job. ``settings`` are
+    any other settings by their names in a job file, such as {"update.step": 0.05}. With ``out`` a
+    run folder is written; an unfinished run of the same job there is resumed. ``resume`` is the
+    folder of a run to resume with its own job; workers, servers and stop rules may change.
+
+    ``view`` shows the run on standard error. ``on_event`` is called with every event, on a thread
+    of its own: the run does not wait for it, and drops it if it raises (KeyboardInterrupt ends the
+    run).
+
+    Ctrl-C raises KeyboardInterrupt with an attribute ``run``: what was learned so far. It is also
+    in ``out``, or else in a temporary folder that the message names (``Run.load`` reads it).
+
+    With ``cluster`` (an address, a run's folder or a cluster) the run uses those servers, and its
+    workers are a ``group`` there. ``timing`` sets how long nodes wait for each other, in seconds:
+    {"dead": 20}, or {"scale": 4} for all.
     """
     given = {
         "model": model,
@@ -191,7 +197,7 @@ def train(
 
 
 def _interrupted(error: KeyboardInterrupt) -> None:
-    """Say where what was learned is. Without a folder it is put into one: who does not catch this loses ``error.run`` with it."""
+    """Add to the message where the model is; without ``out``, save it to a temporary folder."""
     run = vars(error).get("run")
     if not isinstance(run, Run):
         return  # it had not begun
@@ -199,7 +205,7 @@ def _interrupted(error: KeyboardInterrupt) -> None:
         with contextlib.suppress(OSError):  # no room: it is in memory at least
             run.folder = keep_aside(run, f"shoal-{run.summary['data'][:64]}-interrupted-")
     where = "" if run.folder is None else f", and in {run.folder}"
-    # Not an error of our own: only of KeyboardInterrupt itself Python, and the shell around it, see that it was Ctrl-C.
+    # KeyboardInterrupt itself: Python and the shell recognise Ctrl-C only by that class.
     error.args = (f"what was learned so far is the error's .run (sys.last_value.run, if nobody caught it){where}",)
 
 
@@ -212,11 +218,15 @@ def execute(
     launcher: Launcher | None = None,
     stands: bool = False,
 ) -> Run:
-    """Run a job to its end. ``started`` is handed the running training, to add or drain workers; ``launcher`` says where the
-    nodes are, if not where the job says; ``stands``: they may be there still, from a former life of this run.
+    """Run a job to its end.
 
-    A run that cannot end well raises RunFailed, and what was judged last is saved; one that is interrupted (Ctrl-C) raises
-    that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
+    ``started`` is called with the running run, to add or drain workers. ``launcher`` makes the
+    cluster if the job does not say where the nodes are. ``stands``: nodes of an earlier process
+    may still run.
+
+    A run that fails raises RunFailed, and its last evaluated model is saved. An interrupted run
+    (Ctrl-C) raises KeyboardInterrupt, and its model is evaluated and saved. In all cases everything
+    that was started has ended.
     """
     from shoal.data.datasets import load
     from shoal.launch.processes import check_listening
@@ -329,7 +339,7 @@ def _run(
 
 
 def _sober(outcome: RunResult, log: EventLog) -> RunResult:
-    """A run of which every slot had to be given up has learned nothing, however well it ended."""
+    """Raises RunFailed if every slot was given up: such a run has learned nothing."""
     voids = [event for event in log.events if isinstance(event, Voided)]
     if outcome.examples or outcome.failed or not voids:
         return outcome
@@ -365,7 +375,7 @@ def _finished(
 
 
 def _check_room(learner: Learner, dataset: Dataset) -> None:
-    """One stray id makes a model of gigabytes: refuse it before it takes the machine's memory."""
+    """Refuse a model that does not fit in memory: one stray feature id can make it gigabytes."""
     import psutil
 
     free, needed = int(psutil.virtual_memory().available), WHOLE_MODELS * 4 * learner.keys * learner.width
@@ -381,7 +391,7 @@ def _began(log: EventLog) -> bool:
 
 
 def _cpu() -> float:
-    """Seconds of computing, by this process and those that it has seen end (S2-13): no ranks of an mpirun around us."""
+    """CPU seconds of this process and its ended children; not of ranks that mpirun started."""
     taken = os.times()
     return taken.user + taken.system + taken.children_user + taken.children_system
 
@@ -443,7 +453,7 @@ def summarise(
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on, as far as others need to know it; the load is that of the last minute, by whoever."""
+    """The machine it ran on; the load is the last minute's, of all processes."""
     import platform
 
     import psutil
@@ -460,7 +470,7 @@ def machine() -> dict[str, Any]:
 
 
 def _spent(events: Sequence[RunEvent]) -> dict[str, float]:
-    """The share of their time that workers computed, communicated, waited."""
+    """The shares of time in which workers computed, communicated and waited."""
     total: Counter[str] = Counter()
     for event in events:
         if isinstance(event, Progress):

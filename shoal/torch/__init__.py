@@ -1,12 +1,13 @@
-"""shoal for PyTorch users.
+"""Distributed optimizers and embeddings for PyTorch.
 
     import shoal.torch
 
-    optimizer = shoal.torch.distribute(model, optimizer)                    # the update runs on the servers
+    optimizer = shoal.torch.distribute(model, optimizer)    # the update runs on the servers
     loader = DataLoader(data, batch_size=64, sampler=optimizer.sampler(data))
 
-and ``shoal launch --workers 4 --servers 2 train.py``. ``Embedding`` and ``EmbeddingBag`` have their rows on the servers, as
-many as these have room for. Names are imported when they are first used; without PyTorch that says how to get it.
+Start it with ``shoal launch --workers 4 --servers 2 train.py``. ``Embedding`` and ``EmbeddingBag``
+keep their rows on the servers. Names are imported on first use; without PyTorch the error says how
+to install it.
 """
 
 from __future__ import annotations

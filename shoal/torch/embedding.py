@@ -1,14 +1,14 @@
-"""Embeddings whose rows live on the servers: as many as there is room for there, and a worker has those of its batch.
+"""Embeddings whose rows are on the servers; a worker holds the rows of its batch.
 
-forward     the distinct ids of the batch, in one pull; torch's own kernels do the rest
-backward    the summed gradient of each distinct id, in one push; the update runs on the server
+forward     one pull for the distinct ids of the batch; torch's own kernels do the rest
+backward    one push of the summed gradient of each distinct id; the server runs the update
 
-The table is asynchronous, whatever the rest of the model is: nobody waits for anybody's rows, and a worker reads what it
-has pushed itself. In ``eval()``, and where no gradient is computed, nothing is pushed. A row is born at its first push;
-before that it reads as its initial value, which follows from its id.
+The table is asynchronous, whatever the rest of the model is: nobody waits for rows, and a worker
+reads its own pushes. Without gradients (``eval()``, ``no_grad``) nothing is pushed. A row is
+created by its first push; before that it reads as its initial value, which depends on its id.
 
-Rows are not in ``state_dict``, since there may be more of them than a worker has room for: it says so, once. ``all_rows`` is
-what one keeps instead, and ``start`` how the next run begins with them.
+``state_dict`` does not contain the rows, since they may not fit in a worker's memory (a warning
+says so once). Save ``all_rows`` instead, and pass them as ``start`` to begin with them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ Kept = tuple[torch.Tensor, torch.Tensor]  # ids, and a row of values for each
 
 
 class Embedding(torch.nn.Module):
-    """One row for each id. ``num_embeddings`` None: any ids below 2^63, spread by a hash.
+    """One row for each id. ``num_embeddings`` None: any ids below 2^63, hashed.
 
-    ``state_dict`` does not have the rows. Keep them: ``torch.save(model.ads.all_rows(), "ads.pt")``; and begin with them:
-    ``Embedding(..., start=torch.load("ads.pt"))``, the same in all workers (the first to come makes the table).
+    ``state_dict`` does not have the rows. Save them: ``torch.save(model.ads.all_rows(),
+    "ads.pt")``; begin with them: ``Embedding(..., start=torch.load("ads.pt"))``, the same in all
+    workers.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class Embedding(torch.nn.Module):
         return functional.embedding(places.view(ids.shape), weights)
 
     def rows(self, ids: Any) -> Values:
-        """The rows of these ids as they are now: an array."""
+        """The current rows of these ids."""
         self.flush()
         found: Values = self._kv.pull(self.name, np.asarray(ids).reshape(-1)).result()
         return found.reshape(-1, self.embedding_dim)
 
     def all_rows(self) -> Kept:
-        """Every id that has been pushed to, and its row as it is now: two tensors on the CPU, by rising id."""
+        """All ids with a push and their current rows: two CPU tensors, sorted by id."""
         self.flush()
         found: KeyValues = self._kv.pull(self.name, slice(None), exact=True).result()
         keys = np.asarray(found.keys)
@@ -103,7 +104,7 @@ class Embedding(torch.nn.Module):
             print(f"shoal: {what}", file=sys.stderr)
 
     def flush(self) -> None:
-        """Returns when all that was pushed is counted."""
+        """Wait until all pushes are counted."""
         pushes, self._pushes = self._pushes, []
         self._kv.wait(pushes)
 
@@ -115,7 +116,7 @@ class Embedding(torch.nn.Module):
         create_with(self._kv, self.name, spec, ids.numpy(), values.float().numpy())
 
     def _pulled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows of the distinct ids, and for every id its place among them."""
+        """The rows of the distinct ids, and the index of every id among them."""
         if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise Invalid(f"ids are {ids.dtype}: whole numbers are needed")
         keys, places = np.unique(ids.detach().cpu().numpy().reshape(-1), return_inverse=True)
@@ -142,7 +143,7 @@ class Embedding(torch.nn.Module):
 
 
 class EmbeddingBag(Embedding):
-    """The sum or the mean of the rows of each bag: ids of shape (bags, ids), or flat with ``offsets``, as in torch."""
+    """The sum or mean of each bag's rows: ids of shape (bags, ids), or flat with ``offsets``."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ _private: list[Cluster] = []
 
 
 def _connection() -> KV:
-    """This process's client for rows: of the launcher's cluster, or else of a private one."""
+    """This process's client: of the launcher's cluster, or else of a private one."""
     with _lock:
         if not _shared or _shared[0].closed:
             place = Place.here()

@@ -1,7 +1,7 @@
-"""A sparse table that begins with rows that somebody has kept: the servers read them from a checkpoint made for that.
+"""Creates a sparse table from saved rows, by way of a temporary checkpoint.
 
-Whoever makes the table makes it with its rows, so no worker ever sees it without them. What an update keeps beside the
-weights begins at 0, and rows that were not kept begin as ever.
+The table is created with its rows, so no worker ever sees it without them. The update's state
+begins at 0, and rows that were not saved begin with their initial value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal.wire.messages.replication import SegmentBooks
 
 
 def create_with(kv: KV, name: str, spec: Sparse, ids: Any, values: Any) -> None:
-    """Make the table, with these rows in it; returns when every server has read its own."""
+    """Create the table with these rows; returns when every server has read its own."""
     keys, rows = _sorted(name, spec, ids, values)
     state = np.zeros((len(rows), spec.width * rule_named(spec.update.name).state), np.float32)
     whole = np.hstack([rows, state])

@@ -1,8 +1,9 @@
-"""The parameters of a module as the rows of one table, and back.
+"""Maps the parameters of a module to the rows of one table, and back.
 
-Only what the optimizer has and what needs a gradient travels; a tied parameter does once. What is frozen stays where it
-is, and has a checksum in the description, so that workers whose frozen parts differ are found out. The servers compute in
-float32, whatever the parameters are: half precision is rounded on its way into the module, double precision is refused.
+Only parameters that the optimizer has and that need a gradient are sent, tied ones once. Frozen
+ones stay; their checksum is in the description, so that workers with different frozen parts are
+detected. Servers compute in float32: half precision is rounded on its way into the module, double
+precision is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ABOUT = 16_384  # characters: it is in every view of the cluster
 
 
 class FlatParameters:
-    """Those parameters of a module that are trained, one after another."""
+    """The trained parameters of a module, concatenated."""
 
     def __init__(self, model: torch.nn.Module, optimized: Sequence[torch.Tensor]) -> None:
         named = dict(model.named_parameters())  # tied ones once
@@ -50,7 +51,8 @@ class FlatParameters:
         self.size = sum(self._sizes)
         self.width = WIDTH if self.size >= _LARGE else 1
         self.rows = -(-self.size // self.width)
-        self._rest = torch.zeros(self.rows * self.width - self.size, device=self._device)  # fills the last row
+        # fills the last row
+        self._rest = torch.zeros(self.rows * self.width - self.size, device=self._device)
         self.about = _about(named, self.names)
 
     def weights(self) -> Values:
@@ -61,7 +63,7 @@ class FlatParameters:
         return values
 
     def gradients(self) -> Values:
-        """All gradients, in an array of their own: one that is on its way is never written to. None counts as 0."""
+        """All gradients in a new array (one in transit is never overwritten). None counts as 0."""
         found: list[torch.Tensor] = []
         for name, one in zip(self.names, self.parameters, strict=True):
             gradient = torch.zeros_like(one) if one.grad is None else one.grad.detach()
@@ -74,7 +76,7 @@ class FlatParameters:
         return self._joined(found)
 
     def put(self, weights: Values) -> None:
-        """Into the parameters, in place."""
+        """Copy values into the parameters."""
         flat = torch.empty(self.size)
         flat.numpy()[:] = weights.reshape(-1)[: self.size]
         pieces = torch.split(flat.to(self._device), self._sizes)
@@ -83,11 +85,11 @@ class FlatParameters:
                 one.copy_(piece.view_as(one))
 
     def switched(self) -> str | None:
-        """The first parameter of the optimizer that was frozen or freed since."""
+        """The first parameter that was frozen or unfrozen since."""
         return next((name for name, one, needed in self._needed if one.requires_grad != needed), None)
 
     def blame(self, values: Values) -> str | None:
-        """The first parameter for which there is a value that is not finite."""
+        """The first parameter with a value that is not finite."""
         fine = np.isfinite(values).reshape(-1)
         if fine.all():
             return None
@@ -100,7 +102,7 @@ class FlatParameters:
         return values
 
     def difference(self, theirs: str) -> str:
-        """What is not as ``theirs`` (another worker's ``about``) says, in words; empty if all is."""
+        """The first difference to ``theirs``, another worker's description; empty if none."""
         if theirs == self.about:
             return ""
         pairs = zip([*self.about.split("\n"), "nothing"], [*theirs.split("\n"), "nothing"], strict=False)
@@ -108,7 +110,7 @@ class FlatParameters:
 
 
 def _about(named: dict[str, torch.nn.Parameter], trained: Sequence[str]) -> str:
-    """Names and shapes, a line each; and a checksum of whatever is not trained."""
+    """Names and shapes, a line each, with checksums of frozen parameters."""
     lines = []
     for name, one in named.items():
         line = f"{name} {'x'.join(map(str, one.shape)) or '1'}"

@@ -1,7 +1,8 @@
-"""The workers of one model: who takes part, and who does not any more.
+"""Tracks the workers of one model: which have joined and which are gone.
 
-A worker is *gone* when it has come and is no member now (it finished, ended, or was declared dead), or when the launcher
-saw its process end before it ever came. Whoever waits for all of them looks now and then who is gone, and goes on.
+A worker is *gone* when it joined once and is not a member now (it finished, ended or was declared
+dead), or when the launcher saw its process end before it joined. A worker that waits for all others
+polls who is gone, and goes on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SOON = 0.02
 
 
 class WorkerGroup:
-    """``worker`` is this process's client with a clock, for the model's table alone; ``store`` is for all else."""
+    """``worker`` is this process's client for the model's table, ``store`` for all else."""
 
     def __init__(self, place: Place, name: str) -> None:
         self.place, self._name = place, name
@@ -42,24 +43,25 @@ class WorkerGroup:
         atexit.register(_call, weakref.WeakMethod(self.close))
 
     def has_come(self) -> bool:
-        """This worker, in an earlier life or by mistake under the same rank."""
+        """Whether a worker of this rank has joined before."""
         return bool(self.store.pull(self._came, [self.place.rank]).result()[0])
 
     def come(self) -> None:
-        """From now on the others may wait for this worker, until it is gone."""
+        """Announce this worker: others may wait for it until it is gone."""
         self.store.push(self._came, [self.place.rank], [1.0]).result()
 
     def gone(self) -> list[int]:
-        """The ranks of those who take no part any more, in order."""
+        """The ranks that are gone, sorted."""
         came = self.store.pull(self._came, slice(None)).result()
-        tables = self.store.tables()  # asked after that: who had come had joined, so it is here unless it went
+        # asked after that: who had come had joined, so it is here unless it went
+        tables = self.store.tables()
         here = set(self.store.members)
         ended = self.store.pull(ENDED, slice(None)).result() if ENDED in tables else np.zeros(self.place.world)
         away = [f"worker-{rank}{self._client}" not in here for rank in range(self.place.world)]
         return [rank for rank in range(self.place.world) if ended[rank] or (came[rank] and away[rank])]
 
     def wait(self, task: Task, late: Callable[[list[int]], Any]) -> Any:
-        """The result of a task that others have a part in; ``late`` is told who is gone while it takes long."""
+        """The result of a task that involves others; ``late`` gets the ranks that are gone."""
         reminder = _Reminder()
         while True:
             try:
@@ -73,23 +75,23 @@ class WorkerGroup:
             reminder(f"{task.what} waits for {task.waits_for or 'an answer'}")
 
     def until(self, what: str, there: Callable[[], bool]) -> None:
-        """Look again and again, and say what is waited for if that takes long."""
+        """Poll until it holds; say what it waits for if that takes long."""
         reminder = _Reminder()
         while not there():
             reminder(f"worker {self.place.rank} waits for {what}")
             threading.Event().wait(_SOON)
 
     def first(self) -> bool:
-        """Is this the lowest rank that is not gone?"""
+        """Whether this is the lowest rank that is not gone."""
         gone = self.gone()
         return all(rank in gone for rank in range(self.place.rank))
 
     def leave(self) -> None:
-        """Nobody waits for this worker from now on."""
+        """Leave: nobody waits for this worker from now on."""
         self.worker.close()
 
     def wait_for_all(self) -> None:
-        """Until everybody has left, or is gone otherwise."""
+        """Wait until all workers have left or are gone."""
         world = self.place.world
         self.until("the others to finish", lambda: len(self.gone()) == world)
 

@@ -1,15 +1,16 @@
-"""A PyTorch loop on the servers: ``optimizer = distribute(model, optimizer)``, and the rest of it stays as it is.
+"""Moves the optimizer of a PyTorch loop to the servers; the loop stays unchanged.
 
-    zero_grad, forward, backward        in this process, as ever
-    step                                the gradients go to the servers, which update; the new weights come back
+    zero_grad, forward, backward        in this process, as before
+    step                                pushes gradients; the servers update; pulls new weights
 
-    distribute(model, optimizer)                    asynchronous: nobody waits; each worker's step is an update
-    distribute(model, optimizer, max_delay=4)       nobody is more than 4 steps ahead of the slowest
-    distribute(model, optimizer, sync=True)         one update per step, of the mean over all workers, as one large batch
+    distribute(model, optimizer)                    asynchronous: nobody waits
+    distribute(model, optimizer, max_delay=4)       at most 4 steps ahead of the slowest worker
+    distribute(model, optimizer, sync=True)         one update per step: the mean over all workers
 
-What a server keeps beside the weights (momenta and the like) stays there. Buffers, such as batch-norm's running means, stay
-with each worker until ``average_buffers``. A worker that dies holds nobody up for long: in sync, what it owes is declared
-void. Without a launcher there is nothing to distribute to, and the loop is the plain one it was.
+The state of the update (momenta, ...) stays on the servers. Buffers, such as batch-norm's running
+means, stay with each worker until ``average_buffers``. A worker that dies delays others only
+briefly: in sync mode its missing slots are declared void. Without a launcher the loop is plain
+PyTorch.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def distribute(
     name: str = "model",
     place: Place | None = None,
 ) -> Distributed:
-    """An optimizer whose update runs on the servers. The weights start as those of worker 0, everywhere.
+    """An optimizer whose update runs on the servers. All workers start with worker 0's weights.
 
-    ``wire`` is how values travel: "bfloat16" and "float16" take half the bytes. ``name`` is the table's, for programs that
-    distribute more than one model.
+    ``wire`` is the type of values on the wire: "bfloat16" and "float16" take half the bytes.
+    ``name`` is the table's, for programs that distribute more than one model.
     """
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Distributed):
         raise Invalid(f"{type(optimizer).__name__} is no optimizer of torch.optim: make one, and distribute it once")
@@ -75,17 +76,18 @@ def distribute(
 
 
 class Distributed(torch.optim.Optimizer):
-    """What ``distribute`` returns: an optimizer, and what a worker wants to know. ``state_dict`` has settings only."""
+    """What ``distribute`` returns: an optimizer. Its ``state_dict`` has settings only."""
 
     rank, world = 0, 1
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer.param_groups[0]["params"], dict(optimizer.defaults))
-        self.param_groups = optimizer.param_groups  # the very same: a scheduler may have the other one in hand
+        # the very same: a scheduler may have the other one in hand
+        self.param_groups = optimizer.param_groups
         self.model = model
 
     def sampler(self, data: Sized, shuffle: bool = True, seed: int = 0) -> ShardSampler:
-        """This worker's part of a data set, for a DataLoader."""
+        """This worker's shard of a data set, for a DataLoader."""
         return ShardSampler(data, self.rank, self.world, shuffle, seed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -94,14 +96,14 @@ class Distributed(torch.optim.Optimizer):
         )
 
     def average_buffers(self) -> None:
-        """Floating-point buffers (batch-norm) become the mean over the workers. All of them have to call it."""
+        """Average floating-point buffers (batch-norm) over the workers; all must call it."""
 
     def finish(self) -> None:
-        """No more steps here. Waits until all workers say so, or are gone; then the model has the last weights."""
+        """End training: wait for all other workers, then pull the final weights."""
 
 
 class LocalLoop(Distributed):
-    """No servers: the optimizer as it was."""
+    """Without servers: the unchanged optimizer."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
@@ -121,11 +123,12 @@ class LocalLoop(Distributed):
         self.param_groups, self.state = self._plain.param_groups, self._plain.state
 
 
-_here: weakref.WeakValueDictionary[tuple[str, int, str], ServerLoop] = weakref.WeakValueDictionary()  # that are at it
+# that are at it
+_here: weakref.WeakValueDictionary[tuple[str, int, str], ServerLoop] = weakref.WeakValueDictionary()
 
 
 class ServerLoop(Distributed):
-    """One worker of several."""
+    """A worker with servers."""
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class ServerLoop(Distributed):
         _here[self._key] = self
 
     def _begin(self) -> None:
-        """Make the table, if that falls to this worker; else see that it is the right one. Then read it."""
+        """Create the table (worker 0) or check it (others), then pull it."""
         if self._sync and self._crew.has_come():
             raise Invalid(f"worker {self.rank} of {self._name!r} has been here: take another name=, or another cluster")
         store = self._crew.store
@@ -183,7 +186,7 @@ class ServerLoop(Distributed):
             ensure(self._crew.store, self._name, msgspec.structs.replace(self._spec, initial=initial))
 
     def _check(self, there: Any) -> None:
-        """The table is another worker's: the same model, trained the same way?"""
+        """Check that the table's worker trains the same model in the same way."""
         theirs = there.initial.about if isinstance(there.initial, Given) else "no module"
         if difference := self._flat.difference(theirs):
             raise Invalid(
@@ -198,7 +201,7 @@ class ServerLoop(Distributed):
                 )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Count the gradients once, and bring the new weights. A gradient that is not finite is refused, uncounted."""
+        """Push the gradients and pull new weights. Refuses gradients that are not finite."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -219,7 +222,7 @@ class ServerLoop(Distributed):
         return loss
 
     def _check_unchanged(self) -> None:
-        """What the servers cannot follow must not be ignored in silence."""
+        """Raise if settings changed that the servers cannot follow."""
         if len(self.param_groups) != 1:
             raise Invalid(
                 "the optimizer got another group of parameters: distribute it when it has all of them, in one"
@@ -268,7 +271,7 @@ class ServerLoop(Distributed):
 
 @contextlib.contextmanager
 def _in_words(rank: int) -> Iterator[None]:
-    """What the store says of its parts, as the user of a loop would want to hear it."""
+    """An error of the store in the words of a PyTorch user."""
     try:
         yield
     except SegmentsLost as error:
@@ -284,14 +287,14 @@ def _in_words(rank: int) -> Iterator[None]:
 
 
 class _Rounds:
-    """Steps that every worker has a slot of. Of those who are gone, the first who is not declares the slots void."""
+    """Synchronous steps. The lowest living rank declares the slots of gone workers void."""
 
     def __init__(self, crew: WorkerGroup, name: str) -> None:
         self._crew, self._name = crew, name
         self._gone: list[int] = []
 
     def step(self, table: str, number: int, values: Values, kv: Any) -> Values:
-        """The rows of a table after step ``number``, to which this worker gives ``values``."""
+        """Contribute ``values`` to step ``number``; returns the rows after it."""
         rank, world = self._crew.place.rank, self._crew.place.world
 
         def void(gone: list[int]) -> None:

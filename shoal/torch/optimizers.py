@@ -1,6 +1,6 @@
-"""Which update on the servers a torch.optim optimizer is.
+"""Translates a torch.optim optimizer to an update on the servers.
 
-What has no equal there is refused, by name: a setting that is left out in silence would train another model.
+Settings without an equivalent are refused by name: dropping one would train another model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WITHOUT_MEANING = (
 
 
 def update_of(optimizer: torch.optim.Optimizer) -> Update:
-    """The update with the same settings; Invalid if there is none."""
+    """The equivalent update; raises Invalid if there is none."""
     name = type(optimizer).__name__
     if type(optimizer) not in _RULES:
         known = ", ".join(kind.__name__ for kind in _RULES)
@@ -45,7 +45,8 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
             f"{name} has {len(optimizer.param_groups)} groups of parameters, and a table has one update: "
             "put all parameters into one group"
         )
-    if any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()):  # Adagrad's begins at 0
+    # Adagrad's begins at 0
+    if any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise Invalid(f"{name} has made steps, which the servers know nothing of: distribute it before the first one")
     group = optimizer.param_groups[0]
     rule, refused = _RULES[type(optimizer)]
@@ -56,13 +57,13 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
 
 
 def settings(group: Group) -> dict[str, Any]:
-    """What decides how an update goes, as plain values: compared to see whether somebody has changed it."""
+    """The settings of the update as plain values, to detect changes."""
     kept = {name: value for name, value in group.items() if name not in _WITHOUT_MEANING}
     return {name: float(value) if isinstance(value, torch.Tensor) else value for name, value in kept.items()}
 
 
 def changed(before: dict[str, Any], group: Group) -> str:
-    """What was changed since, in words; empty if nothing was."""
+    """What has changed since, in words; empty if nothing."""
     for name, value in before.items():
         now = float(group[name]) if isinstance(group[name], torch.Tensor) else group[name]
         if now != value:

@@ -1,7 +1,7 @@
-"""Which worker of how many this process is, and how it gets to the servers.
+"""The rank of this worker process, and its connection to the servers.
 
-``shoal launch`` says it by the environment; who runs workers as threads says it by hand: ``Place(cluster, rank, world)``.
-In a process that was launched, an error of shoal's own is one line, not a traceback: the next move is in it.
+``shoal launch`` sets it in the environment; workers that are threads pass ``Place(cluster, rank,
+world)``. In a launched process an error of shoal is printed as one line instead of a traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Worker ``rank`` of ``world``, by a cluster of this process or by the address of one."""
+    """Worker ``rank`` of ``world``, and its cluster or the cluster's address."""
 
     cluster: Cluster | str
     rank: int
@@ -38,7 +38,7 @@ class Place:
 
     @classmethod
     def here(cls) -> Place | None:
-        """As the launcher said it; None if there is none."""
+        """The place that the launcher set; None without a launcher."""
         if not (address := os.environ.get(ADDRESS)):
             return None
         try:
@@ -49,7 +49,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What the names of all clients of this worker begin with."""
+        """The prefix of the names of this worker's clients."""
         return f"worker-{self.rank}"
 
     def join(self, role: Literal["client", "worker"], name: str) -> KV:
@@ -59,7 +59,7 @@ class Place:
 
 
 def ensure(kv: KV, name: str, spec: Table, create: Callable[[], None] | None = None) -> Table:
-    """The table of that name: made now (by ``create``), unless somebody has, perhaps at this very moment."""
+    """The table of that name, created now unless another worker has created it."""
     if (there := kv.tables().get(name)) is not None:
         return there
     try:
@@ -72,7 +72,7 @@ def ensure(kv: KV, name: str, spec: Table, create: Callable[[], None] | None = N
 
 
 def say_errors_in_a_line() -> None:
-    """Of shoal's own errors, in a launched process: where in the script, what, and the next move."""
+    """Print shoal's errors as one line in a launched process: script line, fact, next move."""
     if not os.environ.get(ADDRESS) or getattr(sys.excepthook, "__module__", "") == __name__:
         return
     usual = sys.excepthook

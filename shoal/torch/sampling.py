@@ -1,8 +1,8 @@
-"""Which rows of a data set a worker trains on: a part of its own in every pass, another one each time.
+"""Chooses the rows that a worker trains on: a new shard in every epoch.
 
-All workers draw the same order from the seed and the pass, and worker r takes every world-th of it, from the r-th on. Where
-that does not come out even, the order begins again, so that all make equally many steps: no more than world - 1 rows are
-seen twice in a pass.
+All workers derive the same order from the seed and the epoch, and worker r takes every world-th row
+from the r-th on. If that is uneven, the order wraps around, so that all make equally many steps: at
+most world - 1 rows are seen twice in an epoch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.errors import Invalid
 
 
 class ShardSampler(torch.utils.data.Sampler[int]):
-    """For ``DataLoader(data, sampler=...)``. Every pass over it is another pass; nobody has to say which."""
+    """For ``DataLoader(data, sampler=...)``. Every iteration over it is the next epoch."""
 
     def __init__(self, data: Sized, rank: int, world: int, shuffle: bool = True, seed: int = 0) -> None:
         self._rows = len(data)
@@ -25,7 +25,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._pass = 0
 
     def set_epoch(self, number: int) -> None:
-        """Go on with this pass; for loops that say it, as with torch's own sampler."""
+        """Set the epoch, as in torch's own sampler."""
         self._pass = number
 
     def __len__(self) -> int:

@@ -32,7 +32,8 @@ from shoal.events import Evaluated
 from shoal.job import Job
 from shoal.models.optimum import judge
 from shoal.models.trained import Trained
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 
 FTRL, BLOCKS = "ftrl", "block-proximal"
 NONE, HANDLES, KKT, ALL = "none", "handles", "kkt", "all together"

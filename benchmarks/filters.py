@@ -28,7 +28,8 @@ from shoal.data.dense_file import sparse
 from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
-from shoal.filters import described, taken
+from shoal.filters import described
+from shoal.filters.base import taken
 from shoal.filters.chain import Chain
 from shoal.keys import Keys, Values
 from shoal.models.learner import learner_of

@@ -33,7 +33,8 @@ from benchmarks.store_rivals import Array, Rival, copier
 from shoal.client import KV
 from shoal.errors import Invalid
 from shoal.keys import Keys
-from shoal.launch.local import Cluster, local
+from shoal.launch.cluster import Cluster
+from shoal.launch.local import local
 from shoal.store.table.update import AdaGrad, Sum
 from shoal.tables import Dense, Sparse
 

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from shoal.keys import KeyList as KeyList
     from shoal.keys import KeyRange as KeyRange
     from shoal.keys import KeyValues as KeyValues
-    from shoal.launch.local import Cluster as Cluster
+    from shoal.launch.cluster import Cluster as Cluster
     from shoal.launch.local import connect as connect
     from shoal.launch.local import local as local
     from shoal.launch.remote_node import serve as serve
     from shoal.models.trained import Trained as Trained
-    from shoal.run.run import Run as Run
+    from shoal.run.finished import Run as Run
     from shoal.run.run import train as train
     from shoal.store.client.task import Task as Task
     from shoal.store.query import Found as Found
@@ -87,11 +87,13 @@ _WHERE = {
     ],
     "shoal.job": ["Job"],
     "shoal.launch.remote_node": ["serve"],
-    "shoal.launch.local": ["Cluster", "connect", "local"],
+    "shoal.launch.cluster": ["Cluster"],
+    "shoal.launch.local": ["connect", "local"],
     "shoal.inspect.query": ["query"],
     "shoal.models.trained": ["Trained"],
     "shoal.client": ["KV"],
-    "shoal.run.run": ["Run", "train"],
+    "shoal.run.finished": ["Run"],
+    "shoal.run.run": ["train"],
     "shoal.store.query": ["Found", "question"],
     "shoal.store.client.task": ["Task"],
     "shoal.store.table.update": [

@@ -25,7 +25,7 @@ from shoal.errors import ShoalError
 from shoal.events import RunEvent
 from shoal.inspect.status import look_at
 from shoal.job import Job
-from shoal.launch.local import Cluster
+from shoal.launch.cluster import Cluster
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.store.client.task import Task

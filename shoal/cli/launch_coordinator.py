@@ -35,7 +35,7 @@ from shoal.signals import handled
 from shoal.timing import Timing, timing_from
 
 if TYPE_CHECKING:
-    from shoal.run.run import Run
+    from shoal.run.finished import Run
 
 _SETTLED = 1.5  # times as long as it takes to hold somebody for dead
 _LOOK = 0.5  # seconds between two looks whether the coordinator has given up

@@ -26,6 +26,7 @@ from shoal.cli.status import status
 from shoal.cli.sweep import sweep
 from shoal.cli.topology import topology
 from shoal.cli.train import train
+from shoal.errors import Invalid
 from shoal.startup import INTERRUPTED, awake
 
 
@@ -42,7 +43,7 @@ class Commands(SuggestingGroup):
         from shoal.launch import mpirun_rank, torchrun
 
         command = super().main
-        take_part: Callable[[Callable[[Any], object]], object] = torchrun.take_part
+        take_part: Callable[[Callable[[Any], object]], object] = _take_part
         by_mpirun = mpirun_rank.rank() is not None
         if by_mpirun or torchrun.is_rank():
             awake()  # what ranks do of a Ctrl-C they agree upon
@@ -59,6 +60,24 @@ class Commands(SuggestingGroup):
         except KeyboardInterrupt as error:
             click.echo(f"interrupted{error}", err=True)  # and what is left of it, if anything
             ctx.exit(INTERRUPTED)
+
+
+def _take_part(call: Callable[[Any], object]) -> object:
+    """Run the command here, or, under torchrun, in the head with all other ranks to use."""
+    from shoal.launch import exit_status, torchrun
+
+    try:
+        me = torchrun.rank()
+    except Invalid as error:
+        exit_status.refuse(str(error))
+    if me is None:
+        return call(None)
+    if me.number:
+        sys.exit(torchrun.follow(me))
+    from shoal.launch.torchrun_cluster import HeadRank
+
+    with HeadRank(me) as head:
+        return call(head)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from shoal.run.run import Run
+    from shoal.run.finished import Run
 
 
 def show_run(run: Run, as_json: bool) -> None:

@@ -20,8 +20,9 @@ from shoal.signals import end_when_told
 if TYPE_CHECKING:
     from shoal.job import Job
     from shoal.launch import torchrun_cluster
+    from shoal.run.finished import Run
     from shoal.run.folder import RunFolder
-    from shoal.run.run import Run
+    from shoal.run.finished import Run
     from shoal.strategies.averaging import mpi
     from shoal.strategies.parameter_server.run import Launcher
 

@@ -18,7 +18,8 @@ from typing import cast
 import numpy as np
 
 from shoal.errors import BadFilter, BadValues, Invalid
-from shoal.filters import Bytes, Compressor, Mask, Quantizer, Sparsifier, made, taken
+from shoal.filters import made
+from shoal.filters.base import Bytes, Compressor, Mask, Quantizer, Sparsifier, taken
 from shoal.filters.user_filter import guarded, is_theirs
 from shoal.keys import Values
 from shoal.tables import Filter, Wire

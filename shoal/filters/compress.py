@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import Invalid
-from shoal.filters import Bytes, Compressor, RegisteredFilter
+from shoal.filters.base import Bytes, Compressor, RegisteredFilter
 
 
 class Delta(Compressor):

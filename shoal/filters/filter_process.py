@@ -27,7 +27,8 @@ import msgspec
 import numpy as np
 
 from shoal import limits
-from shoal.filters import Base, known
+from shoal.filters import known
+from shoal.filters.base import Base
 from shoal.limits import MB, SECOND
 from shoal.user_code import (
     end_all,

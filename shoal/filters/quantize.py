@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.filters import Bytes, Quantizer, RegisteredFilter
+from shoal.filters.base import Bytes, Quantizer, RegisteredFilter
 from shoal.keys import Values
 from shoal.tables import Wire
 from shoal.wire.half_precision import restored, shortened

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from shoal.errors import Invalid
-from shoal.filters import Mask, RegisteredFilter, Sparsifier
+from shoal.filters.base import Mask, RegisteredFilter, Sparsifier
 from shoal.keys import Values
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from shoal.errors import BadFilter, Invalid
-from shoal.filters import Base, Bytes, Compressor, Mask, Quantizer, Sparsifier
+from shoal.filters.base import Base, Bytes, Compressor, Mask, Quantizer, Sparsifier
 from shoal.filters.filter_process import FilterMisbehaved, FilterProcess
 from shoal.keys import Values
 from shoal.user_code import ends_us, told

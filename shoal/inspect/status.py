@@ -23,7 +23,7 @@ import msgspec
 from shoal.errors import ClusterError, Invalid, Refused, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
-from shoal.security.address import check_address, is_local, parsed
+from shoal.security.address import is_local, parsed
 from shoal.wire import Transport
 from shoal.wire import messages as m
 
@@ -331,7 +331,7 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     from shoal.wire.zmq import ZmqTransport
 
     safety = safety or Safety.chosen(at=where)
-    check_address(where, safety)
+    safety.check(where)
     if parsed(where).key or not is_local(where):
         return False  # peers stay on one machine, in the clear
     watching = PeerObserver(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
@@ -368,7 +368,7 @@ def transport_to(address: str, safety: Safety | None = None, group: str = "") ->
     from shoal.wire.zmq import ZmqTransport
 
     safety = safety or Safety.chosen(at=address)
-    check_address(address, safety)
+    safety.check(address)
 
     def transport(name: str) -> Transport:
         made = ZmqTransport(safety.named(name, group=group), safety=safety)

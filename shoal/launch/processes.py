@@ -29,14 +29,13 @@ from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free, host_of
+from shoal.launch.cluster import START_WITHIN, Cluster
 from shoal.launch.coordinator_process import CoordinatorProcess, ProcessEnded, RunEnds
 from shoal.launch.forkserver import ForkserverSetup
-from shoal.launch.local import START_WITHIN, Cluster
 from shoal.launch.process_main import MAINS, ProcessOrders, sweep
 from shoal.launch.process_pool import ProcessPool
 from shoal.launch.restarts import Supervisor
 from shoal.nodes.journal import JournalFile
-from shoal.security.address import check_address
 from shoal.security.safety import Safety
 from shoal.wire import Transport
 from shoal.wire.zmq import ZmqTransport
@@ -64,7 +63,7 @@ class ProcessCluster(Cluster):
         check_callable(listen, advertise)
         self._safety = safety or Safety.local()
         if listen:
-            check_address(bind_of(listen), self._safety)
+            self._safety.check(bind_of(listen))
         super().__init__(journal, copies)
         journal.close()  # the coordinator's process opens it
         self.on_ended: Callable[[str, str], None] | None = None
@@ -317,7 +316,7 @@ def check_listening(job: Job) -> None:
     """Raises Invalid, before anything is prepared, if others cannot reach the job's address."""
     if job.launch.listen:
         check_callable(job.launch.listen, job.launch.advertise)
-        check_address(bind := bind_of(job.launch.listen), safety_of(job))
+        safety_of(job).check(bind := bind_of(job.launch.listen))
         check_free(bind)
 
 

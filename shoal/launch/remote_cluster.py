@@ -21,8 +21,8 @@ from shoal import limits
 from shoal.errors import ClusterError, StartFailed, Unanswered
 from shoal.events import counted
 from shoal.job import Job
+from shoal.launch.cluster import START_WITHIN
 from shoal.launch.coordinator_process import RunFacts
-from shoal.launch.local import START_WITHIN
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.membership_journal import MembershipRecord, members_and_tables

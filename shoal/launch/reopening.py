@@ -27,7 +27,7 @@ from shoal.store.checkpoint import manifest as checkpoint
 
 if TYPE_CHECKING:
     from shoal.client import KV
-    from shoal.launch.local import Cluster
+    from shoal.launch.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,11 @@ import msgspec
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.launch.exit_status import refuse
 from shoal.launch.process_main import ProcessMessage
 from shoal.launch.process_pool import start_forkserver
 
 if TYPE_CHECKING:
     from shoal.job import Job
-    from shoal.launch.torchrun_cluster import HeadRank
 
 MEET_WITHIN = 60.0  # seconds until all ranks have found each other
 LINE = 4_096  # bytes of one message
@@ -110,22 +108,6 @@ def _count(name: str, text: str) -> int:
     if len(text) > _DIGITS:
         raise Invalid(f"{name}={text[:_DIGITS]}... has {len(text):,} digits; {_SET_BY}")
     return int(text)
-
-
-def take_part(call: Callable[[HeadRank | None], object]) -> object:
-    """Run the command here, or, under torchrun, in the head with all other ranks to use."""
-    try:
-        me = rank()
-    except Invalid as error:
-        refuse(str(error))
-    if me is None:
-        return call(None)
-    if me.number:
-        sys.exit(follow(me))
-    from shoal.launch.torchrun_cluster import HeadRank
-
-    with HeadRank(me) as head:
-        return call(head)
 
 
 def staffed(job: Job, me: TorchrunRank) -> tuple[Job, str]:

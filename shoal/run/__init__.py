@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.run.run import Run as Run
+    from shoal.run.finished import Run as Run
     from shoal.run.run import execute as execute
     from shoal.run.run import train as train
 

@@ -44,7 +44,7 @@ from shoal.views.lines import EventLines
 
 if TYPE_CHECKING:
     from shoal.models.learner import ReportsMetrics
-    from shoal.run.run import Run
+    from shoal.run.finished import Run
 
 EventCall = Callable[[RunEvent], None]
 

@@ -18,13 +18,13 @@ import msgspec
 from shoal.errors import Invalid, OtherRun
 from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Warned, counted, read_legible
 from shoal.job import MAY_CHANGE, Job
+from shoal.run.finished import Run
 from shoal.run.folder import RunFolder
 from shoal.settings import changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.errors import BadCheckpoint
-    from shoal.run.run import Run
     from shoal.store.checkpoint.manifest import Manifest
     from shoal.training.local_checkpoint import LocalCheckpoint
 
@@ -63,8 +63,6 @@ def open_folder(out: Path, job: Job) -> RunFolder:
 
 def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
     """The finished run in this folder, unless new stop rules make it go on."""
-    from shoal.run.run import Run
-
     if not is_finished(path) or job_of(path, changes).stop != job_of(path).stop:
         return None
     return Run.load(path.absolute())

@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,10 @@ import msgspec
 import numpy as np
 
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, Voided, counted, read_run
+from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, Voided, counted
 from shoal.job import Job
 from shoal.limits import MB
+from shoal.run.finished import Run
 from shoal.run.folder import (
     EventCall,
     EventListener,
@@ -44,52 +45,13 @@ from shoal.timing import Timing, timing_from
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
-    from shoal.launch.local import Cluster
-    from shoal.models.learner import Learner, ReportsMetrics
+    from shoal.launch.cluster import Cluster
+    from shoal.models.learner import Learner
     from shoal.strategies.parameter_server.run import Launcher
     from shoal.training.run import RunHandle
     from shoal.training.tracker import RunResult
 
 WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """A finished run: model, summary, events, folder."""
-
-    job: Job
-    model: ReportsMetrics | None
-    summary: dict[str, Any]
-    events: list[RunEvent] = field(repr=False)
-    folder: Path | None = None
-    rescued: str = ""  # why ``folder`` is a temporary one, and not the one that was asked for
-
-    def plot(self, path: str | Path | None = None) -> Any:
-        """A figure of the losses (pip install 'shoal[view]'), written to ``path`` if given."""
-        from shoal.views.plots import loss
-
-        try:
-            return loss(self.events, path)
-        except OSError as error:
-            raise Invalid(f"cannot write {path}: {error.strerror}: choose another place") from None
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Run:
-        """Read a run folder back."""
-        from shoal.models.learner import trained
-
-        folder = Path(folder)
-        try:
-            summary = msgspec.json.decode((folder / "summary.json").read_bytes())
-            events = read_run(folder / "events.jsonl")
-        except FileNotFoundError as error:
-            raise Invalid(
-                f"{folder} has no {Path(str(error.filename)).name}: it is no run, or one that did not end"
-            ) from None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Invalid(f"{folder} cannot be read: {error}") from None
-        model = trained(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None
-        return cls(Job.load(folder / "job.toml"), model, summary, events, folder)
 
 
 def train(

@@ -11,12 +11,9 @@ write to the model.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shoal.errors import Invalid
-
-if TYPE_CHECKING:
-    from shoal.security.safety import Safety
 
 _LOCAL = ("ipc://", "inproc://", "memory:")
 _LOOPBACK = re.compile(r"tcp://(127(\.\d{1,3}){3}|localhost|\[::1\]):(\d{1,5}|\*)")
@@ -50,15 +47,15 @@ def is_local(address: str) -> bool:
     return plain.startswith(_LOCAL) or _LOOPBACK.fullmatch(plain) is not None
 
 
-def check_address(address: str, safety: Safety | None = None) -> None:
-    """Raises Invalid if nobody may be called or heard there; by default only this machine is safe."""
+def check_address(address: str, anywhere: bool = False) -> None:
+    """Raises Invalid for an address that may not be used; by default only this machine's may."""
     plain = parsed(address).plain if isinstance(address, str) else ""
     if len(plain) > _LONGEST:
         raise Invalid(f"address {plain[:40]!r}... is too long: {_LONGEST} characters at most")
     if not is_local(plain):
         if not _TCP.fullmatch(plain):
             raise Invalid(f"address {address!r} is none: give tcp://HOST:PORT, or ipc://PATH on this machine")
-        if safety is None or not (safety.has_keys or safety.is_insecure):
+        if not anywhere:
             raise Invalid(
                 f"address {address!r} can be reached from other machines (it is no loopback address), and there only keys are safe (shoal "
                 f"key new NAME makes one; --keys FOLDER, in Python keys=FOLDER, or SHOAL_KEYS): only loopback (tcp://127.0.0.1:PORT) and ipc need "

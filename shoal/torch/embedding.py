@@ -28,7 +28,8 @@ from torch.nn import functional
 from shoal.client import KV
 from shoal.errors import BadValues, Invalid
 from shoal.keys import Keys, KeyValues, Values
-from shoal.launch.local import Cluster, local
+from shoal.launch.cluster import Cluster
+from shoal.launch.local import local
 from shoal.store.client.task import Task
 from shoal.store.table.update import AdaGrad
 from shoal.tables import Initial, Normal, Sparse, Update

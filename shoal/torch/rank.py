@@ -16,7 +16,8 @@ from typing import Literal
 
 from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
-from shoal.launch.local import Cluster, connect
+from shoal.launch.cluster import Cluster
+from shoal.launch.local import connect
 from shoal.launch.script import ADDRESS, RANK, SAYS, WORLD
 from shoal.limits import SLOTS_PER_STEP
 from shoal.tables import Table

@@ -88,7 +88,7 @@ class ZmqTransport:
 
     def _bind(self, address: str, advertise: str) -> None:
         try:
-            check_address(address := parsed(address).plain, self._safety)
+            self._safety.check(address := parsed(address).plain)
             own = self._safety.own(self._name.decode()) if self._safety.has_keys and address.startswith("tcp") else None
         except Invalid:
             self.close()

@@ -11,7 +11,8 @@ import pytest
 import shoal
 from shoal.events import Evaluated, Gone, RolledBack, RunEvent, Saved
 from shoal.job import Job
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.settings import changed
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.watch import Watched, kill, reach, watch

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.run.run import Run
+from shoal.run.finished import Run
 from shoal.testing.watch import PATIENCE
 from tests.support.sandbox import Den
 

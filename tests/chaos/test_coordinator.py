@@ -26,7 +26,8 @@ from shoal.job import Job
 from shoal.launch import restarts
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
 from shoal.testing.watch import PATIENCE, Watched, reach, watch

@@ -18,7 +18,8 @@ import shoal
 from shoal.errors import RunFailed
 from shoal.events import Evaluated, Gone, Linked, Resumed, RunEvent, Stopped, Warned
 from shoal.job import Job
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.settings import changed
 from shoal.strategies.gossip.run import GossipRun
 from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch

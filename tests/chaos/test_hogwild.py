@@ -19,7 +19,8 @@ import shoal
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Gone, Joined, Resumed, Stopped, Warned
 from shoal.job import Job
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.settings import changed
 from shoal.strategies.hogwild.run import HogwildRun
 from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch

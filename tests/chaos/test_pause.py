@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shoal.events import Evaluated, Gone, RolledBack, read_run
-from shoal.run.run import Run
+from shoal.run.finished import Run
 from tests.support.sandbox import Den, soon
 
 PAUSE = 5.0  # seconds: twice as long as silence is forgiven here

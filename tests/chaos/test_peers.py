@@ -24,7 +24,8 @@ import shoal
 from shoal.errors import RunFailed, Unanswered
 from shoal.events import Elected, Evaluated, Gone, Joined, Resumed, Saved, read_run
 from shoal.job import Job
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.settings import changed
 from shoal.strategies.peers.run import PeerRun
 from shoal.testing.watch import BesideRun, Watched, kill, reach, watch

@@ -14,7 +14,7 @@ import pytest
 
 import shoal
 from shoal.events import Evaluated, Resumed, RunEvent, Saved, Started, Warned, read_run
-from shoal.run.run import Run
+from shoal.run.finished import Run
 from tests.support.sandbox import Den, soon
 
 pytestmark = pytest.mark.usefixtures("cache")

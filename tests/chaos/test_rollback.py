@@ -11,7 +11,8 @@ import pytest
 
 from shoal.events import Evaluated, RolledBack, RunEvent, Saved
 from shoal.job import Job
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.strategies.parameter_server.run import ServerRun
 
 JOB: dict[str, Any] = {

@@ -24,8 +24,9 @@ from shoal.data.datasets import load
 from shoal.errors import RunFailed, StartFailed
 from shoal.events import Evaluated, Gone, Joined, Progress, Stopped, read_run
 from shoal.job import Job
+from shoal.run.finished import Run
 from shoal.run.folder import EventLog
-from shoal.run.run import Run, execute
+from shoal.run.run import execute
 from shoal.simulation.reference import serial
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate

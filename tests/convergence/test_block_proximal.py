@@ -14,7 +14,7 @@ import pytest
 
 import shoal
 from shoal.data.datasets import NAMED, VARIABLE
-from shoal.run.run import Run
+from shoal.run.finished import Run
 
 LIBLINEAR = {"rcv1": (4954.22937, 685), "a9a": (10558.72337, 98)}
 SOAK = pytest.mark.soak

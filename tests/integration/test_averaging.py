@@ -19,7 +19,7 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Resumed, RunEvent, Saved, Started
 from shoal.job import Job
 from shoal.models.learner import learner_of
-from shoal.run.run import Run
+from shoal.run.finished import Run
 from shoal.settings import changed
 from shoal.strategies.averaging.shards import Shards
 from shoal.testing.watch import Watched, watch

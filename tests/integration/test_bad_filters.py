@@ -15,7 +15,7 @@ import shoal
 from shoal import filters
 from shoal.errors import BadFilter, BadValues
 from shoal.filters import Compressor, Quantizer, Sparsifier
-from shoal.launch.local import Cluster
+from shoal.launch.cluster import Cluster
 from tests.support import PATIENCE
 
 NO_HEAD = np.empty(0, np.uint8)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shoal.events import Evaluated, Stopped, read_run
-from shoal.run.run import Run
+from shoal.run.finished import Run
 
 SMALL: dict[str, Any] = {"data.rows": 600, "data.features": 1_000, "data.batch": 20, "launch.how": "threads"}
 BEGIN = f"""

@@ -17,7 +17,7 @@ import pytest
 import shoal
 from shoal.errors import BadKeys, DependencyFailed, Invalid, Refused, UnknownTable
 from shoal.inspect.anonymous_client import AnonymousClient
-from shoal.launch.local import Cluster
+from shoal.launch.cluster import Cluster
 from shoal.launch.processes import ProcessCluster
 from tests.support.sandbox import soon
 

@@ -18,7 +18,8 @@ from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid
 from shoal.events import Gone
 from shoal.job import Job
-from shoal.run.run import Run, train
+from shoal.run.finished import Run
+from shoal.run.run import train
 from shoal.store.client import session
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.views import figures

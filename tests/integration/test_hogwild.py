@@ -19,7 +19,8 @@ import shoal
 from shoal.errors import BadCheckpoint, Invalid, RunFailed, StartFailed
 from shoal.events import Evaluated, Joined, Progress, Resumed, Saved, Started, Stopped, read_run
 from shoal.job import Job
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.settings import changed
 from shoal.strategies.hogwild.run import HogwildRun
 from shoal.training import local_checkpoint

@@ -13,7 +13,8 @@ import pytest
 
 import shoal.run.run
 from shoal.events import Evaluated, RunEvent
-from shoal.run.run import Run, train
+from shoal.run.finished import Run
+from shoal.run.run import train
 from tests.support.sandbox import Den
 
 HEARS = ("env", "--default-signal=INT")  # whoever started the tests may have it ignored

@@ -15,7 +15,8 @@ import pytest
 import shoal
 from shoal.events import Evaluated, RunEvent
 from shoal.models.trained import Trained
-from shoal.run.run import Run, train
+from shoal.run.finished import Run
+from shoal.run.run import train
 from tests.support import PATIENCE
 
 _names = (f"table {number}" for number in itertools.count())

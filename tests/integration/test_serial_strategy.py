@@ -17,7 +17,8 @@ import shoal
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Stopped, read_run
 from shoal.job import Job
-from shoal.run.run import Run, execute
+from shoal.run.finished import Run
+from shoal.run.run import execute
 from shoal.settings import changed
 from shoal.testing.watch import watch
 from tests.support.sandbox import soon

@@ -17,7 +17,8 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Shared, Spans, Started, Stopped, read_run
 from shoal.job import Job
 from shoal.nodes.evaluator import Evaluator
-from shoal.run.run import Run, execute, train
+from shoal.run.finished import Run
+from shoal.run.run import execute, train
 from shoal.settings import changed
 from shoal.strategies.parameter_server.run import ServerRun
 

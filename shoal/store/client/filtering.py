@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.errors import BadFilter, BadValues, Invalid
-from shoal.filters import are_known, described, nonzero, taken
-from shoal.filters import taken as taken_rows
+from shoal.filters import are_known, described
+from shoal.filters.base import nonzero, taken
+from shoal.filters.base import taken as taken_rows
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
 from shoal.limits import FRAME_BYTES

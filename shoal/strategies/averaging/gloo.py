@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import RankLost, StartFailed
-from shoal.launch.local import START_WITHIN
+from shoal.launch.cluster import START_WITHIN
 from shoal.models import needs_torch
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats

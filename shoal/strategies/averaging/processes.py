@@ -27,7 +27,8 @@ from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, RankLost, ShoalError
 from shoal.job import Job
 from shoal.launch.crew import BY_ITSELF, Crew, CrewSpec, name_of
-from shoal.launch.local import Cluster, ThreadCluster
+from shoal.launch.cluster import Cluster
+from shoal.launch.local import ThreadCluster
 from shoal.launch.process_main import Process, ProcessOrders, transport_of
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.launch.worker_process import number_of

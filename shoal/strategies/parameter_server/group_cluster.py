@@ -27,8 +27,8 @@ from shoal.inspect.status import (
     transport_to,
 )
 from shoal.job import Job
+from shoal.launch.cluster import START_WITHIN, Cluster
 from shoal.launch.coordinator_process import ProcessEnded
-from shoal.launch.local import START_WITHIN, Cluster
 from shoal.launch.processes import REASON, ProcessCluster
 from shoal.launch.scheduler_process import SchedulerProcess
 from shoal.nodes.journal import JournalFile

@@ -38,7 +38,8 @@ from shoal.inspect.status import (
 from shoal.job import Job
 from shoal.launch import coordinator_process, worker_process
 from shoal.launch.arrivals import Arrivals
-from shoal.launch.local import Cluster, ThreadCluster
+from shoal.launch.cluster import Cluster
+from shoal.launch.local import ThreadCluster
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.evaluator import Evaluator, Judgement
 from shoal.nodes.journal import JournalFile

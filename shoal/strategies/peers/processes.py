@@ -24,8 +24,8 @@ from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, StartFailed
 from shoal.events import counted
 from shoal.job import Job
+from shoal.launch.cluster import START_WITHIN
 from shoal.launch.forkserver import ForkserverSetup
-from shoal.launch.local import START_WITHIN
 from shoal.launch.process_main import ProcessOrders, sweep
 from shoal.launch.process_pool import DONE, ProcessPool
 from shoal.launch.processes import short_folder

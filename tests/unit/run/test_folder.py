@@ -16,9 +16,10 @@ from shoal.files import replace_file
 from shoal.job import Job
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
+from shoal.run.finished import Run
 from shoal.run.folder import EventLog, RunFolder
 from shoal.run.resume import differences
-from shoal.run.run import Run, train
+from shoal.run.run import train
 from shoal.settings import changed
 from shoal.views import figures
 from tests.support.sandbox import soon

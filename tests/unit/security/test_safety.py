@@ -36,7 +36,7 @@ def worker(tmp_path: Path) -> Safety:
 def test_this_machine_needs_no_keys(address: str, worker: Safety) -> None:
     assert is_local(address)
     for safety in (None, Safety.local(), Safety.insecure(), worker):
-        check_address(address, safety)
+        safety.check(address)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_any_other_machine_needs_keys_or_somebody_who_says_that_it_does_not(addr
     assert not is_local(address)
     for safety in (None, Safety.local()):
         with pytest.raises(Invalid, match=r"shoal key new.*--insecure"):
-            check_address(address, safety)
-    check_address(address, worker)
-    check_address(address, Safety.insecure())
+            safety.check(address)
+    worker.check(address)
+    Safety.insecure().check(address)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_any_other_machine_needs_keys_or_somebody_who_says_that_it_does_not(addr
 )
 def test_what_is_no_address_is_refused_however_safe_it_is(address: str) -> None:
     with pytest.raises(Invalid):
-        check_address(address, Safety.insecure())
+        Safety.insecure().check(address)
 
 
 def test_a_key_rides_in_the_address() -> None:
@@ -157,7 +157,7 @@ def test_what_only_begins_like_this_machine_is_another(address: str) -> None:
 def test_an_address_has_an_end() -> None:
     for address in ("tcp://127." + "1" * 5_000, "memory:" + "x" * 5_000):
         with pytest.raises(Invalid, match="too long"):
-            check_address(address, Safety.insecure())
+            Safety.insecure().check(address)
 
 
 def test_on_the_coordinators_own_host_its_key_is_known(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def check_number(what: str, value: object) -> None:
     except (TypeError, OverflowError):
         finite = False
     if not finite:
-        raise Invalid(f"setting {what}: a finite number is needed")
+        raise Invalid(f"setting {what}: needs a finite number")
 
 
 def check_setting(name: str) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.launch import torchrun_cluster
     from shoal.run.finished import Run
     from shoal.run.folder import RunFolder
-    from shoal.run.finished import Run
     from shoal.strategies.averaging import mpi
     from shoal.strategies.parameter_server.run import Launcher
 

@@ -28,8 +28,8 @@ from shoal.data.datasets import Dataset
 from shoal.data.mapped import train_rows
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.cluster import START_WITHIN
+from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.process_main import ProcessOrders, state_of, sweep
 from shoal.launch.process_pool import DONE, ProcessPool
 from shoal.launch.processes import short_folder

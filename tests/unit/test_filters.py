@@ -40,7 +40,7 @@ BASE: dict[str, Any] = {"data": {"source": "rcv1-like"}}
     ("make", "said"),
     [
         (lambda: shoal.Significant(-1), "filter 'significant', threshold=-1: needs 0 or more"),
-        (lambda: shoal.Significant(float("nan")), "filter 'significant', threshold=nan: a finite number is needed"),
+        (lambda: shoal.Significant(float("nan")), "filter 'significant', threshold=nan: needs a finite number"),
         (
             lambda: shoal.Significant(1e300),
             "filter 'significant', threshold=1e+300: no value is larger, so nothing would ever be sent; take less",
@@ -49,11 +49,11 @@ BASE: dict[str, Any] = {"data": {"source": "rcv1-like"}}
         (lambda: shoal.Skip(1.5), "filter 'skip', share=1.5: needs 0 to 1"),
         (lambda: shoal.TopK(share=2), "filter 'top', share=2: needs 0 to 1"),
         (lambda: shoal.TopK(share=0), "filter 'top' would never send anything: it needs k above 0, or a share above 0"),
-        (lambda: shoal.TopK(k=2.5), "filter 'top', k=2.5: a whole number is needed"),  # type: ignore[arg-type]
+        (lambda: shoal.TopK(k=2.5), "filter 'top', k=2.5: needs a whole number"),  # type: ignore[arg-type]
         (lambda: shoal.Int8(steps=128), "filter 'int8', steps=128: needs 1 to 127"),
         (lambda: shoal.Zstd(0), "filter 'zstd', level=0: needs 1 to 19"),
         (lambda: shoal.Zstd(20), "filter 'zstd', level=20: needs 1 to 19"),
-        (lambda: shoal.Zstd("3"), "filter 'zstd', level='3': a finite number is needed"),  # type: ignore[arg-type]
+        (lambda: shoal.Zstd("3"), "filter 'zstd', level='3': needs a finite number"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_out_of_range_are_refused_with_what_is_possible(make: Any, said: str) -> None:
@@ -68,7 +68,7 @@ def test_settings_out_of_range_are_refused_with_what_is_possible(make: Any, said
         (["zstdd"], "no filter 'zstdd' here: did you mean 'zstd'?"),
         ([{"name": "zstd", "levle": 3}], "filter 'zstd' has no setting 'levle': did you mean 'level'?"),
         ([{"name": "delta", "x": 3}], "filter 'delta' has no setting 'x' (it has none)"),
-        ([{"name": "zstd", "level": "high"}], "filter 'zstd', level='high': a finite number is needed"),
+        ([{"name": "zstd", "level": "high"}], "filter 'zstd', level='high': needs a finite number"),
         ([{"level": 3}], 'has no name: write {name = "significant", threshold = 1e-4}'),
         (["int8", "float16"], "filters 'int8' and 'float16' both shorten pushes: leave one of them out"),
         (["delta", "delta"], "filter 'delta' is named twice: name it once"),
@@ -114,7 +114,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
 
 def test_a_client_leaves_filters_that_it_does_not_know_to_the_servers() -> None:
     Client("me").create("t", shoal.Dense(rows=9, filters=[Filter("somebody_elses")]))
-    with pytest.raises(Invalid, match="one of your own is in a module that is named"):
+    with pytest.raises(Invalid, match="name the module of your own one"):
         RequestCheck(shoal.Dense(rows=9, filters=[Filter("somebody_elses")]), [(0, KeyRange(0, 9))])
 
 

@@ -26,8 +26,8 @@ from shoal import limits
 from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, RankLost, ShoalError
 from shoal.job import Job
-from shoal.launch.crew import BY_ITSELF, Crew, CrewSpec, name_of
 from shoal.launch.cluster import Cluster
+from shoal.launch.crew import BY_ITSELF, Crew, CrewSpec, name_of
 from shoal.launch.local import ThreadCluster
 from shoal.launch.process_main import Process, ProcessOrders, transport_of
 from shoal.launch.processes import ProcessCluster, safety_of

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, nullcontext
 import msgspec
 import pytest
 
+from shoal.cli.main import _take_part
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
 from shoal.launch import torchrun_cluster
@@ -25,7 +26,6 @@ from shoal.launch.torchrun import (
     rank,
     roles,
     staffed,
-    take_part,
 )
 from shoal.launch.torchrun_cluster import HeadRank
 from tests.support import PATIENCE
@@ -98,7 +98,7 @@ def test_variables_that_cannot_be_are_refused_in_one_line(
     for name, value in (VARIABLES | lies).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match="2"):
-        take_part(lambda _: pytest.fail("it ran"))
+        _take_part(lambda _: pytest.fail("it ran"))
     said = capsys.readouterr().err
     assert said.startswith(f"Error: {words}") and said.count("\n") == 1
 

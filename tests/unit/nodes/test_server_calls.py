@@ -129,7 +129,7 @@ def test_a_call_by_another_view_is_answered_as_a_pull_is(more: dict[str, int], a
         ({"name": "x" * 900_000}, "setting", "no question 'xxx"),
         ({"name": "top", "settings": {"x" * 900_000: 1.0}}, "setting", "has no setting 'xxx"),
         ({"name": "top", "settings": {"n": 1.0}}, "setting", "has no setting 'n'"),
-        ({"name": "top", "settings": {"k": float("nan")}}, "setting", "a finite number is needed"),
+        ({"name": "top", "settings": {"k": float("nan")}}, "setting", "needs a finite number"),
         ({"name": "count", "start": 3, "stop": 1}, "keys", "needs 0 <= start <= stop"),
         ({"name": "count", "stop": 1 << 64}, "keys", "needs 0 <= start <= stop"),
     ],

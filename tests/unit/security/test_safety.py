@@ -35,7 +35,8 @@ def worker(tmp_path: Path) -> Safety:
 @pytest.mark.parametrize("address", NEAR)
 def test_this_machine_needs_no_keys(address: str, worker: Safety) -> None:
     assert is_local(address)
-    for safety in (None, Safety.local(), Safety.insecure(), worker):
+    check_address(address)
+    for safety in (Safety.local(), Safety.insecure(), worker):
         safety.check(address)
 
 
@@ -54,9 +55,9 @@ def test_this_machine_needs_no_keys(address: str, worker: Safety) -> None:
 )
 def test_any_other_machine_needs_keys_or_somebody_who_says_that_it_does_not(address: str, worker: Safety) -> None:
     assert not is_local(address)
-    for safety in (None, Safety.local()):
+    for check in (check_address, Safety.local().check):
         with pytest.raises(Invalid, match=r"shoal key new.*--insecure"):
-            safety.check(address)
+            check(address)
     worker.check(address)
     Safety.insecure().check(address)
 

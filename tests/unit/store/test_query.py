@@ -261,7 +261,7 @@ def test_what_is_found_is_a_copy_of_the_rows() -> None:
         ({"join": ("sum", "largest")}, "needs 'sum', 'min', 'max', or"),
         ({"join": 3}, "needs a word, a tuple of words, or a function"),
         ({"join": "largest"}, "k: question(join='largest', k=10)"),
-        ({"above": "x"}, "a finite number is needed"),
+        ({"above": "x"}, "needs a finite number"),
         ({"servers": 1}, "another name is needed"),
         ({"_x": 1}, "does not begin with an underscore"),
         ({"lambda": 1}, "no word of Python's"),

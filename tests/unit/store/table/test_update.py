@@ -193,7 +193,7 @@ def test_an_unknown_setting_is_refused_and_the_nearest_one_named() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "0.1", True, None])
 def test_a_setting_that_is_no_finite_number_is_refused(value: Any) -> None:
-    with pytest.raises(Invalid, match="a finite number is needed"):
+    with pytest.raises(Invalid, match="needs a finite number"):
         SGD(step=value)
 
 

@@ -160,7 +160,7 @@ def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
 
     with pytest.raises(Invalid, match="'zstd' is one of shoal's own"):
         filters.filter()(zstd)
-    with pytest.raises(Invalid, match="filter 'half' lacks release: write that"):
+    with pytest.raises(Invalid, match="filter 'half' lacks release: implement it"):
 
         @filters.filter()
         class half(filters.Compressor):

@@ -32,7 +32,7 @@ from shoal.keys import KeyRange, Keys
 from shoal.run.run import train
 from shoal.store.server.key_lists import KeyLists, crc_of
 from shoal.store.server.outcome import HandlerResult
-from shoal.store.server.primary import Segments
+from shoal.store.server.primary import Primary
 from shoal.store.table.update import AdaGrad
 from shoal.tables import Dense, Sparse
 from shoal.tables import Table as Spec
@@ -216,7 +216,7 @@ class Desk:
     def __init__(self, spec: Spec) -> None:
         cuts = [spec.span * part // 8 for part in range(9)]
         held = [(part, KeyRange(cuts[part], cuts[part + 1])) for part in range(8)]
-        self.own = Segments(1, spec, held, inline=1 << 60)
+        self.own = Primary(1, spec, held, inline=1 << 60)
         self.own.handles = KeyLists()
         self._numbers = count(1)
 

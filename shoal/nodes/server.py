@@ -122,7 +122,11 @@ class Server:
             return
         seconds = (now - self._told_loads) / limits.SECOND
         first, self._told_loads = not self._told_loads, now
-        own = {} if first else {number: one.own.asked for number, one in self.tables.items() if one.own is not None}
+        own = (
+            {}
+            if first
+            else {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
+        )
         self.member.loads, self.member.halves = told_loads(own, seconds)
 
     # ------------------------------------------------------------ views
@@ -229,7 +233,7 @@ class Server:
             holding = self.tables.get(request.table)
             if holding is None:
                 return []
-            return self._carry_on(holding.heard(now, event.sender, request, event.arrays))
+            return self._carry_on(holding.handle(now, event.sender, request, event.arrays))
         if isinstance(request, m.Snap):
             return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
@@ -240,17 +244,17 @@ class Server:
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
         if isinstance(request, m.TableStatusRequest):
-            told = holding.told(request)
+            told = holding.status(request)
             told.facts.update(self.also(), **self.handles.facts())
             return [Send(event.sender, told)]
-        assert holding.own is not None
+        assert holding.primary is not None
         if isinstance(request, m.Call):
             within = self.member.timing.question
-            return self._carry_on(self.calls.call(now, event.sender, request, holding.own, self._inline, within))
-        holding.own.handles = self.handles
+            return self._carry_on(self.calls.call(now, event.sender, request, holding.primary, self._inline, within))
+        holding.primary.handles = self.handles
         if isinstance(request, m.Push):
-            return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
-        return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
+            return self._carry_on(holding.primary.push(now, event.sender, request, event.arrays))
+        return self._carry_on(holding.primary.pull(now, event.sender, request, event.arrays))
 
     def _how(self) -> object:
         """What decides whether a request comes too soon."""
@@ -274,7 +278,7 @@ class Server:
 
     def _park(self, now: int, sender: str, park: m.Park) -> HandlerResult:
         """Nobody waits for this worker any more; it is told so when all copies know it."""
-        parts = [holding.own for holding in self.tables.values() if holding.own is not None]
+        parts = [holding.primary for holding in self.tables.values() if holding.primary is not None]
         left = [len(parts)]
 
         def parked(now: int) -> HandlerResult:
@@ -304,7 +308,7 @@ class Server:
                 return m.Refusal(request.request, "setting", f"{sender} is a {known.role}: only a worker has a clock")
         if isinstance(request, m.Park):
             opening = next((one for one in self.tables.values() if one.opening), None)
-            return None if opening is None else m.Busy(request.request, _OPENING, opening.waits_for())
+            return None if opening is None else m.Busy(request.request, _OPENING, opening.reconciler.waits_for())
         holding = self.tables.get(request.table)
         if holding is None:
             self.counts["moved"] += 1
@@ -316,12 +320,12 @@ class Server:
         if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
             self.counts["another group's"] += 1
             return m.Refusal(request.request, "setting", why)
-        if request.view < self._ours[request.table].since or (holding.own is None and not holding.opening):
+        if request.view < self._ours[request.table].since or (holding.primary is None and not holding.opening):
             self.counts["moved"] += 1
             return m.SegmentsMoved(request.request, self.member.shown)
         if holding.opening:
             self.counts["opening"] += 1
-            return m.Busy(request.request, _OPENING, holding.waits_for())
+            return m.Busy(request.request, _OPENING, holding.reconciler.waits_for())
         return None
 
     def _carry_on(self, outcome: HandlerResult) -> list[Effect]:

@@ -21,7 +21,7 @@ from shoal.store.checkpoint import manifest, segment_file
 from shoal.store.checkpoint.writer import SnapshotWriters
 from shoal.store.image import SegmentImage
 from shoal.store.server.outcome import HandlerResult, LongComputation
-from shoal.store.server.primary import Segments
+from shoal.store.server.primary import Primary
 from shoal.store.server.table_server import Loader, TableServer
 from shoal.tables import Given
 from shoal.wire import messages as m
@@ -86,9 +86,9 @@ class ServerCheckpoints:
 
     def snap(self, now: int, sender: str, snap: m.Snap, holding: TableServer | None) -> HandlerResult:
         """Write the segments that are ours, as they are at the step named, while everything goes on."""
-        if holding is None or holding.own is None or holding.opening or snap.view > self._member.shown:
+        if holding is None or holding.primary is None or holding.opening or snap.view > self._member.shown:
             return HandlerResult()  # it is asked again
-        own, incarnation, snapping = holding.own, self._member.incarnation, self._snapping.of(sender, snap)
+        own, incarnation, snapping = holding.primary, self._member.incarnation, self._snapping.of(sender, snap)
         cut, effects = snapping.ask(sender, incarnation, snap, own.segments)
         self._copying = {key for key in self._copying if key[0] == snap.number or key[1] != snap.table}
         cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
@@ -100,7 +100,7 @@ class ServerCheckpoints:
             return HandlerResult([snapping.late(sender, incarnation, snap, int(own.version.max()))])
         return outcome + found
 
-    def _write(self, sender: str, snap: m.Snap, holding: TableServer, own: Segments, cut: list[int]) -> HandlerResult:
+    def _write(self, sender: str, snap: m.Snap, holding: TableServer, own: Primary, cut: list[int]) -> HandlerResult:
         """Copy them, one after another, and hand each to the disk."""
         snapping = self._snapping.of(sender, snap)
 
@@ -108,11 +108,11 @@ class ServerCheckpoints:
             images: list[SegmentImage] = []
 
             def take() -> None:
-                if holding.own is own:  # else its rows may be nowhere here; no view is taken while this goes on
+                if holding.primary is own:  # else its rows may be nowhere here; no view is taken while this goes on
                     images.append(own.image(segment))
 
             def hand_over(now: int) -> HandlerResult:
-                if not images or holding.own is not own:
+                if not images or holding.primary is not own:
                     return HandlerResult()  # it has changed hands: this one is given up
                 self._stores += 1
                 name = seen(holding.placed.name, namespace(sender))
@@ -120,7 +120,7 @@ class ServerCheckpoints:
 
             return LongComputation(take, hand_over, None)
 
-        if holding.own is not own:
+        if holding.primary is not own:
             return HandlerResult()  # they have changed hands: this one is given up
         if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
             return HandlerResult([snapping.late(sender, self._member.incarnation, snap, int(own.version.max()))])

@@ -186,7 +186,7 @@ class SimulatedCluster:
         """What the servers that are there go by, in this table."""
         number = self.coordinator.roster.tables[table].number
         here = [server for name, server in self.servers.items() if name in self.world.hosts]
-        parts = [holding.own for server in here for one, holding in server.tables.items() if one == number]
+        parts = [holding.primary for server in here for one, holding in server.tables.items() if one == number]
         return {part.spec.max_delay for part in parts if part is not None}
 
     def incarnations(self) -> list[int]:
@@ -242,7 +242,7 @@ class SimulatedCluster:
         server = self.servers.get(name) if place.instead and place.filling == name else None
         holding = None if server is None else server.tables.get(table.number)
         return holding is not None and any(
-            segment in follow.segments or segment in follow._whole for follow in holding.follows.values()
+            segment in follow.segments or segment in follow._whole for follow in holding.backups.by_primary.values()
         )
 
     def may_silence(self, name: str) -> bool:
@@ -303,8 +303,10 @@ class SimulatedCluster:
         holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None:
             return None
-        follows = [follow.part for follow in holding.follows.values()]
-        return next((part for part in (holding.own, *follows) if part is not None and segment in part.segments), None)
+        follows = [follow.part for follow in holding.backups.by_primary.values()]
+        return next(
+            (part for part in (holding.primary, *follows) if part is not None and segment in part.segments), None
+        )
 
     def part_from(self, server: str, table: int, start: int) -> tuple[SegmentState, int] | None:
         """The same, of the segment that begins with this key; and its number there."""

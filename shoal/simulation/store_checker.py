@@ -266,7 +266,7 @@ class OwnershipChecker:
     def _appended(self, sender: str, to: str, appended: m.Appended) -> None:
         server = self._cluster.servers.get(sender)
         holding = server.tables.get(appended.table) if server is not None else None
-        for (primary, _), follow in holding.follows.items() if holding is not None else ():
+        for (primary, _), follow in holding.backups.by_primary.items() if holding is not None else ():
             if follow.waits > limits.COPIES_HELD + 2 * _ROOM:
                 self._too_much(f"{follow.waits:,} bytes of changes of {primary} wait at {sender} for their segments")
 
@@ -368,7 +368,7 @@ def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
             places = placed.get(number, [])
             if holding.placed.places != places:
                 continue  # the last view is still on its way to it
-            parts = [holding.own, *(follow.part for follow in holding.follows.values())]
+            parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
             kept = [segment for part in parts if part is not None for segment in part.segments]
             extra = [segment for segment in kept if name not in places[segment].servers]
             if extra or len(set(kept)) < len(kept):

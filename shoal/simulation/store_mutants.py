@@ -29,7 +29,7 @@ from shoal.store.server.clock import Clocks
 from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.ledger import Mask, PushStream
 from shoal.store.server.outcome import HandlerResult, Requester
-from shoal.store.server.primary import Segments
+from shoal.store.server.primary import Primary
 from shoal.store.server.replicate import BackupLink, LogBatch, LogEntry, ReplicationLog
 from shoal.store.server.segment_state import SegmentState
 from shoal.store.server.table_server import FromServer, HeldSince, TableServer, ours
@@ -52,22 +52,22 @@ def pending_not_checked() -> Any:
     """A slot that is held already is held once more when it is sent again."""
 
     def push_slot(
-        self: Segments, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None
+        self: Primary, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None
     ) -> HandlerResult:
         opened = self._open.get(slot[0])
         if opened is not None and opened.have[:, slot[1]].any():
             opened.have[:, slot[1]] = False
         return real(self, now, asker, slot, given)
 
-    real = Segments._push_slot
-    return mock.patch.multiple(Segments, _push_slot=push_slot)
+    real = Primary._push_slot
+    return mock.patch.multiple(Primary, _push_slot=push_slot)
 
 
-@mutant(Segments, "push")
+@mutant(Primary, "push")
 def ledger_expired_by_time(real: Any) -> Any:
     """What was counted a while ago is forgotten."""
 
-    def push(self: Segments, now: int, sender: str, push: Any, arrays: Any) -> Any:
+    def push(self: Primary, now: int, sender: str, push: Any, arrays: Any) -> Any:
         last = getattr(self.ledger, "last", {}) if hasattr(self.ledger, "last") else {}
         self.ledger.last = last  # type: ignore[attr-defined]
         if now - last.get(push.stream, now) > limits.SECOND // 2:
@@ -122,11 +122,11 @@ def clock_by_count(_: Any) -> Any:
     return tick
 
 
-@mutant(Segments, "_counted_before")
+@mutant(Primary, "_counted_before")
 def duplicate_does_not_tick(real: Any) -> Any:
     """A slot that another worker's push had counted leaves this worker's clock behind."""
 
-    def counted_before(self: Segments, now: int, asker: Requester) -> Any:
+    def counted_before(self: Primary, now: int, asker: Requester) -> Any:
         with mock.patch.object(Clocks, "tick", lambda *_: None):
             return real(self, now, asker)
 
@@ -192,10 +192,10 @@ def ack_before_replicate(_: Any) -> Any:
 def apply_before_replicate() -> Any:
     """A change is made at once and can be read; only the answer waits for the copies."""
     made: set[tuple[int, int]] = set()
-    real_make, real_write, real_note = Segments._make, Segments._write, Segments.note
+    real_make, real_write, real_note = Primary._make, Primary._write, Primary.note
 
     def make(
-        self: Segments,
+        self: Primary,
         now: int,
         change: m.ReplicatedChange,
         given: KeyValues | None,
@@ -209,33 +209,33 @@ def apply_before_replicate() -> Any:
             made.add((id(self.log), self.log.seq + 1))
         return real_make(self, now, change, given, asker, segments, *more)
 
-    def write(self: Segments, now: int, entry: LogEntry, seq: int) -> HandlerResult:
+    def write(self: Primary, now: int, entry: LogEntry, seq: int) -> HandlerResult:
         if (id(self.log), seq) in made:
             entry.given = None
         return real_write(self, now, entry, seq)
 
-    def note(self: Segments, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any) -> None:
+    def note(self: Primary, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any) -> None:
         if (id(self.log), change.seq) in made:
             made.discard((id(self.log), change.seq))
         else:
             real_note(self, change, segments, everywhere, *more)
 
-    return mock.patch.multiple(Segments, _make=make, _write=write, note=note)
+    return mock.patch.multiple(Primary, _make=make, _write=write, note=note)
 
 
-@mutant(TableServer, "heard")
+@mutant(TableServer, "handle")
 def no_epoch_check_on_backup(real: Any) -> Any:
     """Whoever says that it is the primary gets its acknowledgement."""
 
-    def heard(self: TableServer, now: int, sender: str, message: FromServer, arrays: Any) -> Any:
+    def handle(self: TableServer, now: int, sender: str, message: FromServer, arrays: Any) -> Any:
         if isinstance(message, m.Append) and message.changes:
-            mine = self._members.get(sender, 0) == message.incarnation
-            if not mine or not self._is_primary(sender, message.covers, message.view):
+            mine = self.backups.members.get(sender, 0) == message.incarnation
+            if not mine or not self.backups.is_primary(sender, message.covers, message.view):
                 seq = message.changes[-1].seq
                 return HandlerResult([Send(sender, m.Appended(self.placed.number, message.incarnation, seq))])
         return real(self, now, sender, message, arrays)
 
-    return heard
+    return handle
 
 
 @mutant(Backup, "catch_up")
@@ -265,11 +265,11 @@ def promote_a_filling_server(real: Any) -> Any:
 # ---------------------------------------------------------------- stragglers, and what is done about them
 
 
-@mutant(Segments, "_push_slot")
+@mutant(Primary, "_push_slot")
 def second_copy_added_too(real: Any) -> Any:
     """A slot that two workers computed is added for each of them."""
 
-    def push_slot(self: Segments, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None) -> Any:
+    def push_slot(self: Primary, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None) -> Any:
         firsts = self.__dict__.setdefault("firsts", {})
         opened, who = self._open.get(slot[0]), asker.ask.incarnation
         if firsts.setdefault(slot, who) != who and opened is not None and opened.have[:, slot[1]].any():
@@ -279,11 +279,11 @@ def second_copy_added_too(real: Any) -> Any:
     return push_slot
 
 
-@mutant(Segments, "set_delay")
+@mutant(Primary, "set_delay")
 def delay_never_shrinks(real: Any) -> Any:
     """A server takes a longer delay and keeps it when a shorter one is set."""
 
-    def set_delay(self: Segments, spec: Any) -> Any:
+    def set_delay(self: Primary, spec: Any) -> Any:
         before = self.clocks.max_delay
         outcome = real(self, spec)
         if before is None or (self.clocks.max_delay is not None and self.clocks.max_delay < before):
@@ -524,7 +524,7 @@ def segments_not_dropped(real: Any) -> Any:
     """An owner that gave a segment away keeps its rows."""
 
     def rebuild(self: TableServer, now: int, kept: Any, images: Any) -> Any:
-        return real(self, now, kept if self.own is None else self.own.segments, images)
+        return real(self, now, kept if self.primary is None else self.primary.segments, images)
 
     return rebuild
 

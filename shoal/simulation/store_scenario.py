@@ -452,8 +452,8 @@ def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
         yield server.handles.facts("server: lists")
         for holding in server.tables.values():
             yield {f"server: {what}": n for what, n in holding.counts.items()}
-            if holding.own is not None:
-                yield {f"server: {what}": n for what, n in holding.own.counts.items()}
+            if holding.primary is not None:
+                yield {f"server: {what}": n for what, n in holding.primary.counts.items()}
     for worker in run.everyone:
         yield {f"client: {what}": n for what, n in worker.client.session.counts.items()}
         yield {"client: resent": worker.client.dispatcher.inflight.resent}

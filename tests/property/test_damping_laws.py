@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.keys import KeyRange
 from shoal.limits import INLINE_ELEMENTS
-from shoal.store.server.primary import Segments
+from shoal.store.server.primary import Primary
 from shoal.store.table.update import SGD
 from shoal.tables import Dense, Each
 from shoal.wire import messages as m
@@ -35,7 +35,7 @@ PUSHES = st.builds(
 )
 
 
-def push(segments: Segments, number: int, one: Pushed, version: int) -> None:
+def push(segments: Primary, number: int, one: Pushed, version: int) -> None:
     arrays = np.array(one.keys, np.uint64), np.full(len(one.keys), one.value, np.float32)
     read = [] if one.behind is None else [max(0, version - one.behind)]
     segments.push(
@@ -69,7 +69,7 @@ def push(segments: Segments, number: int, one: Pushed, version: int) -> None:
 def test_a_gradient_counts_by_its_staleness(pushes: list[Pushed], above: int) -> None:
     """w -= step * g * min(1, damp_above / staleness)."""
     spec = Dense(rows=ROWS, update=SGD(step=STEP), apply=Each(above))
-    segments = Segments(1, spec, [(0, KeyRange(0, 3)), (1, KeyRange(3, ROWS))], INLINE_ELEMENTS)
+    segments = Primary(1, spec, [(0, KeyRange(0, 3)), (1, KeyRange(3, ROWS))], INLINE_ELEMENTS)
     expected, damped = np.zeros(ROWS), 0
     for number, one in enumerate(pushes):
         push(segments, number, one, number)
@@ -85,7 +85,7 @@ def test_a_gradient_counts_by_its_staleness(pushes: list[Pushed], above: int) ->
 @LAWS
 @given(st.lists(PUSHES, max_size=30))
 def test_without_damping_staleness_changes_nothing(pushes: list[Pushed]) -> None:
-    tables = [Segments(1, Dense(rows=ROWS, update=SGD(step=STEP), apply=Each(above)), [(0, KeyRange(0, ROWS))], INLINE_ELEMENTS)
+    tables = [Primary(1, Dense(rows=ROWS, update=SGD(step=STEP), apply=Each(above)), [(0, KeyRange(0, ROWS))], INLINE_ELEMENTS)
               for above in (None, 41)]  # fmt: skip
     for number, one in enumerate(pushes):
         for segments in tables:

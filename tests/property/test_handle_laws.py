@@ -25,7 +25,7 @@ from shoal.simulation.faults import FaultPlan
 from shoal.simulation.store_scenario import IdleRun
 from shoal.simulation.world import World
 from shoal.store.server import primary
-from shoal.store.server.primary import Segments
+from shoal.store.server.primary import Primary
 from shoal.store.table.update import AdaGrad, Sum
 from shoal.tables import Dense, Sparse, Table, Uniform
 from shoal.timing import DEFAULT
@@ -83,7 +83,7 @@ class Twins:
         assert self.world.run(lambda: task.done, 900 * SECOND, 2_000_000), "it hangs"
         task.result()
 
-    def parts(self) -> list[Segments]:
+    def parts(self) -> list[Primary]:
         held = [holding.own for server in self.cluster.servers.values() for holding in server.tables.values()]
         return [own for own in held if own is not None]
 

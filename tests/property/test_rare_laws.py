@@ -74,7 +74,7 @@ class Town:
         return m.TablePlaces(1, "w", self.spec, [0, 5, 16], places)
 
     def push(self, number: int, values: dict[int, float]) -> None:
-        own = self.holdings[self.servers[0]].own
+        own = self.holdings[self.servers[0]].primary
         assert own is not None
         stream = number // PER_PASS if isinstance(self.spec.apply, Step) else -ANN
         self.requests += 1
@@ -112,7 +112,7 @@ class Town:
             assert isinstance(send.message, FromServer)
             alive = (*self.servers, self.filling)
             if send.to in alive and sender in alive:
-                outcome = self.holdings[send.to].heard(0, sender, send.message, tuple(send.arrays))
+                outcome = self.holdings[send.to].handle(0, sender, send.message, tuple(send.arrays))
                 self.carry_out(send.to, outcome)
 
     def become(self, servers: Sequence[str], filling: str = "") -> None:
@@ -130,12 +130,12 @@ class Town:
 
     def digests(self) -> list[dict[int, str]]:
         return [
-            self.holdings[name].told(m.TableStatusRequest(1, 1, self.view, digests=True)).digests
+            self.holdings[name].status(m.TableStatusRequest(1, 1, self.view, digests=True)).digests
             for name in self.servers
         ]
 
     def own(self) -> Any:
-        own = self.holdings[self.servers[0]].own
+        own = self.holdings[self.servers[0]].primary
         assert own is not None
         return own
 

@@ -9,7 +9,7 @@ pushes are taken until the image is here. So has what is kept: it is no more tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,6 +28,7 @@ from shoal.store.server.replicate import (
     unpacked,
 )
 from shoal.store.server.segment_state import SegmentState
+from shoal.store.table.slab import DenseRows
 from shoal.store.table.table import Ground, ground_of
 from shoal.tables import Sparse
 from shoal.tables import Table as Spec
@@ -409,6 +410,99 @@ class Backup:
                 outcome += self._make(one, new, outcome)
                 self._after.update(dict.fromkeys(new, change.seq))
         return outcome
+
+
+class Backups:
+    """All that one server backs up of one table, by primary, and the placement that says so."""
+
+    def __init__(self, me: str, incarnation: int, placed: m.TablePlaces, inline: int) -> None:
+        self.me, self.incarnation, self.placed, self.inline = me, incarnation, placed, inline
+        self.members: dict[str, int] = {}  # servers by name: incarnation
+        self.by_primary: dict[tuple[str, int], Backup] = {}  # by name and incarnation
+        self.counts: dict[str, int] = {}
+        self._first_ground: DenseRows | None = None
+
+    def new_ground(self, segments: Sequence[int] = ()) -> Ground:
+        """Where rows will lie, those of these segments with their initial values.
+
+        All that a server has of a dense table lies side by side.
+        """
+        ground = ground_of(self.placed.spec, [self.range(segment) for segment in segments], self._first_ground)
+        if isinstance(ground, DenseRows):  # sparse rows lie beside nobody's: nothing must keep them alive
+            self._first_ground = self._first_ground or ground
+        return ground
+
+    def range(self, segment: int) -> KeyRange:
+        starts = self.placed.starts
+        return KeyRange(starts[segment], starts[segment + 1] if segment + 1 < len(starts) else self.placed.spec.span)
+
+    def following(self, primary: str) -> Backup:
+        """What is backed up for this primary, by its present incarnation."""
+        key = primary, self.members.get(primary, 0)
+        backup = self.by_primary.get(key)
+        if backup is None:
+            backup = self.by_primary[key] = Backup(
+                self.placed.number, self.placed.spec, *key, self.range, self.inline, self.new_ground
+            )
+            backup.awaited = self._awaited(primary)
+        return backup
+
+    def holder(self, segment: int) -> Backup | None:
+        """The backup that has this segment, whoever its primary was."""
+        return next((backup for backup in self.by_primary.values() if segment in backup.segments), None)
+
+    def _awaited(self, primary: str) -> set[int]:
+        """The segments that this primary is filling us with."""
+        places = enumerate(self.placed.places)
+        return {segment for segment, one in places if one.filling == self.me and one.servers[:1] == [primary]}
+
+    def is_primary(self, sender: str, segments: Iterable[int], view: int) -> bool:
+        """Whether our own view names this server as primary of all of these segments."""
+        places = self.placed.places
+        return all(
+            segment < len(places) and places[segment].servers[:1] == [sender] and view >= places[segment].since
+            for segment in segments
+        )
+
+    def settle(self) -> None:
+        """A new placement: what came whole, and makes us a member of its set, is held from now on."""
+        for backup in self.by_primary.values():
+            backup.settle(lambda segment: self.me in self.placed.places[segment].servers)
+
+    def drop_stale(self, returned: Container[int] = ()) -> None:
+        """Drop what is not ours to hold; freeze what lost its primary, also if it has ``returned`` to it."""
+        for key, backup in list(self.by_primary.items()):
+            gone, orphans = [], []
+            lives = self.members.get(key[0], 0) == key[1]
+            for segment in backup.known:
+                place = self.placed.places[segment]
+                if lives and place.servers[:1] == [key[0]] and segment not in returned and key[0] != self.me:
+                    keep = self.me in place.servers or place.filling == self.me
+                else:
+                    keep = self.me in place.servers and segment in backup.segments
+                    orphans.append(segment)
+                if not keep:
+                    gone.append(segment)
+            backup.awaited = self._awaited(key[0]) if lives else set()
+            if gone:
+                backup.drop(gone)
+            backup.freeze(orphans)
+            if not backup.known and (not lives or key[0] == self.me):
+                del self.by_primary[key]
+
+    def renumber(self, to: Into, placed: m.TablePlaces) -> None:
+        """The table was split more finely; ``placed`` is the placement with the new numbers."""
+        for backup in self.by_primary.values():
+            backup.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            backup.drop([segment for segment in sorted(backup.known) if segment not in backup.segments])
+        self.placed = placed
+        for backup in self.by_primary.values():
+            backup.renumber(to)
+
+    def ignored(self, why: str) -> HandlerResult:
+        """Count a message that is dropped."""
+        self.counts[why] = self.counts.get(why, 0) + 1
+        return HandlerResult()
 
 
 def _came_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:

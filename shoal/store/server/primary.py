@@ -48,7 +48,7 @@ Then = Callable[[int, KeyValues | None], HandlerResult]
 _Found = tuple[list[m.Array], int, Wire, int]  # arrays, where the rest starts, the form of values, rows
 
 
-class Segments(SegmentState):
+class Primary(SegmentState):
     """The segments of one table that one server is primary of."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Segments(SegmentState):
         self._after_sweep: int | None = None  # rows there were then
         self._since = 0  # keys pushed since
 
-    def succeed(self, before: Segments, same: Mapping[int, int]) -> None:
+    def succeed(self, before: Primary, same: Mapping[int, int]) -> None:
         """Go on, with other segments on the same ground, where another one ended; ``same`` are those that are what they were, by their
         numbers now and then. What is known of those, and of the server, stays so."""
         self.staleness, self.counts = before.staleness, before.counts

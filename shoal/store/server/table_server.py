@@ -16,17 +16,18 @@ gets no acknowledgement, and counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.store.image import SegmentImage
 from shoal.store.server.backfill import Backfill, RateLimit
+from shoal.store.server.backup import Backups
 from shoal.store.server.outcome import HandlerResult
-from shoal.store.server.primary import Segments
-from shoal.store.server.reconcile import Levelling
-from shoal.store.server.replicate import into
+from shoal.store.server.primary import Primary
+from shoal.store.server.reconcile import Reconciler
+from shoal.store.server.replicate import ReplicationLog, into
 from shoal.store.server.segment_state import SegmentState
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
@@ -59,7 +60,7 @@ Loader = Callable[[m.TablePlaces, Sequence[int]], list[SegmentImage]]
 FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.Adopt | m.Adopted
 
 
-class TableServer(Levelling):
+class TableServer:
     """What one server has of one table."""
 
     def __init__(
@@ -71,34 +72,48 @@ class TableServer(Levelling):
         pace: RateLimit | None = None,
         timing: TimingSettings = DEFAULT,
     ) -> None:
-        super().__init__(me, incarnation, placed, inline, timing)
+        self.me, self.incarnation, self.inline = me, incarnation, inline
+        self.log = ReplicationLog(placed.number, incarnation, timing)
+        self.backups = Backups(me, incarnation, placed, inline)
+        self.counts = self.backups.counts
+        self.reconciler = Reconciler(self.backups, self.log, self._open)
         self._pace = pace or RateLimit()
-        self.own: Segments | None = None
+        self.primary: Primary | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Backfill] = {}
         self._linked = False  # a table may be new to us and wait to be filled elsewhere
+
+    @property
+    def placed(self) -> m.TablePlaces:
+        """The placement that is in effect."""
+        return self.backups.placed
+
+    @property
+    def opening(self) -> bool:
+        """Some of its segments are not served yet."""
+        return self.reconciler.opening
 
     # ------------------------------------------------------------ the beginning
 
     def set_up(self, members: dict[str, int], load: Loader | None) -> None:
         """A new table, or one from a checkpoint: every member of a set makes its segments by itself."""
-        self._members = members
+        self.backups.members = members
         by_primary: dict[str, list[int]] = {}
         for segment, place in enumerate(self.placed.places):
             if self.me in place.servers:
                 by_primary.setdefault(place.servers[0], []).append(segment)
         for primary, segments in by_primary.items():
             if primary == self.me:
-                ground = self._new_ground(segments)
-                self.own = Segments(
+                ground = self.backups.new_ground(segments)
+                self.primary = Primary(
                     self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground
                 )
                 if load is not None:
-                    self.own.load(load(self.placed, segments))
+                    self.primary.load(load(self.placed, segments))
             else:
-                follow = self._following(primary)
+                follow = self.backups.following(primary)
                 part = SegmentState(
-                    self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments)
+                    self.placed.number, self.placed.spec, self._held(segments), self.backups.new_ground(segments)
                 )
                 if load is not None:
                     part.load(load(self.placed, segments))
@@ -109,7 +124,7 @@ class TableServer(Levelling):
                 self.log.follow(0, name, members[name], segments, required=True)
 
     def _held(self, segments: Iterable[int]) -> list[tuple[int, KeyRange]]:
-        return [(segment, self.range(segment)) for segment in segments]
+        return [(segment, self.backups.range(segment)) for segment in segments]
 
     def _of_mine(self, which: Callable[[m.Replicas], bool]) -> list[int]:
         """Those of the segments that we are primary of."""
@@ -129,39 +144,37 @@ class TableServer(Levelling):
         self.log.view, self.log.timing = view, timing
         if old.starts != placed.starts:
             outcome += self._cut(now, placed)
-        self.placed, self._members = placed, members
-        if old.places != placed.places or not self._linked or self._promoted:
+        self.backups.placed, self.backups.members = placed, members
+        if old.places != placed.places or not self._linked or self.opening:
             outcome += self._hold(now, old)
-        if old.spec != placed.spec and self.own is not None:  # last: what it lets go on reads what is held by now
-            outcome += self.own.set_delay(placed.spec)
+        if old.spec != placed.spec and self.primary is not None:  # last: what it lets go on reads what is held by now
+            outcome += self.primary.set_delay(placed.spec)
         return outcome
 
     def _hold(self, now: int, old: m.TablePlaces) -> HandlerResult:
         """Hold what is ours by the newest placement."""
         placed, outcome = self.placed, HandlerResult()
-        for follow in self.follows.values():
-            follow.settle(lambda segment: self.me in placed.places[segment].servers)
-        self._drop_follows(_returned(old, placed))
-        here = set() if self.own is None else set(self.own.segments)
+        self.backups.settle()
+        self.backups.drop_stale(_returned(old, placed))
+        here = set() if self.primary is None else set(self.primary.segments)
         mine = self._of_mine(lambda place: True)
-        self._promoted = [segment for segment in mine if segment not in here]
-        self._others = self._survivors()
+        self.reconciler.promote([segment for segment in mine if segment not in here])
         if lost := [segment for segment in sorted(here) if segment not in mine]:
             outcome += self._demote(now, [segment for segment in lost if self.me in placed.places[segment].servers])
             outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
-        if self._promoted:
-            outcome += self._level(now)
+        if self.opening:
+            outcome += self.reconciler.advance(now)
         return outcome + self._relink(now)
 
     def _demote(self, now: int, segments: Sequence[int]) -> HandlerResult:
         """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
-        if not segments or self.own is None:
+        if not segments or self.primary is None:
             return HandlerResult()
-        outcome = self.own.advance(now, at_once=True)
-        follow = self._following(self.me)
+        outcome = self.primary.advance(now, at_once=True)
+        follow = self.backups.following(self.me)
         reached = {segment: self.log.reached(segment) for segment in segments}
         for seq in sorted(set(reached.values())):
-            follow.adopt([self.own.image(one, copy=False) for one, up_to in reached.items() if up_to == seq], seq)
+            follow.adopt([self.primary.image(one, copy=False) for one, up_to in reached.items() if up_to == seq], seq)
         follow.have = self.log.applied
         follow.freeze(segments)
         return outcome
@@ -169,13 +182,9 @@ class TableServer(Levelling):
     def _cut(self, now: int, placed: m.TablePlaces) -> HandlerResult:
         """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
         to = into(self.placed.starts, placed.starts)
-        for follow in self.follows.values():
-            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
-            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
-        self.placed, self._fillings, self.log.fillings = placed, {}, []
-        for follow in self.follows.values():
-            follow.renumber(to)
-        old = self.own
+        self.backups.renumber(to, placed)
+        self._fillings, self.log.fillings = {}, []
+        old = self.primary
         self.log.renumber(now, to, [] if old is None else old.segments)
         if old is None:
             return HandlerResult()
@@ -183,35 +192,14 @@ class TableServer(Levelling):
         same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
         return HandlerResult(old.forgotten(self.log.view)) + self._renew(now, old, books, [], same)
 
-    def _drop_follows(self, returned: Collection[int] = ()) -> None:
-        """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
-        for key, follow in list(self.follows.items()):
-            gone, orphans = [], []
-            lives = self._members.get(key[0], 0) == key[1]
-            for segment in follow.known:
-                place = self.placed.places[segment]
-                if lives and place.servers[:1] == [key[0]] and segment not in returned and key[0] != self.me:
-                    keep = self.me in place.servers or place.filling == self.me
-                else:
-                    keep = self.me in place.servers and segment in follow.segments
-                    orphans.append(segment)
-                if not keep:
-                    gone.append(segment)
-            follow.awaited = self._awaited(key[0]) if lives else set()
-            if gone:
-                follow.drop(gone)
-            follow.freeze(orphans)
-            if not follow.known and (not lives or key[0] == self.me):
-                del self.follows[key]
-
     def _relink(self, now: int) -> HandlerResult:
         """Who follows us, and who is being filled, by the view that is in effect."""
         for name, link in list(self.log.links.items()):
             segments = self._of_mine(lambda place, name=name: name in place.servers[1:] or place.filling == name)  # type: ignore[misc]
-            if not segments or self._members.get(name, 0) != link.incarnation:
+            if not segments or self.backups.members.get(name, 0) != link.incarnation:
                 del self.log.links[name]
             else:
-                self.log.narrow(now, link, segments, self.range)
+                self.log.narrow(now, link, segments, self.backups.range)
         self._fillings, self._linked = self._filled(now), True
         self.log.fillings = list(self._fillings.values())
         for name, link in self.log.links.items():
@@ -222,9 +210,9 @@ class TableServer(Levelling):
 
     def _filled(self, now: int) -> dict[str, Backfill]:
         """Who is being filled, with those of the segments that are open here."""
-        here = set() if self.own is None else set(self.own.segments)
+        here = set() if self.primary is None else set(self.primary.segments)
         places, fillings = self.placed.places, dict[str, Backfill]()
-        for name, incarnation in self._members.items():
+        for name, incarnation in self.backups.members.items():
             named = self._of_mine(lambda place, name=name: place.filling == name)  # type: ignore[misc]
             epochs = {segment: places[segment].epoch for segment in named if segment in here}
             if not epochs:
@@ -238,56 +226,56 @@ class TableServer(Levelling):
 
     def _advance(self, now: int) -> HandlerResult:
         """Links or acknowledgements have changed: count what may be counted, fill what may be filled."""
-        if self.own is None:
+        if self.primary is None:
             return HandlerResult()
-        outcome = self.own.advance(now)
+        outcome = self.primary.advance(now)
         if not outcome.works:
             for filling in self._fillings.values():
-                outcome.effects += filling.advance(now, self.own, limits.COORDINATOR)
+                outcome.effects += filling.advance(now, self.primary, limits.COORDINATOR)
         return outcome
 
     # ------------------------------------------------------------ open
 
     def _open(self, now: int) -> HandlerResult:
         """We have all that any survivor had, and they have it, too: from here on these segments are served."""
-        promoted, self._promoted, others, self._others = self._promoted, [], self._others, {}
+        promoted, others = self.reconciler.finish()
         images = [
             follow.part.image(segment, copy=False)
             for segment in promoted
-            if (follow := self._holder(segment)) is not None and follow.part is not None
+            if (follow := self.backups.holder(segment)) is not None and follow.part is not None
         ]
-        kept = [] if self.own is None else self.own.segments
+        kept = [] if self.primary is None else self.primary.segments
         waiting = self.log.comings()
         outcome = self._rebuild(now, kept, images)
         self.log.opened(promoted)
-        for follow in list(self.follows.values()):
+        for follow in list(self.backups.by_primary.values()):
             follow.drop([segment for segment in promoted if segment in follow.segments])
         self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
         opened = m.Opened(self.incarnation, self.placed.number, self.log.view, promoted)
         outcome.effects.append(Send(limits.COORDINATOR, opened))
-        for key, other in ((key, other) for key, other in others.items() if not other.leaves):
-            self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
-        self._drop_follows()
+        for name, other in others:
+            self.log.follow(now, name, other.incarnation, other.segments, required=True)
+        self.backups.drop_stale()
         outcome += self._relink(now)
-        if self.own is not None:
+        if self.primary is not None:
             # Who had entered or parked in some of them only is known in all by now: the copies must hear of it. That all segments knew it does
             # not say that all copies did: a copy that lost its primary hears of workers with other segments that it holds beside. The copies of
             # the new ones must also hear what still waits for copies of the others: once it is made here it is known in all, too.
-            known = {(one.kind, one.incarnation, one.spell): one for one in (*self.own.clocks.entries(), *waiting)}
+            known = {(one.kind, one.incarnation, one.spell): one for one in (*self.primary.clocks.entries(), *waiting)}
             for change in known.values():
-                outcome += self.own.repeat(now, change)
+                outcome += self.primary.repeat(now, change)
         return outcome
 
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[SegmentImage]) -> HandlerResult:
         """Another set of segments is ours: who asked for something is told to ask again by the new view."""
-        old = self.own
+        old = self.primary
         told = HandlerResult([] if old is None else old.forgotten(self.log.view))
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
             if old is not None:
                 old.ground.hold(())
-            self.own = None
+            self.primary = None
             self.log.emptied()
             return told
         segments = sorted(books)
@@ -299,15 +287,15 @@ class TableServer(Levelling):
     def _renew(
         self,
         now: int,
-        old: Segments | None,
+        old: Primary | None,
         books: dict[int, m.SegmentBooks],
         images: Sequence[SegmentImage],
         same: dict[int, int],
     ) -> HandlerResult:
         """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
         segments = sorted(books)
-        ground = self._new_ground() if old is None else old.ground
-        new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
+        ground = self.backups.new_ground() if old is None else old.ground
+        new = Primary(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
         new.place(images)
         new.enter([books[segment] for segment in segments])
         if (present := self._present) is not None:  # some may have left since the copies heard of them
@@ -315,12 +303,12 @@ class TableServer(Levelling):
             new.live(*present)
         if old is not None:
             new.succeed(old, same)
-        self.own = new
+        self.primary = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 
     # ------------------------------------------------------------ what other servers say
 
-    def heard(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> HandlerResult:
+    def handle(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> HandlerResult:
         match message:
             case m.Appended():
                 link = self.log.links.get(sender)
@@ -331,19 +319,19 @@ class TableServer(Levelling):
                 return HandlerResult(self.log.send(now, link)) + self._advance(now)
             case m.Filled():
                 filling = self._fillings.get(sender)
-                if filling is None or message.incarnation != self.incarnation or self.own is None:
+                if filling is None or message.incarnation != self.incarnation or self.primary is None:
                     return HandlerResult()
                 filling.filled(now, message)
                 return self._advance(now)
             case m.Levels() | m.Adopted():
-                return self._levelled(now, sender, message, arrays)
-        if message.to != self.incarnation or self._members.get(sender, 0) != message.incarnation:
-            return self._ignored("another life")
+                return self.reconciler.levelled(now, sender, message, arrays)
+        if message.to != self.incarnation or self.backups.members.get(sender, 0) != message.incarnation:
+            return self.backups.ignored("another life")
         match message:
             case m.Append():
-                if not self._is_primary(sender, message.covers, message.view):
-                    return self._ignored("not from the primary")
-                follow = self._following(sender)
+                if not self.backups.is_primary(sender, message.covers, message.view):
+                    return self.backups.ignored("not from the primary")
+                follow = self.backups.following(sender)
                 places = self.placed.places
                 if any(
                     self.me in places[segment].servers and (segment not in follow.known or follow.is_frozen(segment))
@@ -351,19 +339,19 @@ class TableServer(Levelling):
                 ):
                     # We have it from a primary that is gone, and were never brought level: without an answer the sender asks
                     # to go on without us, and we are filled.
-                    return self._ignored("not level with the primary")
+                    return self.backups.ignored("not level with the primary")
                 return follow.append(sender, message, arrays)
             case m.Fill():
                 place = self.placed.places[message.segment] if message.segment < len(self.placed.places) else None
                 if place is None or place.filling != self.me or place.epoch != message.epoch:
-                    return self._ignored("not from the primary")
+                    return self.backups.ignored("not from the primary")
                 if place.servers[:1] != [sender]:
-                    return self._ignored("not from the primary")
-                return self._following(sender).fill(sender, message, arrays)
+                    return self.backups.ignored("not from the primary")
+                return self.backups.following(sender).fill(sender, message, arrays)
             case m.Level():
-                return self._answer_level(sender, message)
+                return self.reconciler.answer_level(sender, message)
             case m.Adopt():
-                return self._adopt(sender, message, arrays)
+                return self.reconciler.adopt(sender, message, arrays)
         return HandlerResult()
 
     # ------------------------------------------------------------ time, and who is here
@@ -376,30 +364,33 @@ class TableServer(Levelling):
         for name, filling in self._fillings.items():
             if filling.is_stuck(now):
                 effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, name, filling.link.incarnation)))
-        if self.own is not None:
-            effects += self.own.notices(now)
-        if self._promoted and not busy:
-            effects += self._level(now).effects
-        elif self.own is not None and not busy:
+        if self.primary is not None:
+            effects += self.primary.notices(now)
+        if self.opening and not busy:
+            effects += self.reconciler.advance(now).effects
+        elif self.primary is not None and not busy:
             for filling in self._fillings.values():
-                effects += filling.advance(now, self.own, limits.COORDINATOR)
+                effects += filling.advance(now, self.primary, limits.COORDINATOR)
         return effects
 
     def clear_some(self) -> bool:
         """Clear away a piece of what lies here and went; False if that was all. Nobody has the rows."""
-        followed = any(follow.clear_some() for follow in self.follows.values())
-        return followed or (self.own is not None and self.own.ground.clear_some())
+        followed = any(follow.clear_some() for follow in self.backups.by_primary.values())
+        return followed or (self.primary is not None and self.primary.ground.clear_some())
 
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
         self._present = workers, clients
-        for follow in self.follows.values():
+        for follow in self.backups.by_primary.values():
             if follow.part is not None:
                 follow.part.live(workers, clients)
-        return HandlerResult() if self.own is None else self.own.heard_of(workers, clients)
+        return HandlerResult() if self.primary is None else self.primary.heard_of(workers, clients)
 
-    def told(self, ask: m.TableStatusRequest) -> m.TableStatusReply:
+    def status(self, ask: m.TableStatusRequest) -> m.TableStatusReply:
         """How it is doing."""
-        own, parts = self.own, [follow.part for follow in self.follows.values() if follow.part is not None]
+        own, parts = (
+            self.primary,
+            [follow.part for follow in self.backups.by_primary.values() if follow.part is not None],
+        )
         facts, staleness = ({"rows": 0, "segments": 0}, []) if own is None else own.facts()
         copies = {number: int(v) for part in parts for number, v in zip(part.segments, part.version, strict=True)}
         facts |= self.counts | {"copies": len(copies), "copied rows": sum(part.table.rows for part in parts)}
@@ -420,7 +411,7 @@ class TableServer(Levelling):
 
 
 def _returned(old: m.TablePlaces, new: m.TablePlaces) -> set[int]:
-    """Segments whose primary is the same, and was another one in a view that we did not see."""
+    """Primary whose primary is the same, and was another one in a view that we did not see."""
     if old.starts != new.starts:
         # By the split all of them are of a new view: what is newer than that has changed hands since.
         to = into(old.starts, new.starts)

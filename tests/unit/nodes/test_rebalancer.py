@@ -357,7 +357,7 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
             if isinstance(node, DrainableServer) and isinstance(node.node, Server):
                 for holding in node.node.tables.values():
                     assert isinstance(holding, TableServer)
-                    for segment, digest in holding.told(m.TableStatusRequest(1, 1, 1, digests=True)).digests.items():
+                    for segment, digest in holding.status(m.TableStatusRequest(1, 1, 1, digests=True)).digests.items():
                         found.setdefault(segment, set()).add(digest)
         assert found and all(len(digests) == 1 for digests in found.values())
 

@@ -277,7 +277,7 @@ def test_rows_of_what_it_let_go_of_are_cleared_away_between_other_work(monkeypat
     made.push([*range(20)], [1.0] * 20)
     made.compute()
     made.feed(Received("coordinator", view(6, placed(1, spec, ("ann", "bob")))))
-    own = made.server.tables[1].own
+    own = made.server.tables[1].primary
     assert own is not None and own.table.rows == 20
     made.now += SECOND
     made.push([*range(10)], [1.0] * 10, number=1, view=6)
@@ -302,7 +302,7 @@ def test_a_view_is_shown_once_its_tables_are_set_up() -> None:
     job.function()
     effects = made.server.handle(made.now, Computed(job.token))
     assert Send("coordinator", m.Heartbeat(1, 5)) in effects
-    assert made.server.tables[1].own.extent.ranges == [KeyRange(0, 4)]
+    assert made.server.tables[1].primary.extent.ranges == [KeyRange(0, 4)]
 
 
 def test_a_table_that_cannot_be_set_up_is_told_with_the_reason() -> None:
@@ -484,7 +484,7 @@ def test_what_was_computed_for_a_former_life_comes_back_to_nobody() -> None:
     job.function()
     assert made.feed(Computed(job.token)) == []
     made.compute()  # the new life's table
-    assert made.server.tables[1].own.facts()[0]["version"] == 0
+    assert made.server.tables[1].primary.facts()[0]["version"] == 0
 
 
 def test_only_the_coordinator_can_change_what_a_server_believes() -> None:

@@ -61,7 +61,7 @@ class Town:
 
     def push(self, number: int, form: Wire = "float32") -> None:
         """Ann adds 1 to all rows: her next push, or a slot."""
-        own = self.holdings["server-0"].own
+        own = self.holdings["server-0"].primary
         assert own is not None
         stream = 0 if isinstance(self.table.spec.apply, Step) else -ANN
         facts: dict[str, Any] = {"request": number + 1, "table": 1, "view": self.view, "generation": 0, "count": ROWS}
@@ -93,7 +93,7 @@ class Town:
                 held.append((sender, send))
                 continue
             assert isinstance(send.message, FromServer)
-            outcome = self.holdings[send.to].heard(self.now, sender, send.message, tuple(send.arrays))
+            outcome = self.holdings[send.to].handle(self.now, sender, send.message, tuple(send.arrays))
             self.carry_out(send.to, outcome)
         self.post.extend(held)
 
@@ -103,7 +103,7 @@ class Town:
 
     def values(self) -> list[float]:
         """What the primary has, and so what a pull would read."""
-        own = self.holdings["server-0"].own
+        own = self.holdings["server-0"].primary
         assert own is not None
         values: list[float] = own.extent.read(KeyRange(0, ROWS))[0][-1].tolist()
         return values
@@ -111,7 +111,7 @@ class Town:
     def digests(self) -> set[str]:
         """Of all who have the segment."""
         ask = m.TableStatusRequest(1, 1, self.view, digests=True)
-        told = [holding.told(ask).digests for holding in self.holdings.values()]
+        told = [holding.status(ask).digests for holding in self.holdings.values()]
         return {one[0] for one in told if one}
 
 
@@ -198,7 +198,7 @@ def test_what_waits_for_a_copy_has_a_bound_and_who_pushes_waits(monkeypatch: pyt
     town.deliver()
     assert town.counted() == list(range(1, 101))
     assert town.values() == [100] * ROWS and len(town.digests()) == 1
-    assert link.waits == 0 and len(town.holdings["server-1"].follows["server-0", 1].kept) <= 1
+    assert link.waits == 0 and len(town.holdings["server-1"].backups.by_primary["server-0", 1].kept) <= 1
 
 
 def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytes
     slow = [one for one in town.post if isinstance(one[1].message, m.Fill)]
     town.post = deque([first])
     town.deliver(m.Fill)
-    follow = town.holdings["server-2"].follows["server-0", 1]
+    follow = town.holdings["server-2"].backups.by_primary["server-0", 1]
     assert follow._arriving
     town.post.clear()
     for number in range(100):
@@ -238,7 +238,7 @@ def test_changes_that_an_image_has_are_not_kept_for_it() -> None:
     town.become(placed("server-0", filling="server-2"))
     fills = [one for one in town.post if isinstance(one[1].message, m.Fill)]
     town.post.clear()
-    follow = town.holdings["server-2"]._following("server-0")
+    follow = town.holdings["server-2"].backups.following("server-0")
     late = [BackupEntry(m.ReplicatedChange(seq, "push"), None, (0,)) for seq in (0, 1, 2)]
     follow._waiting = list(late)
     town.post.extend(fills)
@@ -259,9 +259,9 @@ def test_a_piece_that_was_cut_short_on_its_way_is_not_acknowledged_and_comes_aga
     assert isinstance(fill.message, m.Fill)
     for size in range(ROWS):
         cut = fill.arrays[-1][:size]
-        town.carry_out("server-2", town.holdings["server-2"].heard(town.now, sender, fill.message, (cut,)))
+        town.carry_out("server-2", town.holdings["server-2"].handle(town.now, sender, fill.message, (cut,)))
         assert not town.post
-    town.carry_out("server-2", town.holdings["server-2"].heard(town.now, sender, fill.message, tuple(fill.arrays)))
+    town.carry_out("server-2", town.holdings["server-2"].handle(town.now, sender, fill.message, tuple(fill.arrays)))
     assert [type(send.message) for _, send in town.post] == [m.Filled]
 
 
@@ -278,7 +278,7 @@ def test_a_fill_is_over_when_the_set_changes() -> None:
     town.become(placed("server-0", "server-1", epoch=3))  # not how it comes about, but all that matters here
     town.deliver(m.Fill, m.Filled)
     assert not town.told
-    assert town.holdings["server-2"].told(m.TableStatusRequest(1, 1, town.view)).facts["copies"] == 0
+    assert town.holdings["server-2"].status(m.TableStatusRequest(1, 1, town.view)).facts["copies"] == 0
 
 
 def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> None:

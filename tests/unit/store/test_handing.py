@@ -66,7 +66,7 @@ class Town:
 
     def push(self, number: int, server: str = "a", segments: Sequence[int] = (0, 1), floor: int = 0) -> None:
         """Ann adds 1 to every row of these segments, at this server."""
-        own = self.holdings[server].own
+        own = self.holdings[server].primary
         assert own is not None
         stream = 0 if isinstance(self.table.spec.apply, Step) else -ANN
         keys = np.concatenate([np.arange(4, dtype=np.uint64) + 4 * segment for segment in segments])
@@ -97,7 +97,7 @@ class Town:
                 held.append((sender, send))
                 continue
             assert isinstance(send.message, FromServer)
-            outcome = self.holdings[send.to].heard(self.now, sender, send.message, tuple(send.arrays))
+            outcome = self.holdings[send.to].handle(self.now, sender, send.message, tuple(send.arrays))
             self.carry_out(send.to, outcome)
         self.post.extend(held)
 
@@ -119,7 +119,7 @@ class Town:
         """The first row of a segment, wherever there is one."""
         found = {}
         for name, holding in self.holdings.items():
-            parts = [holding.own, *(follow.part for follow in holding.follows.values())]
+            parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
             for part in parts:
                 if part is not None and segment in part.segments:
                     found[name] = float(part.table.pull(np.array([4 * segment], np.uint64)).item())
@@ -127,7 +127,7 @@ class Town:
 
     def digests(self, segment: int) -> set[str]:
         ask = m.TableStatusRequest(1, 1, self.view, digests=True)
-        told = [holding.told(ask).digests for holding in self.holdings.values()]
+        told = [holding.status(ask).digests for holding in self.holdings.values()]
         return {one[segment] for one in told if segment in one}
 
     def opened(self) -> list[list[int]]:
@@ -317,15 +317,15 @@ def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segmen
     holding.set_up(SERVERS, None)
     holding.take(0, holding.placed, SERVERS, 1)
     holding.live({ANN: "ann"}, {ANN: "ann"})
-    assert holding.own is not None
+    assert holding.primary is not None
     facts: dict[str, Any] = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ANN, "clock": 5}
     pull = m.Pull(**facts, entered=0, spell=0, first=0, last=2, count=ROWS)
-    assert isinstance(answer(holding.own.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.PushHeld)
+    assert isinstance(answer(holding.primary.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.PushHeld)
     free = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=None)
     outcome = holding.take(1, handed(free, "ab", "b", 2), SERVERS, 2)
     for work in outcome.works:
         work.function()
-    assert holding.own.segments == [0]
+    assert holding.primary.segments == [0]
 
 
 def answer(outcome: HandlerResult) -> m.Message:
@@ -347,7 +347,7 @@ def test_an_owner_opens_though_there_is_another_view_with_every_message() -> Non
         if town.post:
             sender, send = town.post.popleft()
             assert isinstance(send.message, FromServer)
-            town.carry_out(send.to, town.holdings[send.to].heard(town.now, sender, send.message, tuple(send.arrays)))
+            town.carry_out(send.to, town.holdings[send.to].handle(town.now, sender, send.message, tuple(send.arrays)))
     assert town.opened() == [[1]]
     town.settle()
     assert town.values(1) == {"x": 1.0, "y": 1.0} and len(town.digests(1)) == 1
@@ -554,14 +554,14 @@ def with_ann() -> Town:
 
 
 def enters(town: Town, server: str = "a", request: int = 1) -> None:
-    own = town.holdings[server].own
+    own = town.holdings[server].primary
     assert own is not None
     pull = m.Pull(request, 1, town.view, 0, ANN, 0, 0, 0, 0, m.EVERYWHERE, 0, 0, ROWS, enter=True)
     town.carry_out(server, own.pull(town.now, "ann", pull, ()))
 
 
 def parks(town: Town, server: str = "a", request: int = 7) -> None:
-    own = town.holdings[server].own
+    own = town.holdings[server].primary
     assert own is not None
     town.carry_out(server, own.park(town.now, ANN, 0, lambda now: HandlerResult([Send("ann", m.Done(request))])))
 
@@ -575,7 +575,7 @@ def test_who_enters_while_a_segment_opens_is_known_to_all_copies_of_it() -> None
     assert town.opened() == [[1]] and town.holdings["a"].log.applied == 0
     town.settle()
     assert len(town.digests(0)) == len(town.digests(1)) == 1
-    assert town.holdings["a"].own is not None and town.holdings["a"].own.clocks.has_entered(ANN, 0)
+    assert town.holdings["a"].primary is not None and town.holdings["a"].primary.clocks.has_entered(ANN, 0)
 
 
 def test_a_segment_that_opens_says_once_who_came_and_who_went() -> None:
@@ -620,7 +620,7 @@ def test_who_entered_one_segment_only_has_entered_all_copies_of_all_when_they_ha
     town.become(handed(DENSE, "ay", "ax", 2))
     town.settle()
     assert len(town.digests(0)) == len(town.digests(1)) == 1
-    assert town.holdings["a"].own is not None and town.holdings["a"].own.clocks.has_entered(ANN, 0)
+    assert town.holdings["a"].primary is not None and town.holdings["a"].primary.clocks.has_entered(ANN, 0)
 
 
 def test_a_park_that_is_asked_for_again_goes_to_the_copies_once() -> None:

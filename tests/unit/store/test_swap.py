@@ -31,7 +31,7 @@ def swapped(table: m.TablePlaces, view: int, segments: list[int] | None = None) 
 def push(town: Town, table: m.TablePlaces, number: int) -> None:
     """Ann adds 1 to all rows, wherever they are served."""
     for name, holding in town.holdings.items():
-        own = holding.own
+        own = holding.primary
         if own is None or holding.opening or holding.placed.places != table.places:
             continue
         mine = [s for s, place in enumerate(table.places) if place.servers[0] == name]
@@ -47,9 +47,9 @@ def push(town: Town, table: m.TablePlaces, number: int) -> None:
 def values(town: Town) -> list[float]:
     found = np.full(ROWS, -1.0)
     for holding in town.holdings.values():
-        if holding.own is not None:
-            for keys in holding.own.extent.ranges:
-                rows = holding.own.extent.read(KeyRange(keys.start, keys.stop))[0][-1]
+        if holding.primary is not None:
+            for keys in holding.primary.extent.ranges:
+                rows = holding.primary.extent.read(KeyRange(keys.start, keys.stop))[0][-1]
                 found[keys.start : keys.stop] = rows
     return found.tolist()
 
@@ -179,7 +179,7 @@ def test_whatever_the_order_of_swaps_and_splits_every_push_counts_once(story: li
         sender, send = town.post[at]
         if getattr(send.message, "view", 0) <= shown[send.to]:
             del town.post[at]
-            outcome = town.holdings[send.to].heard(town.now, sender, send.message, tuple(send.arrays))  # type: ignore[arg-type]
+            outcome = town.holdings[send.to].handle(town.now, sender, send.message, tuple(send.arrays))  # type: ignore[arg-type]
             town.carry_out(send.to, outcome)
 
     for what, number in story:

@@ -166,8 +166,8 @@ def test_a_layout_knows_the_placement_it_was_made_of() -> None:
 
 def test_who_holds_the_same_has_stayed_and_nobody_else() -> None:
     before, after = layout("abca"), layout("abba")
-    assert after.since_then(before).stayed == ("a",)
-    assert layout("abcab").since_then(before).stayed == ()  # other segments
+    assert after.change_since(before).unchanged == ("a",)
+    assert layout("abcab").change_since(before).unchanged == ()  # other segments
 
 
 def test_layouts_that_nobody_has_any_more_are_not_kept_by_those_that_came_after_them() -> None:
@@ -176,7 +176,7 @@ def test_layouts_that_nobody_has_any_more_are_not_kept_by_those_that_came_after_
     for owners in ("abba", "abca", "aaca", "abca"):
         former.append(weakref.ref(newest))
         before, newest = newest, layout(owners)
-        newest.since_then(before)
+        newest.change_since(before)
     del before
     gc.collect()
     assert sum(one() is not None for one in former) <= 1

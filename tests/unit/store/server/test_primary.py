@@ -12,7 +12,7 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.store.server.outcome import HandlerResult
-from shoal.store.server.primary import Segments
+from shoal.store.server.primary import Primary
 from shoal.store.table.update import SGD, AdaGrad, Sum
 from shoal.tables import Dense, Each, Sparse, Step, Table
 from shoal.timing import DEFAULT
@@ -29,7 +29,7 @@ HELD = [*range(4), *range(8, 16)]
 class House:
     """Segments, and the messages that go in and out."""
 
-    segments: Segments
+    segments: Primary
     now: int = 0
     requests: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000)))
 
@@ -118,16 +118,16 @@ class House:
 
 def each(max_delay: int | None = None, inline: int = limits.INLINE_ELEMENTS, **more: Any) -> House:
     spec: Table = Dense(rows=16, update=Sum(), apply=Each(), max_delay=max_delay, **more)
-    return House(Segments(1, spec, SEGMENTS, inline))
+    return House(Primary(1, spec, SEGMENTS, inline))
 
 
 def sparse(**more: Any) -> House:
-    return House(Segments(1, Sparse(keys=16, update=Sum(), **more), SEGMENTS, limits.INLINE_ELEMENTS))
+    return House(Primary(1, Sparse(keys=16, update=Sum(), **more), SEGMENTS, limits.INLINE_ELEMENTS))
 
 
 def steps(slots: int = 2, max_delay: int | None = 0, inline: int = limits.INLINE_ELEMENTS, **more: Any) -> House:
     spec: Table = Dense(rows=16, update=Sum(), apply=Step(slots=slots, **more), max_delay=max_delay)
-    return House(Segments(1, spec, SEGMENTS, inline))
+    return House(Primary(1, spec, SEGMENTS, inline))
 
 
 INLINE_OR_HANDED_OUT = pytest.mark.parametrize("inline", [limits.INLINE_ELEMENTS, 0], ids=["inline", "handed out"])
@@ -493,7 +493,7 @@ def test_the_slot_of_one_who_departed_counts_but_nobody_is_told() -> None:
 
 def test_the_sum_is_taken_before_the_update_is_run() -> None:
     spec = Dense(rows=16, update=AdaGrad(step=1.0, epsilon=0.0), apply=Step(slots=2))
-    house = House(Segments(1, spec, SEGMENTS, limits.INLINE_ELEMENTS))
+    house = House(Primary(1, spec, SEGMENTS, limits.INLINE_ELEMENTS))
     house.push(ANN, 0, [1], [3])
     house.push(ANN, 1, [1], [1])
     assert house.contents() == {1: [-1]}  # one step of 4 / sqrt(16); two would be 3 / sqrt(9) + 1 / sqrt(10)
@@ -655,7 +655,7 @@ def test_a_refused_pull_says_why(keys: list[int], more: dict[str, int], reason: 
 
 
 def test_rows_of_some_width_are_laid_where_they_belong() -> None:
-    house = House(Segments(1, Dense(rows=16, width=3, update=SGD(step=1.0)), SEGMENTS, limits.INLINE_ELEMENTS))
+    house = House(Primary(1, Dense(rows=16, width=3, update=SGD(step=1.0)), SEGMENTS, limits.INLINE_ELEMENTS))
     house.push(ANN, 0, [1, 8], [[1, 2, 3], [4, 5, 6]])
     assert house.contents() == {1: [-1, -2, -3], 8: [-4, -5, -6]}
     assert house.pull(ANN, [8]) == [m.Values(2, 1, [1])]

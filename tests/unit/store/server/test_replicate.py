@@ -29,7 +29,8 @@ def two(apply: Each | Step | None = None) -> m.TablePlaces:
 def digests(town: Town) -> list[set[str]]:
     """Of each segment, those of all who hold it."""
     told = [
-        holding.told(m.TableStatusRequest(1, 1, town.view, digests=True)).digests for holding in town.holdings.values()
+        holding.status(m.TableStatusRequest(1, 1, town.view, digests=True)).digests
+        for holding in town.holdings.values()
     ]
     numbers = sorted({number for one in told for number in one})
     return [{one[number] for one in told if number in one} for number in numbers]
@@ -77,7 +78,7 @@ def test_who_takes_over_a_half_brings_the_others_level() -> None:
     for name, holding in town.holdings.items():
         town.carry_out(name, holding.take(town.now, replace(cut, places=places), members, view))
     town.deliver()
-    own = town.holdings["server-1"].own
+    own = town.holdings["server-1"].primary
     assert own is not None and own.segments == [0, 1, 2]
     assert own.extent.read(KeyRange(0, ROWS))[0][-1].tolist() == [1] * ROWS
     assert [len(one) for one in digests(town)] == [1, 1, 1]
@@ -131,7 +132,7 @@ def test_whatever_the_order_every_push_counts_once_and_copies_agree(story: list[
         if getattr(send.message, "view", 0) > shown[send.to]:
             return  # a server keeps it until it has that view, or lets it go: it comes again
         del town.post[at]
-        town.carry_out(send.to, town.holdings[send.to].heard(town.now, sender, send.message, tuple(send.arrays)))  # type: ignore[arg-type]
+        town.carry_out(send.to, town.holdings[send.to].handle(town.now, sender, send.message, tuple(send.arrays)))  # type: ignore[arg-type]
 
     for what, number in [*story, *[("end", at) for at in range(12)]]:
         if what == "push" or (what == "again" and pushed):

@@ -141,6 +141,12 @@ def test_the_reference_is_what_the_code_says() -> None:
         assert written == now, f"docs/reference/{page} is old: run python docs/make_reference.py"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/internals/")])
+def test_modules_that_the_internals_name_exist(page: str) -> None:
+    for path in re.findall(r"`([\w/]+\.py)`", (ROOT / page).read_text()):
+        assert (ROOT / "shoal" / path).exists() or (ROOT / path).exists(), f"{page} names {path}"
+
+
 def test_links_in_code_and_to_other_sites_are_left_alone() -> None:
     text = "[a](b.md#part) `[c](d.md)` [e](https://example.org/f.md) [g](#h)\n```\n[i](j.md)\n```"
     assert links(text) == ["b.md#part", "#h"]

@@ -1,8 +1,9 @@
-"""What every strategy says of itself, and how strategies are found by their names.
+"""What every strategy says about itself, and how strategies are found by their names.
 
-A strategy is a struct of settings: a job file decodes straight into it. Whatever the rest of shoal must know of it is
-here, as an attribute or a method that a strategy may change; nothing else asks which strategy it is. How a run of it
-begins is in the module that ``runs`` names: its ``open_run`` is called with a ``Start`` (``training.underway``).
+A strategy is a struct of settings: a job file decodes straight into it. What the rest of shoal must
+know of it is here, as a trait (a class attribute) or a method that a strategy may override; nothing
+else asks which strategy it is. A run begins by ``open_run`` of the module that ``runs`` names,
+which gets a ``RunStart`` (``training.run``).
 
     @register
     class Mine(Strategy, frozen=True, tag="mine", kw_only=True):
@@ -46,19 +47,19 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     """A way to train in parallel. Its fields are the settings that a job may give."""
 
     runs: ClassVar[str]  # the module whose ``open_run`` begins a run
-    on_servers: ClassVar[bool] = False  # the model lies on servers, and a scheduler deals the slots
+    on_servers: ClassVar[bool] = False  # servers hold the model, and a scheduler deals the slots
     has_workers: ClassVar[bool] = True  # besides the process that was called
     has_links: ClassVar[bool] = False  # workers talk to each other: emulate.link delays that
     mixes: ClassVar[bool] = False  # weights change beside the update rule
-    solves: ClassVar[bool] = False  # an objective is solved to its end, by stop.objective or stop.violation
+    solves: ClassVar[bool] = False  # an objective, to its end: stop.objective, stop.violation
     may_use_mpi: ClassVar[bool] = False  # ranks of mpirun can do it
-    can_be_watched: ClassVar[bool] = False  # `shoal status` finds somebody to ask
+    can_be_watched: ClassVar[bool] = False  # `shoal status` can ask a node
 
     if TYPE_CHECKING:
 
         @property
         def combine(self) -> Literal["mean", "sum"]:
-            """Of the examples in a slot: each strategy has it, most as a setting."""
+            """Of the examples in a slot; a setting of most strategies."""
 
     @property
     def name(self) -> str:
@@ -71,13 +72,13 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @classmethod
     def defaults(cls, tree: dict[str, Any]) -> None:
-        """Settings of a job beside its own that suit it, where nobody has given any."""
+        """Fill in other settings of a job that suit it, where none are given."""
 
     def has_servers(self, job: Job) -> bool:
         return self.on_servers
 
     def check(self, job: Job) -> None:
-        """Refuse what only the whole job can say."""
+        """Refuse settings of the job that do not go with it."""
         if job.update.rule == "block_proximal":
             raise Invalid(
                 f"update.rule={job.update.rule!r} is for strategy 'block-proximal': take that, or another rule"
@@ -95,11 +96,11 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Refuse a model that does not go with it."""
 
     def slots(self, rows: int, batch: int, seed: int) -> SlotOrder:
-        """What an epoch over so many rows is cut into."""
+        """The slots of an epoch over so many rows."""
         return Slots(rows, batch, seed)
 
     def evaluates(self, job: Job, learner: Learner) -> Learner:
-        """What its models are evaluated with."""
+        """The learner that evaluates its models."""
         return learner
 
 
@@ -114,7 +115,7 @@ def register(kind: Kind) -> Kind:
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """All that are known, by name: shoal's own first."""
+    """All known strategies by name, shoal's own first."""
     for package in dict.fromkeys(_BUILT_IN.values()):
         importlib.import_module(f"shoal.strategies.{package}")
     return {name: _known[name] for name in dict.fromkeys([*_BUILT_IN, *_known])}

@@ -1,6 +1,6 @@
 """The workers of a run without servers, and a run that waits for them.
 
-    Crew        starts workers as threads or processes, signals them, reports their ends, closes them
+    Crew        starts, signals and closes workers, as threads or processes, and reports their ends
     CrewSpec    what a worker process gets to know about its job, as plain data
     CrewRun     a run that listens to its crew and sees to workers that are silent or lost
 
@@ -86,7 +86,7 @@ class Crew:
         self.folder = ""
         if job.launch.how != "threads":
             self._pool = ProcessPool(lambda name, why: None, self._ended)
-            if sockets:  # made by the forkserver: a parent that is killed at once could not remove it
+            if sockets:  # the forkserver makes it, and removes it if this process is killed
                 self.folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
     @property
@@ -190,7 +190,7 @@ class CrewRun(TrackedRun):
 
     def __init__(self, start: RunStart) -> None:
         super().__init__(start)
-        # Without progress for so many seconds, a warning says who is awaited; who is stopped is killed.
+        # Seconds without progress until a warning names the awaited; stopped ones are killed.
         self.patience = 2 * self.job.timing.intervals().dead / limits.SECOND
         self._announced = self._begun = False  # Started was sent; all workers were ready
         self._last, self._last_why = "", ""  # the worker that ended last, and why
@@ -242,7 +242,7 @@ class CrewRun(TrackedRun):
             self.tracker.fail(f"no worker was there for the first slot (the last was {self._last})")
             return
         self._ready()
-        # Nothing is left to compute if the process before was killed between the last slot and the end.
+        # A resumed run may have no slots left: it was killed just before its end.
         if self.tracker.unjudged or self.tracker.room() <= 0:
             self._judge()
 
@@ -265,7 +265,7 @@ class CrewRun(TrackedRun):
 
     def _see_to_the_silent(self) -> None:
         starting = self._is_starting()
-        patience = 3 * self.patience if starting else self.patience  # importing PyTorch may take 10 s
+        patience = 3 * self.patience if starting else self.patience  # PyTorch's import is slow
         if self._quiet < patience * 2**self._reminders:
             return
         self._reminders += 1

@@ -1,1 +1,10 @@
-"""What runs have in common, whatever their strategy: checks, tracker, result, checkpoints."""
+"""What runs of all strategies share.
+
+run                 RunStart, RunHandle; TrackedRun, the base of runs without a scheduler
+tracker             Tracker: progress, evaluations, stop rules, events; RunResult
+local_checkpoint    LocalCheckpoints of runs without servers, and the BestModel
+local_model         StepModel and LocalModel: a model that one process has to itself
+one_core            OneCore: the compiled loop of a linear model on one core
+preflight           what is checked before a run begins
+event_thread        EventThread: hands events to a listener
+"""

@@ -1,4 +1,4 @@
-"""Hands events on to whoever looks at a run, on a thread of its own: one who is slow to listen holds up nobody."""
+"""Hands events to a listener on a thread of its own: a slow one does not hold up the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EventThread:
         self._events.put(event)
 
     def close(self) -> None:
-        """What was put in before is told, unless the listener takes too long for that."""
+        """Hand on what was put in before, unless the listener takes too long."""
         self._events.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(limits.DRAIN / limits.SECOND)
@@ -35,5 +35,5 @@ class EventThread:
         while (event := self._events.get()) is not None:
             try:
                 self._listener(event)
-            except Exception as error:  # of the listener's making: what happens next must be told all the same
+            except Exception as error:  # the listener's own: later events still come
                 print(f"shoal: {type(error).__name__}: {error} when told what happened", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a run without servers keeps on disk: checkpoints of the whole run, and its best model.
+"""What a run without servers keeps on disk: its checkpoints, and its best model.
 
     checkpoints/00000012.safetensors    slab: weights and the state of the update rule
                                         left: slots of the epoch that are not computed yet
@@ -111,7 +111,7 @@ class LocalCheckpoints:
     def __init__(self, folder: Path | None, job: Job, about: str, listener: Callable[[RunEvent], None]) -> None:
         self._root = None if folder is None else folder / CHECKPOINTS
         self._job, self._about, self._listener = job, about, listener
-        self._last, self._took = time.monotonic(), 0.0  # when the last was written; how long it took
+        self._last, self._took = time.monotonic(), 0.0  # of the last one
         self._steps = -1  # of the one that was written last
         if self._root is not None:
             _sweep(self._root)
@@ -153,7 +153,7 @@ class LocalCheckpoints:
 
 def is_finite(slab: Floats) -> bool:
     """All values are finite. Makes no copy, however large the slab is."""
-    return not slab.size or (math.isfinite(slab.min()) and math.isfinite(slab.max()))  # either is NaN if one is
+    return not slab.size or (math.isfinite(slab.min()) and math.isfinite(slab.max()))
 
 
 def newest(root: Path, job: str) -> tuple[LocalCheckpoint | None, list[BadCheckpoint]]:

@@ -1,7 +1,7 @@
-"""A model that one process has to itself: weights, the state of the update rule, and how it learns.
+"""A model that one process has to itself: weights, state of the update rule, steps.
 
     StepModel       the gradient of a slot into a vector, and a step by the sum of such vectors
-    LocalModel      besides, a step for each of many slots at once: of a linear model by a compiled loop
+    LocalModel      also a step for each of many slots; of a linear model by a compiled loop
 
 ``slab`` is one array: the weights, and beside each what the update rule keeps. Both take the very
 steps of one worker and one server, by the same kernels.
@@ -74,7 +74,7 @@ class StepModel:
         return self._size * (2 if self._marks else 1)
 
     def gradient(self, slot: tuple[int, int], out: Floats) -> float:
-        """Write the gradient of a slot at the weights as they are to ``out``; the sum of its losses."""
+        """Write the gradient of a slot to ``out``; the sum of its losses."""
         if self._linear is None:
             loss, found = self._dense_gradient(slot)
             out[:] = found.reshape(-1)
@@ -127,8 +127,9 @@ class StepModel:
     def _marks(self) -> bool:
         """The keys of the rows are summed beside the gradient.
 
-        A rule may change a weight whose gradient is 0 (momentum), and the rule of a linear model is only
-        for the keys of the step's rows, as on a server. So for such rules it matters which these are.
+        A rule may change a weight whose gradient is 0 (momentum), and the rule of a linear model is
+        only for the keys of the step's rows, as on a server. So for such rules it matters which
+        these are.
         """
         if self._linear is None:
             return False
@@ -139,7 +140,7 @@ class StepModel:
         return not np.array_equal(slab, before)
 
     def _local_rows(self, content: int) -> Local:
-        """The rows of a slot of a linear model, cached for the next epoch as far as there is room."""
+        """The rows of a slot of a linear model; cached, as far as there is room."""
         local = self._cache.get(content)
         if local is None:
             rows = sparse(self._train).slice(*self._slots.span(content))
@@ -157,8 +158,8 @@ class StepModel:
 class LocalModel(StepModel):
     """Takes a step for each of many slots.
 
-    Of a linear model the key lists of the slots within ``reach`` are made beforehand (all, if not given);
-    when other slots come, all are made.
+    Of a linear model the key lists of the slots within ``reach`` are made beforehand (all, if not
+    given); when other slots come, all are made.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class LocalModel(StepModel):
         return None if self._loop is None else (self._loop.starts, self._loop.keys, self._first)
 
     def run(self, of_pass: int, numbers: Ids, contents: Ids) -> float:
-        """A step for each of these slots of an epoch; the sum of the losses, each before its own step."""
+        """Take a step for each of these slots; the sum of the losses, each before its step."""
         if self._loop is None or self._linear is None:
             total = 0.0
             for number in numbers.tolist():

@@ -1,14 +1,16 @@
-"""Minibatch training on one core with no store under it: the rival of a cluster, and what its result is held against.
+"""Minibatch training of a linear model on one core, without a store.
 
     one = OneCore(Linear(), AdaGrad(step=0.1), rows, 256, features)
-    loss = one.run(order)               the slots in this order, a step for each; the sum of the losses
+    loss = one.run(order)       a step for each slot in this order; the sum of the losses
 
-One compiled loop walks the slots of a pass: gather the weights of the slot's keys, the gradient by the very kernel
-that a worker runs, the update rule inlined on the rows of one dense array. So it takes the steps of one worker and one
-server with nothing prefetched, bit for bit, and none of their messages, indexes or ledgers.
+One compiled loop walks the slots of an epoch: gather the weights of the slot's keys, the gradient
+by the very kernel that a worker runs, the update rule inlined on the rows of one dense array. So it
+takes the steps of one worker and one server with nothing prefetched, bit for bit, without their
+messages, indexes or ledgers. The results of clusters are compared with it.
 
-What repeats is made once and not timed: the key list of each slot and its columns as places in that list, as a worker
-that has seen a slot before has them at hand. ``bare`` does without, on the rows as they are.
+What repeats is made once and not timed: the key list of each slot and its columns as places in that
+list, as a worker that has seen a slot before has them. ``bare`` does without, on the rows as they
+are.
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ class OneCore:
         self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32) if slab is None else slab
         values = NONE if rows.values is None else rows.values
         self._given = np.array(rule.settings(update.settings), np.float64)
-        self.starts = self.keys = np.empty(0, np.int64)  # where each slot's keys start, and the keys; empty if bare
+        self.starts = self.keys = np.empty(0, np.int64)  # keys, and where each slot's start
         how = (batch_size, model.number, model.bias, mean)
         if bare:
             if model.l2_per_count:
@@ -222,7 +224,7 @@ def serial_fit(
 
 
 def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[Ids, Ids, npt.NDArray[np.uint32]]:
-    """Where each slot's keys start, the keys of all slots, and all columns as places among the keys of their slot."""
+    """Where each slot's keys start, all keys, and all columns as places among their slot's keys."""
     localiser, keys, starts = Localiser(features), [], [0]
     columns = np.empty(len(rows.columns), np.uint32)
     for first in range(0, len(rows), batch_size):
@@ -245,7 +247,7 @@ def _checked_counts(model: Linear, features: int, keys: Ids, counts: Floats | No
 
 
 def _hash_of_kernels() -> str:
-    """For the text of the generated module: these kernels are inlined, and numba would not notice an edit."""
+    """For the generated text: the kernels are inlined, and numba would not notice an edit."""
     from shoal.models import kernels
 
     return hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()

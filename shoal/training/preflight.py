@@ -1,4 +1,4 @@
-"""Before a run: whether its model and its rows go together, and the weights that it begins with."""
+"""Checks before a run: do model, rows and settings fit; and the table of its weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START = "start.f32"
 
 
 def import_own(job: Job) -> None:
-    """This process knows the user's own filters and rules, as servers and workers do: what cannot be is said before it begins."""
+    """Import the user's filters and rules, and refuse what cannot be before the run begins."""
     if job.launch.modules:
         import_modules(job.launch.modules)
         wire = "float32" if isinstance(job.model, Linear) else job.model.wire
@@ -37,7 +37,7 @@ def import_own(job: Job) -> None:
 
 
 def starting(job: Job, launcher: object = None) -> str:
-    """What is started now: all of it, unless the launcher finds some of it elsewhere and says so (``begins``)."""
+    """What is started now, in words; a launcher may say it itself (``begins``)."""
     begins = getattr(launcher, "begins", None)
     return f"starting {crew(job)}" if begins is None else str(begins(job))
 
@@ -51,13 +51,14 @@ def crew(job: Job) -> str:
 
 
 def check(job: Job, dataset: Dataset) -> Learner:
-    """Whatever would only be found out in the middle of the run; and the model, ready to learn."""
+    """Refuse what would fail in the middle of the run; the model, ready to learn."""
     if isinstance(job.model, Linear):
         check_rows(dataset, job.model.loss, "classes" if job.model.classes else "numbers")
     if job.strategy.mixes and forgets(job.update.update()):
         raise Invalid(
-            f"{job.strategy.name} changes weights beside the update rule, and {job.update.rule} makes them of what it keeps alone, so that "
-            f"nothing would come of what others learn: take another rule (--set update.rule=adagrad)"
+            f"{job.strategy.name} changes weights beside the update rule, and {job.update.rule} makes them of "
+            f"what it keeps alone, so that nothing would come of what others learn: take another rule "
+            f"(--set update.rule=adagrad)"
         )
     rows = dataset.train.rows
     slots = job.slots(rows).per_pass
@@ -78,7 +79,7 @@ def check(job: Job, dataset: Dataset) -> Learner:
 
 
 def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | LocalCheckpoint) -> None:
-    """Weights of another module would be taken for this one's, as long as there are about as many."""
+    """Refuse a checkpoint of another module, though it may have as many weights."""
     start = learner.start()
     if start is None:
         return
@@ -96,7 +97,7 @@ def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | LocalCheckp
 
 
 def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> Table:
-    """The table of the weights. Those that a module begins with are put into a file in the folder, for the servers to read."""
+    """The table of the weights; those of a module are written to a file for the servers."""
     strategy, update, start = servers_strategy(job), job.update.update(), learner.start()
     if start is None or isinstance(job.model, Linear):
         return make_table(job, learner, slots_per_pass)

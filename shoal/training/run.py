@@ -1,4 +1,4 @@
-"""A run from its first round to its end: what it starts with, what it answers, what all runs share.
+"""A run from its first round to its end, whatever its strategy.
 
     with open_run(start, begin) as run:
         result = run.wait()             begin, then rounds until a stop rule ends it
@@ -85,10 +85,10 @@ class TrackedRun(ABC):
     """Base of a run that the calling process tracks. A strategy adds these:
 
     _begin          start, and evaluate the initial model; after a deadline it is called again
-    _round          compute until the next evaluation; evaluate, and write a checkpoint if one is due
-    _weights        the model that is evaluated; None if there is none yet
-    _snapshot       what a checkpoint stores; None if there is nothing to store
-    _settle         after an interruption: let the workers finish what they are computing
+    _round          compute until the next evaluation; evaluate, and write a checkpoint if one is
+    due _weights        the model that is evaluated; None if there is none yet _snapshot       what
+    a checkpoint stores; None if there is nothing to store _settle         after an interruption:
+    let the workers finish what they are computing
     """
 
     resumable: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class TrackedRun(ABC):
         self.learner = check(start.job, start.dataset)
         self.tracker = Tracker(start.job, start.dataset, self.learner, start.listener, start.folder, slots_per_step)
         initial = self.learner.start()
-        self.module = "" if initial is None else initial[1]  # what must be the same in every process
+        self.module = "" if initial is None else initial[1]  # the same in every process
         folder = start.folder if self.resumable else None
         self.checkpoints = LocalCheckpoints(folder, start.job, self.module, start.listener)
         self.resume: LocalCheckpoint | None = start.resume

@@ -1,4 +1,4 @@
-"""Tracks a run that has no scheduler: progress, evaluations, stop rules, and the events about them.
+"""Tracks a run that has no scheduler: progress, evaluations, stop rules, events.
 
     tracker.begin(workers)              Started
     while not tracker.why:
@@ -50,7 +50,7 @@ class RunResult:
     received: int
     staleness: list[int]  # how many pushes were counted that stale
     counts: dict[str, int]
-    filtered: dict[str, list[int]] = field(default_factory=dict)  # bytes into and out of each filter
+    filtered: dict[str, list[int]] = field(default_factory=dict)  # bytes in and out
     left: tuple[float, float] = (0.0, 0.0)  # by filters, for later; and what of it was lost
 
 
@@ -78,7 +78,7 @@ class Tracker:
         if folder is not None and job.stop.keeps_best:
             self._best = BestModel(folder / "best.safetensors", learner, listener)
         self.seconds = self._told = 0.0
-        self.workers = 1  # at work
+        self.workers = 1  # that take part
         self.counts: Counter[str] = Counter()
         self.sent = self.received = 0
         self.staleness: list[int] = []
@@ -90,12 +90,12 @@ class Tracker:
         self._kept: Judgement | None = None
 
     def room(self) -> int:
-        """Slots until the model is to be judged, or the run is over; whole steps."""
+        """Slots until the next evaluation or the end; whole steps."""
         until = min(self.limit, (self.done // self._every + 1) * self._every)
         return min(self.limit, self._slots_in(self._steps_in(until))) - self.done
 
     def step_by(self, slots: int) -> None:
-        """From now on a step has so many."""
+        """From now on a step has so many slots."""
         if slots != self._per_step:
             self._per_step = slots
             self._find_limit()
@@ -106,7 +106,7 @@ class Tracker:
         self.limit, self._reason = self._stopping.limit(self.slots.per_pass, until)
 
     def _steps_in(self, until: int) -> int:
-        """From here up to so many slots; the last step of a pass has what is left of it."""
+        """Steps from here up to so many slots; the last step of an epoch has what is left of it."""
         left = -self.done % self.slots.per_pass
         if until - self.done <= left:
             return -(-(until - self.done) // self._per_step)
@@ -115,7 +115,7 @@ class Tracker:
         return -(-left // self._per_step) + passes * per_pass + -(-rest // self._per_step)
 
     def _slots_in(self, steps: int) -> int:
-        """How many are done after so many steps more."""
+        """How many slots are done after so many more steps."""
         left = -self.done % self.slots.per_pass
         first = -(-left // self._per_step)
         if steps <= first:
@@ -125,12 +125,12 @@ class Tracker:
 
     @property
     def due(self) -> bool:
-        """The model is to be judged now."""
+        """The model is to be evaluated now."""
         return self.unjudged and (self.done // self._every > self._judged_at // self._every or self.done >= self.limit)
 
     @property
     def unjudged(self) -> bool:
-        """Something was learned since the model was last judged."""
+        """Something was learned since the last evaluation."""
         return self._judged_at != self.done
 
     def begin(self, workers: int, servers: int = 0) -> None:
@@ -146,9 +146,9 @@ class Tracker:
         spent: Mapping[str, float],
         steps: int | None = None,
     ) -> None:
-        """So many slots more, with so many rows and the sum of their losses; they took so long, and that is what it went for.
+        """Count slots, their rows, the sum of their losses, seconds, and what time was spent on.
 
-        Each was a step, unless ``steps`` says otherwise.
+        Each slot was a step, unless ``steps`` says otherwise.
         """
         self.seconds += seconds
         self.done += slots
@@ -158,23 +158,23 @@ class Tracker:
         for tally in (self._since, self._between):
             tally[0] += rows
             tally[1] += loss
-        if self.done < self.limit:  # otherwise it is judged next, and over then
+        if self.done < self.limit:  # otherwise it is evaluated next, and over then
             self.why = self.why or self._stopping.out_of_time(self.seconds)
         if self.seconds - self._told >= _TELL:
             self.tell_progress()
 
     def take_back(self, slots: int, rows: int) -> None:
-        """So much of what was added is lost, and done again."""
+        """So much of what was added is lost, and will be added again."""
         self.done -= slots
         self.steps -= slots
         self.examples -= rows
 
     def is_late(self, seconds: float) -> bool:
-        """Time is up, so many seconds after what was added last."""
+        """Time is up, so many seconds after the last ``add``."""
         return bool(self._stopping.out_of_time(self.seconds + seconds))
 
     def state(self) -> LocalProgress:
-        """What has to be known to go on from here."""
+        """What a checkpoint stores."""
         return LocalProgress(
             self.done,
             self.examples,
@@ -188,7 +188,7 @@ class Tracker:
         )
 
     def restore(self, state: LocalProgress) -> None:
-        """A run is taken up again where it stood so."""
+        """Continue a run from such a state."""
         self.done, self.examples, self._number = state.done, state.examples, state.evaluations
         self.steps = state.done if state.steps is None else state.steps
         self._find_limit()
@@ -201,9 +201,9 @@ class Tracker:
             self._kept = self._best.read()
 
     def judge(self, weights: Floats, spread: Mapping[str, float] | None = None) -> Judgement:
-        """These are the weights now; ``spread``: how the models of all differ, where everybody has one."""
+        """Evaluate these weights; ``spread``: how models differ, where every worker has one."""
         loss, metrics = self.learner.judge(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
-        number, self._number = self._number, self._number + 1  # now: who hears of it may interrupt
+        number, self._number = self._number, self._number + 1  # now: a listener may interrupt
         judged = Judgement(number, weights, loss, metrics)
         best, why = self._stopping.judged(loss, metrics)
         self._last, self._judged_at = judged, self.done
@@ -212,7 +212,7 @@ class Tracker:
             if self._best is not None:
                 self._best.write(judged)
         if not math.isfinite(loss):
-            self.fail(why)  # whatever else would have ended it, and before anybody hears of it
+            self.fail(why)  # before any listener knows
         self._listener(
             Evaluated(
                 seconds=self.seconds,
@@ -234,14 +234,14 @@ class Tracker:
         return judged
 
     def end(self) -> RunResult:
-        """It is over, for the reason that it has."""
+        """The run is over."""
         self.ended, self.limit = True, self.done
         self.tell_progress()
         self._listener(Stopped(seconds=self.seconds, why=self.why))
         return self.outcome()
 
     def fail(self, why: str) -> None:
-        """It cannot go on."""
+        """The run cannot continue."""
         self.failed, self.why = True, why
 
     def outcome(self) -> RunResult:
@@ -261,7 +261,7 @@ class Tracker:
         )
 
     def course(self) -> RunProgress:
-        """How far it is, as a coordinator would say it."""
+        """How far it is, as a coordinator would report it."""
         return RunProgress(
             self.done,
             self.limit,
@@ -288,7 +288,7 @@ class Tracker:
         self._listener(Joined(seconds=self.seconds, name=name, role="worker"))
 
     def gone(self, name: str, why: str, slots: int = 0, role: str = "worker", lost: bool = True) -> None:
-        """A node ended; others compute ``slots`` of its slots again. ``lost``: it was not asked to."""
+        """A node ended, and others repeat ``slots`` slots. ``lost``: it was not asked to end."""
         if lost:
             self.counts[f"{role}s lost"] += 1
         self._listener(Gone(seconds=self.seconds, name=name, role=role, why=why, slots=slots))
@@ -311,7 +311,7 @@ class Tracker:
 
 
 def started(job: Job, dataset: Dataset, seconds: float, workers: int, servers: int = 0) -> Started:
-    """What is told when a run without a coordinator begins."""
+    """The first event of a run without a coordinator."""
     return Started(
         seconds=seconds,
         data=dataset.name,

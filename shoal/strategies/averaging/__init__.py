@@ -1,13 +1,14 @@
-"""Everybody learns alone from the same start, and now and then all take the mean of what they learned.
+"""Averaging: ranks learn alone, then take the mean. All-reduce: they sum gradients.
 
-    every = "end"   once, at the end: PSGD (Zinkevich et al., 2010; S2-04)
-    every = H       after H steps of each: local SGD
+    every = "end"   one mean, at the end: PSGD (Zinkevich et al., 2010)
+    every = H       a mean after H steps of each rank: local SGD
 
-Each rank has its part of the slots. The mean is weighted by the rows that were learned from since the last one, so parts may
-be uneven. A period ends early where the model is to be judged and at the end of a pass; with "end" the model is judged by a mean
-that nobody goes on from. What a rank that is lost has learned since the last mean is learned again by the others.
+Each rank has its part of the slots. The mean is weighted by the rows that were learned from since
+the last one, so parts may be uneven. A period ends early at an evaluation and at the end of an
+epoch; with "end" a mean is evaluated that no rank continues from. The others repeat what a lost
+rank has learned since the last mean.
 
-``start = "own"`` is the mistake that the exercise of S2 is known for: every rank begins with weights of its own, and the mean of
+With ``start = "own"`` every rank begins with weights of its own: a known mistake, since the mean of
 such networks is no better than chance.
 """
 
@@ -26,7 +27,7 @@ Over = Literal["mpi", "gloo", "store"]
 
 @register
 class Averaging(Strategy, frozen=True, tag="averaging", kw_only=True):
-    """Alone for a while, then the mean of all."""
+    """Learn alone for a while, then take the mean of all."""
 
     runs: ClassVar[str] = "shoal.strategies.averaging.run"
     may_use_mpi: ClassVar[bool] = True
@@ -36,7 +37,7 @@ class Averaging(Strategy, frozen=True, tag="averaging", kw_only=True):
     over: Over | None = None  # mpi under mpirun, otherwise the store
     start: Literal["same", "own"] = "same"
     state: Literal["average", "reset"] = "average"  # of the update rule, at a mean
-    shares: list[float] = []  # of the rows, one for each rank; by default all the same
+    shares: list[float] = []  # of the rows, one number for each rank; by default equal
 
     def __post_init__(self) -> None:
         if self.every != "end" and (self.every is True or not 1 <= self.every <= 1 << 53):
@@ -50,14 +51,14 @@ class Averaging(Strategy, frozen=True, tag="averaging", kw_only=True):
 
 @register
 class AllReduce(Strategy, frozen=True, tag="allreduce", kw_only=True):
-    """Every rank has all weights; each step is the mean of their gradients: the baseline everybody knows (S1-01)."""
+    """Every rank has all weights; each step is the mean of their gradients."""
 
     runs: ClassVar[str] = "shoal.strategies.averaging.run"
     may_use_mpi: ClassVar[bool] = True
 
     combine: Literal["mean", "sum"] = "mean"
     over: Literal["mpi", "gloo"] | None = None  # mpi under mpirun, otherwise gloo
-    ddp: bool = True  # of modules over gloo: PyTorch's DistributedDataParallel
+    ddp: bool = True  # of modules over gloo: use DistributedDataParallel
 
     @property
     def in_steps(self) -> bool:
@@ -65,7 +66,7 @@ class AllReduce(Strategy, frozen=True, tag="allreduce", kw_only=True):
 
 
 def over_of(job: Job) -> Over:
-    """What ranks take their means by."""
+    """How ranks sum."""
     assert isinstance(job.strategy, Averaging | AllReduce)
     if job.launch.how == "mpi":
         return "mpi"

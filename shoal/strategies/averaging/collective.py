@@ -3,14 +3,15 @@
     group.total(mine)       every rank calls it equally often, with vectors of one length
 
 The sum has the same bits at every rank. A rank that dies meanwhile is in it or is not, the same for
-all: a cell for each rank in the vector tells which. Over gloo (``gloo``) no rank can continue without
-it, and ``RankLost`` is raised; over MPI see ``mpi``.
+all: a cell for each rank in the vector tells which. Over gloo (``gloo``) no rank can continue
+without it, and ``RankLost`` is raised; over MPI see ``mpi``.
 
-``StoreCollective`` sums through the store, by a step table whose every step has a slot for each rank.
-The rule keeps what a step brings, so the rows after step t are the sum of the t-th vectors, added in
-the order of the ranks and rounded once, whichever servers hold them. Rank 0 declares the slots of a
-rank that ended void. It may have ended in the middle of a push, with some servers and not with
-others: so every row says who is in it, and if rows differ the sum is taken again without that rank.
+``StoreCollective`` sums through the store, by a step table whose every step has a slot for each
+rank. The rule keeps what a step brings, so the rows after step t are the sum of the t-th vectors,
+added in the order of the ranks and rounded once, whichever servers hold them. Rank 0 declares the
+slots of a rank that ended void. It may have ended in the middle of a push, with some servers and
+not with others: so every row says who is in it, and if rows differ the sum is taken again without
+that rank.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Collective(Protocol):
     def received(self) -> int: ...
 
     def total(self, vector: Floats) -> Floats:
-        """The sum over all living ranks; ``vector`` may be overwritten, and may be what is returned."""
+        """The sum over all living ranks; ``vector`` may be overwritten and returned."""
 
     def close(self) -> None:
         """This rank takes no part any more."""
@@ -72,7 +73,7 @@ class StoreCollective:
         size: int,
         gone: Callable[[float], Collection[int]] = lambda waited: (),
     ) -> None:
-        """``gone``, of rank 0: gets how long a sum was awaited, and returns the ranks that ended."""
+        """``gone``, of rank 0: the ranks that ended, by how long a sum is awaited."""
         self.rank, self.size = rank, size
         self._kv, self._gone = kv, gone
         self._steps: dict[int, int] = {}  # by the length of the vectors: sums so far
@@ -139,7 +140,7 @@ class StoreCollective:
 
 
 def client(name: str, token: str, transport: Transport) -> KV:
-    """A client for one rank. The token says which start of it this is, so that its end can be reported."""
+    """A client for one rank, known by the token with which it was started."""
     return joined(KV(Worker(name, "client", token, seed=secrets.randbits(32)), transport))
 
 

@@ -1,8 +1,8 @@
-"""Sums over gloo, which is PyTorch's own way (torch.distributed), on the loopback of this machine.
+"""Sums over gloo (torch.distributed), on the loopback of this machine.
 
 Ranks meet by a file in a folder that is this run's alone, so two runs never meet each other and no
-port is fixed. A rank that ends breaks the sums of all: none can continue, and ``RankLost`` says who it
-was. The others then wait until rank 0 ends them.
+port is fixed. A rank that ends breaks the sums of all: none can continue, and ``RankLost`` says who
+it was. The others then wait until rank 0 ends them.
 
 A wait inside gloo sees no signals, and does not notice that a rank is stopped: so the caller checks
 for both while it waits.
@@ -37,7 +37,7 @@ _ENDED_WITHIN = 60.0  # seconds: rank 0 has ended this process by then, or never
 
 
 class GlooCollective:
-    """One rank's side. ``check``, of rank 0, is called while a sum is awaited; it raises RankLost."""
+    """One rank's side. Rank 0's ``check`` runs while a sum is awaited, and may raise RankLost."""
 
     def __init__(
         self, folder: Path, rank: int, size: int, check: Callable[[float], None] = lambda waited: None
@@ -103,7 +103,7 @@ class GlooCollective:
         """The others have ended, or will; a sum that waits for them fails."""
         if self._under_way is not None:
             self._under_way.done.wait(_LAST_WORDS)
-        # PyTorch's destructor waits for the sum under way, now and then for ever: so not on this thread.
+        # PyTorch's destructor waits for the sum under way, sometimes for ever: use a thread.
         last, self.process_group = [self.process_group], None
         thread = threading.Thread(target=last.clear, name="shoal-parting", daemon=True)
         thread.start()
@@ -155,13 +155,14 @@ def is_of_gloo(error: RuntimeError) -> bool:
 
 
 class Ddp:
-    """DistributedDataParallel around a module: sums gradients while they are computed (Li et al., 2020).
+    """DistributedDataParallel: sums gradients while they are computed (Li et al., 2020).
 
-    Its hooks listen to ``backward``, bucket by bucket, so sums begin before the gradient is complete.
-    It takes the mean over all ranks; here that becomes a sum again, since in the last step of an epoch
-    not every rank may have a slot. Weights begin the same everywhere by their seed, and buffers are
-    reset for every slot. ``backward`` waits inside PyTorch, where no signal is seen, so another thread
-    runs it. An error of the module stays its own; only what gloo raises is a loss.
+    Its hooks listen to ``backward``, bucket by bucket, so sums begin before the gradient is
+    complete. It takes the mean over all ranks; here that becomes a sum again, since in the last
+    step of an epoch not every rank may have a slot. Weights begin the same everywhere by their
+    seed, and buffers are reset for every slot. ``backward`` waits inside PyTorch, where no signal
+    is seen, so another thread runs it. An error of the module stays its own; only what gloo raises
+    is a loss.
     """
 
     def __init__(self, learner: Learner, group: Collective) -> None:
@@ -178,7 +179,7 @@ class Ddp:
         self._wrapped = DistributedDataParallel(learner.module, process_group=_whole(group), **settings)
 
     def gradient(self, local: Any, weights: Floats, mean: bool, share: float = 1.0) -> tuple[float, Floats]:
-        """The sum of the losses of this rank's slot, and the sum over all ranks of their gradients."""
+        """The sum of the losses of this rank's slot, and the gradient summed over all ranks."""
         loss, found = self._learner.gradient(local, weights, mean, self, share)
         moved = 2 * found.nbytes * (self._group.size - 1) // self._group.size
         self._group.sent += moved

@@ -5,14 +5,16 @@
 Rank 0 runs the command as usual: terminal, run folder, tracker. The others parse nothing and print
 nothing: they wait for orders, take part in runs, and end when rank 0 says so. Orders go from rank 0
 to each rank, so that a death is seen as what it is; ranks poll for them, since MPI's own wait would
-keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files behind.
+keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files
+behind.
 
-Deaths (ULFM: Bland et al., 2013): a rank that dies breaks a sum for some ranks and not for others. A
-rank whose sum breaks revokes the communicator, so that it breaks for all; the living shrink it, and
-compare how many sums they have finished. No rank finishes a sum before all have begun it, so these
-numbers differ by at most one: a rank that has the newer sum gives it to those that have not. If none
-has it, all repeat it without the dead. So a dead rank is in a sum or is not, the same for all, bit by
-bit. No rank leaves before all have finished the last sum: the others might need it from it.
+Deaths (ULFM: Bland et al., 2013): a rank that dies breaks a sum for some ranks and not for others.
+A rank whose sum breaks revokes the communicator, so that it breaks for all; the living shrink it,
+and compare how many sums they have finished. No rank finishes a sum before all have begun it, so
+these numbers differ by at most one: a rank that has the newer sum gives it to those that have not.
+If none has it, all repeat it without the dead. So a dead rank is in a sum or is not, the same for
+all, bit by bit. No rank leaves before all have finished the last sum: the others might need it from
+it.
 """
 
 from __future__ import annotations
@@ -118,8 +120,8 @@ class MpiCollective:
     def _sum(self, vector: Floats, out: Floats) -> None:
         """Each rank sums one piece, in the order of ranks, and sends it to all.
 
-        Allreduce would keep a core busy while it waits, would not say for which rank, and would never
-        give up on one that is stopped.
+        Allreduce would keep a core busy while it waits, would not say for which rank, and would
+        never give up on one that is stopped.
         """
         comm, here, places = self._comm, self._comm.rank, range(len(self._members))
         cuts = [len(vector) * place // len(places) for place in [*places, len(places)]]
@@ -155,7 +157,7 @@ class MpiCollective:
         self._shrink(length)
 
     def _drop(self) -> None:
-        """Let the open requests end with an error; otherwise MPI would wait for them when it ends."""
+        """Let the open requests fail; otherwise MPI would wait for them when it ends."""
         for request in self._open:
             with contextlib.suppress(self._mpi.Exception):
                 self._wait([(-1, request)])
@@ -169,7 +171,7 @@ class MpiCollective:
                 self._wait([(-1, self._comm.Iagree(flag))])
                 return int(flag[0])
             except self._mpi.Exception as error:
-                # All ranks get this error: one has died that is not acknowledged yet. Next time it is no error.
+                # All ranks get this error: a death that is not acknowledged yet.
                 if error.Get_error_class() != self._mpi.ERR_PROC_FAILED:
                     raise self._lost(error) from None
                 self._comm.Ack_failed()
@@ -185,7 +187,7 @@ class MpiCollective:
             try:
                 self._members = self._gather(self.rank)
                 if self._members[0] != 0:
-                    raise RankLost(name_of(0), "its process ended")  # only rank 0 knows how far the run is
+                    raise RankLost(name_of(0), "its process ended")  # only it knows the progress
                 self._level(length)
                 return
             except self._mpi.Exception:
@@ -315,7 +317,7 @@ class MpiWorld:
             import mpi4py
 
             mpi4py.rc.thread_level = "serialized"
-            mpi4py.rc.finalize = False  # it waits for all ranks: only one that ends well may call it
+            mpi4py.rc.finalize = False  # it waits for all ranks: see ``leave``
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise Invalid(
@@ -430,7 +432,8 @@ def take_part(call: Callable[[MpiHead], object]) -> object:
 def follow() -> None:
     """The life of a rank other than 0."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # rank 0 gets the same signal, and needs this rank to end the run
+        # Rank 0 gets the same signal, and needs this rank to end the run.
+        signal.signal(number, lambda *_: None)
     here = world()
     try:
         while not here.over and not isinstance(line := here.ordered(), MpiDone):

@@ -3,10 +3,10 @@
     caller  --starts-->  mpirun  --starts-->  rank 0, rank 1, ...  (``main``)
        ^-----------events, the result-----------'
 
-The caller keeps the folder, the log and the view, as for any run; it computes nothing. Rank 0 trains
-and reports; the others follow. Every rank connects to a Unix socket in a private folder, where
-mpirun has its own files, too. A rank whose connection is closed, or whose mpirun is gone, ends: so
-nothing is left, whichever process is killed, and the last one removes the folder.
+The caller keeps the folder, the log and the view, as for any run; it computes nothing. Rank 0
+trains and reports; the others follow. Every rank connects to a Unix socket in a private folder,
+where mpirun has its own files, too. A rank whose connection is closed, or whose mpirun is gone,
+ends: so nothing is left, whichever process is killed, and the last one removes the folder.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class MpirunRun:
 
     def _forget_the_dead(self) -> None:
         for number, (_, connection) in list(self._ranks.items()):
-            if number and select.select([connection], [], [], 0)[0]:  # only its end makes it readable
+            if number and select.select([connection], [], [], 0)[0]:  # readable: it ended
                 connection.close()
                 del self._ranks[number]
 
@@ -293,7 +293,7 @@ def _private(ranks: int) -> Path:
 
 
 def _environment(own: Path) -> dict[str, str]:
-    """This shoal, mpirun's files in our folder, and no variables of an mpirun around this process."""
+    """Our shoal, our folder for mpirun's files, no variables of an mpirun around us."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))
     }
@@ -389,7 +389,7 @@ def _left(outcome: RunResult, own: Path) -> JudgedAs | None:
 
 
 def _watch(caller: socket.socket, parent: int, own: Path, rank: int) -> None:
-    """End with the calling process, and with mpirun; interrupt this one if the first asks for it."""
+    """End with the caller and with mpirun; interrupt this process if the caller asks for it."""
     poll = select.poll()
     poll.register(caller, select.POLLIN)
     here = True

@@ -110,7 +110,7 @@ class StoreRanks(OtherRanks):
 
     def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
         super().__init__(job, spec, tracker)
-        self._servers_ended: deque[tuple[str, str]] = deque()  # events come from the thread that computes
+        self._servers_ended: deque[tuple[str, str]] = deque()  # not reported yet
         self._threads: list[threading.Thread] = []
         self._groups: list[StoreCollective] = []
         self._cluster = _cluster_of(job)
@@ -181,7 +181,7 @@ class StoreRanks(OtherRanks):
         return list(self._ended)
 
     def _end_silent(self, waited: float) -> None:
-        """End a rank that the coordinator takes for dead: it can take no part, though its process may be there."""
+        """End the process of a rank that the coordinator takes for dead."""
         if not isinstance(self._cluster, ProcessCluster):
             return
         self._kv.tables()  # the newest view
@@ -212,7 +212,7 @@ class GlooRanks(OtherRanks):
         return self._crew.pids
 
     def start(self) -> Collective:
-        # PyTorch is imported before the forks, so that ranks share its memory: it starts no threads until it is used.
+        # Ranks are forked after the import of PyTorch, which starts no threads until it is used.
         self._crew.start("ranks", ["torch.distributed"])
         needs_torch("strategy.over='gloo'")  # here, while the forkserver imports it as well
         names = [name_of(rank) for rank in range(1, self._job.workers)]

@@ -2,8 +2,8 @@
 
 Rank 0 computes as any other rank does, and tracks the run besides: it evaluates the model while the
 others wait and the clock stands still. The last mean is what a checkpoint holds, and what is
-evaluated after an interruption. With ``every = "end"`` a mean is taken where the model is evaluated,
-and in a resumed run all ranks begin from that.
+evaluated after an interruption. With ``every = "end"`` a mean is taken where the model is
+evaluated, and in a resumed run all ranks begin from that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AveragingRun(TrackedRun):
         self._living = list(range(job.workers))
         self._most = 1
         self._unseen = np.zeros(limits.STALENESS_BUCKETS, np.int64)
-        self._alone: dict[int, int] = {}  # steps of each since the last mean that all continued from
+        self._alone: dict[int, int] = {}  # steps of each since the last mean
         self._rank: AveragingRank
         self._mean: Floats | None = None  # the last one
         self._spare: Floats | None = None  # memory of the one before

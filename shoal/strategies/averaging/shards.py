@@ -2,12 +2,12 @@
 
     period = parts.plan(room)           what each rank does next; together at most so many slots
     ... all compute, and sum; some ranks were in the sum ...
-    lost = parts.settle(inside)         the others are gone: what they had learned alone is dealt again
-    parts.fed()                         all continue from the mean: nothing learned so far can be lost
+    lost = parts.settle(inside)         the others are gone: their slots are dealt again
+    parts.fed()                         all continue from the mean: it cannot be lost any more
 
-``Shards`` cuts an epoch into one part for each living rank, by their shares; a rank takes its part in
-the random order of the epoch. ``StepSlots``, of all-reduce, gives every living rank the next slot of
-the epoch in each step; the slot of a rank that is lost comes first in the next step.
+``Shards`` cuts an epoch into one part for each living rank, by their shares; a rank takes its part
+in the random order of the epoch. ``StepSlots``, of all-reduce, gives every living rank the next
+slot of the epoch in each step; the slot of a rank that is lost comes first in the next step.
 
 Every rank has one of these and gives it the same facts, so all agree without asking. A slot is one
 number here: epoch * slots in an epoch + its number there. Nothing here computes, sends or reads the
@@ -51,7 +51,7 @@ class Shards:
         of_pass: int = 0,
         left: Ids | None = None,
     ) -> None:
-        """``every``: most own slots between two means. ``left``: of a run resumed in epoch ``of_pass``."""
+        """``every``: most own slots between two means. ``left``: where a run is resumed."""
         if shares and len(shares) != ranks:
             raise Invalid(
                 f"strategy.shares has {len(shares)} numbers for {ranks} ranks: give one for each, or leave it "
@@ -59,7 +59,7 @@ class Shards:
             )
         self._slots, self._every = slots, every
         self._shares = np.array(shares or [1.0] * ranks)
-        self._shares = np.maximum(self._shares / self._shares.max(), _LEAST)  # so that the sum is finite
+        self._shares = np.maximum(self._shares / self._shares.max(), _LEAST)  # a finite sum
         self.living = list(range(ranks))
         self.of_pass = of_pass
         self.planned: dict[int, Ids] = {}  # what each rank does now
@@ -70,7 +70,7 @@ class Shards:
         self._cut(_epoch(self._slots, of_pass) if left is None else left)
 
     def plan(self, room: int, most: int | None = None) -> Mapping[int, Ids]:
-        """The next slots of every rank: at most ``most`` each, ``room`` together, of one epoch if possible."""
+        """The next slots of every rank: at most ``most`` each, and ``room`` together."""
         if not any(len(queue) for queue in self._queues.values()):
             self.of_pass += 1
             self._cut(_epoch(self._slots, self.of_pass))
@@ -111,7 +111,7 @@ class Shards:
         self._cut(np.sort(np.concatenate(list(self._queues.values()))))
 
     def lose(self, rank: int, done: int) -> int:
-        """A rank is gone; ``done`` of its slots since the last mean stay done. How many are dealt again."""
+        """A rank is gone, all but ``done`` of its slots are dealt again: how many."""
         self.living.remove(rank)
         again = np.concatenate([*self._since.pop(rank), self.planned.pop(rank, _NONE)])[done:]
         queue = self._queues.pop(rank)
@@ -178,7 +178,7 @@ class StepSlots:
     """The slots of an all-reduce among ranks; called as ``Shards``."""
 
     def __init__(self, slots: Slots, ranks: int, of_pass: int = 0, left: Ids | None = None) -> None:
-        """``left``: of a run resumed in epoch ``of_pass``."""
+        """``left``: where a run is resumed."""
         self._slots = slots
         self.living = list(range(ranks))
         self.of_pass = of_pass

@@ -4,16 +4,16 @@
     while not (go := rank.go()).stop:   all begin at once, or the run is over: rank 0 says so
         rank.round(go)                  periods until the next evaluation; then the mean of all
 
-Averaging: a rank learns from slots of its own, and now and then all take the mean. A period ends with
-one sum over the group: the model of each rank, weighted by the rows it learned from; its loss; how
-long it computed; and who is in it. A rank that is not in it is gone, for all alike. With ``every =
-"end"`` no rank continues from a mean: only figures are summed, and where the model is evaluated the
-mean is taken, and each rank continues with its own.
+Averaging: a rank learns from slots of its own, and now and then all take the mean. A period ends
+with one sum over the group: the model of each rank, weighted by the rows it learned from; its loss;
+how long it computed; and who is in it. A rank that is not in it is gone, for all alike. With
+``every = "end"`` no rank continues from a mean: only figures are summed, and where the model is
+evaluated the mean is taken, and each rank continues with its own.
 
-All-reduce: a period is one step by the mean of all gradients, which every rank applies to weights of
-its own. The same sum and the same rule everywhere, so the weights are the same, bit by bit, and never
-travel; where the model is evaluated their checksums are compared. Over MPI the slot of a lost rank is
-computed again.
+All-reduce: a period is one step by the mean of all gradients, which every rank applies to weights
+of its own. The same sum and the same rule everywhere, so the weights are the same, bit by bit, and
+never travel; where the model is evaluated their checksums are compared. Over MPI the slot of a lost
+rank is computed again.
 
 Rank 0 decides what only one can: when time is up, and how far it is to the next evaluation.
 """
@@ -99,8 +99,8 @@ class AveragingRank:
     ) -> None:
         """With ``position``, the epoch and its slots that are left, and a slab, a run is resumed.
 
-        Of rank 0: ``on_result`` gets the figures of each sum; ``next_order`` is called before a sum, with
-        the seconds since the last one.
+        Of rank 0: ``on_result`` gets the figures of each sum; ``next_order`` is called before a
+        sum, with the seconds since the last one.
         """
         self.group, self._on_result, self._next_order = group, on_result, next_order
         self._own = self.at_end = self._resets = False
@@ -149,7 +149,7 @@ class AveragingRank:
             if not self.at_end:
                 return self.model.slab
             mean = self._mean()
-            if self._room <= 0 or go.stop:  # otherwise a rank was lost in it, and there is more to do
+            if self._room <= 0 or go.stop:  # otherwise a rank was lost in it
                 return mean
 
     # ------------------------------------------------------------ inside
@@ -223,7 +223,7 @@ class AveragingRank:
         return slab
 
     def _sum(self, bad: bool) -> tuple[RoundResult, Floats | None]:
-        """With the cells filled: the mean by the weights of the parts; None if none inside has any."""
+        """The mean, weighted by rows; None if no rank inside has any. The cells are filled."""
         mine = self._averaged(self.model.slab)
         weights = self._mine.weights()
         share = np.float32(0.0 if bad else weights[self.group.rank])
@@ -340,7 +340,7 @@ class StepRank(AveragingRank):
         return loss, self._slowed(mine, took), bad
 
     def _compare(self) -> None:
-        """Check that all ranks have the same weights; a rank lost here is missing in the next sum."""
+        """Check that all ranks have the same weights."""
         size = self.group.size
         sums = np.zeros(3 * size, np.float32)
         high, low = divmod(zlib.crc32(np.ascontiguousarray(self.model.slab).data), _HALF)

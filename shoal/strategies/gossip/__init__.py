@@ -1,11 +1,14 @@
-"""Gossip: every worker has a model of its own, and takes means with its neighbours in a graph (Lian et al., 2017; S3-08 to S3-10).
+"""Gossip: every worker has a model, and takes means with its neighbours (Lian et al., 2017).
 
-    sync        round after round, all at once: X(k+1) = X(k) W - step * G(X(k)), the gradient at the weights before the mean
-    async       two at a time: a worker that has taken a step meets one neighbour, and both go on from the mean of the two
+    sync        in rounds, all at once: X(k+1) = X(k) W - step * G(X(k)); the gradient is taken
+                at the weights before the mean
+    async       in pairs: a worker that has taken a step meets one neighbour, and both continue from
+                the mean of the two
 
-W has Metropolis weights, which every worker knows from its neighbours alone. Where links go one way only, shares of the weights travel
-instead, and each divides what it has by its share (push-sum). The loss that is told is that of the mean of all models, which is
-nobody's; the best and the worst of them, and how far they are from it, stand beside it.
+W has Metropolis weights, which every worker knows from its neighbours alone. Where links go one way
+only, shares of the weights travel instead, and each worker divides what it has by its share
+(push-sum). The loss is that of the mean of all models, which no worker has; the best and the worst
+of them, and how far they are from the mean, stand beside it.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ class Gossip(Strategy, frozen=True, tag="gossip", kw_only=True):
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
     topology: Topology = "ring"
     degree: int = 3  # of random: links of each
-    edges: str = ""  # of file: a line for each link, "0 1", or "0 -> 1" where it goes one way
+    edges: str = ""  # of file: a line for each link, "0 1", or one-way "0 -> 1"
     mode: Literal["sync", "async"] = "sync"
     start: Literal["same", "own"] = "same"
-    split: By = "even"  # who learns from which rows
+    split: By = "even"  # which worker learns from which rows
     alpha: float = 0.5  # of dirichlet
     allow_disconnected: bool = False  # to see it fail
 

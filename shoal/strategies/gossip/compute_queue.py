@@ -1,10 +1,10 @@
-"""What a worker that gossips computes, one thing at a time; and the one thing that others may wait for comes first.
+"""The compute queue of a gossip worker, with a priority lane for what neighbours wait for.
 
-Short work is done at once, longer work on the compute thread: the loop stays awake. What others wait for (the mean with somebody
-who asked) goes before what is next, never into what runs: it is done right after the computation under way. While a worker is held up
-because it is to seem slower (``Slowdown``), it computes nothing, and others are answered.
-
-Of what is next at most a few pieces are done in one go: then the loop hears what has come. Time is handed in.
+Short work is done at once, longer work on the compute thread, so that the loop stays responsive.
+What neighbours wait for (the mean with one that asked) runs before the rest, right after the
+computation under way. While the emulation of slow workers holds a worker up (``Slowdown``), it
+computes nothing, but answers others. Only a few short pieces run in one go: then the loop receives
+messages. Time comes from the caller.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shoal.wire.effects import Compute, Computed, Effect, Send
 from shoal.wire.messages import Arrays, Message
 
 NEVER = 1 << 62
-_IN_ONE_GO = 4  # short pieces of work, until messages are looked at
+_IN_ONE_GO = 4  # short pieces of work between two looks at messages
 
 Function = Callable[[], Any]
 Then = Callable[[Any], None]
 
 
 class ComputeQueue:
-    """One worker's."""
+    """The queue of one worker."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ComputeQueue:
         clock: Callable[[], int] | None = None,
         quick: int = limits.MILLISECOND,
     ) -> None:
-        """A gradient is short if the one before took at most ``quick`` nanoseconds of ``clock``; below 0: never."""
+        """A gradient is short if the last took at most ``quick`` nanoseconds; below 0: never."""
         self.model, self._pace, self._quick = model, pace, quick
         self.now = 0
         self._clock = clock if clock is not None else lambda: self.now
@@ -55,7 +55,7 @@ class ComputeQueue:
 
     @property
     def due(self) -> int:
-        """When there is something to do, whatever comes."""
+        """When there is something to do without a message."""
         if self.error or self._busy:
             return NEVER
         if self._first or self._next:
@@ -74,16 +74,16 @@ class ComputeQueue:
         self._effects.append(effect)
 
     def effects(self) -> list[Effect]:
-        """All that came up since the last time."""
+        """The effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
     def do(self, function: Function, then: Then, elements: int, first: bool = False) -> None:
-        """Compute this over so many elements, and go on with what comes of it."""
+        """Compute this over so many elements, and call ``then`` with the result."""
         (self._first if first else self._next).append((function, then, elements <= limits.INLINE_ELEMENTS))
 
     def gradient(self, slot: int, then: Callable[[], None]) -> None:
-        """Keep the gradient of a slot; go on when that is done, and has taken as long as it is to take."""
+        """Store the gradient of a slot; call ``then`` when the emulated time is over."""
 
         def run() -> tuple[float, int, int]:
             began = self._clock()
@@ -104,7 +104,7 @@ class ComputeQueue:
         self._next.append((run, done, self._is_short))
 
     def waited(self, since: int, link: int) -> None:
-        """Until now neighbours were waited for; at most ``link`` of it their words were on their way."""
+        """The worker waited for neighbours until now; at most ``link`` of it for the network."""
         self.spent.waited(held=min(since + link, self.now))
 
     def idled(self) -> None:

@@ -1,13 +1,13 @@
-"""The controller of a gossip run: deals slots, tracks the workers, and collects their models.
+"""The controller of a gossip run: deals slots, tracks workers, collects their models.
 
     begin        the first leg has no slots: every worker shows its initial model
     next_leg     slots for every living worker, at most ``room``; ``LegPace`` says how long a leg is
     end_leg      all rest: what was done in this leg cannot be lost any more
     lose         a worker is gone: the others compute its unfinished slots from the next leg on
 
-``GossipController`` is a node, which a loop or the simulator holds; ``Controller`` inside it talks to
-the workers, ``GossipProgress`` adds up their reports. The run (``run``) evaluates and keeps models
-between ``end_leg`` and ``next_leg``. Nothing here reads a clock or starts a process.
+``GossipController`` is a node, which a loop or the simulator holds; ``Controller`` inside it talks
+to the workers, ``GossipProgress`` adds up their reports. The run (``run``) evaluates and keeps
+models between ``end_leg`` and ``next_leg``. Nothing here reads a clock or starts a process.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from shoal.wire.messages.gossip import (
 )
 
 HOME = "home"  # its name
-KINDS = ("compute", "communicate", "wait")  # what time goes for
-LEG = {"sync": 1.0, "async": 4.0}  # seconds that a leg takes, about; its end is a wait for the slowest
-SHARE = 20  # a leg takes so many times as long as the pause before it, at least
-FASTER = 4  # times as many rounds as in the last leg, at most
-MEASURED = 0.05  # seconds: what took less says nothing of how fast somebody is
-NEW = 0.5  # how much the last leg counts
+KINDS = ("compute", "communicate", "wait")  # of time
+LEG = {"sync": 1.0, "async": 4.0}  # seconds of a leg, about
+SHARE = 20  # a leg is at least so many times as long as the pause before it
+FASTER = 4  # most growth of the rounds from leg to leg
+MEASURED = 0.05  # seconds: a shorter leg says nothing about speed
+NEW = 0.5  # weight of the last leg in the speed of a worker
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -51,14 +51,14 @@ class WorkerState:
     """What is known of one worker in this leg."""
 
     slots: Ids
-    heard: bool = False  # it has said something of this leg
+    heard: bool = False  # it has reported in this leg
     rounds: int = 0
     rows: int = 0  # of the slots that are done
     loss: float = 0.0
     lacks: list[str] = field(default_factory=list)  # neighbours that it waits for
     rest: LegDone | None = None  # it is done with its slots
     slab: Floats | None = None  # in one row
-    without: list[str] = field(default_factory=list)  # those that it must hear are gone
+    without: list[str] = field(default_factory=list)  # lost workers of which it must know
 
     @property
     def done(self) -> int:
@@ -67,7 +67,13 @@ class WorkerState:
 
 
 class Controller:
-    """Its books of the leg that is under way."""
+    """Talks to the workers in the leg under way; the run decides what comes next.
+
+    It sends a leg to each worker until it reports in it, always the same: the mixing weights must
+    be the same for all, or means would not keep the sum of the models. It tells the others of a
+    lost worker until they rest. When the last is done it asks all for their models (``Show``), so
+    these are of one moment. A report that comes twice changes nothing.
+    """
 
     name = HOME
 
@@ -79,21 +85,21 @@ class Controller:
         self.told: dict[str, WorkerState] = {}  # of the living
         self._graph: Graph | None = None  # of this leg, with those that were lost since it began,
         self._left: Graph | None = None  # and without them
-        self._apart_then = False  # when the leg began: a leg is told in the same words
+        self._apart_then = False  # ``was_apart`` when the leg began
+        # The living workers were not connected at some time. From then on weights of push-sum mean
+        # nothing: where they were only given away they went to 0.
         self.was_apart = False
-        """At some time not all living workers heard of each other: weights of push-sum mean nothing from then on, since they went
-        to nothing where they were only given away. They do not come back when those who are left are connected again."""
         self._mixing = np.zeros((0, 0))
         self.heard: Callable[[str, GossipProgressReport | LegDone], None] = lambda name, said: None
-        """Told of all that is new, before it is noted."""
+        """Called with each new report, before it is noted."""
 
     @property
     def resting(self) -> bool:
-        """Everybody does, and has shown its model."""
+        """All workers rest, and their models are here."""
         return all(one.slab is not None for one in self.told.values())
 
     def set_off(self, now: int, graph: Graph, slots: Mapping[str, Ids]) -> list[Effect]:
-        """The next leg: these slots for each of the living."""
+        """Start the next leg, with these slots for each living worker."""
         self.leg = self.leg + 1
         self._graph, self._mixing = graph, graph.mixing()
         self._look_at(graph)
@@ -103,7 +109,7 @@ class Controller:
         return [*self._legs(self.told), Wake(now + self._again)]
 
     def lose(self, now: int, name: str) -> list[Effect]:
-        """It is gone: until the next leg its weight is that of those who heard it."""
+        """A worker is gone: until the next leg its neighbours keep its weight themselves."""
         self.told.pop(name, None)
         if self._left is not None:
             self._look_at(self._left.without(self._names.index(name)))
@@ -126,7 +132,7 @@ class Controller:
                 return [*self._legs(unheard), *self._withouts(), *self._shows(), Wake(now + self._again)]
         return []
 
-    # ------------------------------------------------------------ what they say
+    # ------------------------------------------------------------ reports
 
     def _along(self, sender: str, along: GossipProgressReport) -> list[Effect]:
         one = self.told.get(sender)
@@ -135,7 +141,7 @@ class Controller:
             if one.rest is None:
                 self.heard(sender, along)
         elif one is not None and along.leg == 0 and not one.heard:
-            return self._legs([sender])  # what was sent before it spoke had no way to it
+            return self._legs([sender])  # it was not connected when the leg was sent
         return []
 
     def _rest(self, sender: str, rest: LegDone, slab: Floats | None) -> list[Effect]:
@@ -150,7 +156,7 @@ class Controller:
                 return self._shows()
         return [] if slab is None else [Send(sender, LegReceived(rest.leg))]
 
-    # ------------------------------------------------------------ what they are told
+    # ------------------------------------------------------------ messages to workers
 
     def _legs(self, names: Mapping[str, WorkerState] | list[str]) -> list[Effect]:
         found: list[Effect] = []
@@ -167,7 +173,7 @@ class Controller:
         return [Send(name, Without(self.leg, gone)) for name, one in told if one.slab is None for gone in one.without]
 
     def _shows(self) -> list[Effect]:
-        """All are done: let us see."""
+        """Ask for the models when all are done."""
         if any(one.rest is None for one in self.told.values()):
             return []
         return [Send(name, Show(self.leg)) for name, one in self.told.items() if one.slab is None]
@@ -177,7 +183,7 @@ class Controller:
         self.was_apart |= len(graph.parts()) > 1
 
     def _links(self, name: str) -> tuple[float, list[GossipLink], list[GossipLink]]:
-        """Its own weight in a mean, whom it hears and whom it tells."""
+        """The weight of a worker itself, whom it hears, and whom it tells."""
         graph, names, mixing = self._graph, self._names, self._mixing
         assert graph is not None
         me = names.index(name)
@@ -188,9 +194,9 @@ class Controller:
 
 @dataclass(slots=True)
 class NewProgress:
-    """What is new."""
+    """What workers reported since the last call."""
 
-    steps: int = 0  # of any kind: that somebody says the same again is none
+    steps: int = 0  # of any kind; 0 if reports only repeat
     slots: int = 0
     rows: int = 0
     loss: float = 0.0
@@ -200,21 +206,21 @@ class NewProgress:
 
 
 class GossipProgress:
-    """Of one run."""
+    """Adds up reports, which count from the start of a leg, or of a worker."""
 
     def __init__(self, rows: Callable[[Ids], int]) -> None:
-        """``rows``: how many some slots have."""
+        """``rows``: the number of rows in some slots."""
         self._rows = rows
         self._fresh = NewProgress()
-        self._moved: dict[str, list[int]] = {}  # bytes sent and received, and microseconds by kind, of each worker
+        self._moved: dict[str, list[int]] = {}  # bytes sent, received; microseconds
 
     def fresh(self) -> NewProgress:
-        """What was told since the last time."""
+        """What was reported since the last call."""
         found, self._fresh = self._fresh, NewProgress()
         return found
 
     def hear(self, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
-        """A word of this leg; ``one`` is what its worker had told of it before."""
+        """A report in this leg; ``one`` is what is known of its worker so far."""
         if isinstance(said, LegDone):
             rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
             loss = said.along[2]
@@ -228,7 +234,7 @@ class GossipProgress:
             before, one.rounds = one.done, rounds
             done = self._rows(one.slots[before : one.done])
             one.rows += done
-            loss *= one.rows / rows if rows else 0.0  # what it says may have a round more that is not done
+            loss *= one.rows / rows if rows else 0.0  # it may count a round that is not done
             fresh.slots += one.done - before
             fresh.rows += done
             fresh.loss += loss - one.loss
@@ -248,24 +254,29 @@ class GossipProgress:
 
 
 class LegPace:
-    """Of one run."""
+    """How long the next leg is, and who gets how much of it.
+
+    A leg takes about a second, so that a run can be stopped and kept in between, and many times as
+    long as the pause before it. In async mode only the end of a leg waits for slow workers: so legs
+    are longer, and each worker gets as many slots as it does in the same time.
+    """
 
     def __init__(self, mode: Literal["sync", "async"]) -> None:
         self._mode: Literal["sync", "async"] = mode
         self._rounds = 1
         self._began = self._ended = 0.0
-        self._done: dict[str, float] = {}  # who, when, in this leg
+        self._done: dict[str, float] = {}  # when each was done in this leg
         self._speed: dict[str, float] = {}  # slots in a second
 
     def begin(self, now: float) -> None:
         self._began, self._done = now, {}
 
     def is_done(self, name: str, now: float) -> None:
-        """This one has no more to do in this leg."""
+        """This worker is done with the leg."""
         self._done.setdefault(name, now)
 
     def end(self, now: float, slots: Mapping[str, int]) -> None:
-        """So many each had done."""
+        """The leg is over, and each has done so many slots."""
         self._ended = now
         for name, count in slots.items():
             took = self._done.get(name, now) - self._began
@@ -274,7 +285,7 @@ class LegPace:
                 self._speed[name] = (1 - NEW) * before + NEW * count / took
 
     def rounds(self, now: float, last: int, left: float | None) -> int:
-        """Of the next leg; the last had so many. ``left``: seconds until it is to stop."""
+        """Rounds of the next leg; the last had so many. ``left``: seconds until the run stops."""
         if last:
             wanted = max(LEG[self._mode], SHARE * (now - self._ended))
             wanted = wanted if left is None else min(wanted, max(0.0, left))
@@ -283,7 +294,7 @@ class LegPace:
         return self._rounds
 
     def shares(self, names: list[str]) -> list[float] | None:
-        """How much each is to get; nothing if that is as it was, or not known of all."""
+        """How much each worker gets; None if all get the same, or not all speeds are known."""
         if self._mode == "sync" or any(name not in self._speed for name in names):
             return None
         return [self._speed[name] for name in names]
@@ -293,8 +304,8 @@ class LegPace:
 class WorkerLoss:
     """What follows from the loss of a worker."""
 
-    again: int  # slots that others do again
-    apart: bool  # those who are left are in more pieces than before
+    again: int  # slots that are dealt again
+    apart: bool  # the living are in more pieces than before
     effects: list[Effect]
 
 
@@ -313,7 +324,7 @@ class GossipController:
         by_speed: bool,
         timing: TimingSettings = DEFAULT,
     ) -> None:
-        """``names`` and ``addresses`` of the workers, by their numbers in the graph. ``by_speed``: fast ones may get more slots."""
+        """``names``: in the order of the graph. ``by_speed``: fast workers may get more slots."""
         self.graph, self.parts = graph, parts
         self.home = Controller(names, addresses, timing)
         self.home.heard = self._heard
@@ -322,7 +333,7 @@ class GossipController:
         self.on_ready: Callable[[str], None] = lambda name: None
         """Called once for each worker, when it is done with the first leg."""
         self.on_failed: Callable[[str, str], None] = lambda name, why: None
-        """Called when a worker says that it cannot go on. Whoever holds this ends it and calls ``lose``."""
+        """Called when a worker reports an error: end it, and call ``lose``."""
         self._names, self._by_speed = names, by_speed
         self._pace, self._tally = LegPace(mode), GossipProgress(parts.rows)
         self._lost: dict[str, float] = {}  # what each says went with lost neighbours, in its life
@@ -386,7 +397,7 @@ class GossipController:
         return found
 
     def exchanges(self) -> tuple[int, float]:
-        """When a leg is over: its meetings, and at most how much newly went with lost neighbours (P12)."""
+        """After a leg: its meetings, and how much at most was newly lost with neighbours."""
         rests = {name: one.rest for name, one in self.home.told.items() if one.rest is not None}
         lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
         self._lost |= {name: rest.lost for name, rest in rests.items()}
@@ -411,7 +422,7 @@ class GossipController:
             if self.home.leg == 1 and one.rest is None:
                 self.on_ready(name)
         self._tally.hear(name, one, said)
-        # The rounds in which only others have slots are not held against it: else who was dealt little seems slow, is dealt
-        # little again, and the others have the more to do.
+        # Rounds in which only others have slots do not count for its speed: a worker with few slots
+        # would seem slow, and get few again.
         if isinstance(said, LegDone) or 0 < len(one.slots) < one.rounds:
             self._pace.is_done(name, self._now / limits.SECOND)

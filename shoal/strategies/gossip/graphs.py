@@ -1,6 +1,7 @@
-"""The links of graphs that have a name, and of those in a file. Plain functions: so many nodes in, pairs of places out.
+"""The links of named graphs, of random graphs, and of those in a file.
 
-Links that go both ways are told once, the lower place first; one-way links are told from -> to. The file is read line by line:
+Links that go both ways stand once, the lower node first; one-way links as from -> to. A file has a
+link in each line:
 
     # a comment
     0 1         these two hear each other
@@ -25,8 +26,8 @@ from shoal.limits import EDGE_LINE, EDGE_LINES, MEMBERS
 Links = list[tuple[int, int]]
 
 LINK = re.compile(rb"\s*([0-9]{1,9})(\s*->\s*|\s+)([0-9]{1,9})\s*")
-SWAPS = 10  # of its ends with another's, for every link of a random graph: past that, more change nothing one could see
-TRIES = 32  # random graphs that may fall apart before we give up; with three links each hardly one in a thousand does
+SWAPS = 10  # swaps of ends for every link of a random graph
+TRIES = 32  # of random graphs; with three links each hardly one in a thousand falls apart
 SHOWN = 80  # characters of a bad line
 
 
@@ -35,12 +36,12 @@ def ring(nodes: int) -> Links:
 
 
 def one_way(nodes: int) -> Links:
-    """Each is heard by the next."""
+    """Each node is heard by the next."""
     return [(i, (i + 1) % nodes) for i in range(nodes)] if nodes > 1 else []
 
 
 def torus(nodes: int) -> Links:
-    """As square a grid as there is, whose rows and columns are rings."""
+    """A grid, as square as possible, whose rows and columns are rings."""
     _, columns = sides(nodes)
     right = [(i, i - i % columns + (i + 1) % columns) for i in range(nodes)]
     down = [(i, (i + columns) % nodes) for i in range(nodes)]
@@ -56,7 +57,7 @@ def complete(nodes: int) -> Links:
 
 
 def exponential(nodes: int) -> Links:
-    """Everybody is linked to those 1, 2, 4, ... places on: few links, and nobody is far from anybody."""
+    """Every node is linked to those 1, 2, 4, ... further: few links, short paths."""
     return _hops(nodes, [1 << k for k in range(max(nodes - 1, 0).bit_length())])
 
 
@@ -83,7 +84,7 @@ def sides(nodes: int) -> tuple[int, int]:
 
 
 def random_regular(nodes: int, degree: int, chance: Random, holds: Callable[[Links], bool]) -> Links:
-    """Everybody has ``degree`` links, to anybody; drawn again until it ``holds`` together, unless no such graph could."""
+    """Every node has ``degree`` random links; drawn again until the graph ``holds`` together."""
     if nodes == 1:
         return []
     if degree >= nodes:
@@ -93,11 +94,11 @@ def random_regular(nodes: int, degree: int, chance: Random, holds: Callable[[Lin
             f"{degree} links for each of {nodes} workers: every link has two ends, so one of the two numbers must be even "
             f"(degree={degree + 1 if degree + 1 < nodes else degree - 1}, or one worker more)"
         )
-    if degree == 2 and nodes > 2:  # one that holds together is a ring, in any order
+    if degree == 2 and nodes > 2:  # a connected one is a ring, in any order
         places = list(range(nodes))
         chance.shuffle(places)
         return both_ways([(places[i], places[j]) for i, j in ring(nodes)])
-    if 2 * degree >= nodes:  # it holds together in any case, and those without a link are fewer: they are drawn
+    if 2 * degree >= nodes:  # it holds together: draw the fewer missing links
         apart = dict.fromkeys(_stirred(_circle(nodes, nodes - 1 - degree), chance))
         return [link for link in complete(nodes) if link not in apart]
     links = _circle(nodes, degree)
@@ -112,7 +113,7 @@ def random_regular(nodes: int, degree: int, chance: Random, holds: Callable[[Lin
 
 
 def read(path: Path, nodes: int | None) -> tuple[Links, bool, int]:
-    """The links of a file, whether the graph is directed, and of how many nodes; None: as many as the file names."""
+    """The links of a file, whether they are directed, and the nodes (None: as many as it names)."""
     one_way: dict[tuple[int, int], None] = {}
     most, where = -1, 0  # the highest place, and its line
     try:
@@ -147,7 +148,7 @@ def both_ways(links: Links) -> Links:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Those that say something, with their numbers. A pipe is refused: nobody may ever write to it, and it can be read once only."""
+    """The lines with links, and their numbers. Refuses a pipe: reading it might block."""
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Invalid(f"{path} is no regular file: write the links to one")
@@ -167,12 +168,12 @@ def _hops(nodes: int, hops: list[int]) -> Links:
 
 
 def _circle(nodes: int, degree: int) -> Links:
-    """Everybody is linked to the nearest, and to the one across where there is one link more."""
+    """Every node is linked to the nearest; with an odd degree, also to the opposite one."""
     return _hops(nodes, list(range(1, degree // 2 + 1)) + ([nodes // 2] if degree % 2 else []))
 
 
 def _stirred(links: Links, chance: Random) -> Links:
-    """Two links change ends, again and again: everybody keeps as many as before."""
+    """Swap the ends of random pairs of links; every node keeps its degree."""
     links, there = list(links), dict.fromkeys(links)
     for _ in range(SWAPS * len(links)):
         one, other = chance.randrange(len(links)), chance.randrange(len(links))

@@ -1,14 +1,15 @@
 """The model of a gossip worker, whose rows it learns from, and the mean of all models.
 
 The gradient is taken at the weights before a mean and applied after it (Lian et al., 2017), so the
-worker stores it in between. Means are summed in double precision and rounded once: whatever the order
-of the neighbours, all who take the same mean have the same weights but for one rounding.
+worker stores it in between. Means are summed in double precision and rounded once: whatever the
+order of the neighbours, all who take the same mean have the same weights but for one rounding.
 
-``dealt`` says whose rows are whose. The rows are sorted by worker and cut at whole slots: the few rows
-at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what it is in
-every other run.
+``dealt`` says whose rows are whose. The rows are sorted by worker and cut at whole slots: the few
+rows at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what it
+is in every other run.
 
-A model that is longer than one frame of a message travels in up to four pieces (``cut``, ``whole``).
+A model that is longer than one frame of a message travels in up to four pieces (``cut``,
+``whole``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MOST = limits.FRAMES * limits.FRAME_BYTES // 4  # numbers that one message may c
 
 
 class GossipModel(Protocol):
-    """What a worker does with its model; one call at a time, on any thread (``ComputeQueue``)."""
+    """What a worker does with its model; one call at a time, on any thread."""
 
     @property
     def size(self) -> int:
@@ -58,7 +59,7 @@ class GossipModel(Protocol):
         """As they are now, in one row; a copy."""
 
     def gradient(self, slot: int) -> tuple[float, int]:
-        """Store the gradient of a slot at the weights as they are; the sum of its losses, and its rows."""
+        """Store the gradient of a slot; the sum of its losses, and its rows."""
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
         """weights <- own * weights + the sum of weight * values over ``parts``."""
@@ -73,7 +74,8 @@ class GossipModel(Protocol):
 def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
     """now <- own * now + the sum of weight * values: in double precision, rounded once.
 
-    Piece by piece, so that the sums stay in the processor's cache: a third of the time of whole vectors.
+    Piece by piece, so that the sums stay in the processor's cache: a third of the time of whole
+    vectors.
     """
     shaped = [(weight, values.reshape(now.shape)) for weight, values in parts]
     rows = max(1, _AT_ONCE * len(now) // max(1, now.size))
@@ -169,8 +171,8 @@ class GossipLocalModel:
 class Consensus:
     """The models of all workers when they rested last: their mean, and how far apart they are.
 
-    best, worst     the lowest and the highest loss of any of them on the test rows
-    distance        root of the mean over workers of |their weights - the mean|^2, in double precision
+    best, worst     the lowest and the highest loss of any of them on the test rows distance
+    root of the mean over workers of |their weights - the mean|^2, in double precision
 
     Where evaluating every model would take too long, best and worst are of every n-th test row.
     """

@@ -1,17 +1,19 @@
-"""Gossip two at a time: whoever has taken a step meets one neighbour, and both move to the mean of the two (AD-PSGD, Lian et al., 2018).
+"""Gossip in pairs: after a step a worker meets one neighbour (AD-PSGD, Lian et al., 2018).
 
     one     "this is what I have"            x
     other   moves by d = (x - its own) / 2   "I have moved by d towards you"
     one     moves by -d                      whatever it has become meanwhile
 
-What one moves by the other moves by as well, so every meeting leaves the sum of all what it was, and nobody is ever locked. Of two that
-ask each other at once one is told "not now", the one whose name comes later: else both would move all the way, and only change places. A
-worker has one meeting open at a time, computes its next gradient meanwhile, and waits for the
-answer before it asks again. Others are answered between two of its computations, also while it waits, and after its last round.
+Both move by the same amount, so every meeting keeps the sum of all models, and no worker is locked.
+Of two that ask each other at once, the one whose name comes later is refused: else both would move
+all the way, and only swap places. A worker has one meeting open at a time, computes its next
+gradient meanwhile, and waits for the answer before it asks again. It answers others between two of
+its computations, also while it waits, and after its last round.
 
-Questions are numbered upwards by who asks, and the last answer to each is kept: a question that comes again gets the same answer and
-moves nobody, an older one gets none. A neighbour that is gone is answered no more, and not waited for; what we moved towards it
-and it may not have moved towards us is counted as lost.
+Each worker numbers its questions upwards, and the last answer to each neighbour is stored: a
+question that comes again gets the same answer, and an older one gets none. A neighbour that is gone
+is neither answered nor awaited; what this worker moved towards it, and it may not have moved back,
+counts as lost.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import Arrays
 from shoal.wire.messages.gossip import Leg, Meet, MeetReply
 
-NUMBERS = 1 << 32  # of meetings in one leg, more than there can be: a later leg has higher ones, whoever asks
+NUMBERS = 1 << 32  # more meetings than a leg can have: later legs have higher numbers
 
 
 class PendingMeeting:
-    """A meeting that we asked for."""
+    """A meeting that this worker asked for."""
 
     __slots__ = ("at", "name", "number", "since", "wait", "weights")
 
@@ -62,17 +64,17 @@ class Pairwise:
         self._hands, self._chance, self._link, self._finished = hands, chance, link, finished
         self._size = hands.model.size
         self.leg = self.round = self._rounds = 0
-        self.met = 0  # that we asked for, and that are settled
+        self.met = 0  # meetings that this worker asked for, and that are settled
         self.lost = 0.0
         self.dropped = 0
-        self.frozen = True  # nobody is met between two legs
+        self.frozen = True  # there are no meetings between two legs
         self.asked: PendingMeeting | None = None
-        self.answered: dict[str, tuple[int, Floats | None]] = {}  # by who asked: the last number, and what we moved by
+        self.answered: dict[str, tuple[int, Floats | None]] = {}  # last number, our move
         self._neighbours: list[str] = []
         self._answering: dict[str, int] = {}
         self._slots: Sequence[int] = ()
         self._number = self._since = 0  # of the last meeting that we asked for, and when
-        self._early: dict[str, tuple[Meet, Floats]] = {}  # asked by who heard of the next leg before us
+        self._early: dict[str, tuple[Meet, Floats]] = {}  # questions of the next leg
         self._applying = self._waits = False
 
     @property
@@ -100,7 +102,7 @@ class Pairwise:
         self._number = leg.number * NUMBERS
         self._neighbours = sorted({one.name for one in leg.hears} - set(gone))
         for name, (number, _) in self.answered.items():
-            self.answered[name] = number, None  # all of the leg before are settled
+            self.answered[name] = number, None  # all meetings of the last leg are settled
         early, self._early = self._early, {}
         for name, (meet, values) in early.items():
             self.asks(name, meet, values)
@@ -115,7 +117,7 @@ class Pairwise:
             self._hands.gradient(self._slots[self.round], self._step)
         elif self._neighbours:
             self._stepped(None)
-        else:  # nothing to learn from, and nobody to meet
+        else:  # no slots, and no neighbours
             self.round = self._rounds
             self._end()
 
@@ -129,7 +131,7 @@ class Pairwise:
             self._ask()
 
     def _ask(self) -> None:
-        """Meet somebody, and go on meanwhile."""
+        """Ask a neighbour, and go on meanwhile."""
         self._waits = False
         if self._neighbours:
             self._hands.do(lambda: self._hands.model.weights, self._send, self._size)
@@ -202,7 +204,7 @@ class Pairwise:
         self.answered[sender] = number, d
         if sender in self._neighbours:
             self._answer(sender, number, d)
-        else:  # it went while we moved
+        else:  # it was lost meanwhile
             self._count_lost(sender)
 
     def _answer(self, sender: str, number: int, d: Floats | None) -> None:
@@ -219,7 +221,7 @@ class Pairwise:
         if d.size != self._size:
             self.dropped += 1
             return
-        self.asked, self._applying = None, True  # said twice, it is heard once
+        self.asked, self._applying = None, True  # the answer may come twice
         self._hands.do(lambda: self._hands.model.add(d, -1.0), self._came, self._size, first=True)
 
     def _came(self, nothing: None) -> None:

@@ -67,7 +67,7 @@ class GossipWorkers:
 
     def end(self, name: str, why: str) -> None:
         """It reported an error, and cannot continue."""
-        self.ended.append((name, why))  # before the end of its process: the first reason is the one told
+        self.ended.append((name, why))  # first: the end of its process comes later
         if self.crew.has_processes:
             self.crew.signal(name, signal.SIGKILL)
         elif name in self._loops:

@@ -75,7 +75,7 @@ class GossipRun(CrewRun):
         self._loop: Loop
         self._models = Consensus(self.learner, self.dataset.test, shape)
         self._counted_to = 0.0  # when time was counted last
-        # The mean when all rested last, and how far the run was then: kept and evaluated on interruption.
+        # The mean when all rested last, and how far the run was then.
         self._mean: Floats | None = None
         self._at: Snapshot | None = None
 
@@ -163,7 +163,8 @@ class GossipRun(CrewRun):
     def _remember(self) -> None:
         """Take the mean of all models, and how far that is."""
         told = [(one.slab, one.rest) for one in self._home.told.values()]
-        whole = self._legs.graph.directed and not self._home.was_apart  # otherwise weights gather where links end
+        # Where the graph fell apart, weights gather at the ends of its links: then all count alike.
+        whole = self._legs.graph.directed and not self._home.was_apart
         self._models.take([(slab, rest.weight if whole else 1.0) for slab, rest in told if slab is not None and rest])
         self._mean = self._models.mean
         self._at = self._position(self._mean)
@@ -207,7 +208,7 @@ class GossipRun(CrewRun):
 
     def _awaited(self) -> tuple[list[str], list[str]]:
         told = self._home.told
-        # One that is done with its slots is needed, too: to answer its neighbours, and to show its model.
+        # One that is done with its slots is awaited, too: for answers, and for its model.
         awaited = [name for name, one in told.items() if one.slab is None]
         names = [name for name in awaited if told[name].rest is None] or awaited
         lacked = {name for one in told.values() for name in one.lacks}

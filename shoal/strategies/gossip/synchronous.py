@@ -1,24 +1,27 @@
-"""Gossip in rounds: all take their means at once (D-PSGD, Lian et al., 2017; push-sum, Assran et al., 2019).
+"""Gossip in rounds (D-PSGD, Lian et al., 2017; push-sum, Assran et al., 2019).
 
-In every round of a leg a worker, in this order (S3-09):
+In every round of a leg a worker
 
-    1   says what it has (an offer) to all who hear it, and takes a gradient at just these weights
+    1   sends its weights (an offer) to all who hear it, and takes a gradient at just these weights
     2   waits for the offers of this round of all whom it hears
     3   takes the mean, by the weights of the leg
     4   takes a step with the gradient of 1
 
 so that X(k+1) = X(k) W - step * G(X(k)). A round without a slot has no gradient and no step.
 
-Nobody is more than one round ahead of anybody who hears it: offers of two rounds are kept by who sends, and by who hears. Who lacks one
-asks for it, and whoever had to be asked sends it once more; an offer that comes twice, or late, is of a round that is had or over.
+No worker is more than one round ahead of any that hears it: sender and receiver store the offers of
+two rounds. A worker that lacks an offer asks for it, and the sender repeats it; an offer that comes
+twice or late is of a round that is complete or over.
 
-A neighbour that is gone leaves its weight to the worker itself, at once and until the leg is over. So what two living workers take of
-each other is the same on both sides in every round, whichever of them hears of the loss first, and the sum of all stays what it is. Only
-of its last round nobody knows whether it took its part: that much may be lost, and is counted.
+A worker adds the weight of a lost neighbour to its own, at once and until the leg is over. So what
+two living workers take of each other is the same on both sides in every round, whichever notices
+the loss first, and the sum of all models is kept. Only in the last round of the lost one it is
+unknown whether it took its part: that much may be lost, and is counted.
 
-Where links go one way (push-sum), a worker has a weight beside its model, and cuts the weight into shares: what the others add up is
-weight * model, and the model is that sum, divided by the sum of the weights. A step moves weight * model by what the rule says, so that
-everybody counts alike however many hear it.
+Where links go one way (push-sum), a worker has a weight beside its model, and cuts the weight into
+shares: the others add up weight * model, and the model is that sum, divided by the sum of the
+weights. A step moves weight * model by what the rule says, so that every worker counts alike,
+however many hear it.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from shoal.strategies.gossip.model import Floats, cut
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages.gossip import Leg, Offer, Reached
 
-_LEAST = 1e-290  # a weight does not vanish, even where it is only given away
+_LEAST = 1e-290  # a weight stays above 0, even where it is only given away
 
 Part = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
 
@@ -58,16 +61,16 @@ class Synchronous:
         self.weight = 1.0  # of push-sum
         self.leg = self.round = self._rounds = self._rides = 0
         self.lost = 0.0
-        self.dropped = 0  # offers that cannot be
+        self.dropped = 0  # malformed offers
         self._own = 1.0
         self._hears: dict[str, float] = {}
         self._tells: dict[str, float] = {}
         self._slots: Sequence[int] = ()
         self._said: dict[int, OfferMade] = {}  # by round
         self._offers: dict[tuple[int, str], Part] = {}
-        self._early: dict[tuple[int, str], Part] = {}  # of the next leg,
-        self._early_in: dict[str, int] = {}  # as how far somebody is in it
-        self._reached: dict[str, int] = {}  # the round that who hears us is known to be in
+        self._early: dict[tuple[int, str], Part] = {}  # offers of the next leg,
+        self._early_in: dict[str, int] = {}  # and how far neighbours are in it
+        self._reached: dict[str, int] = {}  # the round of those who hear this worker
         self._last: tuple[Floats, dict[str, Part]] | None = None  # what the last mean was made of
         self._ready = self._settling = False
         self._since = self._ask_at = self._wait = 0
@@ -85,14 +88,14 @@ class Synchronous:
         return self._ready and not self._settling and not self.is_over
 
     def _has_all(self) -> bool:
-        """All offers of this round are here, and all who hear us have begun it."""
+        """All offers of this round are here, and all who hear this worker have begun it."""
         number = self.round
         return all((number, name) in self._offers for name in self._hears) and all(
             self._reached[name] >= number for name in self._tells
         )
 
     def lacking(self) -> list[str]:
-        """Whom it waits for."""
+        """The neighbours that it waits for."""
         if not self._is_waiting:
             return []
         behind = [name for name in self._tells if self._reached[name] < self.round]
@@ -127,13 +130,13 @@ class Synchronous:
     # ------------------------------------------------------------ one round
 
     def _start(self, weights: Floats) -> None:
-        """Say what we have, and take a gradient at it."""
+        """Send the weights, and take a gradient at them."""
         self._said[self.round] = OfferMade(weights, self.weight, self._own * self.weight)
         self._said.pop(self.round - 2, None)
         for name in self._tells:
             self._offer(name, self.round)
         for name in self._hears:
-            if name not in self._tells:  # where a link goes one way, nothing else says how far we are
+            if name not in self._tells:  # one-way: it gets no offers of ours
                 self._hands.send(name, Reached(self.leg, self.round))
         self._ready = False
         if self.round < len(self._slots):
@@ -170,7 +173,7 @@ class Synchronous:
         self._hands.do(settle, lambda weights: self._settled(weights, weight), self._size * (2 + len(parts)))
 
     def _weighed(self, parts: dict[str, Part]) -> tuple[float, list[Part], float]:
-        """How much of the own model, and of which others, is in the mean; and the weight after it (push-sum)."""
+        """The weights of all models in the mean; and the push-sum weight after it."""
         if not self._rides:
             return self._own, [(self._hears[name], values) for name, (_, values) in parts.items()], 1.0
         kept = self._said[self.round].kept
@@ -194,7 +197,7 @@ class Synchronous:
             self.dropped += 1
             return
         if offer.leg == self.leg + 1 and offer.round <= 1 and len(self._early) < 2 * limits.PEERS:
-            self._early.setdefault((offer.round, sender), (offer.weight, values))  # it heard of that leg before us
+            self._early.setdefault((offer.round, sender), (offer.weight, values))
             return
         if offer.leg != self.leg or sender not in self._hears:
             return
@@ -204,11 +207,9 @@ class Synchronous:
         self._try()
 
     def reached(self, sender: str, message: Reached) -> None:
-        """Somebody who hears us is so far, and may lack what we said; or whom we hear would know how far we are."""
+        """A neighbour says how far it is; it may lack an offer, or ask how far this worker is."""
         if message.leg == self.leg + 1 and len(self._early_in) < limits.PEERS:
-            self._early_in[sender] = max(
-                message.round, self._early_in.get(sender, -1)
-            )  # it heard of that leg before us
+            self._early_in[sender] = max(message.round, self._early_in.get(sender, -1))
         if message.leg != self.leg:
             return
         if sender not in self._tells:
@@ -221,9 +222,9 @@ class Synchronous:
         self._try()
 
     def without(self, name: str) -> None:
-        """Somebody is gone, with our half of its last exchange, or the shares that it was sent.
+        """A neighbour is gone, with its half of the last exchange, or the shares that it was sent.
 
-        Whoever hears of it no longer divides steps by a weight that may go to nothing now.
+        From now on steps are not divided by a weight, which may go to 0.
         """
         self._rides = min(2, 2 * self._rides)
         if name in self._hears or name in self._tells:
@@ -256,11 +257,11 @@ class Synchronous:
             self._reached[name] = max(number, self._reached[name])
 
     def _leave(self, name: str) -> None:
-        """From now on its weight is ours."""
+        """This worker takes over the weight of a lost neighbour."""
         heard, told = self._hears.pop(name, 0.0), self._tells.pop(name, 0.0)
         self._own += told if self._rides else heard
         self._reached.pop(name, None)
-        if not self._rides:  # where weights travel, what has come is here: it is used
+        if not self._rides:  # push-sum uses what has come
             self._offers = {key: part for key, part in self._offers.items() if key[1] != name}
 
     def _add_lost(self, size: float) -> None:

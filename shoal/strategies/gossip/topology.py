@@ -3,14 +3,16 @@
     graph = Graph.of(strategy, workers, seed)       by its name, or from a file
     graph.check(strategy.allow_disconnected)        refused unless everybody hears of everybody
     graph.mixing()                                  the matrix W: row i is what node i takes of whom
-    graph.gap(), graph.rounds()                     1 - |second eigenvalue|, and what follows for the distance from the mean
+    graph.gap(), graph.rounds()                     1 - |second eigenvalue|, and rounds to agree
 
-Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that W is symmetric and each row and column
-has the sum 1: the mean of all models stays what it is. Where links go one way only, whoever has d listeners cuts what it has into
-1 + d equal shares (push-sum): the columns have the sum 1, and nothing gets lost.
+Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that W is
+symmetric and each row and column has the sum 1: the mean of all models stays what it is. Where
+links go one way only, a node with d listeners cuts what it has into 1 + d equal shares (push-sum):
+the columns have the sum 1, and nothing gets lost.
 
-Whether a graph holds together is read off its links, never off an eigenvalue that is nearly 1. A node that is gone keeps its place,
-and has no links. Nothing here computes with a model, sends or reads the time; chance comes from the seed.
+Whether a graph holds together is read off its links, never off an eigenvalue that is nearly 1. A
+node that is gone keeps its place, and has no links. Nothing here computes with a model, sends or
+reads the time; chance comes from the seed.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Graph:
 
     name: str
     nodes: int
-    links: list[tuple[int, int]]  # sorted; both ways: the lower place first, once; directed: from -> to
+    links: list[tuple[int, int]]  # sorted; the lower node first, or from -> to
     directed: bool = False
     gone: frozenset[int] = field(default_factory=frozenset)
 
@@ -135,14 +137,14 @@ class Graph:
         return weights
 
     def second(self) -> float:
-        """|second eigenvalue| of W over the living: the share of the distance that a round leaves, in the long run."""
+        """|second eigenvalue| of W: the share of the distance that a round leaves."""
         return self._second
 
     def gap(self) -> float:
         return 1 - self._second
 
     def rounds(self, left: float = 0.01) -> float | None:
-        """Rounds until the distance from the mean is ``left`` of what it was, if nobody learned; None: never."""
+        """Rounds until only ``left`` of the distance from the mean is left; None: never."""
         if len(self.living) < 2:
             return 0.0
         if self._second >= 1:
@@ -150,7 +152,7 @@ class Graph:
         return max(1.0, math.log(left) / math.log(self._second)) if self._second > 0 else 1.0
 
     def event(self, seconds: float, names: Sequence[str], why: str = "", pairs: bool = False, rows: str = "") -> Linked:
-        """What views are told."""
+        """The graph as an event."""
         return Linked(
             seconds=seconds,
             topology=self.name,
@@ -186,7 +188,7 @@ class Graph:
 
     @cached_property
     def _parts(self) -> list[list[int]]:
-        """Two searches: one says in which order nodes are done, the other goes backwards from the last that was done."""
+        """Strongly connected components (Kosaraju): search forward, then backward from the last."""
         order: list[int] = []
         seen = set(self.gone)
         for start in self.living:
@@ -211,7 +213,7 @@ class Graph:
 
 
 def _done(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
-    """All that can be reached and were not seen, in the order in which nothing is left to see from them."""
+    """Nodes that can be reached and were not seen, in the order in which the search leaves them."""
     if start in seen:
         return []
     seen.add(start)
@@ -232,8 +234,8 @@ def _done(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
 def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:
     """The graph that a run began with, or the one of the settings; and notes for the user.
 
-    The links of a file are copied into the run's folder: the file may change, or be moved, before the
-    run is resumed, exported or compared in a study.
+    The links of a file are copied into the run's folder: the file may change, or be moved, before
+    the run is resumed, exported or compared in a study.
     """
     assert isinstance(job.strategy, Gossip)
     if job.strategy.topology != "file" or folder is None or not (folder / LINKS).is_file():

@@ -1,16 +1,17 @@
-"""A worker that gossips: it does one leg after another, as it is told, and rests where all models are judged.
+"""A gossip worker: works through leg after leg, and rests while models are evaluated.
 
-    worker      Along, of leg 0, until the first leg comes: home can only answer those who have spoken
+    worker      a progress report of leg 0, until the first leg comes: so that home can reach it
     home        Leg: these slots, among these neighbours
-    workers     take their means with each other, in rounds (``rounds``) or two at a time (``meetings``)
-    worker      Along, now and then;  Rest: this is my model, until home has heard it
-    home        Heard, and the next Leg, or that it is over
+    workers     take means with each other, in rounds (``synchronous``) or pairs (``pairwise``)
+    worker      progress reports, now and then;  LegDone: this is my model, until home has it
+    home        LegReceived, and the next Leg, or that the run is over
 
-Whatever is lost on the way is said again, by who needs the answer; whatever comes twice or late changes nothing. If the network is to
-seem slower than it is, what neighbours say is heard ``link`` nanoseconds after it came. An error in a computation goes to home with
-a Rest, and the worker does nothing more. Legs are counted from 1.
+A message that is lost is repeated by the side that needs the answer; one that comes twice or late
+changes nothing. If the network is emulated to be slower, messages of neighbours are handled
+``link`` nanoseconds after they came. An error in a computation goes to home with LegDone, and the
+worker stops computing. Legs are counted from 1.
 
-Time and chance are handed in: this node runs in the simulator as it does in a process.
+Time and random numbers come from outside: this node runs in the simulator as in a process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from shoal.wire.messages.gossip import (
     Without,
 )
 
-_LINKED = (Offer, Reached, Meet, MeetReply)  # what travels between neighbours
+_LINKED = (Offer, Reached, Meet, MeetReply)  # between neighbours
 
 
 class GossipWorker:
@@ -67,7 +68,7 @@ class GossipWorker:
         quick: int = limits.MILLISECOND,
         timing: TimingSettings = DEFAULT,
     ) -> None:
-        """``link`` in seconds; ``clock`` is finer than the times of events; ``traffic`` are bytes sent and received."""
+        """``link``: seconds. ``clock`` is finer than the times of events. ``traffic``: bytes."""
         self.name, self.home, self._model, self._traffic = name, home, model, traffic
         self._link, self._timing = int(link * limits.SECOND), timing
         self.hands = ComputeQueue(model, pace, clock, quick)
@@ -77,17 +78,17 @@ class GossipWorker:
         else:
             self.part = Pairwise(name, self.hands, chance, self._link, self._finished, timing)
         self.over = False
-        self.rests = True  # nothing to do until the next leg
+        self.rests = True  # until the next leg
         self._failed = False
         self._heard = True
-        self._slab: Floats | None = None  # what was shown
-        self._gone: dict[str, int] = {}  # who, in which leg
+        self._slab: Floats | None = None  # sent to home
+        self._gone: dict[str, int] = {}  # lost workers, and in which leg
         self._links: dict[str, str] = {}  # where neighbours are
-        self._late: deque[tuple[int, Received]] = deque()  # on links that are slower than they are
+        self._late: deque[tuple[int, Received]] = deque()  # held back by the emulation
         self._spent = [0, 0, 0]
-        self._shown = 0  # bytes of models that home was sent
+        self._shown = 0  # bytes of models sent to home
         self._along_at, self._rest_at = 0, NEVER
-        self._slots = NEVER  # of this leg; NEVER: home need not hear when the rounds after them begin, or was told
+        self._slots = NEVER  # of this leg; NEVER once home knows that the rounds after them began
         self._wait = 0
 
     def handle(self, now: int, event: Event) -> list[Effect]:
@@ -115,7 +116,7 @@ class GossipWorker:
         self.hands.emit(Wake(min(self.hands.due, part, late, self._along_at, self._rest_at)))
         return self.hands.effects()
 
-    # ------------------------------------------------------------ what is said to us
+    # ------------------------------------------------------------ messages in
 
     def _received(self, event: Received) -> None:
         sender, message, part = event.sender, event.message, self.part
@@ -153,7 +154,7 @@ class GossipWorker:
 
     def _begin(self, leg: Leg, event: Received) -> None:
         if leg.number == self.part.leg:
-            self._along_at = self.hands.now  # it was said before: so far we are
+            self._along_at = self.hands.now  # repeated: report again
         if leg.number <= self.part.leg or not self.rests or self.hands.error:
             return
         self._heard, self._slab, self.rests, self._rest_at = True, None, False, NEVER
@@ -163,12 +164,12 @@ class GossipWorker:
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
         self._along_at = self.hands.now + self._timing.heartbeat
         slots = event.arrays[0].tolist() if event.arrays else []
-        # The rounds after them say nothing of how fast we learn: home must know when they begin, not only when we rest.
+        # The rounds after them say nothing about our speed: home must know when they begin.
         self._slots = len(slots) if isinstance(self.part, Pairwise) and slots else NEVER
         self.part.begin(leg, slots, self._gone)
 
     def _connect(self, links: dict[str, str]) -> None:
-        """Both ends of a link call each other."""
+        """Both ends of a link connect to each other."""
         for name in sorted(self._links.keys() - links.keys()):
             self.hands.emit(Connect(name, ""))
         for name, address in links.items():
@@ -176,7 +177,7 @@ class GossipWorker:
                 self.hands.emit(Connect(name, address, mutual=True))
         self._links = links
 
-    # ------------------------------------------------------------ what we say
+    # ------------------------------------------------------------ messages out
 
     def _finished(self) -> None:
         """The leg is done."""
@@ -188,7 +189,7 @@ class GossipWorker:
             self._rest_at = self.hands.now
 
     def _show(self) -> None:
-        """A copy of the model goes to home."""
+        """Send a copy of the model to home."""
         slab = self._model.slab
         self.hands.do(slab.copy, self._have_slab, slab.size)
 
@@ -224,7 +225,7 @@ class GossipWorker:
         return LegDone(part.leg, along, weight, met, part.lost, hands.error)
 
     def _moved(self) -> tuple[int, int]:
-        """Bytes sent and received, without the models that are shown to home: to judge them is no part of the algorithm."""
+        """Bytes sent and received, without the models that home gets for evaluation."""
         sent, received = self._traffic()
         return max(0, sent - self._shown), received
 

@@ -1,11 +1,13 @@
-"""Hogwild: one model in shared memory, and nobody asks before writing (Niu et al., NIPS 2011; S2-10).
+"""Hogwild: one model in shared memory, written without locks (Niu et al., NIPS 2011).
 
     example     every row is a step: read the weights of its keys, change them, no lock
-    locked      the same, with one lock around every row: what the others are held against (S4-31)
-    batched     the gradient of a slot at fixed weights, then one step per key: the rule of an async server
-    hot_cold    every row is a step; the ``hot`` most frequent keys on a copy of one's own, merged every ``merge`` rows
+    locked      the same, with one lock around every row, for comparison
+    batched     the gradient of a slot at fixed weights, then one step per key, as an async server
+    hot_cold    every row is a step; each worker has a copy of the ``hot`` most frequent keys, which
+                is merged every ``merge`` rows
 
-P workers share the slots of a pass, each slot is computed once. A module knows only ``batched``.
+Workers share the slots of an epoch, and each slot is computed once. A module knows only
+``batched``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Hogwild(Strategy, frozen=True, tag="hogwild", kw_only=True):
     way: Way | None = None  # example; of a module, batched
     hot: int = 2048  # keys, of hot_cold
     merge: int = 256  # rows between two merges of them
-    canary: int = 1_024  # updates between two of the cell by which lost ones are counted; 0: none
+    canary: int = 1_024  # updates between two of the cell that counts lost ones; 0: none
 
     def __post_init__(self) -> None:
         for name, least, most in (("hot", 1, 1 << 20), ("merge", 1, 1 << 20), ("canary", 0, 1 << 30)):

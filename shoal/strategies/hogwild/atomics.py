@@ -1,13 +1,14 @@
-"""Words in shared memory that several threads or processes change at once: what numba does not give, as intrinsics.
+"""Atomic operations for numba kernels, on words that several workers change at once.
 
     add(words, i, by)               words[i] += by, whole; what was there before
     change(words, i, old, new)      words[i] = new where it is old, whole; what was there before
     read(words, i)                  as it is now, and whatever its writer wrote before it
     write(words, i, value)          after everything that was written before
 
-Arrays of int64 (``write`` also int8) that lie side by side in memory, one index. Indices are not checked. The two in the middle of a kernel
-that matter: a ``read`` is never kept in a register over a loop, and a ``write`` is never left out.
-Importing this costs about half a second (numba), so it is imported late.
+Arrays of int64 (``write`` also int8) that lie side by side in memory, one index. Indices are not
+checked. The two in the middle of a kernel that matter: a ``read`` is never kept in a register over
+a loop, and a ``write`` is never left out. Importing this costs about half a second (numba), so it
+is imported late.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 @intrinsic
 def add(typing, words, i, by):
-    """words[i] += by as one; what was there before."""
+    """words[i] += by, atomically; returns the value before."""
 
     def made(context, builder, signature, arguments):
         return builder.atomic_rmw("add", _pointer(context, builder, signature, arguments), arguments[2], "seq_cst")
@@ -42,7 +43,7 @@ def add(typing, words, i, by):
 
 @intrinsic
 def change(typing, words, i, old, new):
-    """words[i] = new if it is old, as one; what was there before."""
+    """words[i] = new if it is old, atomically; returns the value before."""
 
     def made(context, builder, signature, arguments):
         pointer = _pointer(context, builder, signature, arguments)
@@ -80,17 +81,17 @@ words_out = types.Array(types.int64, 1, "C")
 
 @compiled(types.void(words_out, types.int64, types.int64))
 def lock(words, i, owner):
-    """Wait until words[i] is 0 and make it ``owner``. It is looked at again and again: a dead owner's is freed by others."""
+    """Spin until words[i] is 0, and make it ``owner``. Others free the lock of a dead owner."""
     looks = 0
     while read(words, i) != 0 or change(words, i, 0, owner) != 0:
         looks += 1
         if looks % SPINS == 0:
-            give_way()  # with more threads than cores, whoever holds it may be waiting for this one
+            give_way()  # with more threads than cores, the owner may wait for a core
 
 
 @compiled(types.void(words_out, types.int64, types.int64))
 def meet(words, i, many):
-    """Add 1 and wait until words[i] is ``many``: all are here."""
+    """A barrier: add 1, and wait until words[i] is ``many``."""
     looks = 0
     add(words, i, 1)
     while read(words, i) < many:
@@ -101,5 +102,5 @@ def meet(words, i, many):
 
 @compiled(types.int64(words_out, types.int64, types.int64, types.int64))
 def changed(words, i, old, new):
-    """``change``, for Python: what was there before."""
+    """``change``, for Python."""
     return change(words, i, old, new)

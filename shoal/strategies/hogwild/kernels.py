@@ -1,6 +1,6 @@
-"""What the racing loops have in common, whatever their rule: taking a slot, counting it, margins, merging; and hot_cold's plan.
+"""Kernels of all Hogwild loops: take a slot, count it, margins, merge; hot_cold's plan.
 
-Nothing here checks its arguments: ``racing`` has looked at them.
+Nothing here checks its arguments: ``loop`` does.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def beat(words, worker, canary, count):
 
 @compiled(float64(slab_out, columns_in, floats_in, uint64, uint64))
 def dot(slab, columns, values, start, stop):
-    """sum of values[j] * slab[columns[j], 0], in the order of the models' own ``dot``; without values, all are 1."""
+    """sum of values[j] * slab[columns[j], 0], summed as in ``models.kernels``; none: all 1."""
     a = b = c = d = 0.0
     j, first = start, uint64(0)
     if len(values) > 0:
@@ -131,10 +131,11 @@ def dot_there(gathered, values, start, count):
 
 @compiled(types.void(slab_out, indptr_in, slab_out, slab_out, uint64))
 def merge(slab, hot, mine, base, averaged):
-    """Add to the shared rows what was learned since the last time, and begin again from what is there now.
+    """Add what was learned since the last merge to the shared rows, and copy them back.
 
-    Not so the weights of the first ``averaged``, which every row has: a copy has learned all there is to learn about them before
-    it is merged, and the same correction by every worker would be so many times too much. They go half way to one's own.
+    Not so the weights of the first ``averaged``, which every row has: a copy has learned all there
+    is to learn about them before it is merged, and the same correction by every worker would be so
+    many times too much. They go half way to one's own.
     """
     for i in range(uint64(len(hot))):
         row = uint64(hot[i])
@@ -142,7 +143,7 @@ def merge(slab, hot, mine, base, averaged):
             now, was, new = slab[row, c], base[i, c], mine[i, c]
             if new != was:
                 if now == was:
-                    now = new  # nobody else wrote: to the bit, so that one worker learns as if there were no copy
+                    now = new  # no other worker wrote: exactly, as if there were no copy
                 elif c == 0 and i < averaged:
                     now += (new - now) * float32(0.5)
                 else:
@@ -161,7 +162,7 @@ def count(columns, out):
 
 @compiled(types.void(indptr_in, columns_in, floats_in, ids_out, ids_out, uint32[::1], float32[::1]))
 def hot_first(indptr, columns, values, places, middles, out, out_values):
-    """Each row's columns with a place (not -1) first, as places; then the others as they are. Row i's others begin at middles[i]."""
+    """Put the columns that have a place first in each row; the others begin at middles[i]."""
     for i in range(uint64(len(indptr) - 1)):
         start, stop = uint64(indptr[i]), uint64(indptr[i + uint64(1)])
         middle = start

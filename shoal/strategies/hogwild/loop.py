@@ -1,35 +1,35 @@
-"""What a Hogwild worker runs: one compiled loop that takes slots from a cursor until the round is over.
+"""What a Hogwild worker runs: one compiled loop that takes slots until the round is over.
 
     loop = HogwildLoop(Linear(), AdaGrad(step=0.1), Hogwild(), rows, 256, features, mean=True)
-    loop.run(slab, desk, sums, tally, order, worker=0)      by every worker, in its thread or process
+    loop.run(slab, desk, sums, tally, order, worker=0)      in every worker
 
 The workers share these arrays, zeros at first, in memory of one process or of several:
 
     slab    (keys, 1 + state)       each key's weight and what its rule keeps
-    desk    desk(workers), int64    lines of one cell each: cursor, limit, stop, lock, canary; then a
-                                    line for each worker
+    desk    desk(workers), int64    a line each for cursor, limit, stop, lock, canary; then one
+                                    for each worker
     sums    (workers, LINE)         float64, a line for each worker: the sum of the losses, then
                                     seconds (the caller's)
     tally   int8 for each slot of the round: 1 once it is counted
 
-A round is ``order``: the i-th number taken from the cursor is the slot with the rows from order[i] *
-batch_size on. A worker stops when ``limit`` numbers are taken, when stop is not 0, or when it has done
-``most`` slots. The limit is 0 at first: set it last. The loss that is summed is each row's before its
-own step. Nothing here waits but ``locked``, for a lock that holds 1 + the number of its worker: when
-that one has died, the process that started it frees the lock (``free``).
+A round is ``order``: the i-th number taken from the cursor is the slot with the rows from order[i]
+* batch_size on. A worker stops when ``limit`` numbers are taken, when stop is not 0, or when it has
+done ``most`` slots. The limit is 0 at first: set it last. The loss that is summed is each row's
+before its own step. Nothing here waits but ``locked``, for a lock that holds 1 + the number of its
+worker: when that one has died, the process that started it frees the lock (``free``).
 
 ``hot_cold`` adds up what several workers learned apart, which is right for the rules in ADDITIVE.
-Others keep means or shrink weights, so it refuses them. The bias moves half way (``kernels.merge``):
-added up, plain SGD diverges with two workers. What a worker learned on hot keys since the last merge,
-at most ``merge`` rows, is lost with it.
+Others keep means or shrink weights, so it refuses them. The bias moves half way
+(``kernels.merge``): added up, plain SGD diverges with two workers. What a worker learned on hot
+keys since the last merge, at most ``merge`` rows, is lost with it.
 
-The loops are texts into which ``codegen`` inlines an update rule. All begin and end a slot alike: take
-a number from the cursor, compute, mark it in the tally. No row of the slab is locked. Its floats are
-aligned and 32 bits wide, so no value is torn; but a weight and its state are written one after the
-other, and what two workers do to a key at once may be lost, or leave the state of one beside the
-weight of the other. The canary is a cell that every worker adds 1 to as if it were a key, read and
-written with the keys of a row or of a block. Each worker also counts for itself, so what the cell
-lacks in the end is what was lost.
+The loops are texts into which ``codegen`` inlines an update rule. All begin and end a slot alike:
+take a number from the cursor, compute, mark it in the tally. No row of the slab is locked. Its
+floats are aligned and 32 bits wide, so no value is torn; but a weight and its state are written one
+after the other, and what two workers do to a key at once may be lost, or leave the state of one
+beside the weight of the other. The canary is a cell that every worker adds 1 to as if it were a
+key, read and written with the keys of a row or of a block. Each worker also counts for itself, so
+what the cell lacks in the end is what was lost.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ from shoal.training.one_core import _checked_counts, _plan
 LINE = 8  # int64 in a cache line: two cells on one line would be as slow as one cell for two
 CURSOR, LIMIT, STOP, LOCK, CANARY = range(5)  # lines of the desk
 CELLS = 8  # from this line on, one for each worker
-SLOTS, ROWS, BEATS, TURNS = range(4)  # in a worker's line: done, done, what it added to the canary, updates since
+# In a worker's line: slots and rows done, what it added to the canary, updates since.
+SLOTS, ROWS, BEATS, TURNS = range(4)
 
-ADDITIVE = ("sum", "sgd", "adagrad")  # a gradient of 0 moves nothing, and what was learned apart may be added up
+# A gradient of 0 moves nothing, and what workers learned apart may be added up.
+ADDITIVE = ("sum", "sgd", "adagrad")
 
 Plan = dict[str, npt.NDArray[Any]]
 
@@ -322,7 +324,7 @@ def desk(workers: int) -> tuple[int, int]:
 
 
 def free(shared: Ids, worker: int) -> bool:
-    """Take the lock from a worker that has died; whether it was its."""
+    """Free the lock of a worker that has died; whether it had it."""
     from shoal.strategies.hogwild import atomics
 
     return bool(atomics.changed(shared.reshape(-1), LOCK * LINE, worker + 1, 0) == worker + 1)
@@ -350,7 +352,7 @@ class HogwildLoop:
         counts: Floats | None = None,
         plan: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> None:
-        """``rows`` lie in slot order. ``plan``: what another Race of the same arguments has made, wherever that lies now."""
+        """``rows`` lie in slot order. ``plan``: as another loop of the same arguments made it."""
         if not len(rows) or batch_size < 1:
             raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
         rule, way = rule_named(update.name), strategy.way or "example"
@@ -393,7 +395,7 @@ class HogwildLoop:
         worker: int,
         most: int = 2**62,
     ) -> int:
-        """Take slots and compute them until there are no more, or ``most`` are done; how many were done."""
+        """Take and compute slots until none is left, or ``most`` are done; how many were done."""
         if slab.shape != self.shape or desk.shape[1:] != (LINE,) or sums.shape != (len(desk) - CELLS, LINE):
             raise Invalid(
                 f"a slab of {slab.shape}, a desk of {desk.shape} and sums of {sums.shape}: {self.shape}, "
@@ -407,7 +409,7 @@ class HogwildLoop:
 
 
 def made_plan(model: Linear, strategy: Hogwild, rows: Batch, batch_size: int, features: int) -> Plan:
-    """What repeats, made once: key lists (batched), or columns with the hot ones first (hot_cold)."""
+    """What all epochs share: key lists (batched), or columns with the hot first (hot_cold)."""
     match strategy.way:
         case "batched":
             starts, keys, columns = _plan(model, rows, batch_size, features)
@@ -418,7 +420,7 @@ def made_plan(model: Linear, strategy: Hogwild, rows: Batch, batch_size: int, fe
 
 
 def _hot_first(model: Linear, most: int, rows: Batch, features: int) -> Plan:
-    """Each row's columns among the most frequent keys first, as places among those; then the others, as they are."""
+    """Each row's columns with the most frequent keys first, as places among these."""
     from shoal.strategies.hogwild import kernels
 
     seen = np.zeros(features, np.int64)
@@ -452,7 +454,7 @@ def loops(rule: UpdateRule, way: str) -> ModuleType:
 
 @lru_cache
 def _common() -> str:
-    """What all loops share, with the hashes of what is inlined into them: numba would not notice an edit."""
+    """What all loops share, with hashes of what is inlined: numba would not notice an edit."""
     from shoal.models import kernels as of_models
     from shoal.strategies.hogwild import atomics, kernels
 

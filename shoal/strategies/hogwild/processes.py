@@ -83,7 +83,7 @@ class HogwildWorkers:
             return list(self.seats)
 
     def add(self, known: Callable[[int], None]) -> str:
-        """Start one more. ``known`` gets its number before it can report. Any thread may call this."""
+        """Start one more. ``known`` gets its number before it can report. Thread-safe."""
         with self._lock:
             if not self._free:
                 raise Invalid(f"all {len(self.seats)} seats are taken: end one, or begin with more workers")
@@ -190,7 +190,7 @@ def make_shared(
     slab        of a linear model a row for each key: its weight, and the state of the update rule;
                 of a module one row: all weights, then the state of the rule for each
     desk, sums, tally, order        as ``loop`` has them
-    pass, numbers                   which slots these are: the random numbers of a module depend on it
+    pass, numbers                   which slots these are, for the random numbers of a module
     plan ...                        what is the same in every epoch, made once
 
     For threads the loop that they run comes with it.

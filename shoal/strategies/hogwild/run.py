@@ -7,8 +7,9 @@ the model is evaluated, and the clock stands still meanwhile.
 
 A worker that died has not marked the slot it had: when the others are done, that slot is computed
 again. The rows of it that it had learned from count twice in the model; the slot is counted once. A
-worker that is stopped (SIGSTOP) and holds up the others is killed after a while, since what it would
-write later could not be told from newer slots. One that is only slow is waited for, with a warning.
+worker that is stopped (SIGSTOP) and holds up the others is killed after a while, since what it
+would write later could not be told from newer slots. One that is only slow is waited for, with a
+warning.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class HogwildRun(CrewRun):
         check_possible(start.job, self._strategy)
         super().__init__(start)
         self._slots = self.tracker.slots
-        # The epoch and its slots that are not done. One tuple: an interruption sees it changed, or not.
+        # The epoch and its slots that are not done; one tuple, so that it changes at once.
         self._place = (-1, np.zeros(self._slots.per_pass, np.bool_))
         if self.resume is not None:
             self.resume.check_left(self._slots.per_pass)
@@ -228,7 +229,7 @@ class HogwildRun(CrewRun):
         while self._unread:
             self._take(self._unread.popleft())
         reported = bool(self._count()) or reported
-        if self.tracker.why or self.checkpoints.due:  # written when every worker has finished its slot
+        if self.tracker.why or self.checkpoints.due:  # workers finish their slots
             self._memory["desk"][loop.STOP, 0] = 1
         return reported
 
@@ -274,7 +275,7 @@ class HogwildRun(CrewRun):
         sums = self._memory["sums"][:, [LOSS, BUSY]].sum(axis=0)
         loss, busy = sums - self._sums
         took, self._counted_to, self._sums = now - self._counted_to, now, sums
-        self._idle += len(self._present) * took - busy  # work counts when it is done: this may be below 0
+        self._idle += len(self._present) * took - busy  # may be below 0 for now
         idle = max(0.0, self._idle)
         self._idle -= idle
         self.tracker.add(slots, rows, float(loss), took, {"compute": float(busy), "idle": float(idle)})

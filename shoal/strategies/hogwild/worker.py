@@ -1,7 +1,7 @@
 """One worker of a Hogwild run, in a process or a thread of its own.
 
-It waits for a command, takes slots off the cursor that all share until none is left, reports that it
-is done, and waits again:
+It waits for a command, takes slots off the cursor that all share until none is left, reports that
+it is done, and waits again:
 
     commands    a pipe of its own: GO (there is a round), LEAVE (finish your slot, and leave)
     reports     a pipe that all write to: READY, DONE, LEAVING (as asked), with the worker's number

@@ -1,4 +1,4 @@
-"""Serial: minibatch steps on one core, without a store; what the other strategies compare with."""
+"""Serial: minibatch steps on one core, without a store. The others compare with it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def _settings(of: StudyFigures) -> TableSection:
         ("model", lambda job: job.model.name),
         ("strategy", lambda job: job.strategy.name),
         ("workers", lambda job: str(job.workers)),
-        ("update", lambda job: f"{job.update.rule}, step {'as usual' if job.update.step is None else job.update.step}"),
+        ("update", lambda job: job.update.rule),
+        ("step", lambda job: "as usual" if job.update.step is None else f"{job.update.step:g}"),
         ("evaluated every", lambda job: f"{job.evaluate.every:g} of an epoch"),
         ("passes", lambda job: f"{job.stop.passes:g}"),
     ]

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from shoal.events import Evaluated, Gone, Joined, Progress, Resumed, RunEvent, Started, Stopped
 from shoal.views import event_line, format
 
@@ -40,7 +42,8 @@ class MembershipHistory:
     _least: dict[str, int] = field(default_factory=dict)
     _most: dict[str, int] = field(default_factory=dict)
     _counts: bool = False
-    _training: bool = False  # somebody has computed, or was lost
+    _training: bool = False  # somebody has computed, or was lost, since the run began or went on
+    _begun: float = 0.0  # when that was
     _left: list[Gone] = field(default_factory=list)  # of late, in order: perhaps because the run is over
 
     def take(self, event: RunEvent) -> None:
@@ -48,7 +51,7 @@ class MembershipHistory:
             case Started():
                 asked = {"server": event.servers, "worker": event.workers}
                 self._unnamed = {role: 0 if self._number(role) else asked[role] for role in ROLES}
-                self._counts = True
+                self._counts, self._training, self._begun = True, False, event.seconds
             case Progress():
                 self._counts = self._training = True
             case Evaluated():
@@ -58,7 +61,7 @@ class MembershipHistory:
                 since = event.seconds
                 if self._unnamed.get(role_of(event)) and not (since and self._training):
                     self._unnamed[role_of(event)] -= 1  # one of those from the start: it has a name now
-                    since = 0.0
+                    since = self._begun
                 self._here[event.name] = Membership(event.name, role_of(event), since)
                 self.stays.append(self._here[event.name])
             case Gone():
@@ -105,9 +108,9 @@ class MembershipHistory:
             self.stays.append(stay)
         stay.until, stay.how = event.seconds, kind(event)
 
-    def starts_with(self, event: Joined) -> bool:
-        """Whether a join is that of a node the run started with, however late its event came."""
-        return any(stay.name == event.name and stay.since == 0 for stay in self.stays[-1:])
+    def as_it_was(self, event: Joined) -> Joined:
+        """The join that was taken last, at the time since which the node is counted."""
+        return replace(event, seconds=self.stays[-1].since) if self.stays[-1].name == event.name else event
 
     def _number(self, role: str) -> int:
         return sum(stay.role == role for stay in self._here.values()) + self._unnamed.get(role, 0)

@@ -27,6 +27,17 @@ class TableSection:
     caption: str = ""
 
 
+def compact(table: TableSection) -> TableSection:
+    """Without columns that say the same in every row: the caption says it once."""
+    if len(table.rows) < 2:
+        return table
+    same = [at for at in range(1, len(table.heads)) if len({row[at] for row in table.rows}) == 1]
+    kept = [at for at in range(len(table.heads)) if at not in same]
+    facts = [f"{table.heads[at]} {table.rows[0][at]}" for at in same if table.rows[0][at] != "-"]
+    caption = f"{table.caption} In all rows: {', '.join(facts)}.".strip() if facts else table.caption
+    return TableSection([table.heads[at] for at in kept], [[row[at] for at in kept] for row in table.rows], caption)
+
+
 @dataclass(frozen=True, slots=True)
 class PictureSection:
     """An SVG, and what it shows in words, for those who do not see it."""
@@ -38,7 +49,7 @@ class PictureSection:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what is under it, in this order: what is seen, in words; pictures; tables."""
+    """A heading, and below it paragraphs, pictures and tables, in this order."""
 
     title: str
     words: list[str] = field(default_factory=list)  # paragraphs
@@ -83,7 +94,7 @@ LONG = 40  # characters of a cell that may be broken into lines
 _STYLE = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",sans-serif}
-main{max-width:60rem;margin:0 auto;padding:1.5rem 1rem 4rem}
+main{max-width:78rem;margin:0 auto;padding:1.5rem 1rem 4rem}
 h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0 1rem;overflow-wrap:anywhere}
 h2{font-size:1.15rem;margin:2.4rem 0 .5rem;padding-top:.8rem;border-top:1px solid var(--grid);overflow-wrap:anywhere}
 p{max-width:44rem;margin:.6rem 0;overflow-wrap:anywhere}
@@ -96,7 +107,7 @@ figcaption,.cap{font-size:.88rem;color:var(--soft);text-align:left;padding:.2rem
 .box{overflow-x:auto;margin:.2rem 0 1rem;max-width:100%}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .7rem;text-align:left;border-bottom:1px solid var(--grid);vertical-align:top}
-th:first-child,td:first-child{padding-left:0} th{font-weight:600;white-space:nowrap;color:var(--soft)}
+th:first-child,td:first-child{padding-left:0} th{font-weight:600;color:var(--soft);vertical-align:bottom}
 td{white-space:nowrap} td.w{white-space:normal;min-width:16rem;max-width:34rem} td.n,th.n{text-align:right}
 footer{margin-top:3rem;font-size:.85rem;color:var(--soft)}
 @media print{main{max-width:none} h2,figure,tr{break-inside:avoid}}
@@ -150,7 +161,7 @@ def write_markdown(path: Path, title: str, sections: Sequence[Section], foot: st
 
 
 def _section(name: str, section: Section) -> str:
-    seen = ' class="seen"' if "what is seen" in section.title.lower() else ""
+    seen = ' class="seen"' if "findings" in section.title.lower() else ""
     said = "\n".join(f"<p>{_text(paragraph)}</p>" for paragraph in section.words)
     parts = [f'<section id="{name}">\n<h2>{_text(section.title)}</h2>', f"<div{seen}>\n{said}\n</div>" if said else ""]
     parts += [_figure(f"{name}-{number}", one) for number, one in enumerate(section.pictures)]
@@ -175,10 +186,10 @@ def inline(one: PictureSection, name: str) -> str:
 
 
 def _sized(head: str) -> str:
-    """As large as its letters can be read: a wide one scrolls on a narrow screen, none is blown up on a wide one."""
+    """So large that its text can be read: it scrolls on a narrow screen, and is not blown up."""
     found = re.search(r'viewBox="[-\d.]+ [-\d.]+ (\d+)', head)
     points = int(found.group(1)) if found else 460
-    return f' style="min-width:{0.65 * points:.0f}px;max-width:{1.53 * points:.0f}px"'
+    return f' style="min-width:{1.2 * points:.0f}px;max-width:{1.53 * points:.0f}px"'
 
 
 def _color(written: str) -> str:

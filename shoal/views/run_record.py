@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,10 +36,12 @@ from shoal.events import (
     Warned,
     read_legible,
 )
-from shoal.job import Job
 from shoal.nodes.time_accounting import KINDS
 from shoal.views import format
 from shoal.views.members import MembershipHistory, is_over
+
+if TYPE_CHECKING:
+    from shoal.job import Job
 
 # ---------------------------------------------------------------- from events to figures
 
@@ -188,8 +190,8 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
             case Resumed():
                 one.stopped = None
                 one.happened.append(event)
-            case Joined() if one.attendance.starts_with(event):
-                one.happened.append(msgspec.structs.replace(event, seconds=0.0))
+            case Joined():
+                one.happened.append(one.attendance.as_it_was(event))
             case _:
                 one.happened.append(event)
     one._at, one._done = _work(one.progress)
@@ -395,6 +397,8 @@ def _read_summary(told: RunRecord, path: Path) -> None:
 
 
 def _read_job(told: RunRecord, path: Path) -> None:
+    from shoal.job import Job
+
     try:
         told.job = Job.load(path)
     except Invalid as error:
@@ -406,6 +410,8 @@ _NAMES = (("data", "source"), ("model", "kind"), ("model", "net"))  # told by th
 
 def unlike(job: Job) -> dict[str, Any]:
     """Settings that are not the defaults, by their names in a job file; data and strategy are always told."""
+    from shoal.job import Job
+
     mine: dict[str, Any] = msgspec.to_builtins(job)
     plain = Job.of({"strategy": job.strategy.name})  # with the rule and the stop rules that go with it
     usual: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(plain, model=type(job.model)()))

@@ -173,6 +173,7 @@ def _panel(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics], part: Wind
     _shares(axes, run, nodes)
     _marks(axes, run, part)
     axes.set_xlim(*part)
+    axes.locator_params(axis="x", nbins=6)
     draw.row_names(axes, [node.name for node in nodes])
     draw.tidy(axes, grid="x")
     axes.spines["left"].set_visible(False)

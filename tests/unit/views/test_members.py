@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from shoal.events import Gone, Joined, Resumed, RunEvent, Stopped
 from shoal.views.members import MembershipHistory, moves_of
 from shoal.views.run_record import account
@@ -60,6 +62,9 @@ def test_who_is_named_late_but_before_training_was_there_from_the_start(story: A
     assert found.crew() == "8 workers" and {stay.since for stay in found.stays} == {0.0}
     assert not moves_of(account(begun).happened)
     assert taken([*begun, joined(3.0, "worker-8")]).crew() == "8 to 9 workers"
+    again = [Resumed(seconds=5.0, checkpoint=1, steps=9), replace(story.started(8, 0), seconds=5.0)]
+    again += [joined(5.2, f"worker-{number}") for number in range(8)]
+    assert taken([*begun, *again, story.progress(6.0, 0.9)]).crew() == "8 workers"
 
 
 def test_who_comes_one_by_one_is_counted_once(story: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.errors import Invalid
-from shoal.events import Delayed, RunEvent, Saved, Spans, Stopped
+from shoal.events import Delayed, Gone, Handed, Joined, RunEvent, Saved, Shared, Spans, Stopped
 from shoal.job import Job
 from shoal.views.page import Section, page
 from shoal.views.report_sections import sections, title
@@ -76,9 +76,50 @@ def test_everything_that_is_told_has_its_section(story: Any) -> None:
 def test_every_evaluation_is_told_with_its_workers(story: Any) -> None:
     found = by_title(sections([tell("one", whole(story))]))
     (table,) = found["Losses"].tables
-    assert (table.heads[-1], len(table.rows)) == ("workers", 11)
-    (members,) = found["Members"].tables
-    assert members.rows == [["workers", *["4"] * 11]]
+    assert len(table.rows) == 11 and "workers" not in table.heads
+    assert table.caption.endswith("In all rows: workers 4.")  # once, not eleven times
+    assert found["Members"].tables[0].rows == [["0 to 10", "4"]]
+    fewer = [replace(event, workers=3) if getattr(event, "number", 0) == 4 else event for event in whole(story)]
+    found = by_title(sections([tell("one", fewer)]))
+    assert found["Losses"].tables[0].heads[-1] == "workers"
+    assert found["Members"].tables[0].rows == [["0 to 3", "4"], ["4", "3"], ["5 to 10", "4"]]
+    still = [story.started(), story.progress(1.0, 0.1), story.evaluated(0, 1.0, 0.1, 0.5)]
+    assert by_title(sections([tell("one", still)]))["Members"].words == ["4 workers took part at each of 1 evaluation."]
+
+
+def test_servers_have_a_section_with_what_the_events_hold_of_them(story: Any) -> None:
+    there: list[RunEvent] = [Joined(seconds=0.0, name=f"server-{n}", role="server") for n in range(2)]
+    spans = [("communicate", float(at), 0.01 if at else 0.2) for at in range(20)]
+    moved = Handed(
+        seconds=6.0, table="weights", segments=[1, 2], source="server-0", target="server-1", why="count", took=1.0, stall=0.04
+    )  # fmt: skip
+    there += [Shared(seconds=0.0, serves={"server-0": 8, "server-1": 4}, copies={"server-0": 4, "server-1": 8})]
+    there += [*whole(story)[:-1], moved, Spans(seconds=50.0, name="worker-3", spans=spans)]
+    there += [Gone(seconds=9.0, name="server-1", role="server", why="killed")]
+    there += [Shared(seconds=9.0, serves={"server-0": 12, "server-1": 0}, copies={"server-0": 0, "server-1": 0})]
+    found = by_title(sections([tell("one", there)]))["Servers"]
+    (table,) = found.tables
+    rows = [dict(zip(table.heads, row, strict=True)) for row in table.rows]
+    assert [row["segments served"] for row in rows] == ["8 to 12", "4 to 0"]
+    assert [(row["segments taken over"], row["given away"], row["lost"]) for row in rows] == [
+        ("0", "2", "0"),
+        ("2", "0", "1"),
+    ]
+    assert "longest pause 40 ms" in table.caption
+    assert found.words[0].startswith("Workers pushed and pulled for 10 ms at a time (median), ")
+    assert found.words[1] == "Memory and queue lengths of servers are not recorded."
+    assert [picture.name for picture in found.pictures] == ["segments-one"]
+    assert "Servers" not in by_title(sections([tell("one", alone(story, "serial"))]))
+
+
+def test_the_whole_run_is_shown_before_some_steps_of_it(story: Any) -> None:
+    told = [
+        replace(story.progress(float(at), at / 10), spent={"compute": 1.0, "wait": float(at)}) for at in range(1, 51)
+    ]
+    found = by_title(sections([tell("one", [*whole(story)[:-1], *told])]))["Timeline"]
+    assert [one.name for one in found.pictures] == ["whole", "timeline", "step"]
+    assert found.pictures[0].caption.startswith("The whole run: how all workers together spent their time.")
+    assert b"shown below" in found.pictures[0].svg
 
 
 def test_of_many_evaluations_some_are_shown_with_the_best_and_the_last(story: Any) -> None:
@@ -291,4 +332,5 @@ def test_cpu_seconds_are_divided_by_the_time_in_which_they_were_spent_starting_i
             "one", [replace(events[0], strategy=strategy), *events[1:]], SUMMARY | {"cpu_seconds": 96.4} | elapsed
         )
         (table,) = by_title(sections([run]))["What it cost"].tables
-        assert table.rows[0][table.heads.index("CPU seconds a second")] == told
+        row = dict(zip(table.heads, table.rows[0], strict=True))
+        assert row.get("CPU seconds a second", "-") == told  # what is not known has no column

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.events import Gone, Handed, Joined, Leaving, RunEvent, Saved, Split
-from shoal.views.incidents import sections
+from shoal.views.report_sections import incidents
 from shoal.views.run_record import tell
 
 
 def tables(events: list[RunEvent]) -> dict[str, list[list[str]]]:
-    return {one.title: one.tables[0].rows for one in sections(tell("one", events), "")}
+    return {one.title: one.tables[0].rows for one in incidents(tell("one", events), "")}
 
 
 def test_a_server_that_leaves_in_order_is_no_fault_and_its_parts_are_one_line(story: Any) -> None:

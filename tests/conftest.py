@@ -1,4 +1,4 @@
-"""For all tests: asserts of the suite in shoal.testing are shown as those of a test are; and what many of them need."""
+"""Fixtures and hooks of all tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ KERNELS = (
 
 @pytest.fixture(autouse=True, scope="session")
 def kernels_are_compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Of several processes that test in a fresh clone each begins with another part, and finds the rest in numba's cache."""
+    """Compiles kernels once: of several test processes each begins with another part."""
     number = getattr(request.config, "workerinput", {}).get("workerid", "").removeprefix("gw")
     if not number.isdigit():
         return  # one process alone compiles what it needs
@@ -75,7 +75,7 @@ def kernels_are_compiled_once(request: pytest.FixtureRequest, tmp_path_factory: 
                 importlib.import_module(module)
 
 
-AFRESH = ("test_forkserver.py", "test_endings.py", "test_launch.py")  # what a start itself does is told there
+AFRESH = ("test_forkserver.py", "test_endings.py", "test_launch.py")  # these test the start itself
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +88,7 @@ def warm() -> Iterator[Warm]:
 
 @pytest.fixture(autouse=True, scope="module")
 def forkservers_have_their_imports(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One set of imports for all clusters that the tests of this process start; those of programs under test have their own."""
+    """One set of imports for all clusters of this process; programs under test have their own."""
     from shoal.launch import process_pool
     from tests.support.warm_forkserver import Warm
 

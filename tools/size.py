@@ -1,7 +1,7 @@
-"""Prints how large the package is, by folder: modules, lines and statements, and how many there were.
+"""Prints modules, lines and statements of the package by folder, now and before.
 
-    python tools/size.py           the table: now, and before where ``size_before.txt`` has the folder
-    python tools/size.py --save    what is measured now becomes what was before
+    python tools/size.py           prints the table; ``size_before.txt`` has the numbers of before
+    python tools/size.py --save    stores the numbers of now as those of before
 
 It reports and never fails: the numbers are for the reader of a change.
 """
@@ -18,7 +18,7 @@ Sizes = dict[str, tuple[int, int, int]]  # by folder: modules, lines, statements
 
 
 def measure(package: Path) -> Sizes:
-    """The sizes of every folder right below the package, of its own modules ("."), and their sum."""
+    """The sizes of every folder of the package, of its own modules ("."), and their sum."""
     found: dict[str, tuple[int, int, int]] = {}
     for path in sorted(package.rglob("*.py")):
         text = path.read_text(encoding="utf-8")

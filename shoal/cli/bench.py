@@ -39,7 +39,7 @@ def bench() -> None:
 
 
 def _benches() -> dict[str, tuple[str, str]]:
-    """Those that are beside the package: in a clone of the project, and not where only the package is installed."""
+    """The benchmarks beside the package: present in a clone, absent where only the package is."""
     if not (_ROOT / "benchmarks" / "harness.py").is_file():
         raise CommandError(
             "the benchmarks are not installed here: they lie beside the package in a clone of the project"

@@ -50,12 +50,13 @@ def simulate(
     history: Path | None,
     as_json: bool,
 ) -> None:
-    """Run whole clusters in one thread, with faults, from seeds; check every promise. Servers that come and go
-    all the time (--of moves), whole training runs (--of training), workers that gossip (--of gossip), and peers
-    (--of peers), too.
+    """Run whole clusters in one thread, with faults drawn from seeds, and check every promise.
 
-    Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
-    takes (--seed N --shrink).
+    --of chooses the scenario: clients of a store, servers that join and leave (moves), training
+    runs, workers that gossip, or peers.
+
+    Exit code 1 if a promise was broken. The seed is enough to see it again (--seed N --trace) and
+    to shrink it (--seed N --shrink).
     """
     from shoal.simulation.scenarios import scenario
 

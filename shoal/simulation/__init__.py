@@ -1,18 +1,19 @@
-"""Runs whole clusters in one thread, on virtual time, with faults that are drawn from a seed.
+"""Runs whole clusters in one thread, on virtual time, with faults drawn from a seed.
 
-The nodes are the classes that ship. Each scenario has the same parts: a plan (plain data, drawn from
-a seed), what drives the nodes, a checker that reads the promises off what happened, mutants that the
+The nodes are the classes that ship. Every scenario has the same parts: a plan (plain data, drawn
+from a seed), a driver, a checker that reads the promises off what happened, mutants that the
 checker must catch, and a ``Scenario`` that puts them together.
 
-scenarios    what a scenario is, what a verdict says, and how many seeds are run
-world, disk  nodes, network, clocks and journals on virtual time; a disk that forgets
-cluster      servers and coordinators over all their lives
-faults       the plan of a cluster and its faults; ``nemesis`` carries faults out
-store, moves, training, gossip, peers    the scenarios
-shrink       reduces a plan that fails to the shortest that fails alike
+scenarios    defines a scenario and its verdict, and runs many seeds
+world, disk  hold nodes, network, clocks and journals on virtual time; a disk that loses writes
+cluster      keeps servers and coordinators over all their lives
+faults       is the plan of a cluster and its faults; ``nemesis`` carries the faults out
+store, moves, training, gossip, peers    are the scenarios
+shrink       reduces a plan that fails to the shortest one that fails by the same rule
 """
 
-SCENARIOS = {  # the module and the attribute that hold it; names only, so that a command line is ready at once
+# by name: module and attribute. No imports here, so that the command line starts at once.
+SCENARIOS = {
     "store": ("store_scenario", "STORE"),
     "moves": ("store_scenario", "MOVES"),
     "training": ("training_scenario", "TRAINING"),

@@ -1,9 +1,11 @@
-"""The coordinator and the servers of one simulated cluster: their lives, and what may befall them.
+"""Keeps the coordinator and the servers of a simulated cluster over all their lives.
 
-A server runs inside ``DrainableServer``, as everywhere. One that comes back is empty, under its old name; one that the coordinator refuses
-is started again by its supervisor. The coordinator comes back with what its disk kept of its journal.
-``may_lose`` is the promise's other side: copies protect from the loss of all but one member of a segment's current set, so no
-crash takes the last one, unless a plan goes beyond that.
+A server runs inside ``DrainableServer``, as in production. A server that restarts is empty and
+keeps its name; one that the coordinator refuses is restarted by its supervisor. The coordinator
+restarts with what its disk kept of its journal.
+
+Copies protect a segment while one member of its current set survives. So ``may_lose`` forbids a
+crash that takes the last one, unless the plan goes beyond that.
 """
 
 from __future__ import annotations
@@ -109,7 +111,8 @@ class SimulatedCluster:
         self.world.end(name)
 
         def start() -> None:
-            if self.guests.get(name) is guest and name not in self.world.hosts:  # nobody else has done it
+            # no other code has restarted it
+            if self.guests.get(name) is guest and name not in self.world.hosts:
                 self.restart(name)
 
         self.world.at(self.world.now + START_AGAIN, start)
@@ -129,7 +132,7 @@ class SimulatedCluster:
         return True
 
     def server(self, name: str) -> DrainableServer:
-        """As a launcher's own child, or as one on another host, which does not wait for its coordinator for ever."""
+        """A server: of the launcher, or on another host, where it gives up in the end."""
         self._lives += 1
         server = Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline, self.disk)
         return DrainableServer(server, server.member, "timing" if self.plan.seed % 2 else None)
@@ -151,7 +154,7 @@ class SimulatedCluster:
         )
 
     def power_cut(self, seed: str, *others: str) -> list[str]:
-        """All who write to the disk are gone at once, and of it only what was synced is sure. Who is to be started again."""
+        """Crashes all that write to the disk, and loses unsynced data; returns the names."""
         gone = [name for name in (COORDINATOR, *self.servers, *others) if name in self.world.hosts]
         for name in gone:
             self.world.crash(name)
@@ -194,7 +197,7 @@ class SimulatedCluster:
         return [person.member.incarnation for person in self.coordinator.roster.people.values()]
 
     def may_lose(self, name: str) -> bool:
-        """Whether every segment that this server holds is held by somebody else who is there, too."""
+        """Whether another live server holds every segment that this server holds."""
         for roster in self._rosters():
             shrunk = self._shrunk(roster)
             for table in roster.tables.values():
@@ -209,11 +212,12 @@ class SimulatedCluster:
         return True
 
     def _let_go(self, name: str, roster: Roster, place: Replicas) -> Iterator[str]:
-        """Members of a set that are leaving, and may be let go on this server's word, which may be under way.
+        """Members of a set that are leaving, and that may be released because this server answered.
 
-        Where nobody is left to take their place, the set gets smaller as soon as one that stays was heard since it knew that they
-        are leaving. Whenever that is decided, the last word of one that stays is some moments old: if it dies in these moments, the
-        last copy is gone. No protocol can do without such a moment, so that is more than copies protect from.
+        If no server can replace them, the set shrinks as soon as a member that stays has been
+        heard since it learned that they leave. That news is some moments old when the set shrinks:
+        if the member dies in these moments, the last copy is lost. No protocol avoids this moment,
+        so copies do not protect from it.
         """
         server = self.servers.get(name)
         free = any(one not in place.servers and not roster.people[one].suspected for one in roster.staying())
@@ -224,10 +228,11 @@ class SimulatedCluster:
                 yield member.name
 
     def _shrunk(self, roster: Roster) -> set[tuple[str, str]]:
-        """Primaries whose word that they do without another one is under way: it counts when it comes, also if they are dead by then.
+        """(primary, backup) of each ``Shrink`` in flight, which outlives its sender.
 
-        What is asked is right: they cannot reach it, and pushes wait. A primary may count without the other as soon as it has the
-        view, so nobody can tell whether the other still has all when the primary dies: its word makes it the last copy.
+        The request is right: the primary cannot reach the backup, and pushes wait. The primary may
+        count alone as soon as it has the view. If it dies then, nobody knows whether the backup
+        has everything, so the request makes the primary the last copy.
         """
         lives = {name: person.member.incarnation for name, person in roster.people.items()}
         return {
@@ -237,7 +242,7 @@ class SimulatedCluster:
         }
 
     def _is_given(self, name: str, table: TablePlaces, segment: int) -> bool:
-        """Whether it is about to hold that instead of another one: it has all of it, and word of that may be under way."""
+        """Whether it has all of a segment that it takes over; the report may be in flight."""
         place = table.places[segment]
         server = self.servers.get(name) if place.instead and place.filling == name else None
         holding = None if server is None else server.tables.get(table.number)
@@ -246,14 +251,14 @@ class SimulatedCluster:
         )
 
     def may_silence(self, name: str) -> bool:
-        """A server that is silent long enough is lost, too, unless it is the last of every set it is in."""
+        """Whether it may be silent long enough to be lost; the last of all its sets may."""
         alone = all(
             place.servers == [name] for table in self.tables() for place in table.places if name in place.servers
         )
         return name not in self.servers or self.plan.copies == 1 or alone or self.may_lose(name)
 
     def _is_heard(self, name: str) -> bool:
-        """Whether nothing keeps it from the coordinator, so that it will not be removed for silence."""
+        """Whether the coordinator can hear it, so that it is not removed for silence."""
         world, weather = self.world, self.world.weather
         if world.hosts[name].paused_until > world.now or weather.clogs.get(name, 0) > world.now:
             return False
@@ -288,7 +293,7 @@ class SimulatedCluster:
         return all(server.member.shown == newest for server in self.servers.values())
 
     def whole(self) -> bool:
-        """Everybody is there, every segment has as many copies as it should, and none is being made."""
+        """All servers are members, and every segment has all its copies, with none being made."""
         roster = self.coordinator.roster
         if not self.all_here():
             return False

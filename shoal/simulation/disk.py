@@ -1,11 +1,15 @@
-"""A disk that forgets: the twin of ``files.Disk``, with a page cache, and what of it would survive a crash.
+"""Simulates a disk with a page cache, and what survives a crash: the twin of ``files.Disk``.
 
-    write            in the cache, in blocks; of what was not synced a crash keeps any blocks, and zeros for the others
-    a name           new, renamed or removed: in the cache until its folder is synced; a crash keeps any of the changes
-    crash(seed)      the disk as it is found when power is back. A process that dies alone loses nothing: use on
+    write            goes to the cache, in blocks. A crash keeps any subset of the unsynced blocks,
+                     and zeros for the others
+    a name           that is new, renamed or removed is cached until its folder is synced; a crash
+                     keeps any subset of these changes
+    crash(seed)      returns the disk as it is found when power is back. A process that dies alone
+                     loses nothing: go on with the same disk
 
-Every operation that changes something has a number and a line in ``trace``, and can be made the last one (``stop_at``), fail
-(``failing``) or take its time (``slow``, summed up in ``spent``). Reading can lie (``flips``).
+Every operation that changes something has a number and a line in ``trace``. It can be the last one
+(``stop_at``), fail (``failing``) or take time (``slow``, summed up in ``spent``). ``flips`` makes
+reads return a wrong bit.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ class SimulatedDisk(Disk):
         self.failing: dict[int, int] = {}  # operation -> errno
         self.flips: dict[Path, int] = {}  # file -> the bit that is read wrong
         self.slow = 0  # nanoseconds that an operation takes, at most
-        self.spent = 0  # nanoseconds that all of them took: for whoever plays the time
+        self.spent = 0  # nanoseconds that all operations took
         self.trace: list[str] = []
         self._random = Random(f"{seed}/slow")
         self._root = _SimulatedFolder()
@@ -162,7 +166,7 @@ class SimulatedDisk(Disk):
             _apply(names, {path.name: file})
 
     def crash(self, seed: int | str) -> SimulatedDisk:
-        """The disk as it is found afterwards. How much survives of what was not synced is drawn: nothing, some, all."""
+        """The disk after a crash: none, some or all of the unsynced data survive."""
         random = Random(f"{seed}/crash")
         after = SimulatedDisk(seed, self.capacity)
         after._root = _survivor(self._root, random, random.choice((0.0, 0.5, 0.9, 1.0)), random.choice((0.0, 0.5, 1.0)))

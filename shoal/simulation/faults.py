@@ -1,9 +1,10 @@
-"""A cluster, a job and what befalls them, drawn from one seed: all of it plain data.
+"""Draws a cluster, its workload and its faults from one seed, as plain data.
 
-Swarm testing: every seed first draws the shape (servers, copies, workers, consistency, sizes) and then which families of
-faults are on, most runs only one to three of them, since a rare path is reached more often when the others are quiet.
-What goes wrong is a list of ``Fault``s, each with its time and victim; ``nemesis`` only carries them out. So a plan can be
-printed, read back, and made shorter one fault at a time (``shrink``). Times in a plan are milliseconds.
+Swarm testing: a seed draws the shape first (servers, copies, workers, consistency, sizes), then
+which families of faults are on. Most runs have one to three families, because a rare path is
+reached more often when the others are quiet. Each ``Fault`` has its time and its victim;
+``nemesis`` only carries them out. So a plan can be printed, read back, and shrunk one fault at a
+time (``shrink``). Times in a plan are milliseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shoal.timing import Timing, TimingSettings
 Kind = Literal["clients", "each", "step"]
 WEATHER = ("loss", "repeat", "late", "slow", "corrupt")
 FAMILIES = ("loss", "repeat", "slow", "corrupt", "partition", "swizzle", "pause", "crash", "drift", "rogue", "twin")
-# With copies, what befalls servers is what we want to see most; a coordinator that is gone has to be met everywhere.
+# With copies, faults of servers matter most; a missing coordinator must be met in every phase.
 SERVER_FAMILIES = (
     "server crash",
     "server crash",
@@ -136,8 +137,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
 
     @property
     def timing(self) -> TimingSettings:
-        """What all go by. Runs are short: loads are told more often than usual, and looking at copies is not scaled."""
-        # Disks of a plan are full for seconds, whatever the scale: what is promised is what holds before a run goes on without.
+        """The timing of all nodes. Runs are short: loads are reported more often than usual."""
+        # Disks are full for seconds at any scale; a run must survive as long as it promises to.
         return Timing(scale=self.scale, load_every=0.5, level_again=0.05, journal=30.0).intervals()
 
     @property
@@ -168,7 +169,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
 
 
 def _literal(node: ast.expr) -> Any:
-    """Fault(...), FaultPlan(...) or a plan of another scenario, of literals; nothing is evaluated."""
+    """Builds Fault(...) and plans from literals; evaluates nothing."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         plans: list[type[msgspec.Struct]] = [Fault, FaultPlan, *FaultPlan.__subclasses__()]
         kinds = {one.__name__: one for one in plans}
@@ -260,7 +261,7 @@ def _server_partition(plan: FaultPlan, random: Random) -> list[Fault]:
     if random.random() < 0.5:
         others = plan.server_names + random.choice([[], ["coordinator"]])
         return [_cut(plan, random, at, plan.server_names, others) for at in _some(plan, random)]
-    # Long enough to be deposed, with workers that do not hear of it, while all servers are in reach of each other (F9, F18).
+    # Long enough to be deposed, unknown to the workers, while servers reach each other (F9, F18).
     at, deaf = random.randrange(min(plan.lasts, 2_000)), random.sample(plan.worker_names, -(-plan.workers // 2))
     return [
         Fault("cut", at, 7_500, "coordinator", (random.choice(plan.server_names),)),
@@ -276,7 +277,7 @@ def _cut(plan: FaultPlan, random: Random, at: int, names: list[str], others: lis
 
 
 def _swizzle(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Nodes are clogged one after the other, and come free in another order (F20): nothing is lost, all is late."""
+    """Clogs nodes and frees them in another order (F20): all is late, nothing lost."""
     names = random.sample(plan.names, random.randrange(1, len(plan.names) + 1))
     each = plan.lasts // (2 * len(names))
     free = [plan.lasts // 2 + i * each for i in range(len(names))]
@@ -307,9 +308,10 @@ def _crash(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _server_crash(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A server is gone with all it held, and comes back with nothing; the launcher may have seen it (F5, F7).
+    """A server loses all it held and restarts empty; the launcher may have seen it end (F5, F7).
 
-    Often something else happens while the others take over: the coordinator dies, too (F15), another server dies or stands still.
+    Often another fault follows while the others take over: the coordinator dies too (F15), or
+    another server dies or pauses.
     """
     faults = []
     for at in _some(plan, random):
@@ -345,7 +347,7 @@ def _full_disk(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def beyond(plan: FaultPlan, random: Random) -> list[Fault]:
-    """All copies of something are lost: servers one after the other, or all processes at once with what was not synced."""
+    """Loses all copies of something: servers one after another, or all processes at a power cut."""
     faults = []
     for at in _some(plan, random)[:2]:
         lasts = random.choice([0, 1_000, 4_000])

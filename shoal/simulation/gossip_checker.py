@@ -1,11 +1,12 @@
-"""What must be true of workers that gossip, read off their models after every event (I10), and at the end.
+"""Checks workers that gossip, by their models after every event (I10) and at the end.
 
-Rounds: what a worker has after a round is, number for number, what the matrix of the leg makes of what its neighbours said at the beginning
-of the very same round, and one step. A neighbour that died may be missing; then its weight is the worker's own. So the sum of all who
-live changes by steps only, and by what the dead took part in. Push-sum: the same of weights and models.
+Rounds: a worker's model after a round is, number for number, what the leg's matrix makes of its
+neighbours' models at the beginning of that round, plus one step. A dead neighbour may be missing;
+then its weight is the worker's own. So the sum over the living changes only by steps and by what
+the dead took part in. Push-sum: the same for weights and models.
 
-Meetings: the sum of all models, less their steps, less what one side of a meeting has moved by and the other has not (on its way, or
-lost for good), never changes but by what a dead worker had.
+Meetings: the sum of all models, minus their steps, minus what only one side of a meeting has moved
+by so far, changes only by what a dead worker had.
 """
 
 from __future__ import annotations
@@ -14,13 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.simulation.gossip_driver import (
-    Doubles,
-    GossipDriver,
-    SimulatedGossipModel,
-    name_of,
-    node_of,
-)
+from shoal.simulation.gossip_driver import Doubles, GossipDriver, SimulatedGossipModel, name_of, node_of
 from shoal.simulation.scenarios import Violation
 from shoal.strategies.gossip.model import Floats
 from shoal.strategies.gossip.pairwise import Pairwise
@@ -43,9 +38,11 @@ class RoundChecker:
     nodes: dict[str, GossipWorker]
     models: dict[str, SimulatedGossipModel]
     violations: list[Violation] = field(default_factory=list)
-    said: dict[tuple[int, int, str], Floats] = field(default_factory=dict)  # leg, round, who: what it began with
+    # leg, round, worker: its model
+    said: dict[tuple[int, int, str], Floats] = field(default_factory=dict)
     weights: dict[tuple[int, int, str], float] = field(default_factory=dict)
-    flows: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)  # what it took of each round, and of whom
+    # what it took in each round, and from whom
+    flows: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)
     steps: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
 
@@ -109,7 +106,7 @@ class RoundChecker:
         return next((one for one in among if np.array_equal(self.said.get((leg, number, one), ()), values)), "")
 
     def _shares(self, leg: int, number: int, name: str, used: dict[str, float]) -> None:
-        """Push-sum: the weight after a round is what was kept and what came; nobody kept what it gave away."""
+        """Push-sum: the new weight is what was kept and what came, and no more."""
         matrix, me = self.driver.matrices[leg], node_of(name)
         had, has = self.weights[leg, number, name], self.weights[leg, number + 1, name]
         came = {one: float(matrix[me, node_of(one)]) * self.weights[leg, number, one] for one in used}
@@ -121,7 +118,7 @@ class RoundChecker:
             self._broken(leg, number, name, f"took another share of {wrong[0]} than it was given")
 
     def end(self) -> None:
-        """The sum over those who lived is what it was, but for steps and for what the dead took part in."""
+        """The sum over the living has changed only by steps and by what the dead took part in."""
         living = [name for name in self.nodes if name not in self.dead]
         for leg in self.driver.matrices if not self.directed else []:
             for number in range(self.driver.rounds[leg]):
@@ -159,7 +156,7 @@ class RoundChecker:
             self.violations.append(Violation("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}"))
 
     def _product(self) -> None:
-        """Nobody was lost: all is as the matrix has it, from the first round to the last; and push-sum's weights add up."""
+        """Without a loss all is as the matrix has it, and push-sum's weights add up."""
         if self.directed:
             total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Synchronous))
             if abs(total - len(self.nodes)) > 1e-9:
@@ -214,7 +211,7 @@ class MeetingChecker:
         return total
 
     def see(self, name: str) -> None:
-        """After an event at this worker. Others may have computed meanwhile: one that stands still hears of it later."""
+        """Checks after an event at this worker; others may have computed meanwhile."""
         for who, model in self.models.items():
             for moved, times in model.adds:
                 self._moved(who, moved, times)
@@ -236,7 +233,8 @@ class MeetingChecker:
         if times > 0:
             self.halves.append(PushSumHalf(who, moved))
             return
-        for i, half in reversed(list(enumerate(self.halves))):  # the last one: of some dead one may be the same
+        # the last one: that of a dead worker may be equal
+        for i, half in reversed(list(enumerate(self.halves))):
             if half.asker in ("", who) and np.array_equal(half.moved, moved):
                 del self.halves[i]
                 return
@@ -248,11 +246,11 @@ class MeetingChecker:
         self.dead.append(name)
 
     def end(self) -> None:
-        """Between the living all is settled; what was lost with the dead was counted; what home was shown is of one moment."""
+        """Meetings are settled, losses counted, and the models shown of one moment."""
         for half in self.halves:
             if half.who in self.dead:
                 continue
-            # Of one that was gone when the move was made nothing is known but that: it was never answered, and counted as lost at once.
+            # A move towards a worker that was gone already was counted as lost at once.
             was_gone = not half.asker and bool(self.dead)
             if not was_gone and half.asker not in self.dead:
                 self.violations.append(

@@ -1,4 +1,9 @@
-"""A model of a few numbers that records everything done to it, for checkers of gossip; and the names of simulated workers."""
+"""Drives the real gossip controller in a simulated world; models record all changes.
+
+``GossipDriver`` begins the next leg after a pause, as if models were judged, tells the controller
+which workers have ended, and ends the run when all slots are counted. It records what the checkers
+need of every leg: mixing matrix, assigned slots, rounds and models.
+"""
 
 from __future__ import annotations
 

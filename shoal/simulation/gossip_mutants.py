@@ -17,13 +17,7 @@ from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous
 from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker
-from shoal.wire.messages.gossip import (
-    GossipProgressReport,
-    LegDone,
-    Meet,
-    MeetReply,
-    Offer,
-)
+from shoal.wire.messages.gossip import GossipProgressReport, LegDone, Meet, MeetReply, Offer
 
 GOSSIP_MUTANTS = Mutants()
 mutant = GOSSIP_MUTANTS.replacing
@@ -116,7 +110,7 @@ def share_kept_and_given(real: Any) -> Any:
 
 @mutant(Synchronous, "_weighed")
 def steps_divided_by_what_vanishes(real: Any) -> Any:
-    """Push-sum: a worker that nobody tells any more divides its steps by a weight that goes to nothing."""
+    """Push-sum: a worker that hears no neighbour divides its steps by a weight that vanishes."""
 
     def weighed(self: Synchronous, parts: Any) -> Any:
         self._rides = min(self._rides, 1)
@@ -194,7 +188,7 @@ def slots_of_the_dead_taken_for_done(real: Any) -> Any:
 
 @mutant(GossipController, "lose")
 def leg_told_again_with_other_weights(real: Any) -> Any:
-    """Who hears of a leg only after somebody was lost gets weights of the graph that is left; the others have the old ones."""
+    """A worker that hears of a leg after a loss gets the weights of the smaller graph."""
 
     def lose(self: GossipController, now: int, name: str) -> Any:
         found = real(self, now, name)

@@ -1,6 +1,7 @@
-"""Workers that gossip and what befalls them, drawn from one seed: all of it plain data. Times are milliseconds.
+"""Draws workers that gossip and their faults from one seed; times are milliseconds.
 
-Most seeds have only one or two kinds of trouble: a rare path is reached more often when the others are quiet.
+Most seeds have one or two kinds of faults: a rare path is reached more often when the others are
+quiet.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ TROUBLE = ("loss", "repeat", "slow", "pause", "cut", "crash", "crash", "last wor
 
 
 class PlannedCrash(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """A worker is gone: at a time, or in the middle of what it says; home hears of it a little later."""
+    """A worker crashes at a time or between messages; the controller hears it later."""
 
     who: int
     at: int = 0
-    words: int = 0  # after so many messages to its neighbours; those it says in the same breath are lost
+    words: int = 0  # after so many messages to its neighbours; others sent at that moment are lost
     told: int = 0
 
 
@@ -53,7 +54,8 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     scale: float = 1.0  # of the timing that all go by
     left: float | None = None  # seconds that every leg may take, at most
     home_pauses: tuple[tuple[int, int], ...] = ()  # when, for how long
-    home_cuts: tuple[tuple[int, bool, int, int], ...] = ()  # whom, from home or to it, when, for how long
+    # worker, from or to the controller, when, for how long
+    home_cuts: tuple[tuple[int, bool, int, int], ...] = ()
 
     @classmethod
     def draw(cls, seed: int) -> GossipPlan:
@@ -140,7 +142,7 @@ def _with(plan: GossipPlan, trouble: str, random: Random) -> GossipPlan:
 
 
 def _with_home(plan: GossipPlan, random: Random) -> GossipPlan:
-    """What befalls the controller: drawn apart, so that it reshuffles nothing else."""
+    """Faults of the controller, drawn apart so that they reshuffle nothing else."""
     trouble, at = random.random(), random.randrange(plan.lasts)
     if plan.crashes and random.random() < 0.3:  # what it says of the dead is lost
         plan = msgspec.structs.replace(plan, loss=max(plan.loss, random.choice([0.1, 0.3])))

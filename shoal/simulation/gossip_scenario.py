@@ -1,7 +1,8 @@
-"""Workers that gossip in one thread, with faults, from seeds: ``GossipWorker`` and ``GossipController``, the nodes that ship, on virtual time.
+"""The scenario GOSSIP: the workers and the controller that ship, with faults.
 
-Checked after every event: nothing of the models' sum comes or goes but as it should (I10). At the end: all legs are over in time (I13),
-every slot was learned by whom it was dealt to and is counted once (I1), and where nobody was lost all is as the mixing matrix has it.
+After every event the sum of the models must be as it should (I10). At the end all legs are over in
+time (I13), every slot was learned by the worker that got it and is counted once (I1), and where no
+worker was lost all is as the mixing matrix has it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,7 @@ from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker
 from shoal.timing import Timing
 from shoal.wire.messages import Message
-from shoal.wire.messages.gossip import (
-    Meet,
-    MeetReply,
-    Offer,
-    Reached,
-)
+from shoal.wire.messages.gossip import Meet, MeetReply, Offer, Reached
 
 MOST_EVENTS = 100_000
 LIVE_WITHIN = 60 * limits.SECOND
@@ -112,7 +108,7 @@ class GossipScenario:
         return self.world.run(lambda: done() or bool(self.checker.violations), self.world.now + within, MOST_EVENTS)
 
     def _is_over(self) -> bool:
-        return self.driver.over  # whoever holds the controller ends the workers then
+        return self.driver.over  # its owner ends the workers then
 
     def _stuck(self) -> str:
         told = [
@@ -124,7 +120,7 @@ class GossipScenario:
         return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.driver.controller.home.leg}; {'; '.join(told)}"
 
     def _slots(self) -> list[Violation]:
-        """Every slot was learned by whom it was dealt to; of all that were dealt each is counted once, whoever died."""
+        """Each slot was learned by the worker that got it, and is counted once."""
         driver, violations, counted = self.driver, list[Violation](), list[int]()
         for name, model in self.models.items():
             dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
@@ -147,7 +143,7 @@ class GossipScenario:
         return float(np.linalg.norm(models - models.mean(0)))
 
     def _nearer(self, first: float) -> list[Violation]:
-        """No model runs away. Where nobody learns and nobody dies, models come nearer to each other; much nearer after many means."""
+        """No model diverges; if no worker learns or dies, models converge."""
         plan, last = self.plan, self._distance()
         if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
             return [Violation("consensus", f"a model ran away: {farthest:g}")]
@@ -158,7 +154,7 @@ class GossipScenario:
         most = first * (0.9 if means >= 2 * MANY else 1.0)
         return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
 
-    # ------------------------------------------------------------ what befalls them
+    # ------------------------------------------------------------ faults
 
     def _schedule(self) -> None:
         world = self.world

@@ -1,15 +1,17 @@
-"""Servers come and go in a simulated cluster, and are struck while a segment is on its way (see ``moves_plan``).
+"""Lets servers join and leave a simulated cluster, and strikes them during moves.
 
-``ElasticDriver`` carries these faults out: it starts newcomers, asks servers to go until they are gone, rolls a restart through all of them, and
-lies in ambush. It sees moves as the coordinator does, in its roster, and in the messages that take them further:
+``ElasticDriver`` starts new servers, asks servers to leave until they are gone, rolls a restart
+through all of them, and carries out ambushes (see ``moves_plan``). It follows a move in the
+coordinator's roster and in messages:
 
-    named     the roster says who is filled, and instead of whom
+    named     the roster names the new holder and the one it replaces
     copied    the first piece of the segment is sent
-    full      the primary says that the other has all of it
-    handed    the roster has the other in its place
+    full      the primary reports that the new holder has all of it
+    handed    the roster has made the replacement
 
-What planned changes promise (P9) is checked here: who is told to go holds nothing, no call fails while nothing else goes wrong, and
-a segment's stall is short then. After the healing nobody is leaving, nothing moves, and the segments lie evenly.
+It checks what planned changes promise (P9): a released server holds nothing, and without other
+faults no call fails and segments stall only briefly. After the healing no server is leaving,
+nothing moves, and the segments lie evenly.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Striker(Protocol):
 
 
 class ElasticDriver:
-    """The comings and goings of one run."""
+    """Carries out joins, leaves and ambushes of one run."""
 
     def __init__(self, cluster: SimulatedCluster, plan: FaultPlan) -> None:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
@@ -89,7 +91,7 @@ class ElasticDriver:
     # ------------------------------------------------------------ what is to be done
 
     def carry_out(self, fault: Fault) -> bool:
-        """False if there is nobody whom it could befall."""
+        """Returns False if there is no server to do it to."""
         match fault.kind:
             case "join":
                 if fault.who in self.cluster.servers:
@@ -118,7 +120,7 @@ class ElasticDriver:
         host = self.world.hosts.get(name)
         server = self.cluster.servers.get(name)
         if host is None or name in self._leaving or server is None or not server.member.joined:
-            return False  # a process that goes before it has joined says nothing of the life before it
+            return False  # an end before joining says nothing of the former life
         if not any(
             other in self.world.hosts and other not in self._leaving for other in self.cluster.servers if other != name
         ):
@@ -163,12 +165,12 @@ class ElasticDriver:
             self._released(guest.name)
             return
         self.world.counts[f"servers that ended: {guest.end}"] += 1
-        if guest.end != "refused":  # nobody dismisses anybody here, and no coordinator is away for that long
+        if guest.end != "refused":  # the only end that these plans bring about
             self.violations.append(Violation("I13 live", f"{guest.name} was {guest.end}: {guest.why}"))
         self.cluster.start_again(guest.name)
 
     def _released(self, name: str) -> None:
-        """It was told to go."""
+        """A server was released."""
         person = self.cluster.coordinator.roster.people.get(name)
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
         for segment in self._held_by(name) if ours else ():  # else a former life of it did
@@ -304,7 +306,7 @@ class ElasticDriver:
             self.world.counts["moves: told that it was handed over"] += 1
 
     def check(self, history: list[Event]) -> list[Violation]:
-        """P9, where nothing but comings and goings was planned."""
+        """P9, in plans with nothing but joins and leaves."""
         found = list(self.violations)
         if all(fault.kind in PLANNED for fault in self.plan.faults):
             failed = next((one for one in history if isinstance(one, End) and one.outcome != "ok"), None)
@@ -319,7 +321,7 @@ class ElasticDriver:
         return found
 
     def uneven(self) -> str:
-        """What would still have to move, or who has more or fewer segments of its own than its share; empty: all is even."""
+        """What still has to move, or who has too much or too little; empty: all is even."""
         servers = sorted(self.cluster.servers)
         if self.plan.balance != "count" or not servers:
             return ""

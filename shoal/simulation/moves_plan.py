@@ -1,17 +1,19 @@
-"""Servers that come and go, and what befalls a segment on its way from one to another: drawn from a seed, like all else.
+"""Draws joins, leaves and faults of segments that move.
 
-    join     a server that was not there comes, and wants its share
-    drain    one is asked to go (``how``: the operator says so, or its own process is told to end); it may come back later
-    roll     all of them, one after the other: each goes, and comes back, before the next one goes (F10)
-    ambush   wait for a segment that is at this stage of its move, then strike one of those who take part in it (F13)
-    freeze   a clock stands still (F28)
-    sluggish a disk takes its time (F32)
-    far      some messages take longer than all others, by who sends them to whom: so one hears of a view long after another
+    join      a new server joins and gets its share
+    drain     a server leaves (``how``: by the operator, or by its own process); it may come back
+    roll      all servers restart, one after another (F10)
+    ambush    waits for a stage of a segment's move, then strikes one of those involved (F13)
+    freeze    a clock stands still (F28)
+    sluggish  a disk is slow (F32)
+    far       messages between some nodes take longer, so that they learn of a view late
 
-``with_moves`` adds these to a plan, in which other things may go wrong, too; in four of ten nothing else does: then no call may fail.
+``with_moves`` adds these to a plan, which may have other faults; four plans in ten have none, and
+then no call may fail.
 
-One plan in five is a rush: several servers join within moments, clients push without a break, and segments move a few at a time. So
-many views come while a segment is on its way, and there is always a push for whoever does not know yet that it was deposed.
+One plan in five is a rush: several servers join within moments, clients push without a break, and
+segments move a few at a time. So many views arrive during a move, and a deposed owner that does not
+know it yet always gets a push.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ VICTIMS = ("source", "target", "left", "other", "coordinator")
 ACTIONS = ("crash", "pause", "cut", "deaf", "alone")
 PLANNED = ("join", "drain", "roll")  # what an operator does: no fault at all
 RUSHED = 0.2  # of all plans
-LONGEST_WAIT = 30  # milliseconds from a stage to what it brings about: another stage may be reached by then
+LONGEST_WAIT = 30  # milliseconds from a stage to the fault; another stage may be reached by then
 
 
 def draw(seed: int) -> FaultPlan:
@@ -61,13 +63,13 @@ def _perhaps_rushed(plan: FaultPlan) -> FaultPlan:
 
 
 def rushed(plan: FaultPlan, random: Random) -> FaultPlan:
-    """The same cluster in a rush. Nothing else goes wrong: what shows then is seldom seen among other faults."""
+    """The same cluster in a rush, with no other fault that would hide what it shows."""
     servers = random.choice([1, 2, 2, 3])
     plan = replace(
         plan,
         kind="clients",
         servers=servers,
-        copies=min(servers, random.choice([1, 1, 1, 2])),  # with few copies a server is free to count alone
+        copies=min(servers, random.choice([1, 1, 1, 2])),  # with few copies it may count alone
         workers=random.choice([3, 4, 4, 6]),
         slots=random.choice([40, 60]),
         slots_per_pass=None,

@@ -1,7 +1,8 @@
 """Carries out the faults of a plan, each at its time, and then heals everything.
 
-Nothing is drawn here. What a fault does to a process (crash, restart, a second one under the same name) is the stage's
-business; it may refuse a crash that would lose the last copy of something, unless the plan goes beyond that.
+Nothing is drawn here. The ``FaultTarget`` knows the processes: it crashes, restarts and doubles
+them, and may refuse a crash that would lose the last copy of something, unless the plan allows
+that.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class FaultTarget(Protocol):
 
 
 class Nemesis:
-    """What befalls one cluster."""
+    """Carries out the faults of one cluster."""
 
     def __init__(self, world: World, plan: FaultPlan, stage: FaultTarget) -> None:
         self._world, self._plan, self._stage = world, plan, stage
@@ -174,7 +175,7 @@ class Nemesis:
 
 
 def _links(fault: Fault, other: str) -> list[tuple[str, str]]:
-    """The ways between the two that a fault is about: both, or only those from or to whom it befalls."""
+    """The links of a fault between two nodes: both directions, or only one of them."""
     both = [("in", (fault.who, other)), ("out", (other, fault.who))]
     return [link for but, link in both if fault.how != but]
 
@@ -205,9 +206,9 @@ class Stragglers:
         self._faults.clear()
 
     def takes(self, worker: str, nanoseconds: int) -> int:
-        """A computation of this worker that would take so long takes this long.
+        """How long a computation takes that would take so long without faults.
 
-        Of several faults that slow it down the worst counts: all of them together would make minutes of a slot.
+        Of several faults the worst counts: all of them together would stretch a slot to minutes.
         """
         now, times, more = self._now(), 1.0, 0
         for fault, until in self._faults.get(worker, ()):

@@ -1,8 +1,13 @@
-"""The run of a job as one worker would make it with nothing in its way: slot after slot, step after step.
+"""Computes a job's weights in one thread with no faults: slot after slot, step after step.
 
-A worker's own gradient and a server's own table, in turn, in one thread. In step mode the gradients of a step's slots
-are added in slot order in double precision and rounded once, as the design says; written out here once more, so that
-equality says something. ``strategies.serial`` is its fast sibling, and knows no steps of several slots.
+It uses a worker's gradient and a server's table in turn. In step mode the gradients of a step's
+slots are added in slot order in double precision and rounded once. Block-proximal does the same
+with the gradients of parts; iteration t reads exactly the iterations before t - max_delay. This is
+written independently of what ships, so that equality means something.
+
+A part that changes its holder begins again, with the weights of that moment and with steps as
+short as at first. Given which holder pushed which slot (``BlocksBegun``), the reference gives the
+same bits.
 """
 
 from __future__ import annotations
@@ -47,9 +52,9 @@ def serial(job: Job, dataset: Dataset) -> Floats:
 def weights_by_step(
     job: Job, dataset: Dataset, voids: Collection[int] = (), hands: Hands | None = None, starts: Sequence[int] = (0,)
 ) -> Iterator[Floats]:
-    """All weights before the first step, after it, after the next, and so on; void slots take no part.
+    """All weights before the first step, after it, and so on; void slots take no part.
 
-    ``hands``: who had which part, where parts changed hands; by segments, which begin at ``starts``.
+    ``hands``: the holders of parts that changed hands, by segments, which begin at ``starts``.
     """
     if job.strategy.solves:
         yield from weights_by_iteration(job, dataset, hands, starts)
@@ -62,7 +67,7 @@ def weights_by_step(
     slot = 0
     while True:
         yield table.pull(everything)[:, 0]
-        beyond = workload.slots_until(workload.steps_until(slot) + 1)  # of the step that begins here
+        beyond = workload.slots_until(workload.steps_until(slot) + 1)  # of the next step
         keys, values = gradient.of([one for one in range(slot, beyond) if one not in voids], table)
         table.push(keys, values)
         slot = beyond
@@ -96,9 +101,9 @@ class ReferenceGradient:
 
 
 class BlocksBegun(NamedTuple):
-    """When somebody took a part up: the first iteration that it saw to, and how many were in the weights that it read.
+    """When a holder took a part: its first iteration, and those in the weights it read.
 
-    These are more only if the iteration was taken already: what was pushed for it counted nowhere.
+    These are more only if the iteration was done already, and its push counted nowhere.
     """
 
     iteration: int
@@ -112,13 +117,13 @@ class BlockTurn(NamedTuple):
     part: int
 
 
-# Whose push of a slot counted, by segment. A slot that is not among them was pushed by who had the part from the first.
+# By segment, whose push of a slot counted; other slots were pushed by the first holder.
 Hands = Mapping[BlockTurn, tuple[BlocksBegun, ...]]
 FIRST = BlocksBegun(0, 0)
 
 
 class BlockWorker:
-    """Whoever had a part, from when it began."""
+    """A holder of a part, from when it began."""
 
     def __init__(self, columns: CscColumns, max_delay: int) -> None:
         self.standing, self._delay = BlockMargins(columns, max_delay), max_delay
@@ -144,7 +149,7 @@ class BlockWorker:
 def weights_by_iteration(
     job: Job, dataset: Dataset, hands: Hands | None = None, starts: Sequence[int] = (0,)
 ) -> Iterator[Floats]:
-    """All weights before the first iteration, after it, after the next, and so on; ``starts`` are those of the segments."""
+    """All weights before the first iteration, after it, and so on; segments begin at ``starts``."""
     strategy, turns = cast("BlockProximal", job.strategy), job.slots(dataset.train.rows)
     data = sparse(dataset.train)
     assert isinstance(turns, BlockOrder)

@@ -1,4 +1,4 @@
-"""What a scenario is, what came of one seed, and how many seeds are run on all cores and added up."""
+"""Defines a scenario and its verdict; runs many seeds on all cores and adds them up."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Violation:
 
 
 class Mutants(dict[str, Callable[[], AbstractContextManager[Any]]]):
-    """Broken variants of the classes that ship, by name. The checker must catch each, or it is blind.
+    """Broken variants of the classes that ship, by name. A checker that misses one is blind.
 
-    A mutant replaces a method for as long as its ``with`` block lasts. A method that is not there is an
-    error, so that no mutant becomes the real thing unnoticed when a method is renamed.
+    A mutant replaces a method while its ``with`` block lasts. A missing method is an error, so
+    that no mutant silently becomes the real class when a method is renamed.
     """
 
     def add(self, make: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
@@ -46,7 +46,7 @@ class Mutants(dict[str, Callable[[], AbstractContextManager[Any]]]):
         return make
 
     def replacing(self, owner: Any, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-        """Decorates a function that is given one attribute of ``owner`` and returns what takes its place."""
+        """Decorates a function that gets one attribute of ``owner`` and returns its replacement."""
 
         def decorate(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
             @functools.wraps(make)
@@ -88,8 +88,8 @@ class Scenario:
     draw: Callable[[int], Any]
     run: Callable[[Any, Trace | None], Verdict]
     mutants: Mapping[str, Callable[[], AbstractContextManager[Any]]]
-    sometimes: tuple[str, ...]  # what must happen in some seed, or the faults do not reach where they should
-    nodes: tuple[type[Any], ...]  # the classes that ship and run in it: a test compares this with what runs
+    sometimes: tuple[str, ...]  # must happen in some seed, or the faults miss their mark
+    nodes: tuple[type[Any], ...]  # classes that ship and run in it; a test checks that they do
 
     def simulate(self, seed: int, trace: Trace | None = None) -> Verdict:
         """Run one seed and check everything that can be checked."""

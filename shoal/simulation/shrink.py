@@ -1,7 +1,8 @@
-"""From a plan that breaks a promise to the shortest one that breaks the same: what is left is what it takes.
+"""Shrinks a plan that breaks a promise to the shortest one that breaks the same promise.
 
-Whole families of faults go first, then single ones, habits, workers, servers, copies and slots, each for good if the plan still fails
-by the same rule without it. It ends when nothing more can go, or when so many plans were tried.
+It drops whole families of faults first, then single faults, habits, workers, servers, copies and
+slots, and keeps each cut if the plan still fails by the same rule. It stops when no cut is left, or
+after a number of tries.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
 
 
 def _without(name: str, plan: FaultPlan) -> FaultPlan:
-    """Nothing befalls who is not there."""
+    """Drops the faults of a node that no longer exists."""
     left = [fault for fault in plan.faults if fault.who != name and name not in fault.others]
     return replace(plan, faults=tuple(left))
 

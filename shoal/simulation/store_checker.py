@@ -1,8 +1,11 @@
-"""The promises, read off a history of the counting model (FAULTS ids: I1 to I6, I15).
+"""Reads the promises I1 to I8, I12 and I15 off a history and off the copies.
 
-Every rule is arithmetic on what pulls saw and what pushes were acknowledged. A rule says nothing where the history leaves
-it open: a call that ended as ``unknown`` may be counted or not. What is found is returned, never raised: a mutant must be
-caught by name.
+Each rule is arithmetic on what pulls returned and which pushes were acknowledged. Where the history
+leaves something open (a call that ended as ``unknown``), a rule says nothing. Violations are
+returned, never raised, so that a mutant is caught by name.
+
+``OwnershipChecker`` notes the epoch of every acknowledgement (I7). A deposed server may still
+report a push that all copies had recorded; it may never acknowledge one that the next owner lacks.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ def check(plan: FaultPlan, history: list[Event], void: set[int]) -> list[Violati
 def check_end(
     plan: FaultPlan, history: list[Event], void: set[int], seen: list[list[int]], sums: list[float], expected: float
 ) -> list[Violation]:
-    """What is there when everything has come to rest: each push once, steps added in slot order, nothing infinite."""
+    """Checks the final table: each push once, steps added in slot order, nothing infinite."""
     found: list[Violation] = []
     begins = [record for record in history if isinstance(record, Begin) and record.kind == "push"]
     acked = {record.call for record in history if isinstance(record, End) and record.outcome == "ok"}
@@ -106,7 +109,7 @@ def _monotone(pulls: list[CheckedPull]) -> Iterator[Violation]:
 def _account(
     plan: FaultPlan, begins: dict[int, Begin], ends: dict[int, End], pulls: list[CheckedPull], void: set[int]
 ) -> Iterator[Violation]:
-    """I2: nothing is seen before it was sent. I3: what was acknowledged before a pull began is in it."""
+    """I2: nothing is read before it is sent. I3: what was acknowledged before is read."""
     slots = plan.kind != "clients"
     pushes = [one for one in begins.values() if one.kind == "push" and not (slots and one.number in void)]
     if not pushes:
@@ -122,7 +125,7 @@ def _account(
         count = seen.shape[1]
         sent = np.bincount(columns[sent_at <= pull.end.time], minlength=count)
         acked = np.bincount(columns[acked_at < pull.begin.time], minlength=count)
-        if slots:  # a slot counts once, whoever sends it
+        if slots:  # a slot counts once, whichever worker sends it
             sent, acked = np.minimum(sent, 1), np.minimum(acked, 1)
         if (ghosts := np.argwhere(seen > sent)).size:
             segment, column = ghosts[0]
@@ -141,7 +144,7 @@ def _account(
 def _staleness(
     plan: FaultPlan, history: list[Event], begins: dict[int, Begin], pulls: list[CheckedPull], void: set[int]
 ) -> Iterator[Violation]:
-    """I5: a pull at clock c contains all steps up to c - s of every worker that was at work all the while."""
+    """I5: a pull at clock c contains all steps up to c - s of every worker active all that time."""
     workers = _workers(history, begins)
     for pull in pulls:
         delay = _delay_during(plan, history, pull)
@@ -182,7 +185,7 @@ def _workers(history: list[Event], begins: dict[int, Begin]) -> dict[int, Checke
 
 
 def _delay_during(plan: FaultPlan, history: list[Event], pull: CheckedPull) -> int | None:
-    """The loosest bound that was in force at some time while the pull was under way; None: there was none."""
+    """The loosest delay bound in force at some time during the pull; None if there was none."""
     # From the moment a change is asked for until it is known to be set, either may be in force.
     bounds: list[int | None] = []
     current: list[int | None] = [plan.max_delay]
@@ -226,18 +229,20 @@ def steps_of(plan: FaultPlan) -> list[list[int]]:
 
 
 EMPTY = m.Counts(0)
-_ROOM = 8_000  # bytes beyond the bound: of the last push, and of what is neither a push nor says who came or went
+# bytes beyond the bound: the last push, and changes that are neither pushes nor enter or park
+_ROOM = 8_000
 
 
 class OwnershipChecker:
-    """The log of who acknowledged what, by which epoch; and the rare things that happen on the way."""
+    """Notes who acknowledged what in which epoch, and counts rare events."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster, self._world = cluster, cluster.world
         self.violations: list[Violation] = []
         self._pushes: dict[int, m.Push] = {}  # by request
         self._first_view: dict[tuple[int, int], int] = {}  # by which a push was first split
-        self._highest: dict[tuple[int, int], tuple[int, str]] = {}  # by table and first key: the epoch, and whose
+        # by table and first key: epoch, owner
+        self._highest: dict[tuple[int, int], tuple[int, str]] = {}
         watch = self._world.watch
         watch(m.Push, self._push)
         watch(m.Counted, self._counted)
@@ -254,7 +259,7 @@ class OwnershipChecker:
         link = holding.log.links.get(to) if holding is not None else None
         if holding is None or link is None:
             return
-        # Who comes and goes is not put off. It is said once, and once more with every segment that opens.
+        # Enter and park are never delayed: one each, and one more for every segment that opens.
         comings = [parcel for parcel in link.queue if parcel.change.kind in ("enter", "park")]
         waits = link.waits - sum(parcel.size for parcel in comings)
         if waits > limits.COPIES_HELD + _ROOM:
@@ -295,7 +300,7 @@ class OwnershipChecker:
         places = placed.places
         for segment in range(push.first, min(push.last + 1, len(places))):
             place = places[segment]
-            if place.servers[:1] != [sender] or place.since > push.view:  # it was asked for what it had then
+            if place.servers[:1] != [sender] or place.since > push.view:  # it was another owner's
                 continue
             if answer.new:
                 self._acknowledged(push, placed.starts[segment], place.epoch, sender)
@@ -352,7 +357,7 @@ def differences(cluster: SimulatedCluster) -> Iterator[Violation]:
 
 
 def settled(cluster: SimulatedCluster) -> bool:
-    """Every server has the newest view, and no change is on its way to a copy, or being made: if all goes well, that is soon so."""
+    """Every server has the newest view, and no change is in flight to a copy or being computed."""
     for server in cluster.servers.values():
         logs = [holding.log for holding in server.tables.values()]
         if server.computing or any(log.entries or any(link.queue for link in log.links.values()) for log in logs):
@@ -361,7 +366,7 @@ def settled(cluster: SimulatedCluster) -> bool:
 
 
 def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
-    """I12: nobody keeps a segment that is not its own to hold, or changes for somebody who has no part in it."""
+    """I12: no server keeps segments or changes that it should not hold."""
     placed = {table.number: table.places for table in cluster.tables()}
     for name, server in cluster.servers.items():
         for number, holding in server.tables.items():
@@ -383,7 +388,7 @@ def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
 
 
 def _told(parts: dict[str, SegmentState], segment: int, live: set[int]) -> str:
-    """What differs between copies, in words. Who is gone may be forgotten here and not yet there."""
+    """Describes how copies differ; only some may have forgotten a departed worker."""
     images = {name: part.image(segment) for name, part in parts.items()}
     aspects: dict[str, Any] = {
         "rows": lambda image: image.rows.tobytes(),

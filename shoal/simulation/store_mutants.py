@@ -225,7 +225,7 @@ def apply_before_replicate() -> Any:
 
 @mutant(TableServer, "handle")
 def no_epoch_check_on_backup(real: Any) -> Any:
-    """Whoever says that it is the primary gets its acknowledgement."""
+    """Any server that claims to be the primary gets an acknowledgement."""
 
     def handle(self: TableServer, now: int, sender: str, message: FromServer, arrays: Any) -> Any:
         if isinstance(message, m.Append) and message.changes:
@@ -262,7 +262,7 @@ def promote_a_filling_server(real: Any) -> Any:
     return without
 
 
-# ---------------------------------------------------------------- stragglers, and what is done about them
+# ---------------------------------------------------------------- stragglers
 
 
 @mutant(Primary, "_push_slot")
@@ -293,12 +293,12 @@ def delay_never_shrinks(real: Any) -> Any:
     return set_delay
 
 
-# ---------------------------------------------------------------- lists of keys that are known by a number
+# ---------------------------------------------------------------- key lists
 
 
 @STORE_MUTANTS.add
 def list_found_by_its_number_alone() -> Any:
-    """Whoever says a number is taken to mean the last list that came under it, anybody's."""
+    """A list number means the last list sent under it, by any client."""
     real = KeyLists._list
 
     def found(self: KeyLists, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]) -> Any:
@@ -308,7 +308,7 @@ def list_found_by_its_number_alone() -> Any:
     return mock.patch.multiple(KeyLists, _list=found, live=lambda self, incarnations: None)
 
 
-# ---------------------------------------------------------------- how segments change hands, and how a server leaves
+# ---------------------------------------------------------------- moves, and servers that leave
 
 
 @contextlib.contextmanager
@@ -364,7 +364,7 @@ def changes_during_the_copy_not_sent(real: Any) -> Any:
 
 @moved(Backup, "merge")
 def changes_during_the_copy_not_made(real: Any) -> Any:
-    """What was done to a segment while its image was on the way is forgotten when the image is whole."""
+    """Changes made while an image was in flight are forgotten once it is complete."""
 
     def merge(self: Backup) -> Any:
         self._waiting = []
@@ -388,7 +388,7 @@ def full_before_it_is_required(real: Any) -> Any:
 
 @MOVE_MUTANTS.add
 def view_takes_the_waiting_back() -> Any:
-    """A view between "full" and "told" makes the old owner count alone again, until it hears that it is deposed."""
+    """A view between "full" and "handed" lets the old owner count alone until it is deposed."""
     real_filled, real_tell = Backfill.filled, Backfill._tell
 
     def filled(self: Backfill, now: int, message: m.Filled) -> None:
@@ -413,13 +413,13 @@ def view_takes_the_waiting_back() -> Any:
 
 @moved(ReplicationLog, "reached")
 def demoted_with_less_than_it_has(_: Any) -> Any:
-    """A deposed owner says of a segment that came back to it that it has no more than what its log has carried out."""
+    """A deposed owner that gets a segment back reports only what its log has applied."""
     return lambda self, segment: self.applied
 
 
 @MOVE_MUTANTS.add
 def cut_off_and_blames_the_others() -> Any:
-    """Of servers that are all silent, all but one are removed; and it counts against them that nobody was heard at all."""
+    """Of several silent servers all but one are removed, even if the coordinator hears nobody."""
 
     def hear(self: Roster, now: int) -> None:
         self.heard = now
@@ -432,13 +432,13 @@ def cut_off_and_blames_the_others() -> Any:
 
 @moved(Roster, "_until_they_go")
 def new_table_on_the_last_that_stays(_: Any) -> Any:
-    """A new table has one copy where all but one of the servers are leaving, though that one may be dead."""
+    """A new table gets one copy where all servers but one leave; that one may be dead."""
     return lambda self, copies: []
 
 
 @moved(Server, "_take_view")
 def old_owner_goes_on(real: Any) -> Any:
-    """A server whose segments another one got keeps them, and counts for whoever still asks it."""
+    """A server keeps segments that another one got, and counts for clients that still ask it."""
 
     def take_view(self: Server, now: int) -> Any:
         view = self.member.view
@@ -464,7 +464,7 @@ def _as_before(server: Server, table: m.TablePlaces) -> list[m.Replicas]:
 
 @moved(Coordinator, "_write")
 def view_told_before_it_is_on_disk(real: Any) -> Any:
-    """A coordinator that is killed then has told of an owner that the next one knows nothing of."""
+    """A coordinator that is killed has announced an owner that its successor does not know."""
 
     def write(self: Coordinator, now: int) -> Any:
         effects = real(self, now)
@@ -478,7 +478,7 @@ def view_told_before_it_is_on_disk(real: Any) -> Any:
 
 @moved(ReplicationLog, "narrow")
 def queued_changes_dropped(_: Any) -> Any:
-    """What waits in a queue for segments of which some were handed over is not sent for the others either."""
+    """Queued changes are dropped for all their segments when some of these were handed over."""
 
     def narrow(
         self: ReplicationLog, now: int, link: BackupLink, left: Iterable[int], ranges: Callable[[int], KeyRange]
@@ -496,7 +496,7 @@ def queued_changes_dropped(_: Any) -> Any:
 
 @moved(ReplicationLog, "narrow")
 def queued_changes_sent_as_they_were(_: Any) -> Any:
-    """What waits in a queue names segments that were handed over: it is refused, with all that is behind it."""
+    """Queued changes name segments that were handed over, and are refused with all that follow."""
 
     def narrow(
         self: ReplicationLog, now: int, link: BackupLink, left: Iterable[int], ranges: Callable[[int], KeyRange]
@@ -547,7 +547,7 @@ def move_does_not_change_the_epoch(real: Any) -> Any:
 
 @MOVE_MUTANTS.add
 def former_share_answered() -> Any:
-    """A server takes what is for all that its sender saw it hold for what is for all that it holds now."""
+    """A server applies a request for its former share to all that it holds now."""
 
     def always(me: str, placed: m.TablePlaces, before: HeldSince | None) -> HeldSince:
         return replace_fields(ours(me, placed, before), since=0)

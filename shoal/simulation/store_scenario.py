@@ -1,7 +1,7 @@
-"""The store's scenarios: clients push to servers that fail (STORE), or join and leave all the time (MOVES).
+"""The scenarios STORE (servers fail) and MOVES (servers join and leave).
 
-A plan is run from its cluster to the verdict. Clients count (see ``store_workload``), so that what a
-pull returns says which pushes it contains; ``store_checker`` reads the promises off the history.
+A plan is run from its cluster to the verdict. Clients count (see ``store_workload``), so that what
+a pull returns says which pushes it contains; ``store_checker`` reads the promises off the history.
 """
 
 from __future__ import annotations
@@ -29,14 +29,7 @@ from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.nemesis import Nemesis, Stragglers
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, raised
-from shoal.simulation.store_checker import (
-    OwnershipChecker,
-    check,
-    check_end,
-    differences,
-    left_behind,
-    settled,
-)
+from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
 from shoal.simulation.store_mutants import MOVE_MUTANTS, STORE_MUTANTS
 from shoal.simulation.store_workload import (
     COLUMNS,
@@ -60,16 +53,16 @@ from shoal.store.client.task import Task
 from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
 
 BATCH = 3 * 4 * COLUMNS  # bytes: a few segments
-MOST_EVENTS = 200_000  # only to end at all: the largest plans need a third of it, and time is what is promised
+MOST_EVENTS = 200_000  # only a guard: the largest plans need a third, and promises are about time
 REST = 3 * limits.SECOND  # until nothing is under way any more
-LIVE_WITHIN = 40 * limits.SECOND  # after all is healed: 30 s, and what it takes to notice a dead worker
+LIVE_WITHIN = 40 * limits.SECOND  # 30 s, and the time to notice a dead worker
 
 
 _JOB = Job.of({"data": {"source": "none", "batch": 1}, "strategy": "async", "stop": {"epochs": 1}})
 
 
 class IdleRun:
-    """The coordinator's run in a store: the real one, which no worker asks for slots, so that it never begins."""
+    """The coordinator's run in these scenarios: the real one, which never begins."""
 
     def __init__(self) -> None:
         self.damaged: set[int] = set()
@@ -85,7 +78,7 @@ class IdleRun:
 
 
 class StoreRun:
-    """One cluster, its workers and what befalls them."""
+    """One cluster and its workers, under the faults of a plan."""
 
     def __init__(self, plan: FaultPlan, trace: Trace | None = None) -> None:
         self.plan = plan
@@ -190,7 +183,7 @@ class StoreRun:
         if plan.kind == "step":
             apply = Step(plan.slots_per_step, slots_per_pass=plan.slots_per_pass)
         keys = COLUMNS * limits.SEGMENTS_PER_SERVER * plan.servers
-        # All that is pushed is exact in 16 bits; but not the sums of delicate numbers that steps are told apart by.
+        # All pushed values are exact in 16 bits, except the sums that tell steps apart.
         wire: Wire = "bfloat16" if plan.seed % 2 and plan.kind != "step" else "float32"
         pressed = [Filter("delta")] if plan.seed // 8 % 2 else []  # it loses nothing
         if plan.dense:
@@ -306,7 +299,7 @@ class StoreRun:
 
     def _twin_ended(self, worker: Worker) -> None:
         self._note_end(worker)
-        self.dealer.give_back(worker.name)  # what its other self has, too: computed twice, counted once
+        self.dealer.give_back(worker.name)  # its twin's slots too: computed twice, counted once
 
     def _note_end(self, worker: Worker) -> None:
         self.scribe.note("crashed", worker.name, worker.client.session.incarnation)
@@ -341,7 +334,7 @@ class StoreRun:
     # ------------------------------------------------------------ watching
 
     def _since_healed(self) -> str:
-        """How much time there was; less than promised only where something goes round in circles."""
+        """How much time has passed since all was healed, and how many events if they ran out."""
         many = f", and after {self.world.events:,} events" if self.world.events >= MOST_EVENTS else ""
         return f"{(self.world.now - self._healed) / limits.SECOND:.0f} s after all was healed{many}"
 
@@ -376,7 +369,7 @@ class StoreRun:
             self._see_unanswered(worker)
 
     def _see_unanswered(self, worker: Worker) -> None:
-        """Whoever is here, and can be reached, answers: once all has been well for long enough nobody is called silent."""
+        """No reachable server may be reported silent once all has been well for long enough."""
         count = worker.client.session.counts["unanswered"]
         if count > self._unanswered.get(worker, 0):
             self._unanswered[worker] = count
@@ -384,7 +377,7 @@ class StoreRun:
             self._counted("unanswered")
 
     def _well_since(self) -> int:
-        """Since when nothing keeps anybody from answering; 0: not yet. A pause may outlast the healing, whatever the timing."""
+        """When the last obstacle to answers ended; 0: not yet. A pause may outlast the healing."""
         return max([self._healed, *(host.paused_until for host in self.world.hosts.values())]) if self._healed else 0
 
     def _see_members(self) -> None:

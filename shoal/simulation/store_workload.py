@@ -1,8 +1,12 @@
-"""What the simulated workers do: push and pull in the counting model, and write the history down.
+"""Simulated clients and workers that push and pull in the counting model.
 
-Counting model: every client (or every slot) has one key of its own in each segment and adds 1 to it. A pulled vector then
-*is* the account of what it contains: which slots, or how many pushes of whom. One more key per segment takes numbers whose
-sum depends on the order of addition, so that a step that was added in another order shows in the last bit.
+In the counting model every client (or slot) has a key of its own in each segment and adds 1 to it.
+So a pulled vector says what it contains: which slots, or how many pushes of which client. One more
+key per segment gets numbers whose sum depends on the order of addition, so that a step that was
+added in another order shows in the last bit.
+
+``BackgroundLoad`` is a client with a table of its own: every value that it pulls lies between its
+acknowledged and its sent pushes. It does not run in plans that roll back.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ COLUMNS = 64  # keys in one segment, as the table is made: more than any plan ha
 
 
 def little_room(seed: int) -> AbstractContextManager[object]:
-    """In every other four seeds a server keeps so few lists of keys that it lets most of them go."""
+    """Leaves a server room for few key lists in every other four seeds, so that it drops most."""
     return mock.patch.object(limits, "HANDLE_BYTES", 8_000 if seed // 4 % 2 else limits.HANDLE_BYTES)
 
 
@@ -49,7 +53,7 @@ class IncarnationEnded(Exception):
 
 
 class SimulatedDealer:
-    """Who computes which slot: dealt in order, dealt again when its worker is gone, now and then dealt twice."""
+    """Assigns slots: in order, again when a worker is gone, and now and then twice."""
 
     def __init__(self, plan: FaultPlan) -> None:
         self._random = Random(f"{plan.seed}/dealer")
@@ -108,13 +112,12 @@ class CheckpointWriter:
         self.plan, self.now = plan, now
         self.history: list[Event] = []
         self._calls = 0
-        self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push of it failed for good: it cannot go on
-        self.takes: Callable[[str, int], int] = lambda worker, nanoseconds: nanoseconds  # what would take so long
-        self._steps: dict[tuple[Worker, int], int] = {}  # the last one named, by worker and how often it was fenced
+        self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push failed for good
+        # how long a computation takes
+        self.takes: Callable[[str, int], int] = lambda worker, nanoseconds: nanoseconds
+        self._steps: dict[tuple[Worker, int], int] = {}  # last step, by worker and number of fences
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
-        self._lists: dict[
-            int, KeyList
-        ] = {}  # used again and again, by whoever has the column: all lives of all workers
+        self._lists: dict[int, KeyList] = {}  # reused by all lives of all workers
 
     def note(self, what: str, client: str = "", incarnation: int = 0, value: int | None = None) -> None:
         self.history.append(Note(self.now(), what, client, incarnation, value))  # type: ignore[arg-type]
@@ -166,9 +169,10 @@ class CheckpointWriter:
         return task
 
     def _next_step(self, worker: Worker) -> int:
-        """Steps are named when they are made, not when they are sent: several may be under way.
+        """Numbers a step when it is made, not when it is sent: several may be in flight.
 
-        They begin anew with an incarnation, which has no number yet while the worker waits to be welcomed again.
+        Numbers restart with each incarnation, which has no number while the worker waits to be
+        welcomed.
         """
         client = worker.client
         incarnation = worker, client.session.counts["fenced"]
@@ -196,7 +200,7 @@ def slot_name(plan: FaultPlan, number: int) -> tuple[int, int]:
 
 
 def delicate(plan: FaultPlan, slot: int) -> float:
-    """Numbers that cancel within a step, so that another order of addition leaves another sum behind."""
+    """Numbers that cancel within a step, so that another order of addition gives another sum."""
     place = slot_name(plan, slot)[1] % plan.slots_per_step
     return (2.0**60, 1.5 + slot, -(2.0**60), 0.75 + slot)[place % 4]
 
@@ -218,7 +222,7 @@ def amounts(plan: FaultPlan, segments: int, slot: int) -> Values:
 
 
 async def client_life(worker: Worker, scribe: CheckpointWriter, column: int, done: list[int], random: Random) -> None:
-    """A plain client: pushes with its own counter, pulls in between. ``done`` counts the pushes over all its lives."""
+    """A plain client that pushes and pulls. ``done`` counts its pushes over all its lives."""
     plan = scribe.plan
     layout = await _table(worker)
     ones = np.tile(np.array([1.0, 0.0], np.float32), len(scribe.starts(layout)))
@@ -241,7 +245,7 @@ async def worker_life(worker: Worker, scribe: CheckpointWriter, dealer: Simulate
     layout = await _table(worker)
     client, entered = worker.client, False
     under_way: deque[Task] = deque()
-    # A step is counted when all its slots are here, so a worker must go on before its own slot is counted.
+    # A step closes when all its slots are here, so a worker must go on before its slot counts.
     ahead = 4 * plan.slots_per_step + 4 if plan.kind == "step" else 4 if "pipeline" in plan.habits else 0
     while not dealer.finished:
         slot = dealer.take(worker.name)
@@ -274,7 +278,7 @@ async def worker_life(worker: Worker, scribe: CheckpointWriter, dealer: Simulate
 
 
 async def second_hand(worker: Worker, scribe: CheckpointWriter, dealer: SimulatedDealer, random: Random) -> None:
-    """While a worker waits for a step to close, somebody must compute the slots of that very step that came back."""
+    """Computes returned slots of a step that the worker itself is waiting for."""
     layout = await _table(worker)
     while not dealer.finished:
         slot = dealer.take_again(worker.name)
@@ -344,7 +348,7 @@ def _push_nonsense(worker: Worker, layout: Layout) -> None:
 
 
 def nonsense(plan: FaultPlan, worker: Worker, how: str) -> tuple[m.Push, list[m.Array]] | None:
-    """What no client of ours would send: nothing may come of it. None: this worker knows no table yet."""
+    """A push that must have no effect, as no client sends it; None: no table yet."""
     client = worker.client
     layout = client.session.layouts.get(TABLE)
     if layout is None or not client.session.incarnation:
@@ -378,12 +382,12 @@ NAME = "bystander"
 
 
 def little_load() -> AbstractContextManager[object]:
-    """Runs are short here. But few rows are pushed, by chance more here or there: that must not count."""
+    """Balances by load at low rates, as runs are short; a few rows more or less must not count."""
     return mock.patch.multiple(limits, LOAD_LEAST=200.0, LOAD_ABOVE=1.0)
 
 
 class BackgroundLoad:
-    """Adds to its table until it is told to stop."""
+    """Adds to its table until it is stopped."""
 
     def __init__(self, plan: FaultPlan, segments: int) -> None:
         self.plan, self._random = plan, Random(f"{plan.seed}/bystander")
@@ -392,7 +396,7 @@ class BackgroundLoad:
         self.stopped = False
         self.done = False
         self._span, self._pause = WIDTH * segments, 60 if plan.balance == "load" else 300
-        hot = plan.balance == "load"  # then all that it pushes is for the first segment, which is split for it
+        hot = plan.balance == "load"  # it pushes to the first segment only, which is split for it
         self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
     def spec(self) -> Table:

@@ -1,14 +1,15 @@
-"""What must hold of a simulated training run, read off its events, its evaluations and the tables in the end.
+"""Checks a simulated training run by its events, its evaluations and its final tables.
 
-    I1 exactly-once    every slot is counted once: in the tally, and where weights are exact counts, in the model
-    P3 same bits       sync: the model, and every model that was judged, is the serial run's after that step, bit for bit
-    P8, I9             a run goes back only when all copies are lost, and never behind a checkpoint that was told of
-    evaluations        in order, at the steps they should be, of the model that they name
-    stop rules         the run ends by the rule that its evaluations call for, where that rule says, and says so
-    order              what is told comes in an order that could be
-    resume             a run that is taken up computes what its checkpoint lacks, and nothing else
+    I1 exactly-once    every slot counts once, in the tally and (where weights count) in the model
+    P3 same bits       sync: the model and every judged model equal the serial run's after that step
+    P8, I9             a run rolls back only when all copies are lost, and never past a reported
+                       checkpoint
+    evaluations        are in order, at the right steps, and of the model that they name
+    stop rules         the run ends by the rule that its evaluations call for, and says so
+    order              events come in a possible order
+    resume             a resumed run computes what its checkpoint lacks, and nothing else
 
-Nothing is raised: a mutant must be caught by name.
+Nothing is raised, so that a mutant is caught by name.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class FinalTables:
 
 
 class TrainingChecker:
-    """Of one life of a run; ``former`` is what was told in the life before it, if it was taken up."""
+    """Checks one life of a run."""
 
     def __init__(self, run: TrainingWorld, ends: FinalTables, resumed: bool) -> None:
         self.run, self.plan, self.ends, self.resumed = run, run.plan, ends, resumed
@@ -72,7 +73,7 @@ class TrainingChecker:
             yield from self._nothing_twice()
 
     def _nothing_twice(self) -> Iterator[Violation]:
-        """A run that is taken up and disturbed no more computes what its checkpoint lacks, and nothing else."""
+        """A resumed run without faults computes what its checkpoint lacks, and nothing else."""
         computed = sum(trainer._done for trainer in self.run.nodes.trainers.values())
         lacked = self.work.done - self.run.begun_with
         if computed != lacked:
@@ -92,7 +93,7 @@ class TrainingChecker:
             yield Violation("I13 live", "the tables could not be read when it was over")
 
     def _may_fail(self, why: str) -> bool:
-        """The plan brought it about: nobody was there to compute, or a group's servers lost its model."""
+        """Whether the plan explains it: no worker was there, or a model was lost."""
         if self.plan.group and self.plan.beyond and "resume this run" in why:
             return True
         if len(self.run.schedulers) > 1 and "has taken the name" in why:  # see TrainingWorld._broke
@@ -103,8 +104,10 @@ class TrainingChecker:
         kinds = [type(event) for event in self.run.told]
         if Evaluated in kinds and (Started not in kinds or kinds.index(Evaluated) < kinds.index(Started)):
             yield Violation("order", "a model was judged before the run had started")
-        # Who deals may end between a line of its journal and the ack of what was told for it: its next life tells that again,
-        # as it was (nodes/held_back.py). So what was told before the end may be told once more after it, and nothing else.
+        # A scheduler may end between a line of its journal and the ack of its event; its next life
+        # then
+        # repeats the event. So what was reported before the end may come once more, and nothing
+        # else.
         stop = kinds.index(Stopped) if Stopped in kinds else len(kinds)
         before = [event for event in self.run.told[:stop] if isinstance(event, Evaluated)]
         if any(isinstance(event, Evaluated) and event not in before for event in self.run.told[stop:]):
@@ -130,7 +133,7 @@ class TrainingChecker:
 
     @cached_property
     def _judged(self) -> list[tuple[Evaluated, Values | None]]:
-        """Each once, and only those of the past that holds; a coordinator that was started again may tell one again."""
+        """Evaluations of the past that holds, each once; some may be reported again."""
         found: list[tuple[Evaluated, Values | None]] = []
         for event, weights in self.run.judged:
             while found and found[-1][0].number >= event.number:
@@ -162,7 +165,7 @@ class TrainingChecker:
                 yield from self._at_its_slots(before, event, weights)
 
     def _at_their_steps(self, judged: list[Evaluated]) -> Iterator[Violation]:
-        """In step mode: before the first step, every so many slots, after the last, and nowhere else."""
+        """In step mode: before the first step, every so many slots, and after the last."""
         planned, every, at = [0], self._every, 0
         while every < ENDLESS and at < self._limit:
             at = self.work.slots_until(self.work.steps_until((at // every + 1) * every))
@@ -170,7 +173,7 @@ class TrainingChecker:
         if self.run.dealing.counts["evaluations of a later step"]:
             if not self.resumed and sum(one.client.session.role == "evaluator" for one in self.run.nodes.everyone) < 2:
                 yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
-            return  # one died with what it had read, and another judged what was there: the bits are checked
+            return  # an evaluator died, and another judged what was there: the bits are checked
         for event in judged:
             last = self.run.dealing.ended and event is judged[-1]
             if event.steps not in planned and not last:
@@ -184,13 +187,13 @@ class TrainingChecker:
                 yield Violation("evaluations", f"the last at step {steps[-1:]}, the run ended at {self.work.steps}")
 
     def _at_its_slots(self, before: Evaluated | None, event: Evaluated, weights: Values | None) -> Iterator[Violation]:
-        """Where pushes count at once: all slots that it names are in, and none past the next evaluation but one."""
+        """Where pushes count at once: all named slots are in it, and few others."""
         if weights is None:
             return
         inside, every = round(float(weights.astype(np.float64).sum() / STEP)), self._every
         told = self.run.told
         later = sum(isinstance(one, Voided) for one in told[told.index(event) :])
-        named = event.steps - (len(self.work.voids) - later)  # whichever these are: slots are not done in order
+        named = event.steps - (len(self.work.voids) - later)  # slots are not done in order
         if inside < named:
             what = f"evaluation {event.number} is of {named} slots, and only {inside} are in the model"
             yield Violation("evaluations", what)
@@ -208,7 +211,7 @@ class TrainingChecker:
         if tally is None:
             return
         counted = np.array([work.is_counted(slot) for slot in range(len(tally))], np.float32)
-        # In step mode a checkpoint is of a step, but of the tally as it was then, without what is on its way to it.
+        # In step mode a checkpoint is of a step, and of the tally without what is in flight to it.
         back = work.step is not None and (self.resumed or self.rolled_back)
         more = failed or self._may_have_more
         wrong = np.flatnonzero((tally > 1) | ((tally < counted) & (not back)) | ((tally > counted) & (not more)))
@@ -222,18 +225,19 @@ class TrainingChecker:
 
     @property
     def _may_have_more(self) -> bool:
-        """Slots may be in the model that are not counted: told to a life of who deals that ended before it was on disk.
+        """Slots may be in the model, but not yet in the journal of a scheduler that ended.
 
-        They are dealt again and found counted, unless the run ends in the middle of a pass, and with other slots of it.
+        They are assigned again and found counted, unless the run ends within an epoch, with other
+        slots of it.
         """
         return self.work.step is None and (self.run.dealing._former or self.rolled_back)
 
     def _counted_in_weights(self, weights: Values) -> Iterator[Violation]:
-        """Every slot that is counted is in the model once.
+        """Every counted slot is in the model once.
 
-        One that is void may be in it, for whoever died may have pushed it before; and where the model may have more, any
-        slot that was dealt. What the tally says of those is no evidence: it is another push, to other servers, and who
-        computed them may have died when one of the two was in and the other was not.
+        A void slot may be in it, since a dead worker may have pushed it before. So may any
+        assigned slot where the model may have more. The tally proves nothing about those: it is
+        another push to other servers, and their worker may have died between the two.
         """
         order, expected = self.work.order, np.zeros(len(weights))
         either, dealt = np.zeros(len(weights)), self.run.dealt if self._may_have_more else set[int]()
@@ -250,7 +254,7 @@ class TrainingChecker:
             yield Violation("I1 exactly-once", f"{len(wrong)} weights count other slots than were counted: {some}")
 
     def _expected(self) -> Iterator[list[Values]]:
-        """By step: the weights of the serial run. Several, where parts changed hands and a slot may be of one or of another."""
+        """The serial run's weights by step; several ways where a part changed its holder."""
         steps, job, data = self.work.steps_until(self.work.limit) + 1, self.run.job, self.run.dataset
         starts = self.run.starts
         for hands in self.run.parts.hands(len(starts)):
@@ -262,9 +266,11 @@ class TrainingChecker:
         died = any(why.startswith(f"{DEATHS} workers died") for why in self.work.voids.values())
         newer = self.run.dealing.counts["slots with newer weights"]
         behind = self.plan.settings.get("max_delay")
-        if self.plan.strategy == "block-proximal":  # a part that changes hands begins with what is there by then
+        # a part that changes its holder begins with newer weights
+        if self.plan.strategy == "block-proximal":
             behind = behind and (self.plan.faults or self.resumed)
-            behind = behind or (self.rolled_back and self.run.dealing.failed)  # it did again a part of what was judged
+            # it repeated a part of what was judged
+            behind = behind or (self.rolled_back and self.run.dealing.failed)
         return not (died or newer or behind)
 
     def _same_bits(self) -> Iterator[Violation]:
@@ -305,7 +311,7 @@ class TrainingChecker:
             yield from self._by_loss(why.why)
 
     def _by_loss(self, why: str) -> Iterator[Violation]:
-        """The first evaluation that calls for an end brings it about: at most one more comes after it."""
+        """The first evaluation that calls for an end causes it: at most one more follows."""
         rules: dict[str, Any] = self.plan.stop
         judged = [event for event, _ in self._judged]
         ends, reason = len(judged) - 1, ""
@@ -331,7 +337,7 @@ class TrainingChecker:
 
 
 def limit_of(plan: TrainingPlan) -> tuple[int, str]:
-    """How many slots a run has if no rule ends it before, and what that is called; told once more, apart from what ships."""
+    """The slots of a run by its epochs or steps, and its reason; computed independently."""
     per_pass, stop = plan.slots_per_pass or 1, plan.stop
     in_step: int = plan.settings.get("slots_per_step") or plan.settings.get("parts") or 1
     steps_in_pass = -(-per_pass // in_step)
@@ -351,5 +357,5 @@ def limit_of(plan: TrainingPlan) -> tuple[int, str]:
 
 
 def patience_of(plan: TrainingPlan, limit: int) -> int:
-    """Milliseconds that a run may take after all is healed: its computing, and what a death costs to be noticed."""
+    """Milliseconds that a run may take after all is healed: its computing, and noticing a death."""
     return 40_000 + limit * plan.think

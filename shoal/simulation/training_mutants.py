@@ -92,7 +92,7 @@ def void_slot_not_pushed(real: Any) -> Any:
 
 @mutant(Evaluator, "_answer")
 def evaluation_of_a_later_step(real: Any) -> Any:
-    """The evaluator says that it has read the step that it was asked for, and reads whatever is newest later on."""
+    """The evaluator claims to have read the requested step, and reads the newest later on."""
 
     async def answer(self: Evaluator, asked: EvaluationOrder) -> Any:
         await self._ready(holds=asked.number)
@@ -123,7 +123,7 @@ def resume_deals_counted_slots_again() -> Any:
 
 @TRAINING_MUTANTS.add
 def resume_skips_slots() -> Any:
-    """A run that is taken up from a checkpoint takes two slots more for counted than are in the model."""
+    """A resumed run takes two more slots for counted than are in the model."""
     real = factory.state_to_resume
 
     def state(*given: Any, **more: Any) -> ScheduleState:
@@ -136,7 +136,7 @@ def resume_skips_slots() -> Any:
 
 @mutant(JournalledSchedule, "state")
 def checkpoint_says_what_is_counted_now(real: Any) -> Any:
-    """A checkpoint of a step says what is counted when it is begun, not what will be at that step."""
+    """A checkpoint of a step says what is counted when it begins, not at that step."""
     return lambda self, cut=m.NO_CLOCK: real(self)
 
 
@@ -266,7 +266,7 @@ def worker_ends_when_a_disk_is_full(real: Any) -> Any:
 
 @mutant(SchedulerNode, "__init__")
 def scheduler_forgets_its_journal(real: Any) -> Any:
-    """A group's scheduler that is started again begins anew."""
+    """A group's scheduler that restarts begins from nothing."""
 
     def init(self: SchedulerNode, *given: Any, **more: Any) -> None:
         real(self, *given[:5], **more)
@@ -282,7 +282,7 @@ def delay_off_by_one(real: Any) -> Any:
 
 @mutant(AutoDelay, "_longer")
 def delay_shrinks_while_they_wait(real: Any) -> Any:
-    """Where workers wait too much, the automatic delay gets shorter, once it is more than one step."""
+    """Where workers wait too much, the automatic delay shrinks, once it is more than one step."""
     return lambda self: real(self) if self.delay < 2 else self.delay - 1
 
 
@@ -299,7 +299,7 @@ def no_generation_after_rollback(_: Any) -> Any:
     return roll_back
 
 
-# ---------------------------------------------------------------- checkpoints: the laws of crashes must catch these
+# ---------------------------------------------------------------- checkpoints
 
 
 @CHECKPOINT_MUTANTS.replacing(SimulatedDisk, "_sync")

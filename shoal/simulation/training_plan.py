@@ -1,11 +1,17 @@
-"""A training run and what goes wrong in it, drawn from one seed: all of it plain data (see ``faults``).
+"""Draws a training run and its faults from one seed, as plain data (see ``faults``).
 
-A seed first draws the strategy and its settings, the data, the rule that ends the run and the size of the cluster, then
-which families of faults are on. In some seeds the run is ended in the middle and taken up again from its checkpoints,
-with other numbers of workers and servers; in some a worker group's own scheduler deals, not the coordinator.
+A seed draws the strategy and its settings, the data, the stop rule and the size of the cluster,
+then the families of faults. In some seeds the run is ended and resumed from its checkpoints with
+other numbers of workers and servers; in some a worker group's scheduler assigns the slots, not the
+coordinator.
 
-    hire     one more worker comes
-    leave    a worker is asked to go: it finishes what it began, gives the rest back, and goes
+    hire     one more worker joins
+    leave    a worker finishes its step, returns its other slots, and leaves
+
+The rows are made in memory. ``mixed`` rows share features, so that what one slot learns changes
+what others compute. In ``separate`` rows every slot has a feature of its own: with hinge loss,
+whose slope is constant while margins are small, its weight counts how often the slot is in the
+model.
 """
 
 from __future__ import annotations
@@ -19,12 +25,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from shoal.data.batch import Floats
-from shoal.data.csr_file import (
-    FORMAT,
-    CsrFile,
-    CsrMeta,
-    LabelCount,
-)
+from shoal.data.csr_file import FORMAT, CsrFile, CsrMeta, LabelCount
 from shoal.data.datasets import Dataset
 from shoal.job import Job
 from shoal.limits import INLINE_ELEMENTS
@@ -42,7 +43,7 @@ FAMILIES = (
 
 
 class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What one seed stands for. ``slots_per_pass`` and ``max_delay`` are the run's, ``slots`` all of its slots at most."""
+    """What one seed stands for. ``slots`` is the largest number of slots that the run may have."""
 
     strategy: Literal["sync", "bounded", "async", "block-proximal"] = "sync"
     settings: dict[str, Any] = {}  # of the strategy
@@ -53,7 +54,7 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
     evaluate: float = 1.0  # passes; 0: only in the beginning and in the end
     ahead: int = 16  # slots that a worker asks for at first
     group: str = ""
-    ends: int = 0  # everything is ended so many milliseconds after the beginning, and taken up again; 0: it is not
+    ends: int = 0  # milliseconds until everything is ended and resumed; 0: never
     next_workers: int = 1  # then
     next_servers: int = 1
     filters: tuple[str, ...] = ()
@@ -223,7 +224,7 @@ def _faults(plan: TrainingPlan, random: Random) -> tuple[Fault, ...]:
 
 
 def _evaluator(plan: TrainingPlan, random: Random) -> list[Fault]:
-    """It dies and comes back with nothing, or stands still, or is cut off from some servers or from who deals."""
+    """The evaluator dies, pauses, or is cut off from servers or the scheduler."""
     who, at = plan.others[0], random.randrange(plan.lasts)
     match random.choice(["crash", "crash", "pause", "cut"]):
         case "crash":

@@ -1,4 +1,4 @@
-"""The scenario of training: whole runs with faults, by the classes that ship, above the store and below it."""
+"""The scenario TRAINING: whole runs with faults, by the classes that ship."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ from shoal.simulation.training_checker import FinalTables, TrainingChecker, pati
 from shoal.simulation.training_mutants import TRAINING_MUTANTS
 from shoal.simulation.training_plan import TrainingPlan, draw
 from shoal.simulation.training_watch import PartsWatch
-from shoal.simulation.training_world import (
-    BEGINS_WITHIN,
-    Origin,
-    TrainingWorld,
-    nemesis_of,
-    paced,
-)
+from shoal.simulation.training_world import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
@@ -72,7 +66,7 @@ class TrainingScenario:
             return found or []
         plan = self.plan.taken_up()
         second = self._life(plan, first)
-        # On the disk as it is found: one that was never told of may look whole in the cache, and not outlive the crash.
+        # On the disk after the crash: an unreported checkpoint may look complete in the cache only.
         origin = second.newest_checkpoint()
         self.counts["runs taken up from a checkpoint" if origin else "runs begun again"] += 1
         return [*_lost(first, origin), *(self._live(second, origin) or [])]
@@ -85,7 +79,7 @@ class TrainingScenario:
         return run
 
     def _live(self, run: TrainingWorld, origin: Origin | None) -> list[Violation] | None:
-        """What is wrong with this life; None: nothing was checked, since it was to end before its end."""
+        """What is wrong with this life; None if nothing was checked because it was to end early."""
         if not run.set_up(origin, self.plan.job):
             return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
         nemesis = nemesis_of(run)
@@ -131,7 +125,7 @@ class TrainingScenario:
 
 
 def _lost(run: TrainingWorld, found: Origin | None) -> list[Violation]:
-    """I9: a checkpoint that was told of in this life is there after it, or a later one; unless somebody damaged it."""
+    """I9: a reported checkpoint, or a later one, survives this life, unless a fault damaged it."""
     told = 0
     for event in run.told:
         if isinstance(event, Saved):

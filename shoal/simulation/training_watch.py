@@ -1,11 +1,13 @@
-"""Watches a simulated training run while it goes on: how stale weights may be, and how the delay is found.
+"""Watches a simulated training run while it goes on.
 
-P4 staleness    bounded: what a server answers at clock c has the steps up to c - max_delay of every worker that it
-                knows, that is a member and not parked; here: that worker has at least sent them
-P11 delay       a delay that is found while it runs grows where workers wait too much, shrinks where they hardly do,
-                and stays within its bounds
+P4 staleness    bounded: what a server answers at clock c has the steps up to c - max_delay of every
+                worker that it knows, that is a member and not parked; such a worker has sent them
+P11 delay       an automatic delay grows where workers wait too much, shrinks where they hardly
+                wait, and stays within its bounds
+I1, I3, I4      a client reads the count of all slots: none is counted twice at any moment; what the
+                scheduler knew when a pull began is in it; what was read stays, until a rollback
 
-``PartsWatch`` judges nothing: it sees who pushed what for a part that changes hands, for whoever judges the model.
+``PartsWatch`` judges nothing: it notes who pushed what for a part that changes its holder.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class _PaceWatch:
     spell: int = 0
     parked: bool = True
     sent: int = 0  # the highest step of this spell
-    known_to: set[str] = field(default_factory=set)  # servers that have answered a push of this spell
+    known_to: set[str] = field(default_factory=set)  # servers that answered a push of this spell
 
 
 class StalenessWatch:
@@ -60,7 +62,8 @@ class StalenessWatch:
         self.violations: list[Violation] = []
         self.checked = 0
         self._paces: dict[int, _PaceWatch] = {}
-        self._clocks: dict[tuple[str, str, int], tuple[int, int]] = {}  # of a pull: its clock, and who asks
+        # of a pull: clock, incarnation
+        self._clocks: dict[tuple[str, str, int], tuple[int, int]] = {}
         self._steps: dict[tuple[str, str, int], int] = {}  # of a push: whose it is
         if max_delay is not None:
             world.watch(m.Push, self._pushed)
@@ -142,21 +145,23 @@ class DelayWatch:
             self.violations.append(Violation("P11 delay", what))
 
     def forget(self) -> None:
-        """Who finds it was started again, and begins anew."""
+        """The scheduler restarted, and begins again."""
         self._delay = None
 
 
 class PartsWatch:
-    """Block-proximal, over all lives of a run: for each slot, which holders of its part pushed it, and when each of them began."""
+    """Notes who pushed each slot of block-proximal, and when they took its part."""
 
     def __init__(self) -> None:
         self.life = 0
         self._began: dict[HeldPart, BlocksBegun] = {}
-        self._read: dict[tuple[Client, Slot], int] = {}  # the steps in the weights that a part was begun anew with
-        self._pushed: dict[BlockTurn, tuple[tuple[int, int], set[BlocksBegun]]] = {}  # in which past, and by whom
+        # steps in the weights that a part began with
+        self._read: dict[tuple[Client, Slot], int] = {}
+        # generation, and who pushed
+        self._pushed: dict[BlockTurn, tuple[tuple[int, int], set[BlocksBegun]]] = {}
 
     def hands(self, segments: int) -> Iterator[Hands]:
-        """Whose pushes may have counted. Where several pushed a slot: of any of them, and not of the same in every segment."""
+        """Whose pushes may have counted: one holder in all segments, then any mix."""
         pushed = {turn: sorted(began) for turn, (_, began) in self._pushed.items()}
         for alike in product(*pushed.values()):
             yield {turn: (began,) * segments for turn, began in zip(pushed, alike, strict=True)}
@@ -197,7 +202,7 @@ class PartsWatch:
             yield
 
     def _note(self, turn: BlockTurn, past: tuple[int, int], began: BlocksBegun) -> None:
-        """A run that went back, or was taken up, does again what its checkpoint lacks: what was pushed before is worth nothing."""
+        """Notes a push; one of an earlier past counts no more after a rollback or a resume."""
         known, those = self._pushed.get(turn, (past, set[BlocksBegun]()))
         if past > known:
             those = set()
@@ -210,7 +215,7 @@ class TrainingAudit:
 
     def __init__(self, reader: Worker, dealing: Callable[[], Scheduler], plan: TrainingPlan, resumed: bool) -> None:
         self._reader, self._dealing, self._random = reader, dealing, Random(f"{plan.seed}/audit")
-        # In step mode a checkpoint is of a step, but of the account as it was then, without what is on its way to it.
+        # In step mode a checkpoint is of a step, and of the count without what is in flight to it.
         self._restored_whole, self._resumed = plan.kind == "each", resumed
         self._last: tuple[tuple[int, int], Values] | None = None
         self.violations: list[Violation] = []
@@ -233,7 +238,7 @@ class TrainingAudit:
                 self._check(before, counted, found)
 
     def _generations(self) -> tuple[int, int]:
-        """As this client knows it, and as the scheduler does: between the two a run is going back."""
+        """The generations known to this client and to the scheduler; a rollback is between."""
         return self._reader.client.session.view.generation, self._dealing().generation
 
     def _counted(self) -> list[int]:

@@ -1,8 +1,10 @@
-"""The trainers and the evaluator of one run, on hosts of a simulated world: the real ones, as processes.
+"""Runs one training run in a simulated world: all nodes are the classes that ship.
 
-A process ends as it does outside: when nothing is left to compute it says good-bye; when its coroutine raised, the
-launcher sees it end and tells whoever deals. A name that is hired again is another life, with another token and an empty
-memory. Nothing is drawn here.
+Only network, disk, clocks and the launcher's part (who starts a process, who sees it end) are
+simulated. A process that has nothing left to compute says good-bye; if its coroutine raised, the
+launcher sees it end and tells the scheduler. A name that is hired again is another life, with
+another token and an empty memory. ``TrainingWorld`` puts the nodes on hosts and carries faults
+out; ``training_checker`` says what must hold.
 """
 
 from __future__ import annotations
@@ -68,11 +70,12 @@ class TrainingNodes:
         self.per_pass = job.slots(dataset.train.rows).per_pass
         self.cache = CACHE
         self.trainers: dict[str, Trainer] = {}  # the present life of each
-        self.ends: dict[str, Task] = {}  # of trainers and evaluators: done when it has nothing more to do
+        self.ends: dict[str, Task] = {}  # of trainers and evaluators: done when they have finished
         self.evaluator: Evaluator | None = None
         self.everyone: list[Worker] = []  # all lives
-        self.on_broken: Callable[[str, Exception], None] = lambda name, error: None  # a process ended with an error
-        self.on_left: Callable[[str], None] = lambda name: None  # a process has done all that it was for
+        # a process ended with an error
+        self.on_broken: Callable[[str, Exception], None] = lambda name, error: None
+        self.on_left: Callable[[str], None] = lambda name: None  # a process has finished
         self._add = add or world.add
         self._lives = 0
 
@@ -141,7 +144,7 @@ class TrainingNodes:
     def create_tables(
         self, launcher: Worker, servers: int, tally: bool = False, origin: tuple[Path, Manifest] | None = None
     ) -> Task:
-        """Done when they are there; with ``tally``, the account of every slot; as in a checkpoint, with ``origin``."""
+        """Creates the tables, with the count of every slot (``tally``), from ``origin``."""
         return launcher.start(self._create(launcher, servers, tally, origin))
 
     async def _create(self, launcher: Worker, servers: int, tally: bool, origin: tuple[Path, Manifest] | None) -> None:
@@ -194,7 +197,7 @@ class SimulatedSchedule:
 
 
 class TrainingWorld:
-    """All nodes of one run on hosts; it is the stage on which ``Nemesis`` carries the plan's faults out."""
+    """All nodes of one run, on which ``Nemesis`` carries out the faults of the plan."""
 
     def __init__(
         self,
@@ -206,7 +209,7 @@ class TrainingWorld:
         number: int = 0,
         parts: PartsWatch | None = None,
     ) -> None:
-        """``disk`` is that of a former life of the run; ``number`` tells lives of one plan apart; ``parts`` sees all of them."""
+        """``disk`` is of a former life, ``number`` counts lives, ``parts`` watches all."""
         self.plan, self.job = plan, job or plan.job
         self.dataset = dataset or data_of(plan)
         self.world = World(plan.seed if not number else plan.seed + (number << 40))
@@ -232,13 +235,15 @@ class TrainingWorld:
         self.world.takes = self._takes
         self.schedulers: list[SchedulerNode] = []  # all lives, the last one is the present
         self.told: list[RunEvent] = []
-        self.judged: list[tuple[Evaluated, Values | None]] = []  # with the weights, if whoever judged them is there
+        # with the weights, if the evaluator is still there
+        self.judged: list[tuple[Evaluated, Values | None]] = []
         self.on_told: Callable[[RunEvent], None] = lambda event: None
         self.begun_with = 0  # slots that are in the checkpoint that this life was taken up from
         self.broken: dict[str, Exception] = {}  # processes that ended with an error
         self.left: set[str] = set()  # workers that have gone for good
         self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
-        self._unheard: list[ProcessEnd] = []  # ends of processes that nobody was there to be told of
+        # ends of processes that no scheduler was there to hear of
+        self._unheard: list[ProcessEnd] = []
         self._doubled: dict[str, int] = {}  # names that two processes had, until then
         self.dealt: set[int] = set()  # slots that anybody was ever dealt
         self.world.watch(m.Deal, self._dealt)
@@ -264,14 +269,14 @@ class TrainingWorld:
 
     @property
     def over(self) -> bool:
-        """The run has ended, and whoever took part has gone."""
+        """The run has ended and all its processes have left."""
         return self.dealing.ended and all(
             task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
         )
 
     @property
     def saved(self) -> bool:
-        """A checkpoint was told of."""
+        """A checkpoint was reported."""
         return any(isinstance(event, Saved) for event in self.told)
 
     def local(self, name: str) -> str:
@@ -284,7 +289,7 @@ class TrainingWorld:
     # ------------------------------------------------------------ the beginning
 
     def set_up(self, origin: Origin | None = None, was: Job | None = None) -> bool:
-        """Start all nodes, and make the tables; with ``origin``, go on from a checkpoint. False: they are not there in time."""
+        """Starts all nodes, with new tables or from ``origin``; False: it took too long."""
         if origin is not None:
             self.begun_with = _slots_in(origin[1], self.schedule.dealing())
             state = state_to_resume(origin[1], was or self.job, self.job, self.dataset.train.rows)
@@ -325,7 +330,7 @@ class TrainingWorld:
     # ------------------------------------------------------------ what happens
 
     def _takes(self, name: str, nanoseconds: int) -> int:
-        """How long this node computes: a worker for as long as the plan says, at most, everybody else shortly."""
+        """How long a node computes: a worker up to what the plan says, all others briefly."""
         if name not in self.nodes.trainers:
             return nanoseconds
         return self.stragglers.takes(name, nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1])
@@ -343,7 +348,7 @@ class TrainingWorld:
         self.on_told(event)
 
     def _send_a_worker(self) -> None:
-        """All workers had gone, since all was done; then the run lost its model, and asks for another worker."""
+        """Hires a worker for a run that lost its model after all workers had left."""
         name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.everyone))
         self.world.counts["workers that came when none was left"] += 1
         self.nodes.hire(self.local(name))
@@ -357,8 +362,9 @@ class TrainingWorld:
 
     def _broke(self, name: str, error: Exception) -> None:
         self._ended(name, f"{type(error).__name__}: {error}")
-        # Two of one name: the other one is in. Here an answer finds whoever has the name, so that a late hello of a life
-        # that was killed may have the next one refused; outside it goes back to the socket that it came from.
+        # Two processes share the name, and the other one is a member. Here a reply reaches any
+        # holder of
+        # the name, so a late hello of a dead life may refuse the next; a real socket would not.
         if isinstance(error, Refused) and name in self._doubled:
             self.world.counts["rare: one of two of a name gave way"] += 1
             self.world.at(max(self.world.now, self._doubled[name]) + AGAIN_AFTER, lambda: self.restart(name))
@@ -427,7 +433,8 @@ class TrainingWorld:
             self.world.add_twin(self.cluster.server(fault.who), lasts)
 
     def power_cut(self, fault: Fault) -> list[str]:
-        others = [self.dealer] if self.plan.group else []  # a group's scheduler writes checkpoints, too
+        # a group's scheduler writes checkpoints too
+        others = [self.dealer] if self.plan.group else []
         return self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others)
 
     def rot(self, fault: Fault) -> None:
@@ -504,10 +511,11 @@ def data_of(plan: TrainingPlan) -> Dataset:
 
 @contextmanager
 def paced(plan: TrainingPlan) -> Iterator[None]:
-    """Runs are short here: nodes ask for few slots at a time, and less often; all computing takes its time."""
+    """Adapts the pace to short runs: few slots at a time, and computing takes time."""
     with ExitStack() as stack:
         stack.enter_context(quick())
-        stack.enter_context(mock.patch.object(auto_delay, "LONGEST", 3))  # so that some runs come to it
+        # so that some runs reach it
+        stack.enter_context(mock.patch.object(auto_delay, "LONGEST", 3))
         slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
         stack.enter_context(slow)
         stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))

@@ -1,8 +1,8 @@
-"""Nodes on virtual time, and a network between them that misbehaves on a seeded schedule.
+"""Runs nodes on virtual time, with a network that misbehaves on a seeded schedule.
 
-The twin of ``nodes.loop``: the same nodes, the same events and effects, but time is a heap. Every purpose draws from its
-own generator, so that one more draw in one place does not reshuffle the rest, and every event enters a rolling hash: the
-same seed gives the same hash, in any process.
+The twin of ``nodes.loop``: the same nodes, events and effects, but time is a heap. Each purpose
+draws from a generator of its own, so that one more draw in one place does not reshuffle the rest.
+Every event enters a rolling hash: the same seed gives the same hash in any process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shoal.wire.effects import (
 from shoal.wire.messages import Arrays, Message
 
 Frames = list[memoryview | bytes]
-FOUND = (COORDINATOR, "home")  # whoever starts a node tells it where these are
+FOUND = (COORDINATOR, "home")  # nodes know these addresses from their start
 
 
 @dataclass(slots=True)
@@ -90,8 +90,9 @@ class Weather:
     clogs: dict[str, int] = field(
         default_factory=dict
     )  # until when nothing reaches or leaves this node: it comes later
-    cuts: dict[tuple[str, str], int] = field(default_factory=dict)  # (from, to) -> until when nothing passes
-    far: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # until when, how much longer it takes
+    cuts: dict[tuple[str, str], int] = field(default_factory=dict)  # (from, to): blocked until
+    # (from, to): until when, extra delay
+    far: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 class World:
@@ -110,12 +111,16 @@ class World:
         self.after_event: Callable[[str], None] | None = None
         self.on_crash: Callable[[str], None] | None = None
         self.on_tell: Callable[[RunEvent], None] | None = None
-        self.computing = (MILLISECOND, 20 * MILLISECOND)  # how long a computation takes: at least, and less than
-        self.takes: Callable[[str, int], int] = lambda name, nanoseconds: nanoseconds  # it does, at this node
-        self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False  # this one, on its way
+        # duration of a computation: at least, less than
+        self.computing = (MILLISECOND, 20 * MILLISECOND)
+        # how long a computation really takes at this node
+        self.takes: Callable[[str, int], int] = lambda name, nanoseconds: nanoseconds
+        # drop this message
+        self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
-        self._tracked: dict[type[Message], list[tuple[int, str, str, Any]]] = {}  # when they come, from whom, to whom
+        # arrival, sender, receiver, message
+        self._tracked: dict[type[Message], list[tuple[int, str, str, Any]]] = {}
         self._network = Random(f"{seed}/network")
         self._ties = Random(f"{seed}/ties")
         self._disk = Random(f"{seed}/disk")
@@ -156,7 +161,7 @@ class World:
         return host
 
     def add_twin(self, node: Node, lasts: int) -> None:
-        """A second process under the name of one that is there; who writes to that name reaches either."""
+        """Adds a second process under a name that is in use; messages to that name reach either."""
         self._lives += 1
         twin = self.twins[node.name] = SimulatedHost(node, self._lives)
         self._log("twin", node.name, b"")
@@ -174,7 +179,8 @@ class World:
         self._log("crash", name, b"")
         if self.on_crash is not None:
             self.on_crash(name)
-        if (journal := self.journals.get(name)) is not None:  # of what was on its way, some may be there
+        # some of the records in flight may have been written
+        if (journal := self.journals.get(name)) is not None:
             kept = self._disk.randrange(len(journal.writing) + 1)
             journal.durable += list(journal.writing)[:kept]
             self.counts["disk: records that were never acknowledged, and survived"] += kept
@@ -186,7 +192,7 @@ class World:
         self._log("end", name, b"")
 
     def watch(self, message: type[Message], seen: Callable[[str, str, Any], None]) -> None:
-        """Be told of every message of a kind, when it is sent: sender, receiver, message. Others may be, too."""
+        """Calls ``seen(sender, receiver, message)`` for every message of a kind when it is sent."""
         before = self.on_send.get(message)
 
         def both(sender: str, to: str, said: Any) -> None:
@@ -201,7 +207,10 @@ class World:
         self._tracked[message] = []
 
     def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
-        """Those of a kind that somebody has still to hear: sender, receiver, message. It does not matter if the sender is gone."""
+        """Messages of a kind that are still in flight: sender, receiver, message.
+
+        The sender may be gone by now.
+        """
         found = self._tracked[message]
         asleep = {name for name, host in self.hosts.items() if host.paused_until >= self.now}
         found[:] = [one for one in found if one[0] >= self.now or one[2] in asleep]
@@ -236,7 +245,7 @@ class World:
             self._feed(host, event)
 
     def carry_out(self, name: str, effects: list[Effect]) -> None:
-        """What is asked for in a node's name by whoever holds it; nothing happens if the node is gone."""
+        """Carries out effects in a node's name; does nothing if the node is gone."""
         if (host := self.hosts.get(name)) is not None:
             for effect in effects:
                 self._carry_out(host, effect)
@@ -251,7 +260,7 @@ class World:
         return self.hosts.get(name) is host or self.twins.get(name) is host
 
     def _feed(self, host: SimulatedHost, event: Event) -> None:
-        """Hand one event in and carry out what comes of it."""
+        """Feeds one event to a node and carries out its effects."""
         if not self._is_here(host):
             return
         if host.paused_until > self.now:
@@ -268,7 +277,7 @@ class World:
             self.after_event(host.node.name)
 
     def _calls(self, sender: str, to: str) -> bool:
-        """This message came over the sender's own call, as far as can be known: else it is an answer to ours."""
+        """Whether the sender connected to us, as far as is known; else it replies."""
         found = [one for one in (self.hosts.get(sender), self.twins.get(sender)) if one is not None]
         return to in FOUND or not found or any(to in one.called for one in found)
 
@@ -291,7 +300,7 @@ class World:
                 if self.on_tell is not None:
                     self.on_tell(event)
             case Connect(name, ""):
-                host.called.discard(name)  # whoever calls us still is answered on its own call
+                host.called.discard(name)  # a peer that connected to us still gets replies
             case Connect(name):
                 host.called.add(name)
 

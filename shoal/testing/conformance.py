@@ -3,9 +3,9 @@
     for check in suite(candidate):      each has a sentence for a name
         check(candidate)                raises AssertionError, or returns
 
-A candidate says what is known of a strategy beforehand: how near it comes to the serial run, and whether it survives the
-loss of a worker. Runs that several checks look at are made once. Small made-up rows, so that a check takes a second or
-two, and nothing is asserted about time.
+A candidate says what is known of a strategy: how near it comes to the serial run, and whether it
+survives the loss of a worker. Runs that several checks look at are made once. Rows are few and
+made up, so that a check takes a second or two, and nothing is asserted about time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Candidate:
 
     strategy: str  # its name
     how: Literal["threads", "processes"] = "threads"
-    settings: tuple[tuple[str, Any], ...] = field(default=())  # others, such as ("strategy.max_delay", 2)
+    settings: tuple[tuple[str, Any], ...] = field(default=())  # such as ("strategy.max_delay", 2)
     exact: bool = False  # the very weights of the serial run
     tolerance: float = 0.02  # of the test loss, around that of the serial run
     survives: bool = True  # the loss of a worker; otherwise it ends, and says so
@@ -57,7 +57,7 @@ class Candidate:
 
     @property
     def victim(self) -> str:
-        """The worker that is killed: the last one, as the first may be the process that was called."""
+        """The worker to kill: the last one, as the first may be the calling process."""
         return f"worker-{self.job().workers - 1}"
 
     def job(self, **changes: Any) -> Job:
@@ -98,7 +98,7 @@ def plain(candidate: Candidate) -> Watched:
 
 
 def it_starts_from_the_weights_that_all_start_from(candidate: Candidate) -> None:
-    """Evaluation 0 is that of the first weights: before any push, and the same for any number of workers."""
+    """Evaluation 0 is that of the first weights: before any push, for any number of workers."""
     for run in (plain(candidate), watch(candidate.job(workers=1, stop__steps=1))):
         first = run.all(Evaluated)[0]
         nothing = np.zeros(run.job.linear.keys(run.dataset.features), np.float32)
@@ -162,7 +162,8 @@ def it_stops_after_its_seconds(candidate: Candidate) -> None:
     assert run.outcome.why == "0.4 seconds are over"
     assert run.outcome.seconds >= 0.4
     assert run.outcome.steps > 0
-    assert run.all(Evaluated)[-1].steps == run.outcome.steps  # what is told is what was judged
+    # the last event is of the last evaluation
+    assert run.all(Evaluated)[-1].steps == run.outcome.steps
     run.check_counted_once()
 
 

@@ -1,10 +1,10 @@
-"""A run, watched from its start to its end, and what is done to it in between.
+"""Runs a job and watches it from start to end, while something is done to it.
 
     watched = watch(job, meanwhile=lambda training: kill(training, "worker-1", at=0.3))
     watched.check_counted_once()
 
-What is done happens in a thread beside the run; if that goes wrong, the watcher says so. Moments are shares of the work
-that is to be done, not of time: the same on a slow machine.
+What is done happens in a thread beside the run; the watcher reports its errors. Moments are shares
+of the work, not of time, so that they are the same on a slow machine.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Watched:
         most = passes * rows + rest * batch
         if self.job.strategy.solves:
             most, batch = passes * rows + self.job.slots(rows).rows_in(np.arange(rest)), 1
-        short = -rows % batch if rest else 0  # the one slot that is not full may be among the rest, or not
+        short = -rows % batch if rest else 0  # the slot that is not full may be among the rest
         assert self.outcome.examples in (most, most - short), f"{self.outcome.examples} examples of {most}"
         for name, counts in self.servers.items():
             if not work.in_steps:

@@ -12,7 +12,7 @@ from shoal.simulation.scenarios import run_chunk
 
 
 def by_tier(first: int, more: int, soak: int = 0, seldom: tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    """Parametrizes a test by (seeds, seldom): a few at every change, more before a merge, many in the soak."""
+    """Parametrizes a test by (seeds, seldom): few, more (slow) and many (soak) seeds."""
     few = pytest.param(range(first), None, id="few")
     rest = pytest.param(range(first, more), seldom, id="more", marks=pytest.mark.slow)
     many = [pytest.param(range(more, soak), (), id="many", marks=pytest.mark.soak)] if soak else []
@@ -20,9 +20,10 @@ def by_tier(first: int, more: int, soak: int = 0, seldom: tuple[str, ...] = ()) 
 
 
 def check(seeds: range, of: str, seldom: Sequence[str] | None = None) -> None:
-    """Checks that no seed breaks a promise and, unless ``seldom`` is None, that the faults reach their mark.
+    """Checks that no seed breaks a promise and, unless ``seldom`` is None, that faults hit.
 
-    Each of the scenario's SOMETIMES must happen, except those that begin with one of ``seldom``.
+    Each of the scenario's ``sometimes`` must happen, except those that begin with one of
+    ``seldom``.
     """
     tally = run_chunk(seeds, of=of)
     print(f"\n{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
@@ -42,8 +43,8 @@ def check_caught(
 ) -> None:
     """Some seed breaks a promise with the mutant, and the same seed keeps it without.
 
-    ``known`` seeds are tried first: if plans are drawn otherwise one day, others find it. A mutant that is caught by ``never`` is
-    itself broken.
+    ``known`` seeds are tried first; if plans are drawn otherwise one day, others find it. A mutant
+    that is caught by ``never`` is itself broken.
     """
     with mutant:
         for seed in (known.get(name, 0), *range(within)):

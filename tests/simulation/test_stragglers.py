@@ -12,12 +12,7 @@ from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
 from shoal.simulation.nemesis import Stragglers
 from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
-from shoal.simulation.training_world import (
-    TrainingWorld,
-    nemesis_of,
-    paced,
-    stopped,
-)
+from shoal.simulation.training_world import TrainingWorld, nemesis_of, paced, stopped
 
 STEPS = {"kind": "step", "workers": 3, "servers": 2, "slots": 24, "slots_per_step": 4, "max_delay": 0, "lasts": 9_000}
 SLOW = Fault("slower", 0, 9_000, "worker-0", rate=10)

@@ -1,4 +1,4 @@
-"""The counting model on real processes: the simulator's clients and workers, on real loops, judged by the same checker.
+"""Runs the counting model on real processes: the simulator's clients, judged by its checker.
 
     crowd = Crowd(plan, address, den)       everyone in a process of its own, which can be killed
     crowd.start(0); crowd.start(1)
@@ -7,9 +7,10 @@
     crowd.finish()                          the others are done
     assert not crowd.violations(kv)
 
-Each process writes its history line by line, before anything of what it says is sent: what a killed one has begun is known.
-Times are those of the machine's one monotonic clock, which some virtual machines tell otherwise on each core (3 ms were seen): so each call
-is taken to have begun a little earlier, and to have ended a little later, than was written.
+Each process writes its history line by line, before it sends anything, so that the calls of a
+killed one are known. Times are of the machine's monotonic clock, which differs between the cores
+of some virtual machines (3 ms were seen): so each call is taken to have begun a little earlier,
+and to have ended a little later, than was written.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class Crowd:
         within: Callable[[int], Sequence[str]] = lambda column: (),
         safety: Callable[[int], Safety] = lambda column: Safety.local(),
     ) -> None:
-        """Where columns are on hosts of their own: what stands before the command of each, and which keys it has."""
+        """For columns on hosts of their own: the prefix of each command, and its keys."""
         self.plan, self.address, self._den, self._seconds = plan, address, den, seconds
         self._within, self._safety = within, safety
         self.processes: dict[int, subprocess.Popen[str]] = {}
@@ -195,7 +196,7 @@ class Crowd:
         self.processes[column].send_signal(number)
 
     def note(self, what: Any, column: int, at: int = 0) -> None:
-        """Something that changes what may be expected of this one; ``at``: it was not before that."""
+        """Notes what changes the expectations of a client, and was not before ``at``."""
         last = [one for one in self.history(column) if not isinstance(one, End)]
         incarnation = last[-1].incarnation if last else 0
         self._notes.append(Note(at or time.monotonic_ns(), what, client_name(column), incarnation))

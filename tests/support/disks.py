@@ -1,12 +1,12 @@
-"""A small disk of its own, which can stall, fail, or take nothing more: a file, seen as a device, with a file system on it.
+"""A small disk that can stall, fail or fill up: a file as a loop device with a file system.
 
     with Volume() as volume:             needs root; ``missing()`` says what is not there
         volume.folder                    it is mounted here
-        volume.freeze(); volume.thaw()   whoever writes or syncs waits, until then
+        volume.freeze(); volume.thaw()   writes and syncs wait in between
         volume.read_only(); volume.writable()
-        volume.fail()                    from now on every write is an error; nothing brings it back
+        volume.fail()                    from now on every write is an error, for good
 
-Leaving the context thaws and removes it, whatever happened.
+Leaving the context thaws and removes it in any case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run as the coordinator deals it, with its workers and its evaluator played by hand: for tests of ``nodes.dealing``."""
+"""Plays the workers and the evaluator of a run by hand, for tests of the scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ E = TypeVar("E", bound=RunEvent)
 
 
 def dealing(rules: StopRules | None = None, slots: int = 0, workers: int = 2, every: float = 1.0) -> Scheduler:
-    """As ``launch.training`` makes it: passes of eight slots, in steps of so many if there are steps."""
+    """A run with epochs of eight slots, in steps of so many if there are steps."""
     step = Step(slots=slots, slots_per_pass=PER_PASS) if slots else None
     workload = SlotQueue(Slots(PER_PASS, 1, seed=3), ENDLESS, step)
     stopping = StopDecision(rules or StopRules(epochs=2))
@@ -44,7 +44,8 @@ class Desk:
     now: int = 100 * SECOND
     told: list[RunEvent] = field(default_factory=list)
     journal: list[bytes] = field(default_factory=list)
-    hands: dict[int, list[int]] = field(default_factory=dict)  # by worker: what it was dealt and has not told
+    # by worker: slots that it has and has not reported
+    hands: dict[int, list[int]] = field(default_factory=dict)
     over: dict[int, str] = field(default_factory=dict)
     requests: int = 0
     disk_error: str = ""  # why no line can be written

@@ -1,4 +1,4 @@
-"""Hosts of their own on this machine: network namespaces with an address each, joined by a wire that can be cut.
+"""Hosts on this machine: network namespaces with an address each, and links that can be cut.
 
     with Hosts(3) as hosts:                      needs root; ``missing()`` says what is not there
         hosts.start(0, "-m", "shoal", ...)       Python, on the first of them
@@ -7,8 +7,9 @@
         hosts.alone(2)                           cut off from all, from us too
         hosts.heal()
 
-We are on the same network (``Hosts.US``), so that a test can look on. Namespaces are known by the process that made them: those of
-one that is no more are removed by the next that comes. Nothing here touches a network that it did not make.
+The test is on the same network (``Hosts.US``), so that it can look on. A namespace is known by the
+process that made it: the next user removes those of a dead process. Nothing here touches a network
+that it did not make.
 """
 
 from __future__ import annotations
@@ -27,15 +28,10 @@ from typing import Any
 
 import psutil
 
-from tests.support.packet_link import (
-    CLEAR,
-    CUT,
-    Air,
-    Ether,
-)
+from tests.support.packet_link import CLEAR, CUT, Air, Ether
 from tests.support.sandbox import Den
 
-_NET = ipaddress.IPv4Network("198.18.0.0/15")  # for tests of networks: nobody lives there (RFC 2544)
+_NET = ipaddress.IPv4Network("198.18.0.0/15")  # reserved for network tests (RFC 2544)
 _NAMES, _TUN = Path("/run/netns"), "/dev/net/tun"
 _PREFIX = "shoal"
 _WITHIN = 20.0  # seconds for one command
@@ -125,7 +121,7 @@ class Hosts:
         self._set([], CLEAR)
 
     def swizzle(self, seed: int) -> list[tuple[int, int]]:
-        """All links in an order drawn by lot: for a test that cuts them one by one, and heals them in another."""
+        """All links in a random order, for a test that cuts and heals them one by one."""
         links = [(one, other) for one in range(self.count) for other in range(one)]
         Random(seed).shuffle(links)
         return links

@@ -1,12 +1,13 @@
-"""A cluster over several hosts, in the counting model: what is where, what is cut from what, and whether all is well.
+"""Runs a cluster over several hosts in the counting model, and checks it.
 
     host 0              the coordinator
     hosts 1 to 3        a server each, two copies of every segment: one of them is to spare
     hosts 4 to 6        a worker or client each
-    us                  whoever looks on, undisturbed
+    us                  the test, undisturbed
 
-Each host has a folder of keys of its own, and the coordinator's list has all of them; ``keys=False``: all in the clear.
-The nodes are plain processes (``outpost``): nobody sees them end, and nobody starts them again.
+Each host has a folder of keys, and the coordinator's list has all of them; ``keys=False``: no
+encryption. The nodes are plain processes (``node_process``): nothing sees them end or restarts
+them.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Site:
         )
 
     def post(self, name: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Start a node, for the first time or again; ``within``: what else stands before its command."""
+        """Starts a node, for the first time or again; ``within`` is a prefix of its command."""
         here = self.hosts.address(self.host(name))
         journal = self._folder / "coordinator.journal"
         post = (
@@ -194,7 +195,7 @@ class Site:
         )
 
     def check(self, crowd: Crowd) -> None:
-        """All work is done, all is counted once, in all copies, and every segment has one owner (I1-I8)."""
+        """All work is counted once, in all copies; every segment has one owner (I1-I8)."""
         crowd.finish()
         violations = crowd.violations(self.kv)
         assert violations == [], violations
@@ -205,7 +206,7 @@ class Site:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Record]:
-        """All views that the coordinator has meanwhile, seen often enough to miss none of a second."""
+        """All views that the coordinator has meanwhile; none that lasts a second is missed."""
         record, looking = Record(), StatusClient(self._transport)
         over = threading.Event()
 

@@ -1,8 +1,9 @@
-"""A coordinator or a server in a process of its own, on whatever host it is started: nobody forks it, nobody restarts it.
+"""A coordinator or a server in a process of its own, on any host, which nothing restarts.
 
-    python -m tests.support.node_process '{"kind": "server", "name": "server-0", "bind": "tcp://...", ...}'
+    python -m tests.support.node_process '{"kind": "server", "name": "server-0", ...}'
 
-It prints its address when it listens, and runs until it is killed; a server also ends when the coordinator lets it go or refuses it. What it counts is what the transport counts.
+It prints its address when it listens, and runs until it is killed; a server also ends when the
+coordinator releases or refuses it. It prints what its transport counted.
 """
 
 from __future__ import annotations

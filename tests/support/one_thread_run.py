@@ -1,7 +1,8 @@
-"""All nodes of a run in a simulated world without weather: nothing sleeps, and a run is a function of its seed.
+"""Runs all nodes of a run in a simulated world without faults: nothing sleeps.
 
-The loop is ``simulation.world.World``; what is said here is who is there, and how a test reaches them. Messages take about
-a millisecond, drawn from the seed, and none is lost unless a test says so (``drop``).
+The loop is ``simulation.world.World``; this says which nodes there are, and how a test reaches
+them. Messages take about a millisecond, drawn from the seed, and none is lost unless a test says
+so (``drop``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from shoal.wire.effects import Event, Node, ProcessEnd, Tick
 
 COORDINATOR = "coordinator"
 JOB: dict[str, Any] = {
-    "data": {"source": "rcv1-like", "rows": 400, "features": 1_000, "batch": 16},  # a pass has 25 slots
+    # 25 slots in an epoch
+    "data": {"source": "rcv1-like", "rows": 400, "features": 1_000, "batch": 16},
     "stop": {"epochs": 3},
     "servers": 2,
 }

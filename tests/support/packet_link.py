@@ -1,12 +1,13 @@
-"""The wire between hosts that are namespaces: packets are read from each host's device, and passed on, late, or not at all.
+"""The link between hosts that are namespaces: forwards packets, delays them or drops them.
 
     ether = Ether()
     ether.plug(device, address)              one end of a host
-    ether.weather = lambda sender, to: CUT   asked anew whenever the weather is set
+    ether.weather = lambda sender, to: CUT   called whenever the weather is set
 
-A real wire would need a packet filter or a queueing discipline of the kernel, which not every machine has; this needs a
-tun device and nothing else, and knows every fault in both directions. Packets are IP, whole, as the kernel's own TCP made
-them: what is lost is sent again by the real thing. Of one pair of hosts, packets keep their order.
+A real link would need a packet filter or a queueing discipline of the kernel, which not every
+machine has; this needs a tun device and nothing else, and knows every fault in both directions.
+Packets are whole IP packets of the kernel's own TCP, which resends what is lost. Packets between
+two hosts keep their order.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from random import Random
 _LARGEST = 65_536  # bytes of a packet
 _AT_ONCE = 64  # packets of one host, before it is the next one's turn
 _LONGEST = 0.5  # seconds between two looks whether it is over
-_DEEP = 0.25  # seconds of packets that wait for their turn where there is little room: the next ones are lost
+_DEEP = 0.25  # seconds of packets that may queue on a slow link; later ones are lost
 
 
 @dataclass(frozen=True, slots=True)
 class Air:
-    """What befalls packets one way between two hosts."""
+    """What happens to packets one way between two hosts."""
 
     cut: bool = False
     loss: float = 0.0  # chance of each packet
@@ -54,7 +55,7 @@ class Way:
 
     def __init__(self, to: int, air: Air, random: Random) -> None:
         self.to, self.air, self.random = to, air, random
-        self.free = self.last = 0.0  # when there is room for the next packet; when the last one arrives
+        self.free = self.last = 0.0  # when the link is free, when the last packet arrives
 
     def due(self, now: float, size: int) -> float | None:
         """When a packet of this size arrives; None: never."""
@@ -84,7 +85,7 @@ class Ether:
         self._late: list[tuple[float, int, int, bytes]] = []
         self._serial, self._over = 0, False
         self._poll = select.poll()
-        self._changes: deque[Callable[[], None]] = deque()  # only the thread touches what it walks through
+        self._changes: deque[Callable[[], None]] = deque()  # run by the thread that owns the state
         self._alarm, self._bell = os.pipe()
         self._poll.register(self._alarm, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="shoal-ether", daemon=True)
@@ -102,7 +103,7 @@ class Ether:
         self._devices.clear()
 
     def plug(self, name: str, device: int, address: bytes) -> None:
-        """A host's device (an open file that packets are read from and written to), and its four bytes of address."""
+        """Adds a host's device (an open file of packets) and its four bytes of address."""
         os.set_blocking(device, False)
 
         def plug() -> None:
@@ -118,7 +119,7 @@ class Ether:
 
     @weather.setter
     def weather(self, weather: Weather) -> None:
-        """In force when this returns. What is late by older weather still comes, unless its way is cut now."""
+        """In force when this returns; delayed packets still arrive on links that are up."""
         done = threading.Event()
 
         def change() -> None:
@@ -153,7 +154,8 @@ class Ether:
                 if device == self._alarm:
                     os.read(self._alarm, 4_096)
                     continue
-                with contextlib.suppress(BlockingIOError, OSError):  # nothing left; or a host that is going
+                # nothing left, or a host that is ending
+                with contextlib.suppress(BlockingIOError, OSError):
                     for _ in range(_AT_ONCE):
                         self._pass(os.read(device, _LARGEST))
             while self._changes:

@@ -1,7 +1,7 @@
-"""The timing of tests that wait for a death: a fifth of the defaults in all that is a matter of silence.
+"""The timing of tests that wait for a death: a fifth of the defaults for silence.
 
-What waits for a process to be started, or for a disk, is as usual: a busy machine takes its time for these, whatever the network does.
-All other tests go by the defaults, so that a busy machine fakes no death.
+What waits for a process to start, or for a disk, stays as usual, as a busy machine is slow at
+these. All other tests use the defaults, so that a busy machine fakes no death.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where programs under test live: a folder for what they make, and a mark by which their processes are known.
+"""Runs programs under test: a folder for their files, and a mark that their processes carry.
 
-A program may be interrupted, terminated or killed; what it leaves is found all the same, whoever its processes' parent is
-by now, because all of them have the mark in their environment.
+A program may be interrupted, terminated or killed. Its processes are found even if they have
+another parent by then, because all of them have the mark in their environment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Den:
     def start(
         self, *arguments: str, within: Sequence[str] = (), env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Run Python with these arguments; its temporary files lie here. ``within`` stands before the command."""
+        """Runs Python with these arguments; ``within`` is a prefix of the command."""
         child = subprocess.Popen(
             [*within, sys.executable, *arguments],
             stdout=subprocess.PIPE,
@@ -75,7 +75,7 @@ class Den:
         return found
 
     def node(self, name: str) -> int:
-        """The one process that is called by this node's name, now or soon; others may come and go meanwhile."""
+        """The one process with this node's name, now or soon."""
         found: list[int] = []
 
         def is_there() -> bool:

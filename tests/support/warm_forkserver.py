@@ -1,11 +1,12 @@
-"""Nurseries that have their imports: each is forked from one process that waits, instead of started afresh.
+"""Forkservers that have their imports already: each is forked from one process that waits.
 
-A forkserver spends about a second of a core on imports before it forks anybody, and every cluster of a test has one. Here one process
-imports what servers and workers need, once, and becomes a forkserver as often as it is asked: with the environment, the folder
-and the standard error of that moment, and as a child of whoever asked (CLONE_PARENT), which waits for it and kills it as it would a
-Popen. Nothing of one forkserver is seen by the next. It never has a thread, and ends when the asker does.
+A forkserver spends about a second of a core on imports before it forks, and every cluster of a
+test has one. Here one process imports what servers and workers need, once, and becomes a
+forkserver whenever it is asked: with the environment, the folder and the standard error of that
+moment, and as a child of the asker (CLONE_PARENT), which waits for it and kills it like a Popen.
+Nothing of one forkserver is seen by the next. It never has a thread, and ends when the asker does.
 
-What a start itself does is for tests that start afresh.
+Tests of the start itself start a new process.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from tests.support import with_root
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # number of the system call
 _CLONE_PARENT = 0x8000
 _ASKED = 1 << 20  # bytes: an environment
-_LOOK = 0.005  # seconds between two looks whether it has ended: the kernel tells nobody in particular
+_LOOK = 0.005  # seconds between two looks whether it has ended
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Asker to the one who waits: "become a forkserver"; its standard input, output, error and folder come with it."""
+    """Asks the waiting process to become a forkserver; standard files and folder come with it."""
 
     environment: dict[str, str]
 
@@ -43,7 +44,7 @@ class Warmed:
     """A forkserver, used as a Popen is."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        """A ``pid`` of 0 or less: there is none, it has ended before it began. To wait for -1, or to kill it, would be for everybody."""
+        """A ``pid`` of 0 or less means that it ended before it began: never wait for or kill -1."""
         self.pid, self._code = pid, None if pid > 0 else 1
         self.stdin: IO[bytes] | None = stdin
         self.stdout: IO[bytes] | None = stdout
@@ -97,7 +98,8 @@ class Warm:
         _waiting.discard(self._process.pid)
 
     def start(self) -> process_pool.ProcessFactory:
-        sys.audit("tests.support.start")  # a process will be there that no system call of ours started
+        # a process will appear that no system call of ours started
+        sys.audit("tests.support.start")
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
         here = os.open(".", os.O_PATH)  # it may have been removed
@@ -116,7 +118,7 @@ _waiting: set[int] = set()
 
 
 def offspring() -> list[int]:
-    """The processes that this one has started, and those that they have, without the ones that wait to be forkservers."""
+    """All descendants of this process, without those that wait to become forkservers."""
     import psutil
 
     return [one.pid for one in psutil.Process().children(recursive=True) if one.pid not in _waiting]

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from shoal import limits
 from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
-from shoal.events import RunEvent
 from shoal.limits import MILLISECOND
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableServer
@@ -40,27 +38,15 @@ START_AGAIN = 300 * MILLISECOND  # after a server has ended by itself
 Process = Coordinator | DrainableServer | Worker
 
 
-class DealingSource(Protocol):
-    """Who knows what the coordinator of a cluster deals; it outlives coordinators."""
-
-    damaged: set[int]  # checkpoints that were damaged
-    generation: Callable[[], int]
-
-    def as_dealing(self) -> Scheduler | None:
-        """For the next life of the coordinator."""
-
-    def told(self, event: RunEvent) -> None: ...
-
-
 class SimulatedCluster:
     """All that is no worker."""
 
-    def __init__(self, world: World, plan: FaultPlan, deals: DealingSource) -> None:
-        self.world, self.plan, self.deals = world, plan, deals
+    def __init__(self, world: World, plan: FaultPlan, scheduler: Callable[[], Scheduler | None]) -> None:
+        """``scheduler`` makes what the next life of the coordinator assigns slots with."""
+        self.world, self.plan, self._scheduler = world, plan, scheduler
+        self.damaged: set[int] = set()  # checkpoints that were damaged
         self.job = ""  # whose checkpoints are made
         self.disk = world.disk = SimulatedDisk(plan.seed)
-        deals.generation = lambda: self.coordinator.roster.generation
-        world.on_tell = deals.told
         self._drifts = {fault.who: fault for fault in plan.faults if fault.kind == "drift"}
         self._lives = 0
         self._looked, self._whole = (0, -1), False
@@ -143,11 +129,10 @@ class SimulatedCluster:
         moves = MoveSettings(
             self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
         )
-        dealing = self.deals.as_dealing()
         return Coordinator(
             copies=self.plan.copies,
             journal=journal,
-            dealing=dealing,
+            dealing=self._scheduler(),
             saving=saving,
             moves=moves,
             timing=self.plan.timing,
@@ -173,7 +158,7 @@ class SimulatedCluster:
             found = bytearray(file.read())
         found[seed % len(found)] ^= 1 << seed % 8
         self.disk.damage(path, bytes(found))
-        self.deals.damaged.add(number)
+        self.damaged.add(number)
         return True
 
     def _journal(self) -> list[bytes]:

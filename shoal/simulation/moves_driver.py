@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
@@ -28,6 +27,7 @@ from shoal.nodes.drainable import DrainableServer
 from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
 from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_plan import PLANNED
+from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.scenarios import Violation
 from shoal.wire import messages as m
 
@@ -60,18 +60,12 @@ class MovingSegment:
     epoch: int
 
 
-class Striker(Protocol):
-    """Who carries faults out."""
-
-    def strike(self, fault: Fault) -> None: ...
-
-
 class ElasticDriver:
     """Carries out joins, leaves and ambushes of one run."""
 
     def __init__(self, cluster: SimulatedCluster, plan: FaultPlan) -> None:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
-        self.nemesis: Striker | None = None
+        self.nemesis: Nemesis | None = None
         self.violations: list[Violation] = []
         self.stalls: list[float] = []  # seconds
         self._leaving: dict[str, LeavingServer] = {}

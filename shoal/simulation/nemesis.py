@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from random import Random
 from typing import Protocol
-from unittest import mock
 
 from shoal.limits import MILLISECOND, SECOND
-from shoal.schedule import auto_delay
 from shoal.simulation.cluster import COORDINATOR
 from shoal.simulation.faults import STRAGGLING, WEATHER, Fault, FaultPlan
 from shoal.simulation.world import SimulatedJournal, World
@@ -181,14 +178,6 @@ def _links(fault: Fault, other: str) -> list[tuple[str, str]]:
 
 
 LONGEST_BREAK = 1_000  # milliseconds
-
-
-def quick() -> AbstractContextManager[object]:
-    """Runs are short here: the delay is looked at more often, and decided upon fewer steps."""
-    stack = ExitStack()
-    window, settling = 100 * MILLISECOND, 30 * MILLISECOND
-    stack.enter_context(mock.patch.multiple(auto_delay, FEWEST=1, WINDOW=window, SETTLING=settling))
-    return stack
 
 
 class Stragglers:

@@ -100,6 +100,11 @@ class Scenario:
         return self.mutants[mutant]() if mutant else nullcontext()
 
 
+def each(prefix: str, *what: str) -> Iterator[str]:
+    """Names of counters that begin alike."""
+    return (f"{prefix}: {one}" for one in what)
+
+
 def scenario(name: str) -> Scenario:
     module, attribute = SCENARIOS[name]
     found: Scenario = getattr(import_module(f"shoal.simulation.{module}"), attribute)

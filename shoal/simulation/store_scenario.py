@@ -28,7 +28,7 @@ from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
 from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.nemesis import Nemesis, Stragglers
-from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, raised
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
 from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
 from shoal.simulation.store_mutants import MOVE_MUTANTS, STORE_MUTANTS
 from shoal.simulation.store_workload import (
@@ -61,20 +61,9 @@ LIVE_WITHIN = 40 * limits.SECOND  # 30 s, and the time to notice a dead worker
 _JOB = Job.of({"data": {"source": "none", "batch": 1}, "strategy": "async", "stop": {"epochs": 1}})
 
 
-class IdleRun:
-    """The coordinator's run in these scenarios: the real one, which never begins."""
-
-    def __init__(self) -> None:
-        self.damaged: set[int] = set()
-        self.generation: Callable[[], int] = lambda: 0
-        self.violations: list[Violation] = []
-
-    def as_dealing(self) -> Scheduler:
-        return make_dealing(_JOB, "none", rows=1, test_rows=1, features=1, elsewhere=True)
-
-    def told(self, event: RunEvent) -> None:
-        if isinstance(event, RolledBack):  # no plan of a store takes the last copy
-            self.violations.append(Violation("P1 kept", f"the run went back although copies were left: {event.why}"))
+def idle_scheduler() -> Scheduler:
+    """The coordinator's run in a store: the real one, which no worker asks for slots."""
+    return make_dealing(_JOB, "none", rows=1, test_rows=1, features=1, elsewhere=True)
 
 
 class StoreRun:
@@ -92,8 +81,8 @@ class StoreRun:
         self.dealer = SimulatedDealer(plan)
         self.stragglers = Stragglers(plan, lambda: self.world.now)
         self.scribe.takes = self.stragglers.takes
-        self.idle = IdleRun()
-        self.cluster = SimulatedCluster(self.world, plan, self.idle)
+        self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
+        self.rollbacks: list[Violation] = []
         self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan)
         self.world.on_tell = self._told
         self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
@@ -156,9 +145,9 @@ class StoreRun:
         self._healed = self.world.now
         if not self._until(self._at_rest, self._live_within):
             what = f"not done {self._since_healed()}: {self._stuck()}"
-            return [*self.idle.violations, *self.elastic.violations, Violation("I13 live", what)]
+            return [*self.rollbacks, *self.elastic.violations, Violation("I13 live", what)]
         violations = [
-            *self.idle.violations,
+            *self.rollbacks,
             *check(self.plan, self.scribe.history, self.dealer.void),
         ]
         violations += [*self.bystander.violations, *self.elastic.check(self.scribe.history)]
@@ -349,7 +338,9 @@ class StoreRun:
         return ended
 
     def _told(self, event: RunEvent) -> None:
-        self.idle.told(event)
+        if isinstance(event, RolledBack):  # no plan of a store takes the last copy
+            why = f"the run went back although copies were left: {event.why}"
+            self.rollbacks.append(Violation("P1 kept", why))
         self.elastic.told(event)
 
     def _counted(self, what: str) -> None:
@@ -464,75 +455,28 @@ STORE = Scenario(
     mutants=STORE_MUTANTS,
     nodes=NODES,
     sometimes=(
-        "client: busy",
-        "client: counted before",
-        "client: fenced",
-        "client: late answers",
-        "client: lists, forgotten",
-        "client: lists, hits",
-        "client: resent",
-        "client: unanswered",
-        "coordinator: fenced",
-        "coordinator: filled",
-        "coordinator: late hello",
-        "coordinator: removed",
-        "coordinator: shrunk",
-        "disk: records refused by a full disk",
-        "disk: records that were never acknowledged, and survived",
-        "fault: clog",
-        "fault: crash coordinator",
-        "fault: crash server",
-        "fault: crash worker",
-        "fault: cut coordinator",
-        "fault: cut server",
-        "fault: cut worker",
-        "fault: pause coordinator",
-        "fault: pause server",
-        "fault: pause worker",
-        "fault: full coordinator",
-        "fault: halting worker",
-        "fault: rogue",
-        "fault: slower worker",
-        "fault: stall worker",
-        "fault: twin server",
-        "fault: twin worker",
-        "fault: withheld",
         "fenced workers",
         "lives that stopped",
-        "network: clogged",
-        "network: cut off",
-        "network: dropped",
-        "network: lost",
-        "network: repeated",
-        "network: slow",
-        "network: very late",
-        "rare: adopt with changes",
-        "rare: coordinator crashed during a failover",
-        "rare: coordinator crashed during a fill",
-        "rare: duplicate reached the new primary",
-        "rare: filled with what was counted",
-        "rare: levels with changes",
-        "rare: server crashed during a fill",
-        "rare: told by a deposed server",
         "rogue pushes",
-        "server: lists let go",
-        "server: another life",
-        "server: fenced",
-        "server: held again",
-        "server: levelled",
-        "server: moved",
-        "server: opening",
-        "server: out of order",
-        "server: promoted",
-        "server: refused",
-        "server: repeated",
-        "server: returned from parking",
-        "server: steps",
-        "server: view behind",
-        "server: void",
-        "server: waited",
-        "servers that ended: refused",
         "slots that took longer",
+        *each("client", "busy", "counted before", "fenced", "late answers", "lists, forgotten"),
+        *each("client", "lists, hits", "resent", "unanswered"),
+        *each("coordinator", "fenced", "filled", "late hello", "removed", "shrunk"),
+        "disk: records refused by a full disk",
+        "disk: records that were never acknowledged, and survived",
+        *each("fault", "clog", "crash coordinator", "crash server", "crash worker", "cut coordinator"),
+        *each("fault", "cut server", "cut worker", "pause coordinator", "pause server", "pause worker"),
+        *each("fault", "full coordinator", "halting worker", "rogue", "slower worker", "stall worker"),
+        *each("fault", "twin server", "twin worker", "withheld"),
+        *each("network", "clogged", "cut off", "dropped", "lost", "repeated", "slow", "very late"),
+        *each("rare", "adopt with changes", "coordinator crashed during a failover"),
+        *each("rare", "coordinator crashed during a fill", "duplicate reached the new primary"),
+        *each("rare", "filled with what was counted", "levels with changes"),
+        *each("rare", "server crashed during a fill", "told by a deposed server"),
+        *each("server", "lists let go", "another life", "fenced", "held again", "levelled", "moved"),
+        *each("server", "opening", "out of order", "promoted", "refused", "repeated"),
+        *each("server", "returned from parking", "steps", "view behind", "void", "waited"),
+        "servers that ended: refused",
     ),
 )
 MOVES = Scenario(
@@ -541,24 +485,12 @@ MOVES = Scenario(
     mutants=MOVE_MUTANTS,
     nodes=NODES,
     sometimes=(
-        "fault: ambush",
-        "fault: drain server",
         "coordinator: segments split",
-        "fault: far server",
-        "fault: freeze server",
-        "fault: join server",
-        "fault: roll",
-        "fault: sluggish coordinator",
+        *each("fault", "ambush", "drain server", "far server", "freeze server", "join server", "roll"),
+        *each("fault", "sluggish coordinator"),
+        *each("moves", "named", "copied", "full", "handed", "given up", "rolled through all servers"),
+        *each("moves", "servers that left", "servers that came back", "told that it was handed over"),
         "network: far",
-        "moves: named",
-        "moves: copied",
-        "moves: full",
-        "moves: handed",
-        "moves: given up",
-        "moves: rolled through all servers",
-        "moves: servers that left",
-        "moves: servers that came back",
-        "moves: told that it was handed over",
         "servers that ended: refused",
     ),
 )

@@ -122,7 +122,7 @@ class TrainingChecker:
             if isinstance(event, Saved):
                 saved = event.number
             elif isinstance(event, RolledBack):
-                if (event.checkpoint or 0) < saved and not self.run.schedule.damaged:
+                if (event.checkpoint or 0) < saved and not self.run.cluster.damaged:
                     back = event.checkpoint or "the beginning"
                     yield Violation("I9 durable", f"checkpoint {saved} was told of, and the run went back to {back}")
                 if not self.plan.beyond:

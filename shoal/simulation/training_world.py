@@ -43,7 +43,7 @@ from shoal.simulation.cluster import COORDINATOR, ROOT, SimulatedCluster
 from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.faults import Fault
 from shoal.simulation.moves_driver import ElasticDriver
-from shoal.simulation.nemesis import Nemesis, Stragglers, quick
+from shoal.simulation.nemesis import Nemesis, Stragglers
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
 from shoal.simulation.training_watch import DelayWatch, PartsWatch, StalenessWatch, TrainingAudit
 from shoal.simulation.world import SimulatedJournal, World
@@ -176,26 +176,6 @@ AGAIN_AFTER = 300 * MILLISECOND  # a process gave way to another of its name, wh
 Origin = tuple[Path, Manifest]
 
 
-class SimulatedSchedule:
-    """What the coordinator deals, over all its lives (see ``cluster.DealingSource``)."""
-
-    def __init__(self, job: Job, dataset: Dataset, elsewhere: bool, deals: bool) -> None:
-        self.job, self.dataset, self.elsewhere, self.deals = job, dataset, elsewhere, deals
-        self.damaged: set[int] = set()
-        self.generation: Callable[[], int] = lambda: 0
-
-    def as_dealing(self) -> Scheduler | None:
-        return self.dealing() if self.deals else None
-
-    def dealing(self) -> Scheduler:
-        found = dealing_for(self.job, self.dataset)
-        found.elsewhere = self.elsewhere
-        return found
-
-    def told(self, event: RunEvent) -> None:
-        return
-
-
 class TrainingWorld:
     """All nodes of one run, on which ``Nemesis`` carries out the faults of the plan."""
 
@@ -217,9 +197,7 @@ class TrainingWorld:
         self.world.after_event = self._after_event
         self.world.on_tell = self._told
         self.world.weather.delay = plan.delay * MILLISECOND
-        self.schedule = SimulatedSchedule(self.job, self.dataset, "elsewhere" in plan.habits, deals=not plan.group)
-        self.cluster = SimulatedCluster(self.world, plan, self.schedule)
-        self.world.on_tell = self._told
+        self.cluster = SimulatedCluster(self.world, plan, lambda: None if plan.group else self._scheduler())
         if disk is not None:
             self.cluster.disk = self.world.disk = disk
         self.cluster.job = self.job.identity
@@ -291,7 +269,7 @@ class TrainingWorld:
     def set_up(self, origin: Origin | None = None, was: Job | None = None) -> bool:
         """Starts all nodes, with new tables or from ``origin``; False: it took too long."""
         if origin is not None:
-            self.begun_with = _slots_in(origin[1], self.schedule.dealing())
+            self.begun_with = _slots_in(origin[1], self._scheduler())
             state = state_to_resume(origin[1], was or self.job, self.job, self.dataset.train.rows)
             record = msgspec.msgpack.encode(JournalSnapshot(state))
             self.world.journals[self.dealer] = SimulatedJournal([record])
@@ -312,12 +290,17 @@ class TrainingWorld:
             self.auditor.start()
         return True
 
+    def _scheduler(self) -> Scheduler:
+        found = dealing_for(self.job, self.dataset)
+        found.elsewhere = "elsewhere" in self.plan.habits
+        return found
+
     def _start_scheduler(self) -> None:
         journal = self.world.journals.get(self.dealer)
         records = list(journal.durable) if journal is not None else []
         points = make_saving(self.job, ROOT, self.cluster.disk).points if self.plan.checkpoint else None
         token = f"scheduler-{len(self.schedulers)}"
-        node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self.schedule.dealing(), points, records)
+        node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self._scheduler(), points, records)
         self.schedulers.append(node)
         self._add(node)
 
@@ -513,9 +496,9 @@ def data_of(plan: TrainingPlan) -> Dataset:
 def paced(plan: TrainingPlan) -> Iterator[None]:
     """Adapts the pace to short runs: few slots at a time, and computing takes time."""
     with ExitStack() as stack:
-        stack.enter_context(quick())
-        # so that some runs reach it
-        stack.enter_context(mock.patch.object(auto_delay, "LONGEST", 3))
+        window = mock.patch.multiple(auto_delay, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND)
+        stack.enter_context(window)
+        stack.enter_context(mock.patch.object(auto_delay, "LONGEST", 3))  # so that some runs reach it
         slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
         stack.enter_context(slow)
         stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))

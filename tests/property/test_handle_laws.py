@@ -22,7 +22,7 @@ from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.store_scenario import IdleRun
+from shoal.simulation.store_scenario import idle_scheduler
 from shoal.simulation.world import World
 from shoal.store.server import primary
 from shoal.store.server.primary import Primary
@@ -68,7 +68,7 @@ class Twins:
     def __init__(self, seed: int, spec: Table, servers: int, copies: int, storm: bool) -> None:
         plan = FaultPlan(seed=seed, servers=servers, copies=min(servers, copies), kind="clients")
         self.spec, self.world = spec, World(seed)
-        self.cluster = SimulatedCluster(self.world, plan, IdleRun())
+        self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
         self.cluster.set_up()
         self.worker = Worker("ann", "client", "only")
         self.cluster.add(self.worker)

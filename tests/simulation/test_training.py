@@ -110,7 +110,7 @@ def test_a_checkpoint_that_was_told_of_must_be_there_after_a_crash() -> None:
     )
     assert _lost(run, None) == []  # it had gone back to the beginning
     run.told.append(Saved(seconds=3.0, number=3, steps=3, bytes=1, took=0.1))
-    run.schedule.damaged.add(3)
+    run.cluster.damaged.add(3)
     assert _lost(run, None) == []
     run.close()
 

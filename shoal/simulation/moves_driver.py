@@ -98,6 +98,8 @@ class ElasticDriver:
                 self._next()
             case "ambush":
                 self._armed.append(fault)
+            case other:
+                raise ValueError(f"no fault {other!r}")
         return True
 
     def heal(self) -> None:

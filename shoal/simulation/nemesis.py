@@ -14,7 +14,7 @@ from typing import Protocol
 
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.cluster import COORDINATOR
-from shoal.simulation.faults import STRAGGLING, WEATHER, Fault, FaultPlan
+from shoal.simulation.faults import WEATHER, Fault, FaultPlan
 from shoal.simulation.world import SimulatedJournal, World
 
 SETTLE = 6 * SECOND  # a pause may outlast the healing by so much
@@ -30,29 +30,18 @@ class FaultTarget(Protocol):
 
     def restart(self, name: str) -> None: ...
 
-    def twin(self, fault: Fault) -> None: ...
+    def carry_out(self, fault: Fault, until: int) -> bool:
+        """A fault of another kind than those of ``Nemesis``; False if there is nobody to do it to."""
 
-    def power_cut(self, fault: Fault) -> list[str]:
-        """Who is gone and comes back."""
-
-    def rot(self, fault: Fault) -> None: ...
-
-    def rogue(self, fault: Fault) -> None: ...
-
-    def straggle(self, fault: Fault, until: int) -> None: ...
-
-    def hurry(self) -> None:
-        """Nobody straggles any more, and nobody else comes or goes."""
-
-    def come_or_go(self, fault: Fault) -> bool:
-        """False if there is nobody to do it."""
+    def heal(self) -> None:
+        """Nobody straggles any more, and nobody else joins or leaves."""
 
 
 class Nemesis:
     """Carries out the faults of one cluster."""
 
-    def __init__(self, world: World, plan: FaultPlan, stage: FaultTarget) -> None:
-        self._world, self._plan, self._stage = world, plan, stage
+    def __init__(self, world: World, plan: FaultPlan, target: FaultTarget) -> None:
+        self._world, self._plan, self._target = world, plan, target
         self._away = 0  # who is down, and comes back
         self._healed = False
 
@@ -76,7 +65,7 @@ class Nemesis:
             return
         world, until = self._world, self._world.now + fault.lasts * MILLISECOND
         long = fault.kind in ("pause", "freeze", "cut", "clog") and until - world.now > self._plan.timing.suspect
-        if long and not all(self._stage.may_silence(name) for name in self._silenced(fault)):
+        if long and not all(self._target.may_silence(name) for name in self._silenced(fault)):
             world.counts["fault: withheld"] += 1
             return
         match fault.kind:
@@ -107,30 +96,14 @@ class Nemesis:
             case "crash":
                 if fault.who not in world.hosts:
                     return
-                if not self._stage.crash(fault):
+                if not self._target.crash(fault):
                     world.counts["fault: withheld"] += 1
                     return
-                self._away += 1
-                world.at(until, lambda: self._back(fault.who))
-            case "power":
-                gone = self._stage.power_cut(fault)
-                self._away += len(gone)
-                for name in gone:
-                    world.at(until, lambda name=name: self._back(name))  # type: ignore[misc]
-            case "rot":
-                self._stage.rot(fault)
-            case "twin":
-                self._stage.twin(fault)
-            case "rogue":
-                self._stage.rogue(fault)
-            case kind if kind in STRAGGLING:
-                self._stage.straggle(fault, until)
-            case "join" | "drain" | "roll" | "ambush" | "hire" | "leave":
-                if not self._stage.come_or_go(fault):
+                self.bring_back([fault.who], until)
+            case _:
+                if not self._target.carry_out(fault, until):
                     world.counts["fault: withheld"] += 1
                     return
-            case other:
-                raise ValueError(f"no fault {other!r}")
         role = fault.who.partition("-")[0]
         named = role and fault.kind not in ("rogue", "clog", "ambush")
         world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
@@ -140,9 +113,15 @@ class Nemesis:
         if not self._healed:
             self._heal()
 
+    def bring_back(self, names: list[str], at: int) -> None:
+        """These processes are gone, and restart at that time."""
+        self._away += len(names)
+        for name in names:
+            self._world.at(at, lambda name=name: self._back(name))  # type: ignore[misc]
+
     def _back(self, name: str) -> None:
         self._away -= 1
-        self._stage.restart(name)
+        self._target.restart(name)
 
     def _heal(self) -> None:
         world = self._world
@@ -157,7 +136,7 @@ class Nemesis:
             host.frozen_until = min(host.frozen_until, world.now + SETTLE)
         for journal in world.journals.values():
             journal.full_until = 0
-        self._stage.hurry()
+        self._target.heal()
         self._healed = True
 
     def _silenced(self, fault: Fault) -> list[str]:
@@ -191,7 +170,7 @@ class Stragglers:
     def straggle(self, fault: Fault, until: int) -> None:
         self._faults.setdefault(fault.who, []).append((fault, until))
 
-    def hurry(self) -> None:
+    def heal(self) -> None:
         self._faults.clear()
 
     def takes(self, worker: str, nanoseconds: int) -> int:

@@ -25,7 +25,7 @@ from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation import moves_plan
 from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
-from shoal.simulation.faults import Fault, FaultPlan
+from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
 from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.nemesis import Nemesis, Stragglers
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
@@ -201,12 +201,6 @@ class StoreRun:
     def may_silence(self, name: str) -> bool:
         return self.cluster.may_silence(name)
 
-    def power_cut(self, fault: Fault) -> list[str]:
-        raise AssertionError("no plan of a store takes all copies")
-
-    def rot(self, fault: Fault) -> None:
-        raise AssertionError("no plan of a store has checkpoints")
-
     def restart(self, name: str) -> None:
         if name in self.workers:
             self.dealer.give_back(name)
@@ -214,7 +208,19 @@ class StoreRun:
         else:
             self.cluster.restart(name)
 
-    def twin(self, fault: Fault) -> None:
+    def carry_out(self, fault: Fault, until: int) -> bool:
+        match fault.kind:
+            case "twin":
+                self._twin(fault)
+            case "rogue":
+                self._rogue(fault)
+            case kind if kind in STRAGGLING:
+                self.stragglers.straggle(fault, until)
+            case _:
+                return self.elastic.carry_out(fault)
+        return True
+
+    def _twin(self, fault: Fault) -> None:
         lasts = fault.lasts * limits.MILLISECOND
         if fault.who in self.workers:
             worker, _ = self._worker(fault.who)
@@ -223,22 +229,16 @@ class StoreRun:
         elif fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
             self.world.add_twin(self.cluster.server(fault.who), lasts)
 
-    def rogue(self, fault: Fault) -> None:
+    def _rogue(self, fault: Fault) -> None:
         sent = nonsense(self.plan, self.workers[fault.who], fault.how)
         if sent is not None:
             self._counted("rogue pushes")
             self.world.send(fault.who, fault.others[0], *sent)
 
-    def straggle(self, fault: Fault, until: int) -> None:
-        self.stragglers.straggle(fault, until)
-
-    def hurry(self) -> None:
-        self.stragglers.hurry()
+    def heal(self) -> None:
+        self.stragglers.heal()
         self.elastic.heal()
         self.bystander.stopped = True
-
-    def come_or_go(self, fault: Fault) -> bool:
-        return self.elastic.carry_out(fault)
 
     # ------------------------------------------------------------ the workers
 

@@ -41,7 +41,7 @@ from shoal.schedule import auto_delay
 from shoal.schedule.runs import spread
 from shoal.simulation.cluster import COORDINATOR, ROOT, SimulatedCluster
 from shoal.simulation.disk import SimulatedDisk
-from shoal.simulation.faults import Fault
+from shoal.simulation.faults import STRAGGLING, Fault
 from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.nemesis import Nemesis, Stragglers
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
@@ -405,7 +405,7 @@ class TrainingWorld:
             for one in ended:
                 self.world.tell(name, one)
 
-    def twin(self, fault: Fault) -> None:
+    def _twin(self, fault: Fault) -> None:
         lasts = fault.lasts * MILLISECOND
         if fault.who in self.nodes.trainers:
             trainer = self.nodes.trainer(self.local(fault.who))
@@ -415,26 +415,26 @@ class TrainingWorld:
         elif fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
             self.world.add_twin(self.cluster.server(fault.who), lasts)
 
-    def power_cut(self, fault: Fault) -> list[str]:
-        # a group's scheduler writes checkpoints too
-        others = [self.dealer] if self.plan.group else []
-        return self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others)
-
-    def rot(self, fault: Fault) -> None:
-        self.cluster.rot(fault.at)
-
-    def rogue(self, fault: Fault) -> None:
-        raise AssertionError("no plan of training has rogues")
-
-    def straggle(self, fault: Fault, until: int) -> None:
-        self.stragglers.straggle(fault, until)
-
-    def hurry(self) -> None:
-        self.stragglers.hurry()
+    def heal(self) -> None:
+        self.stragglers.heal()
         self.elastic.heal()
 
-    def come_or_go(self, fault: Fault) -> bool:
+    def carry_out(self, fault: Fault, until: int) -> bool:
         match fault.kind:
+            case "twin":
+                self._twin(fault)
+                return True
+            case "power":
+                others = [self.dealer] if self.plan.group else []  # its scheduler writes checkpoints too
+                assert self.elastic.nemesis is not None
+                self.elastic.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
+                return True
+            case "rot":
+                self.cluster.rot(fault.at)
+                return True
+            case kind if kind in STRAGGLING:
+                self.stragglers.straggle(fault, until)
+                return True
             case "hire":
                 if fault.who in self.world.hosts or fault.who in self.left or self.dealing.ended:
                     return False

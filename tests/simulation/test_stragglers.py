@@ -80,7 +80,7 @@ def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:
     assert [slow.takes(f"worker-{n}", 100) for n in range(3)] == [500, 100, 900]
     now[0] = 900
     assert [slow.takes(f"worker-{n}", 100) for n in range(3)] == [500, 100, 100]
-    slow.hurry()
+    slow.heal()
     assert slow.takes("worker-0", 100) == 100
     assert slow.counts["slots that took longer"] == 3
 

@@ -6,7 +6,7 @@ command, table, JSON and picture are made. Benchmarks are not part of the instal
 
 BENCHES = {  # the module, and what it measures
     "billion": ("billion", "A billion floats over four servers, and one more joins"),
-    "bytes": ("bytes_show", "Bytes and objective of a run with each filter"),
+    "bytes": ("bytes", "Bytes and objective of a run with each filter"),
     "checkpoint": ("checkpoint", "Saving and loading a model, also while it is pushed to"),
     "clocks": ("clocks", "Vector clocks of ranges against one for every key"),
     "consensus": ("consensus", "How soon gossiping workers agree, by graph"),
@@ -17,7 +17,7 @@ BENCHES = {  # the module, and what it measures
     "failover": ("failover", "How long pushes stand still when a server dies"),
     "filters": ("filters", "Bytes and speed of each filter on real pushes"),
     "handles": ("key_caching", "Key caching against sending every key"),
-    "hogwild": ("hogwild_show", "Hogwild by rows a second and time to a loss"),
+    "hogwild": ("hogwild", "Hogwild by rows a second and time to a loss"),
     "keys": ("keys", "Very many keys in one table"),
     "placement": ("placement", "How evenly segments lie after servers come and go"),
     "reading": ("reading", "Reading LIBSVM and Criteo text"),

@@ -22,11 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Machine, Option, Record, Say, machine, quiet, sheet
 from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
 from shoal.inspect.status import StatusClient, look_at
@@ -46,7 +44,7 @@ _WITHIN = 300.0  # seconds for anything that is waited for
 _GB = 1e9
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """How large."""
 
     floats: int = 1_000_000_000
@@ -59,7 +57,7 @@ FULL = Settings()
 QUICK = Settings(floats=20_000_000, servers=2, piece=1_000_000)
 
 
-class Leg(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Leg(Record, frozen=True):
     """All ranges, once."""
 
     what: str
@@ -68,7 +66,7 @@ class Leg(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of_copy: float  # against numpy's copy
 
 
-class Stalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Stalls(Record, frozen=True):
     """The slowest pull of each segment, in seconds."""
 
     segments: int
@@ -76,7 +74,7 @@ class Stalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worst: float
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Results(Record, frozen=True):
     """All of one run."""
 
     machine: Machine
@@ -127,8 +125,7 @@ class Scene:
             raise ShoalError(f"keys {keys} are not what {self.pushes[number]} pushes make them: report this")
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if not 0 < settings.piece <= settings.floats or settings.servers < 1 or settings.flying < 1:
         raise Invalid("this needs servers, and ranges that are not larger than the table")
     with ExitStack() as stack:
@@ -143,16 +140,16 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
         kv.create("w", Dense(rows=settings.floats, update=Update("sum")))
         created = time.perf_counter() - began
         copy = _copied(scene)
-        legs = [_leg(scene, "push", copy, progress), _leg(scene, "pull", copy, progress)]
+        legs = [_leg(scene, "push", copy, say), _leg(scene, "pull", copy, say)]
         memory, before = _memory(cluster), _watched(scene, lambda: time.sleep(2.0))  # as it is with nothing else to do
-        progress("one more server joins")
+        say("one more server joins")
         joined = _join(scene)
         after = _memory(cluster)
-        progress(f"it has {len(joined.moved)} segments after {joined.seconds:.1f} s; once more all of it")
-        legs += [_leg(scene, "push again", copy, progress), _leg(scene, "pull again", copy, progress)]
+        say(f"it has {len(joined.moved)} segments after {joined.seconds:.1f} s; once more all of it")
+        legs += [_leg(scene, "push again", copy, say), _leg(scene, "pull again", copy, say)]
         stood = joined.slowest
         return Results(
-            _machine(),
+            machine(),
             settings,
             created,
             len(stood),
@@ -186,7 +183,7 @@ def _copied(scene: Scene) -> float:
     return 1 / statistics.median(times) / _GB
 
 
-def _leg(scene: Scene, what: str, copy: float, progress: Callable[[str], None]) -> Leg:
+def _leg(scene: Scene, what: str, copy: float, say: Say) -> Leg:
     """Push or pull every range. What came is checked while nobody looks at the clock."""
     pull = what.startswith("pull")
     under_way: deque[tuple[int, KeyRange, Any]] = deque()
@@ -209,7 +206,7 @@ def _leg(scene: Scene, what: str, copy: float, progress: Callable[[str], None]) 
         finish()
     spent += time.perf_counter() - began
     rate = 4 * scene.settings.floats / spent / _GB
-    progress(f"{what}: {spent:.1f} s, {rate:.2f} GB/s")
+    say(f"{what}: {spent:.1f} s, {rate:.2f} GB/s")
     return Leg(what, spent, rate, rate / copy)
 
 
@@ -321,30 +318,31 @@ def _memory(cluster: ProcessCluster) -> dict[str, int]:
     return found
 
 
+COLUMNS = (
+    ("<", "{0.what}"),
+    ("s", lambda leg: f"{leg.seconds:.2f}" if leg.seconds else ""),
+    ("GB/s", "{0.gb_per_second:.2f}"),
+    ("of a copy", "{0.of_copy:.2f}"),
+)
+
+
 def table(results: Results) -> Table:
     """Speeds against a plain copy; what joined, and what it cost."""
-    from rich import box
-    from rich.table import Table
 
-    machine, settings = results.machine, results.settings
+    def told(stalls: Stalls) -> str:
+        return f"{1e3 * stalls.median:.0f} ms (median), {1e3 * stalls.worst:.0f} ms (worst)"
+
+    settings = results.settings
     had, has = sum(results.memory.values()) / _GB, sum(results.memory_after.values()) / _GB
-    stood, before = results.handed, results.before
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{settings.floats:,} floats ({4 * settings.floats / _GB:g} GB) over {settings.servers} servers, "
-        f"{machine.cores} cores of {machine.cpu}",
-        caption=f"made in {results.created:.2f} s. One more server had {results.moved} of {results.segments} segments after "
+    return sheet(
+        f"{settings.floats:,} floats ({4 * settings.floats / _GB:g} GB) over {settings.servers} servers, {results.machine}",
+        COLUMNS,
+        [Leg("numpy copies", 0.0, results.copy, 1.0), *results.legs],
+        f"made in {results.created:.2f} s. One more server had {results.moved} of {results.segments} segments after "
         f"{results.join:.1f} s, while {results.pushed} ranges were pushed. The slowest pull of a segment that moved: "
-        f"{1e3 * stood.median:.0f} ms (median), {1e3 * stood.worst:.0f} ms (worst); of the others {1e3 * results.stayed.median:.0f} and "
-        f"{1e3 * results.stayed.worst:.0f} ms; before, with nothing else to do, {1e3 * before.median:.0f} and {1e3 * before.worst:.0f} ms. "
+        f"{told(results.handed)}; of the others {told(results.stayed)}; before, with nothing else to do, {told(results.before)}. "
         f"Servers had {had:.2f} GB in memory, and {has:.2f} GB afterwards. Every float is right.",
     )
-    for name in ("", "s", "GB/s", "of a copy"):
-        shown.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    shown.add_row("numpy copies", "", f"{results.copy:.2f}", "1.00")
-    for leg in results.legs:
-        shown.add_row(leg.what, f"{leg.seconds:.2f}", f"{leg.gb_per_second:.2f}", f"{leg.of_copy:.2f}")
-    return shown
 
 
 BENCH = Bench(

@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
 
 import benchmarks.as_is  # noqa: F401  (known here, and by its name where servers and workers are)
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Columns, Option, Record, Report, Say, line_of, machine, names, sheet
+from benchmarks.harness import load as read_results
 from shoal.data.datasets import NAMED, VARIABLE, load
 from shoal.data.dense_file import sparse
 from shoal.errors import Invalid
@@ -35,13 +37,19 @@ from shoal.models.trained import Trained
 from shoal.run.finished import Run
 from shoal.run.run import execute
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import Group
+    from rich.table import Table
+
 FTRL, BLOCKS = "ftrl", "block-proximal"
 NONE, HANDLES, KKT, ALL = "none", "handles", "kkt", "all together"
 Named = str | dict[str, str | float]
 _COUNTED: list[Named] = ["as_is"]
 
 
-class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Way(Record, frozen=True):
     """What is switched on in a run."""
 
     name: str
@@ -50,7 +58,7 @@ class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kkt: bool = False
 
 
-class Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Set(Record, frozen=True, kw_only=True):
     """Rows, and how they are learned from."""
 
     data: str
@@ -97,7 +105,7 @@ WAYS = {
 }
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured, and on what."""
 
     sets: tuple[Set, ...] = (
@@ -130,7 +138,7 @@ QUICK = Settings(
 )
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Case(Record, frozen=True, kw_only=True):
     """One way, by the run whose objective is the median."""
 
     data: str
@@ -156,13 +164,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.data, self.solver
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run of the benchmark."""
+class Results(Report[Settings, Case], frozen=True):
+    """With the sets that were not there, and how cases compare."""
 
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
     missing: list[str]
 
     def none(self, case: Case) -> Case:
@@ -200,8 +204,7 @@ def chosen(
     return msgspec.structs.replace(settings, sets=sets, only=only, solvers=(solver,) if solver else settings.solvers)
 
 
-def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings, say: Say) -> Results:
     for solver in settings.solvers:
         if solver not in WAYS:
             raise Invalid(f"no solver {solver!r}: there are {', '.join(WAYS)}")
@@ -215,14 +218,14 @@ def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
         if one.data in NAMED and NAMED[one.data].train and not os.environ.get(VARIABLE)
     ]
     for name in missing:
-        progress(f"{name} is left out: set {VARIABLE} to the folder that has it")
+        say(f"{name} is left out: set {VARIABLE} to the folder that has it")
     cases: list[Case] = []
-    results = Results(_machine(), settings, 0.0, cases, missing)
+    results = Results(machine(), settings, 0.0, cases, missing)
     for one in settings.sets:
         for solver in settings.solvers if one.data not in missing else ():
             for case in _runs(settings, one, solver):
                 cases.append(case)
-                progress(_line(results, case))
+                say(f"{case.data}, {case.solver}, {line_of(_columns(results), case)}")
     return msgspec.structs.replace(results, seconds=time.perf_counter() - began)
 
 
@@ -301,9 +304,169 @@ def _case(data: str, solver: str, way: Way, run: Run) -> Case:
     )
 
 
-def _line(results: Results, case: Case) -> str:
-    to_servers, to_workers = results.ratios(case)
+# ---------------------------------------------------------------- showing it
+
+AIM = (12.0, 6.0)  # times fewer to servers and to workers, all together
+WITHIN = 1e-3  # of the objective without filters
+
+
+def together(several: list[Results]) -> Results:
+    """One of several; where two have the same set and solver, the later ones count."""
+    if not several:
+        raise Invalid("nothing to show: name what bench bytes --json wrote")
+    found: dict[tuple[str, str], list[Case]] = {}
+    for results in several:
+        for cases in groups(results):
+            found[cases[0].key] = cases
+    cases = [case for one in found.values() for case in one]
+    sets = {one.data: one for results in several for one in results.settings.sets}
+    solvers = dict.fromkeys(solver for results in several for solver in results.settings.solvers)
+    settings = msgspec.structs.replace(several[-1].settings, sets=tuple(sets.values()), solvers=tuple(solvers), only=())
+    seconds = sum(one.seconds for one in several)
+    return msgspec.structs.replace(several[-1], settings=settings, cases=cases, seconds=seconds)
+
+
+def groups(results: Results) -> list[list[Case]]:
+    """The cases of each set and solver."""
+    keys = dict.fromkeys(case.key for case in results.cases)
+    return [[case for case in results.cases if case.key == key] for key in keys]
+
+
+def verdicts(results: Results) -> list[str]:
+    """What all filters together reached, and what the KKT filter left out."""
+    said = []
+    for case in results.cases:
+        name = f"{case.data}, {case.solver}"
+        if case.way.name == ALL:
+            to_servers, to_workers = results.ratios(case)
+            off = results.off(case)
+            held = to_servers >= AIM[0] and to_workers >= AIM[1] and abs(off) <= WITHIN
+            said.append(
+                f"{name}: all together {to_servers:.1f} times fewer to servers and {to_workers:.1f} to workers, objective "
+                f"{off:+.3%} (aim: {AIM[0]:g}, {AIM[1]:g}, {WITHIN:.1%}: {'held' if held else 'MISSED'})"
+            )
+        if case.way.name == KKT and len(case.skipped) > 1:
+            none = results.none(case)
+            said.append(
+                f"{name}: KKT leaves out {case.skipped[1]:.1%} of the keys at the first evaluation, {case.skipped[-1]:.1%} at the end; objective "
+                f"{results.off(case):+.4%}, {case.nonzero:,} nonzeros ({none.nonzero:,} without)"
+            )
+    return said
+
+
+def table(results: Results) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    said = [f"left out, as {name} is not here" for name in results.missing] + verdicts(results)
+    return Group(*(_table(results, cases) for cases in groups(results)), Text("\n".join(said)))
+
+
+def _columns(results: Results) -> Columns:
     return (
-        f"{case.data}, {case.solver}, {case.way.name}: {to_servers:.1f} and {to_workers:.1f} times fewer to servers and to workers, "
-        f"objective {case.objective:.6f} ({results.off(case):+.3%}), {case.nonzero:,} nonzeros, {case.passes:.3g} passes, {case.seconds:.1f} s"
+        ("<filters", "{0.way.name}"),
+        ("MB to servers", lambda case: f"{case.to_servers / 1e6:,.2f}"),
+        ("x", lambda case: f"{results.ratios(case)[0]:.1f}"),
+        ("MB to workers", lambda case: f"{case.to_workers / 1e6:,.2f}"),
+        ("x", lambda case: f"{results.ratios(case)[1]:.1f}"),
+        ("wire x", lambda case: "{:.1f}, {:.1f}".format(*results.wire_ratios(case))),
+        ("objective", "{0.objective:.6f}"),
+        ("off", lambda case: _off(results, case)),
+        ("nonzero", "{0.nonzero:,}"),
+        ("loss", "{0.loss:.4f}"),
+        ("epochs", "{0.passes:.3g}"),
+        ("s", "{0.seconds:.1f}"),
     )
+
+
+def _table(results: Results, cases: list[Case]) -> Table:
+    where = f"{results.settings.workers} workers, {results.settings.servers} servers"
+    return sheet(
+        f"{cases[0].data}, {cases[0].solver}: {where}",
+        _columns(results),
+        cases,
+        "x: how many times fewer than 8-byte keys and 4-byte values; wire: with headers, against none",
+    )
+
+
+def _off(results: Results, case: Case) -> str:
+    if case.way.name == NONE:
+        return f"± {case.spread:.3%}" if case.spread else ""
+    return f"{results.off(case):+.3%}"
+
+
+def picture(results: Results) -> Figure:
+    """Bytes by filter, a panel for each set and solver; the numbers are how many times fewer."""
+    from shoal.views import axes as draw
+
+    found = groups(results)
+    solvers = list(dict.fromkeys(cases[0].solver for cases in found))
+    sets = list(dict.fromkeys(cases[0].data for cases in found))
+    most = {solver: max(len(cases) for cases in found if cases[0].solver == solver) for solver in solvers}
+    figure = draw.canvas(0.9 + sum(0.6 + 0.36 * count for count in most.values()), max(5.2, 3.7 * len(sets)))
+    ratios = [count + 1 for count in most.values()]
+    panels = figure.subplots(len(solvers), len(sets), squeeze=False, height_ratios=ratios)
+    for axes in panels.flat:
+        axes.set_visible(False)
+    for cases in found:
+        solver = cases[0].solver
+        names = list(dict.fromkeys(case.way.name for case in results.cases if case.solver == solver))
+        axes = panels[solvers.index(solver)][sets.index(cases[0].data)]
+        axes.set_visible(True)
+        _panel(axes, results, cases, names, named=cases[0].data == sets[0])
+    best = max(max(results.ratios(case)) for cases in found for case in cases)
+    below = "Bytes of keys and values. A number says how many times fewer\nthan 8-byte keys and 4-byte values."
+    draw.headline(figure, f"Filters send up to {best:,.0f} times fewer bytes")
+    draw.legend(figure, loc="outside lower center", ncols=2, title=below, title_fontsize=9)
+    return figure
+
+
+def _panel(axes: Axes, results: Results, cases: list[Case], names: list[str], named: bool) -> None:
+    """Points, not bars: a log axis has no zero for a bar to begin at."""
+    from shoal.views import axes as draw
+    from shoal.views.axes import INK, MARKERS, SERIES
+
+    for case in cases:
+        row = names.index(case.way.name)
+        both = zip((case.to_servers, case.to_workers), results.ratios(case), ("to servers", "to workers"), strict=True)
+        for side, (size, ratio, label) in enumerate(both):
+            at = row + 0.4 * side - 0.2
+            axes.plot([size], [at], MARKERS[side], color=SERIES[side], label=label if row == 0 else None)
+            axes.annotate(
+                f"{ratio:.1f}", (size, at), (7, 0), textcoords="offset points", va="center", fontsize=7.5, color=INK
+            )
+    sizes = [size for case in cases for size in (case.to_servers, case.to_workers)]
+    axes.set_xscale("log")
+    axes.set_xlim(min(sizes) / 3, max(sizes) * 4)
+    draw.row_names(axes, names if named else [""] * len(names), size=9)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,g} MB")
+    draw.tidy(axes, grid="both")
+    draw.titled(axes, f"{cases[0].data}, {'block-proximal' if cases[0].solver == BLOCKS else 'FTRL'}")
+
+
+BENCH = Bench(
+    help="Training with each filter alone and with all together: bytes both ways, and what that does to the objective.",
+    quick_help="10,000 made-up rows: seconds, and no figures to quote.",
+    measure=measure,
+    table=table,
+    options=(
+        Option("rows", "Of clicks.  [default: 2,000,000]", click.IntRange(1_000)),
+        Option(
+            "data",
+            "These sets of rcv1, criteo_tb and clicks.  [default: all that are here]",
+            metavar="A,B",
+            parse=names,
+        ),
+        Option("solver", "Only this one.  [default: both]", click.Choice(["ftrl", "block-proximal"])),
+        Option(
+            "only",
+            "These ways, such as int8,kkt; none is always among them.  [default: all]",
+            metavar="A,B",
+            parse=names,
+        ),
+    ),
+    picture=picture,
+    load=lambda paths: together([read_results(path, Results) for path in paths]),
+    choose=chosen,
+)

@@ -1,12 +1,12 @@
 """A model to disk and back, timed in turn with plain files of the same bytes.
 
-    shoal         one safetensors file per segment, hashed and synced, then the manifest; read back segment by segment, verified
+    shoal         one safetensors file per segment, hashed and synced, then the manifest; read back verified
     plain         the same arrays to as many files, synced; read back with nothing looked at
     safetensors   the library's own save_file (and a sync) and load_file: a header, no hash
 
-All three write what is in memory to new files and sync each of them, and read from the page cache into fresh memory. Whoever is
-first changes from turn to turn; a time is the best of the turns, a ratio our rate over theirs: above 1 we are faster. This is the disk alone;
-what a checkpoint takes and costs while a table is pushed to is measured by ``saving``.
+All three write what is in memory to new files and sync each of them, and read from the page cache into
+fresh memory. A time is the best of the turns, a ratio our rate over theirs: above 1 we are faster. This
+is the disk alone; ``live_checkpoint`` measures what a checkpoint costs while a table is pushed to.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 import numpy as np
 
 from benchmarks import live_checkpoint
-from benchmarks.harness import Bench, Option
+from benchmarks.harness import Bench, Cell, Option, Record, Report, Say, machine, quiet, sheet, timed, turns
 from benchmarks.live_checkpoint import plain_read, plain_write
-from benchmarks.store import Machine, _machine
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.files import Disk
@@ -42,12 +38,11 @@ from shoal.wire.messages import Counts, SegmentBooks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 CONTESTANTS = ("shoal", "plain", "safetensors")
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """How much, and how often."""
 
     megabytes: int = 1_024  # weights and optimizer state
@@ -61,7 +56,7 @@ FULL = Settings(live=live_checkpoint.FULL)
 QUICK = Settings(megabytes=128, repeat=3, live=live_checkpoint.QUICK)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One way: to disk, or back."""
 
     what: str
@@ -75,13 +70,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.best(rival) / self.best("shoal")
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
+class Results(Report[Settings, Case], frozen=True):
+    """With those of a run that goes on."""
 
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
     live: live_checkpoint.Results | None = None
 
 
@@ -105,8 +96,8 @@ class Model:
         return sum(image.nbytes for image in self.images)
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all, in a folder of its own that is removed afterwards. ``progress`` is told what is going on."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
+    """Run it all, in a folder of its own that is removed afterwards."""
     if settings.repeat < 1 or settings.segment < 1 or settings.megabytes < settings.segment:
         raise Invalid("a benchmark needs at least one repeat and one segment")
     began = time.perf_counter()
@@ -114,44 +105,50 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
     writes: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     reads: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-", dir=settings.folder) as home:
-        for turn in range(settings.repeat):
-            first = turn % len(CONTESTANTS)
-            for name in CONTESTANTS[first:] + CONTESTANTS[:first]:
-                root = Path(home) / name
-                root.mkdir()
-                writes[name].append(_timed(lambda name=name, root=root: WRITE[name](model, root)))  # type: ignore[misc]
-                reads[name].append(_timed(lambda name=name, root=root: READ[name](model, root)))  # type: ignore[misc]
-                shutil.rmtree(root)
-            progress(f"turn {turn + 1} of {settings.repeat}: {_line(writes, reads, model.size)}")
-    machine = _machine()
-    versions = machine.versions | {"safetensors": metadata.version("safetensors")}
-    machine = msgspec.structs.replace(machine, versions=versions)
+        for name in turns(CONTESTANTS, settings.repeat):
+            root = Path(home) / name
+            root.mkdir()
+            gc.collect()
+            writes[name].append(timed(lambda name=name, root=root: WRITE[name](model, root)))  # type: ignore[misc]
+            gc.collect()
+            reads[name].append(timed(lambda name=name, root=root: READ[name](model, root)))  # type: ignore[misc]
+            shutil.rmtree(root)
+            say(
+                f"{name}: {model.size / writes[name][-1] / 1e6:,.0f} and {model.size / reads[name][-1] / 1e6:,.0f} MB/s"
+            )
     cases = [Case("write", model.size, writes), Case("read", model.size, reads)]
-    live = None if settings.live is None else live_checkpoint.measure(settings.live, progress, settings.folder)
-    return Results(machine, settings, time.perf_counter() - began, cases, live)
+    live = None if settings.live is None else live_checkpoint.measure(settings.live, say, settings.folder)
+    return Results(machine("safetensors"), settings, time.perf_counter() - began, cases, live)
 
 
-def table(results: Results) -> Table:
-    """Best times, rates, and how we compare."""
-    from rich import box
-    from rich.table import Table
+def _best(contestant: str) -> Cell:
+    return lambda case: f"{case.best(contestant) * 1e3:,.0f}"
 
-    machine = results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"a model to disk and back, {machine.cores} cores of {machine.cpu}",
-        caption=f"best of {results.settings.repeat} turns; written: synced; read: from the page cache. "
+
+COLUMNS = (
+    ("<what", "{0.what}"),
+    ("MB", lambda case: f"{case.size / limits.MB:,.0f}"),
+    ("shoal ms", _best("shoal")),
+    ("MB/s", lambda case: f"{case.size / case.best('shoal') / 1e6:,.0f}"),
+    ("plain ms", _best("plain")),
+    ("x plain", lambda case: f"{case.ratio('plain'):.2f}"),
+    ("safetensors ms", _best("safetensors")),
+    ("x safetensors", lambda case: f"{case.ratio('safetensors'):.2f}"),
+)
+
+
+def table(results: Results) -> RenderableType:
+    """Of files alone, and of a run that goes on."""
+    from rich.console import Group
+
+    files = sheet(
+        f"a model to disk and back, {results.machine}",
+        COLUMNS,
+        results.cases,
+        f"best of {results.settings.repeat} turns; written: synced; read: from the page cache. "
         "x: our rate over theirs, above 1 we are faster",
     )
-    for name in ("what", "MB", "shoal ms", "MB/s", "plain ms", "x plain", "safetensors ms", "x safetensors"):
-        shown.add_column(name, justify="right" if name != "what" else "left", no_wrap=True)
-    for case in results.cases:
-        ours = case.best("shoal")
-        cells = [case.what, f"{case.size / limits.MB:,.0f}", f"{ours * 1e3:,.0f}", f"{case.size / ours / 1e6:,.0f}"]
-        for rival in CONTESTANTS[1:]:
-            cells += [f"{case.best(rival) * 1e3:,.0f}", f"{case.ratio(rival):.2f}"]
-        shown.add_row(*cells)
-    return shown
+    return Group(files, *([] if results.live is None else [live_checkpoint.table(results.live)]))
 
 
 # ---------------------------------------------------------------- the contestants
@@ -213,32 +210,10 @@ def _same(rows: Values, image: SegmentImage) -> None:
         raise Invalid("what was read is not what was written: report this")
 
 
-def _timed(call: Callable[[], None]) -> float:
-    gc.collect()
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def _line(writes: dict[str, list[float]], reads: dict[str, list[float]], size: int) -> str:
-    return ", ".join(
-        f"{name} {size / writes[name][-1] / 1e6:,.0f} and {size / reads[name][-1] / 1e6:,.0f} MB/s"
-        for name in CONTESTANTS
-    )
-
-
-def tables(results: Results) -> RenderableType:
-    """Of files alone, and of a run that goes on."""
-    from rich.console import Group
-
-    live = [] if results.live is None else [live_checkpoint.table(results.live)]
-    return Group(table(results), *live)
-
-
 BENCH = Bench(
     help="A model's segments to disk and back, against plain files and the safetensors library; and while it is pushed to.",
     quick_help="128 MB instead of a gigabyte.",
     measure=measure,
-    table=tables,
+    table=table,
     options=(Option("folder", "On which disk.", click.Path(exists=True, file_okay=False)),),
 )

@@ -1,27 +1,26 @@
-"""Clocks of ranges against a clock for every key: the memory they take, and the time of a task (S1-19).
+"""Vector clocks of ranges against a clock for every key: the memory they take, and the time of a task (S1-19).
 
-    rival     one int64 for every key and node in a plain array, which a task adds 1 to: n * m numbers
+    rival     one int64 for every key and node in a plain array, which a task adds 1 to
 
-Nodes take turns to push to one of k ranges, whose edges are drawn at random and kept, and now and then to all keys. Both
-sides are told the same tasks, in turn, and must say the same in the end. Memory is what the allocator was asked for
-while the tasks were done, so that it is not our own word for it.
+Nodes take turns to push to one of k ranges, whose edges are drawn at random and kept, and now and
+then to all keys. Both sides get the same tasks and must say the same in the end. Memory is what the
+allocator was asked for, so that it is not our own word for it.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 import tracemalloc
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.harness import Bench
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Record, Report, Say, quiet, report, sheet
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.store.server.vector_clock import RangeClocks
@@ -33,7 +32,7 @@ Made = TypeVar("Made")
 WHOLE = 4  # every fourth task is on all keys
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """Which sizes, and how many tasks."""
 
     keys: tuple[int, ...] = (10_000, 1_000_000)
@@ -46,7 +45,7 @@ FULL = Settings()
 QUICK = Settings(keys=(10_000, 100_000), nodes=(4,), tasks=200)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """n keys, m nodes, k ranges."""
 
     keys: int
@@ -61,64 +60,36 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.bytes["per key"] / self.bytes["ranges"]
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if not (settings.keys and settings.nodes and settings.ranges) or settings.tasks < 1:
         raise Invalid("a benchmark needs at least one size and one task")
-    began = time.perf_counter()
-    cases = []
-    for keys in settings.keys:
-        for nodes in settings.nodes:
-            for ranges in settings.ranges:
-                cases.append(_case(keys, nodes, ranges, settings.tasks))
-                progress(_line(cases[-1]))
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+    sizes = itertools.product(settings.keys, settings.nodes, settings.ranges)
+    return report(Results, settings, (_case(*size, settings.tasks) for size in sizes), say, COLUMNS)
+
+
+COLUMNS = (
+    ("keys n", "{0.keys:,}"),
+    ("nodes m", "{0.nodes:,}"),
+    ("ranges k", "{0.ranges:,}"),
+    ("clocks", "{0.clocks:,}"),
+    ("ranges KB", lambda case: f"{case.bytes['ranges'] / 1e3:,.1f}"),
+    ("per key KB", lambda case: f"{case.bytes['per key'] / 1e3:,.1f}"),
+    ("x smaller", "{0.ratio:,.0f}"),
+    ("ranges us", lambda case: f"{case.microseconds['ranges']:,.1f}"),
+    ("per key us", lambda case: f"{case.microseconds['per key']:,.1f}"),
+)
 
 
 def table(results: Results) -> Table:
-    """Memory and time of both."""
-    from rich import box
-    from rich.table import Table
-
-    machine = results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"vector clocks, one thread of {machine.cores} cores of {machine.cpu}",
-        caption=f"{results.settings.tasks:,} tasks, every fourth on all keys; a clock per key is a plain array",
+    return sheet(
+        f"vector clocks, one thread of {results.machine}",
+        COLUMNS,
+        results.cases,
+        f"{results.settings.tasks:,} tasks, every fourth on all keys; a clock per key is a plain array",
     )
-    names = (
-        "keys n",
-        "nodes m",
-        "ranges k",
-        "clocks",
-        "ranges KB",
-        "per key KB",
-        "x smaller",
-        "ranges us",
-        "per key us",
-    )
-    for name in names:
-        shown.add_column(name, justify="right", no_wrap=True)
-    for case in results.cases:
-        shown.add_row(
-            f"{case.keys:,}",
-            f"{case.nodes:,}",
-            f"{case.ranges:,}",
-            f"{case.clocks:,}",
-            *(f"{case.bytes[name] / 1e3:,.1f}" for name in ("ranges", "per key")),
-            f"{case.ratio:,.0f}",
-            *(f"{case.microseconds[name]:,.1f}" for name in ("ranges", "per key")),
-        )
-    return shown
 
 
 class _PerKey:
@@ -185,13 +156,6 @@ def _same(ranged: RangeClocks, plain: _PerKey) -> None:
         said = np.array([clock[node] for node in range(plain.counts.shape[1])])
         if not (plain.counts[keys.start : keys.stop] == said).all():
             raise Invalid(f"the clocks of keys {keys} are not what happened to them: report this with the settings")
-
-
-def _line(case: Case) -> str:
-    return (
-        f"{case.keys:,} keys, {case.nodes} nodes, {case.ranges} ranges: {case.bytes['ranges'] / 1e3:,.1f} KB, "
-        f"{case.ratio:,.0f} times less than a clock per key"
-    )
 
 
 BENCH = Bench(

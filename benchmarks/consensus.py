@@ -11,18 +11,18 @@ hundred-thousandth of the first (before that other modes fall too, after that th
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Option, Record, Report, Say, quiet, report, sheet
 from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job
@@ -44,7 +44,7 @@ SLOTS = 64  # in a pass: so that every round of 4, 8, 16, ... workers has a slot
 APART = "two rings"
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """Which graphs, and where."""
 
     topologies: tuple[str, ...] = ("ring", "torus", "star", "one-way", "exponential", "complete", APART)
@@ -59,7 +59,7 @@ FULL = Settings()
 QUICK = Settings(nodes=(4, 8), topologies=("ring", "torus", "star", "complete", APART), how="threads", features=1_000)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Case(Record, frozen=True, kw_only=True):
     """One graph, and what came of it."""
 
     topology: str
@@ -91,29 +91,21 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.ratio is not None and abs(self.ratio - 1) <= WITHIN
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if not settings.topologies or not settings.nodes:
         raise Invalid("a benchmark needs at least one graph")
     if wrong := [n for n in settings.nodes if n < 2 or SLOTS % n or (APART in settings.topologies and n < 4)]:
         raise Invalid(f"nodes={wrong[0]}: needs 4, 8, 16, 32 or 64, so that in every round each has as much to do")
-    began = time.perf_counter()
-    cases = []
+    return report(Results, settings, _cases(settings), say, COLUMNS)
+
+
+def _cases(settings: Settings) -> Iterator[Case]:
     with tempfile.TemporaryDirectory() as folder:
-        for topology in settings.topologies:
-            for nodes in settings.nodes:
-                cases.append(_case(settings, topology, nodes, Path(folder)))
-                progress(_line(cases[-1]))
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+        for topology, nodes in itertools.product(settings.topologies, settings.nodes):
+            yield _case(settings, topology, nodes, Path(folder))
 
 
 def _case(settings: Settings, topology: str, nodes: int, folder: Path) -> Case:
@@ -170,38 +162,31 @@ def _two_rings(nodes: int) -> str:
     return "".join(f"{ring[i]} {ring[(i + 1) % len(ring)]}\n" for ring in rings for i in range(len(ring)))
 
 
+COLUMNS = (
+    ("<graph", "{0.topology}"),
+    ("workers", "{0.nodes:,}"),
+    ("links", "{0.links:,}"),
+    ("predicted gap", "{0.predicted:.4f}"),
+    ("measured", lambda case: _number(case.measured, "{:.4f}")),
+    ("ratio", lambda case: _number(case.ratio, "{:.3f}")),
+    ("rounds", lambda case: f"{len(case.distances) - 1:,}"),
+    ("left, 1 round", "{0.left[1]:.2e}"),
+    ("left", lambda case: f"{case.left[-1]:.2e}"),
+    ("kept", lambda case: "yes" if case.kept else "no"),
+)
+
+
 def table(results: Results) -> Table:
-    """Measured beside predicted."""
-    from rich import box
-    from rich.table import Table
-
-    machine, settings = results.machine, results.settings
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"how soon {settings.how} that gossip agree, {machine.cores} cores of {machine.cpu}",
-        caption=f"left: the share of the first distance, after one round and after all. kept: the measured gap is within {WITHIN:.0%} of "
-        f"the predicted one; complete: below {SAME:g} after one round; in pieces: the distance stays",
+    return sheet(
+        f"how soon {results.settings.how} that gossip agree, {results.machine}",
+        COLUMNS,
+        results.cases,
+        f"left: the share of the first distance, after one round and after all. kept: the measured gap is within {WITHIN:.0%} "
+        f"of the predicted one; complete: below {SAME:g} after one round; in pieces: the distance stays",
     )
-    shown.add_column("graph", no_wrap=True)
-    for name in ("workers", "links", "predicted gap", "measured", "ratio", "rounds", "left, 1 round", "left", "kept"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for case in results.cases:
-        shown.add_row(
-            case.topology,
-            f"{case.nodes:,}",
-            f"{case.links:,}",
-            f"{case.predicted:.4f}",
-            _number(case.measured, "{:.4f}"),
-            _number(case.ratio, "{:.3f}"),
-            f"{len(case.distances) - 1:,}",
-            f"{case.left[1]:.2e}",
-            f"{case.left[-1]:.2e}",
-            "yes" if case.kept else "no",
-        )
-    return shown
 
 
-def draw(results: Results, path: Path) -> Figure:
+def picture(results: Results) -> Figure:
     """A panel for each kind of graph: measured as points, predicted as lines from the same start."""
     from shoal.views import axes as draw
     from shoal.views.axes import SERIES
@@ -225,19 +210,11 @@ def draw(results: Results, path: Path) -> Figure:
     panels[0].set_ylabel("share of the first distance")
     said = f"Points: measured, those of {FLOOR:g} are at or below it. Lines: predicted by the second eigenvalue, from the start."
     draw.headline(figure, "How soon models agree: measured (points), and predicted by the graph (lines)", said, size=11)
-    draw.save(figure, path)
     return figure
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def _line(case: Case) -> str:
-    return (
-        f"{case.topology} of {case.nodes}: gap {_number(case.measured, '{:.4f}')}, predicted {case.predicted:.4f}; "
-        f"{case.left[-1]:.2e} of the distance is left after {len(case.distances) - 1} rounds ({case.seconds:.1f} s)"
-    )
 
 
 BENCH = Bench(
@@ -246,5 +223,5 @@ BENCH = Bench(
     measure=measure,
     table=table,
     options=(Option("how", "[default: processes]", click.Choice(["threads", "processes"])),),
-    draw=draw,
+    picture=picture,
 )

@@ -1,37 +1,33 @@
-"""What copies cost: pushes a second, and the bytes that servers send each other, for one, two and three copies.
+"""What copies cost: pushes a second, and the bytes between servers, for one, two and three copies.
 
     dense each     the whole table in every push, counted at once: a copy needs every push again
-    dense step     the same in steps of 8 slots: a copy needs the sum of a step only, an eighth
+    dense step     the same in steps of 8 slots: a copy needs only the sum of a step, an eighth
     sparse each    lists of keys, drawn by Zipf's law from a large set
-    sparse step    the same in steps of 8 slots: a copy needs each key of a step once, however many slots had it
+    sparse step    the same in steps of 8 slots: a copy needs each key of a step once
 
-The rival is one copy. Clusters with one, two and three copies of every segment are up together and take turns: A B C, B C A, ...; a rate is
-the median over the turns, a ratio the median of ratios of batches that ran side by side. One client has several pushes
-under way. A push is acknowledged when all copies have it, so that a batch is over when its copies are.
+The rival is one copy. Clusters with one, two and three copies run together and take turns; a rate is
+the median over the turns, a ratio the median of ratios of batches that ran side by side. One client
+has several pushes in flight. A push is acknowledged when all copies have it.
 
-Bytes between servers are those that all servers received less those that the client sent: heartbeats and views are among
-them, which one copy shows. With k = copies - 1 and m slots in a step, k/m of the pushed bytes are expected where all slots have the same
-keys, and u k/m where a step has u times the keys of a slot, the union factor.
+Bytes between servers are those that all servers received minus those that the client sent, heartbeats
+included. With k = copies - 1 and m slots in a step, k/m of the pushed bytes are expected where all
+slots have the same keys, and u k/m where a step has u times the keys of a slot, the union factor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Option, Record, Report, Say, pipelined, quiet, report, sheet, turns
 from shoal.client import KV
 from shoal.errors import Invalid
 from shoal.launch.local import local
@@ -47,7 +43,7 @@ ALLOWANCE = 1.3  # times k/m: what copies of dense steps may cost
 _WITHIN = 60.0  # seconds for one push
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured, and how often."""
 
     servers: int = 3
@@ -68,7 +64,7 @@ FULL = Settings()
 QUICK = Settings(floats=200_000, dense_pushes=32, sparse_pushes=160, repeat=3)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One kind of pushes to so many copies."""
 
     kind: str
@@ -88,13 +84,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ALLOWANCE * self.expected if self.kind == "dense step" and self.copies > 1 else None
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,69 +112,50 @@ class Contestant:
     between: int = 0
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     _check(settings)
-    began = time.perf_counter()
-    cases: list[Case] = []
+    return report(Results, settings, _cases(settings, say), say, COLUMNS)
+
+
+def _cases(settings: Settings, say: Say) -> Iterator[Case]:
     with contextlib.ExitStack() as stack:
         kvs = {}
         for copies in settings.copies:
-            progress(f"starting {settings.servers} servers, {copies} cop{'y' if copies == 1 else 'ies'}")
+            say(f"starting {settings.servers} servers, {copies} cop{'y' if copies == 1 else 'ies'}")
             cluster = stack.enter_context(local(settings.servers, copies=copies, processes=True))
             kvs[copies] = stack.enter_context(cluster.client())
         for load in _loads(settings):
-            for case in _race(settings, load, [Contestant(copies, kv) for copies, kv in kvs.items()]):
-                progress(_line(case))
-                cases.append(case)
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+            yield from _race(settings, load, [Contestant(copies, kv) for copies, kv in kvs.items()])
+
+
+def _limit(case: Case) -> str:
+    return "" if case.limit is None else f"{case.limit:.3f} {'held' if case.share < case.limit else 'PASSED'}"
+
+
+COLUMNS = (
+    ("<pushes", "{0.kind}"),
+    ("copies", "{0.copies}"),
+    ("pushes/s", "{0.rate:,.0f}"),
+    ("x one", "{0.ratio:.2f}"),
+    ("KB pushed", lambda case: f"{case.pushed / 1e3:,.1f}"),
+    ("KB between", lambda case: f"{case.between / 1e3:,.1f}"),
+    ("share", "{0.share:.3f}"),
+    ("expected", "{0.expected:.3f}"),
+    ("union u", "{0.union:.2f}"),
+    ("limit", _limit),
+)
 
 
 def table(results: Results) -> Table:
-    """Rates, bytes, and what they should be."""
-    from rich import box
-    from rich.table import Table
-
-    machine, settings = results.machine, results.settings
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"pushes to {settings.servers} servers with copies, {machine.cores} cores of {machine.cpu}",
-        caption=f"x one: pushes a second to those with one copy, above 1 faster; between servers: as a share of what was pushed; expected: u k/m, "
-        f"k = copies - 1, m = {settings.slots} slots in a step; below {ALLOWANCE:g} k/m: the claim for dense steps",
+    return sheet(
+        f"pushes to {results.settings.servers} servers with copies, {results.machine}",
+        COLUMNS,
+        results.cases,
+        "x one: pushes a second to those with one copy, above 1 faster; between servers: as a share of what was pushed; "
+        f"expected: u k/m, k = copies - 1, m = {results.settings.slots} slots in a step; "
+        f"below {ALLOWANCE:g} k/m: the claim for dense steps",
+        section=lambda case: case.kind,
     )
-    names = (
-        "pushes",
-        "copies",
-        "pushes/s",
-        "x one",
-        "KB pushed",
-        "KB between",
-        "share",
-        "expected",
-        "union u",
-        "limit",
-    )
-    for name in names:
-        shown.add_column(name, justify="right" if name != "pushes" else "left", no_wrap=True)
-    last = results.cases[0].kind if results.cases else ""
-    for case in results.cases:
-        if case.kind != last:
-            shown.add_section()
-        last = case.kind
-        limit = "" if case.limit is None else f"{case.limit:.3f} {'held' if case.share < case.limit else 'PASSED'}"
-        shown.add_row(
-            case.kind,
-            f"{case.copies}",
-            f"{case.rate:,.0f}",
-            f"{case.ratio:.2f}",
-            f"{case.pushed / 1e3:,.1f}",
-            f"{case.between / 1e3:,.1f}",
-            f"{case.share:.3f}",
-            f"{case.expected:.3f}",
-            f"{case.union:.2f}",
-            limit,
-        )
-    return shown
 
 
 # ---------------------------------------------------------------- what is pushed
@@ -221,10 +192,8 @@ def _race(settings: Settings, load: Load, contestants: list[Contestant]) -> Iter
         _batch(settings, load, one)  # the first one, in which rows are born, is thrown away
         one.rates, one.pushed, one.between = [], 0, 0
     gc.collect()
-    for turn in range(settings.repeat):
-        first = turn % len(contestants)
-        for one in contestants[first:] + contestants[:first]:
-            _batch(settings, load, one)
+    for one in turns(contestants, settings.repeat):
+        _batch(settings, load, one)
     alone = np.array(contestants[0].rates)
     for one in contestants:
         one.kv.drop("w")
@@ -248,15 +217,15 @@ def _batch(settings: Settings, load: Load, one: Contestant) -> None:
     """So many pushes, several under way; what they took, and how many bytes travelled."""
     kv, stepwise = one.kv, load.m > 1
     pushed, received = _moved(kv)
-    flying: deque[Any] = deque()
+
+    def calls() -> Iterator[Any]:
+        for number in range(one.slot, one.slot + load.pushes):
+            at = number % len(load.keys)
+            named = {"slot": (0, number)} if stepwise else {}
+            yield kv.push("w", load.keys[at], load.values[at], **named)
+
     began = time.perf_counter()
-    for number in itertools.islice(itertools.count(one.slot), load.pushes):
-        at = number % len(load.keys)
-        named = {"slot": (0, number)} if stepwise else {}
-        flying.append(kv.push("w", load.keys[at], load.values[at], **named))
-        if len(flying) >= settings.flying:
-            flying.popleft().result(_WITHIN)
-    kv.wait(list(flying), _WITHIN)
+    pipelined(calls(), settings.flying, _WITHIN)
     one.rates.append(load.pushes / (time.perf_counter() - began))
     one.slot += load.pushes
     pushed_now, received_now = _moved(kv)
@@ -277,13 +246,6 @@ def _check(settings: Settings) -> None:
         raise Invalid("a step is counted when its last slot is there: flying must be at least slots, and slots above 1")
     if settings.dense_pushes % settings.slots or settings.sparse_pushes % settings.slots:
         raise Invalid(f"a batch is whole steps: pushes must be a multiple of {settings.slots}")
-
-
-def _line(case: Case) -> str:
-    return (
-        f"{case.kind}, copies {case.copies}: {case.rate:,.0f} pushes/s, x one {case.ratio:.2f}, "
-        f"between servers {case.share:.3f} of what was pushed, expected {case.expected:.3f}"
-    )
 
 
 BENCH = Bench(

@@ -18,14 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Record, Report, Say, machine, sheet
 from shoal.errors import Invalid
 from shoal.launch.local import local
 from shoal.models import needs_torch
@@ -38,11 +36,10 @@ if TYPE_CHECKING:
 
     from shoal.client import KV
 
-Say = Callable[[str], None]
 WORKERS = 2
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """Which sizes."""
 
     weights: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -56,7 +53,7 @@ FULL = Settings()
 QUICK = Settings(weights=(10_000, 1_000_000), rounds=1)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One way to make an update."""
 
     way: str
@@ -67,19 +64,14 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: int  # bytes of a server's rows
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+class Results(Report[Settings, Case], frozen=True):
+    """With a way to find cases."""
 
     def of(self, way: str, weights: int) -> list[Case]:
         return [case for case in self.cases if (case.way, case.weights) == (way, weights)]
 
 
-class Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Sums(Record, frozen=True):
     """What the processes of an all-reduce are to do."""
 
     weights: list[int]
@@ -97,17 +89,15 @@ def measure(settings: Settings, say: Say) -> Results:
         say(f"round {number + 1} of {settings.rounds}: all-reduce, then the store")
         for weights, took in zip(settings.weights, all_reduces(settings), strict=True):
             times.setdefault(("all-reduce", weights, 1.0), []).append(took)
-            memory["all-reduce", weights, 1.0] = (
-                8 * weights,
-                0,
-            )  # a ring of two sends as much as it has, and is sent as much
+            # A ring of two sends as much as it has, and is sent as much.
+            memory["all-reduce", weights, 1.0] = 8 * weights, 0
         with local(1, processes=True) as cluster, cluster.client() as kv:
             for weights in settings.weights:
                 _store(kv, weights, settings, times, memory)
     cases = [
         Case(*key, statistics.median(found) * 1e3, *memory[key]) for key, found in sorted(times.items(), key=_order)
     ]
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+    return Results(machine(), settings, time.perf_counter() - began, cases)
 
 
 def _order(item: tuple[tuple[str, int, float], list[float]]) -> tuple[int, str, float]:
@@ -228,35 +218,25 @@ def verdicts(results: Results) -> list[str]:
     return found
 
 
-def table(results: Results) -> Table:
-    from rich import box
-    from rich.table import Table
+COLUMNS = (
+    ("weights", "{0.weights:,}"),
+    ("<how", "{0.way}"),
+    ("density", "{0.density:g}"),
+    ("ms an update", "{0.milliseconds:,.2f}"),
+    ("KB a worker", lambda case: f"{case.sent / 1e3:,.1f}"),
+    ("MB of a server", lambda case: f"{case.memory / 1e6:,.2f}" if case.memory else ""),
+)
 
-    machine = results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"one update of two workers, {machine.cores} cores of {machine.cpu}",
-        caption="\n".join(
-            [
-                *verdicts(results),
-                "KB: arrays that one worker sends and is sent; of an all-reduce as a ring of two has it",
-            ]
-        ),
+
+def table(results: Results) -> Table:
+    said = "KB: arrays that one worker sends and is sent; of an all-reduce as a ring of two has it"
+    return sheet(
+        f"one update of two workers, {results.machine}",
+        COLUMNS,
+        results.cases,
+        "\n".join([*verdicts(results), said]),
+        section=lambda case: case.weights,
     )
-    for name in ("weights", "how", "density", "ms an update", "KB a worker", "MB of a server"):
-        shown.add_column(name, justify="left" if name == "how" else "right", no_wrap=True)
-    for weights in results.settings.weights:
-        for case in (one for one in results.cases if one.weights == weights):
-            shown.add_row(
-                f"{weights:,}",
-                case.way,
-                f"{case.density:g}",
-                f"{case.milliseconds:,.2f}",
-                f"{case.sent / 1e3:,.1f}",
-                f"{case.memory / 1e6:,.2f}" if case.memory else "",
-            )
-        shown.add_section()
-    return shown
 
 
 def picture(results: Results) -> Figure:
@@ -295,12 +275,6 @@ def picture(results: Results) -> Figure:
     return figure
 
 
-def draw(results: Results, path: Path) -> None:
-    from shoal.views.axes import save
-
-    save(picture(results), path)
-
-
 if __name__ == "__main__":
     from benchmarks.torch_rivals import _end_with_parent, together
 
@@ -314,5 +288,5 @@ BENCH = Bench(
     quick_help="Two sizes, one round.",
     measure=measure,
     table=table,
-    draw=draw,
+    picture=picture,
 )

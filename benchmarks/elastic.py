@@ -21,15 +21,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Machine, Option, Record, Say, machine, quiet, sheet
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Gone, Handed, RunEvent, Voided, Warned
@@ -38,8 +35,13 @@ from shoal.job import Job
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.tables import Sparse, Update
+from shoal.views import axes as draw
+from shoal.views import format
+from shoal.views.axes import INK, LOST, TEST, TRAIN
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 TICK = 0.05  # seconds between two looks at how far it is
@@ -50,7 +52,7 @@ _LOOK = 1.0  # seconds: who takes longer is asked again
 _WITHIN = 120.0  # seconds for a server to get its share, or to be let go
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """How large, and how long."""
 
     features: int = 1 << 24  # with what FTRL keeps of each: 201 MB
@@ -68,7 +70,7 @@ FULL = Settings()
 QUICK = Settings(features=1 << 20, rows=50_000, seconds=12.0, probe=3.0)
 
 
-class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Move(Record, frozen=True):
     """Segments that changed hands together."""
 
     at: float
@@ -81,7 +83,7 @@ class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall: float  # of these nobody served them
 
 
-class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Phase(Record, frozen=True):
     """A stretch of the run."""
 
     name: str
@@ -90,7 +92,7 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: float  # rows a second
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Results(Record, frozen=True):
     """All of one run."""
 
     machine: Machine
@@ -163,23 +165,22 @@ class Story:
                 self.errors.append(str(event))
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if settings.servers < 1 or settings.workers < 1 or not settings.seconds > 0 or not settings.probe > 0:
         raise Invalid("this needs servers, workers, and some seconds")
     job = _job(settings, {"seconds": settings.probe})
-    progress(f"{settings.features:,} features: making {settings.rows:,} rows")
-    dataset = load(job.data, job.seed, progress=progress)
+    say(f"{settings.features:,} features: making {settings.rows:,} rows")
+    dataset = load(job.data, job.seed, progress=say)
     story = Story()
-    progress(f"{settings.probe:g} s, to see how fast it is")
+    say(f"{settings.probe:g} s, to see how fast it is")
     rate = _run(job, dataset, story, comes=False)[0] / settings.probe
     passes = max(1, round(rate * settings.seconds / job.slots(dataset.train.rows).per_pass))
-    progress(f"{passes:,} passes, about {settings.seconds:g} s: one more server joins, and leaves")
+    say(f"{passes:,} passes, about {settings.seconds:g} s: one more server joins, and leaves")
     story = Story()
     slots, (lost, doubled), over = _run(_job(settings, {"epochs": float(passes)}), dataset, story, comes=True)
     rates = _rates(story.seen)
     return Results(
-        _machine(),
+        machine(),
         settings,
         settings.features * WORDS * 4 / 1e6,
         round(over, 2),
@@ -303,39 +304,69 @@ def _rates(seen: list[tuple[float, int]]) -> list[tuple[float, float]]:
 
 def table(results: Results) -> Table:
     """Rows a second in each stretch, and how long segments stood still."""
-    from rich import box
-    from rich.table import Table
-
-    machine, settings = results.machine, results.settings
-    stalls, shown = results.stalls(), [1_000 * one for one in results.stalls()]
-    stood = (
-        f"{len(stalls)} segments of the model changed hands; each stood still for {statistics.median(shown):.1f} ms (median), "
-        f"{max(shown):.1f} ms (worst)"
-        if stalls
-        else "no segment changed hands"
-    )
-    found = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"a server joins {settings.servers} and leaves again while {settings.workers} workers train {results.megabytes:.0f} MB, "
-        f"{machine.cores} cores of {machine.cpu}",
-        caption=f"{stood}. Of {results.slots:,} slots {results.lost} are lost and {results.doubled} doubled; {len(results.errors)} errors. "
-        f"One run; {machine.busy() or 'the load of the machine is not known'}.",
-    )
-    for name in ("", "from s", "to s", "rows a second", "of before"):
-        found.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    settings, stalls = results.settings, [1_000 * one for one in results.stalls()]
+    stood = "no segment changed hands"
+    if stalls:
+        stood = (
+            f"{len(stalls)} segments of the model changed hands; each stood still for {statistics.median(stalls):.1f} ms "
+            f"(median), {max(stalls):.1f} ms (worst)"
+        )
     before = results.phases[0].rate if results.phases else 0.0
+    return sheet(
+        f"a server joins {settings.servers} and leaves again while {settings.workers} workers train "
+        f"{results.megabytes:.0f} MB, {results.machine}",
+        (
+            ("<", "{0.name}"),
+            ("from s", "{0.start:.1f}"),
+            ("to s", "{0.stop:.1f}"),
+            ("rows a second", "{0.rate:,.0f}"),
+            ("of before", lambda one: f"{one.rate / before:.2f}" if before else "-"),
+        ),
+        results.phases,
+        f"{stood}. Of {results.slots:,} slots {results.lost} are lost and {results.doubled} doubled; "
+        f"{len(results.errors)} errors. One run; {results.machine.busy() or 'the load of the machine is not known'}.",
+    )
+
+
+def picture(results: Results) -> Figure:
+    figure = draw.canvas(5.8, 10.0)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _draw_rates(top, results)
+    _draw_stalls(bottom, results)
+    settings = results.settings
+    errors = format.many(len(results.errors), "error")
+    title = f"While a server joins {settings.servers} and leaves again, {results.lost} of {results.slots:,} slots are lost, "
+    below = f"{settings.workers} workers, {results.megabytes:.0f} MB; one run; {results.machine.busy() or 'load not known'}."
+    draw.headline(figure, f"{title}{results.doubled} counted twice, with {errors}", below, size=11)
+    return figure
+
+
+def _draw_rates(axes: Axes, results: Results) -> None:
+    axes.plot(*zip(*results.rates, strict=True), color=TRAIN, linewidth=1.2) if results.rates else None
     for one in results.phases:
-        ratio = f"{one.rate / before:.2f}" if before else "-"
-        found.add_row(one.name, f"{one.start:.1f}", f"{one.stop:.1f}", f"{one.rate:,.0f}", ratio)
-    return found
+        axes.hlines(one.rate, one.start, one.stop, color=INK, linewidth=1.0, linestyle=":")
+        axes.annotate(
+            f"{one.name}\n{one.rate:,.0f}", ((one.start + one.stop) / 2, 0.02), xycoords=("data", "axes fraction"),
+            ha="center", va="bottom", fontsize=8, color=INK,
+        )  # fmt: skip
+        if one.name.startswith("it "):
+            axes.axvspan(one.start, one.stop, color=TEST, alpha=0.15, linewidth=0)
+    axes.set_ylabel(f"rows a second (in {WINDOW:g} s)\ndotted: mean of the stretch", color=TRAIN)
+    axes.set_ylim(bottom=0)
+    draw.numbers(axes.yaxis)
+    draw.tidy(axes)
 
 
-def draw(results: Results, path: Path) -> None:
-    """Rows a second over time, with the moments marked, and a tick for each hand-over."""
-    from benchmarks.elastic_show import picture
-    from shoal.views.axes import save
-
-    save(picture(results), path)
+def _draw_stalls(axes: Axes, results: Results) -> None:
+    for one in results.moves:
+        joins = one.why != "leaving"
+        axes.plot([one.at, one.at], [0, 1_000 * one.stall], color=TRAIN if joins else LOST, linewidth=1.5, alpha=0.7)
+        axes.plot([one.at], [1_000 * one.stall], ".", color=TRAIN if joins else LOST)
+    axes.set_ylabel("a batch stood still,\nmilliseconds")
+    axes.set_xlabel("seconds")
+    axes.set_ylim(bottom=0)
+    draw.numbers(axes.yaxis)
+    draw.tidy(axes)
 
 
 BENCH = Bench(
@@ -344,5 +375,5 @@ BENCH = Bench(
     measure=measure,
     table=table,
     options=(Option("seconds", "Of training, about.  [default: 30]", click.FloatRange(1.0)),),
-    draw=draw,
+    picture=picture,
 )

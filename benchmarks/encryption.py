@@ -18,17 +18,14 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Cell, Option, Record, Report, Say, machine, pipelined, quiet, sheet, timed
 from shoal.client import KV
 from shoal.errors import Invalid, Refused
 from shoal.launch.local import connect, local
@@ -45,7 +42,7 @@ _ANSWER = 60.0  # seconds for one push
 _WORD = 256  # floats: 1 KB
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured, and how often."""
 
     floats: int = 1_000_000  # of the dense table
@@ -63,7 +60,7 @@ FULL = Settings()
 QUICK = Settings(floats=250_000, pushes=16, trips=100, rows=20_000, repeat=3, runs=1, refusals=2)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One thing, all ways."""
 
     what: str
@@ -91,7 +88,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{told} ({low:.2f}-{high:.2f})" if len(self.found[way]) > 1 else told
 
 
-class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Refusal(Record, frozen=True):
     """How soon a caller hears that it may not come in."""
 
     why: str
@@ -99,18 +96,13 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     told: str
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
+class Results(Report[Settings, Case], frozen=True):
+    """With the refusals."""
 
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
     refusals: list[Refusal]
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if settings.repeat < 1 or settings.refusals < 1 or (settings.rows and settings.runs < 1):
         raise Invalid("a benchmark needs at least one repeat of everything")
     began = time.perf_counter()
@@ -131,17 +123,17 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
                 for way in WAYS
             }
             kvs = {way: stack.enter_context(cluster.client()) for way, cluster in clusters.items()}
-            cases = _race(settings, kvs, progress)
-            refusals = _refused(settings, clusters["keys"].address, Path(place), progress)
+            cases = _race(settings, kvs, say)
+            refusals = _refused(settings, clusters["keys"].address, Path(place), say)
         if settings.rows:
-            cases.append(_training(settings, keys, Path(place), progress))
-    return Results(_machine(), settings, time.perf_counter() - began, cases, refusals)
+            cases.append(_training(settings, keys, Path(place), say))
+    return Results(machine(), settings, time.perf_counter() - began, cases, refusals)
 
 
 # ---------------------------------------------------------------- the store
 
 
-def _race(settings: Settings, kvs: dict[str, KV], progress: Callable[[str], None]) -> list[Case]:
+def _race(settings: Settings, kvs: dict[str, KV], say: Say) -> list[Case]:
     values = np.random.default_rng(0).standard_normal(settings.floats, np.float32)
     whole, word = slice(0, settings.floats), slice(0, _WORD)
     megabytes = settings.pushes * values.nbytes / 1e6
@@ -161,9 +153,9 @@ def _race(settings: Settings, kvs: dict[str, KV], progress: Callable[[str], None
         return 1e6 * (time.perf_counter() - began) / settings.trips
 
     cases = [
-        _turns("push", "MB/s", settings.repeat, kvs, push, progress),
-        _turns("pull", "MB/s", settings.repeat, kvs, pull, progress),
-        _turns("round trip of 1 KB", "us", settings.repeat, kvs, trip, progress),
+        _turns("push", "MB/s", settings.repeat, kvs, push, say),
+        _turns("pull", "MB/s", settings.repeat, kvs, pull, say),
+        _turns("round trip of 1 KB", "us", settings.repeat, kvs, trip, say),
     ]
     for kv in kvs.values():
         kv.drop("w")
@@ -171,33 +163,23 @@ def _race(settings: Settings, kvs: dict[str, KV], progress: Callable[[str], None
 
 
 def _many(settings: Settings, ask: Callable[[], Any]) -> float:
-    """Seconds for so many, several under way."""
-    flying: deque[Any] = deque()
-    began = time.perf_counter()
-    for _ in range(settings.pushes):
-        flying.append(ask())
-        if len(flying) >= settings.flying:
-            flying.popleft().result(_ANSWER)
-    while flying:
-        flying.popleft().result(_ANSWER)
-    return time.perf_counter() - began
+    """Seconds for so many, several in flight."""
+    return timed(lambda: pipelined((ask() for _ in range(settings.pushes)), settings.flying, _ANSWER))
 
 
-def _turns(
-    what: str, unit: str, repeat: int, by: dict[str, Any], once: Callable[[Any], float], progress: Callable[[str], None]
-) -> Case:
+def _turns(what: str, unit: str, repeat: int, by: dict[str, Any], once: Callable[[Any], float], say: Say) -> Case:
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for one in by.values():
         once(one)  # the first is thrown away
     for turn in range(repeat):
         for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
             found[way].append(once(by[way]))
-    return _case(what, unit, found, progress)
+    return _case(what, unit, found, say)
 
 
-def _case(what: str, unit: str, found: dict[str, list[float]], progress: Callable[[str], None]) -> Case:
+def _case(what: str, unit: str, found: dict[str, list[float]], say: Say) -> Case:
     case = Case(what, unit, {way: [round(one, 3) for one in found[way]] for way in WAYS})
-    progress(
+    say(
         f"{what}: {case.median('bare'):,.0f} {unit} without checksums, {case.median('clear'):,.0f} with them "
         f"(x {case.compared('clear')}), {case.median('keys'):,.0f} with keys (x {case.compared('keys')})"
     )
@@ -207,7 +189,7 @@ def _case(what: str, unit: str, found: dict[str, list[float]], progress: Callabl
 # ---------------------------------------------------------------- a run
 
 
-def _training(settings: Settings, keys: Path, place: Path, progress: Callable[[str], None]) -> Case:
+def _training(settings: Settings, keys: Path, place: Path, say: Say) -> Case:
     from shoal.run.run import train
 
     found: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -219,13 +201,13 @@ def _training(settings: Settings, keys: Path, place: Path, progress: Callable[[s
                 "clicks", workers=settings.workers, servers=1, epochs=2, settings=launch, out=place / f"{way}-{turn}"
             )
             found[way].append(run.summary["examples_per_second"])
-    return _case(f"training, {settings.workers} workers", "rows/s", found, progress)
+    return _case(f"training, {settings.workers} workers", "rows/s", found, say)
 
 
 # ---------------------------------------------------------------- who may not come in
 
 
-def _refused(settings: Settings, address: str, place: Path, progress: Callable[[str], None]) -> list[Refusal]:
+def _refused(settings: Settings, address: str, place: Path, say: Say) -> list[Refusal]:
     stranger = keyring.make(place / "stranger", "stranger", "client")
     plain = parsed(address).plain
     ways: dict[str, Callable[[], KV]] = {
@@ -234,7 +216,7 @@ def _refused(settings: Settings, address: str, place: Path, progress: Callable[[
         "no key": lambda: connect(plain),
     }
     found = []
-    progress("callers who may not come in: what the coordinator says of them below is meant")
+    say("callers who may not come in: what the coordinator says of them below is meant")
     for why, call in ways.items():
         seconds, told = [], ""
         for _ in range(settings.refusals):
@@ -245,36 +227,39 @@ def _refused(settings: Settings, address: str, place: Path, progress: Callable[[
                 seconds.append(round(time.perf_counter() - began, 4))
                 told = str(error)
         found.append(Refusal(why, seconds, told))
-        progress(f"{why}: told after {max(seconds, default=0.0):.3f} s at most")
+        say(f"{why}: told after {max(seconds, default=0.0):.3f} s at most")
     return found
+
+
+def _median(way: str) -> Cell:
+    return lambda case: f"{case.median(way):,.0f} {case.unit}"
+
+
+COLUMNS = (
+    ("<what", "{0.what}"),
+    ("bare", _median("bare")),
+    ("checksums", _median("clear")),
+    ("x bare", lambda case: case.compared("clear")),
+    ("keys", _median("keys")),
+    ("x bare", lambda case: case.compared("keys")),
+)
 
 
 def table(results: Results) -> Table:
     """All ways, and their ratios; below, how soon a caller that may not come in hears it."""
-    from rich import box
-    from rich.table import Table
-
-    machine = results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"tcp in the clear, without and with checksums, and with keys (CURVE), {machine.cores} cores of {machine.cpu}",
-        caption=f"x bare: as fast as in the clear without checksums, above 1 faster: of the medians (and the lowest and highest of one round, of "
-        f"{results.settings.repeat}); refusals: seconds until the caller is told, median and worst. {machine.busy()}".rstrip(),
+    shown = sheet(
+        f"tcp in the clear, without and with checksums, and with keys (CURVE), {results.machine}",
+        COLUMNS,
+        results.cases,
+        "x bare: as fast as in the clear without checksums, above 1 faster: of the medians (and the lowest and highest of one "
+        f"round, of {results.settings.repeat}); refusals: seconds until the caller is told, median and worst. "
+        f"{results.machine.busy()}".rstrip(),
     )
-    for name in ("what", "bare", "checksums", "x bare", "keys", "x bare"):
-        shown.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
-    for case in results.cases:
-        bare, clear, keyed = (f"{case.median(way):,.0f} {case.unit}" for way in WAYS)
-        shown.add_row(case.what, bare, clear, case.compared("clear"), keyed, case.compared("keys"))
     shown.add_section()
     for refusal in results.refusals:
         worst = max(refusal.seconds, default=float("inf"))
-        shown.add_row(
-            f"refused: {refusal.why}",
-            *("", "", ""),
-            f"{statistics.median(refusal.seconds or [worst]):.3f} s, {worst:.3f} s",
-            "held" if worst < WITHIN else "PASSED",
-        )
+        took = f"{statistics.median(refusal.seconds or [worst]):.3f} s, {worst:.3f} s"
+        shown.add_row(f"refused: {refusal.why}", "", "", "", took, "held" if worst < WITHIN else "PASSED")
     return shown
 
 

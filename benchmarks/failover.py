@@ -26,11 +26,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import click
-import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Cell, Machine, Option, Record, Say, line_of, machine, quiet, sheet
 from shoal import limits
 from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
@@ -51,7 +49,7 @@ TARGETS: dict[Kind, float] = {"killed": 0.8, "stopped": (DEFAULT.dead + limits.S
 _WITHIN = 60.0  # seconds for anything that is waited for
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """How large, and how often."""
 
     megabytes: int = 100  # of float32
@@ -67,7 +65,7 @@ FULL = Settings()
 QUICK = Settings(megabytes=20, kills=5, stops=1)
 
 
-class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Fault(Record, frozen=True):
     """One server struck."""
 
     kind: Kind
@@ -77,7 +75,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     back: float  # seconds until the server was a member again; of a stopped one, from when it was continued
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Results(Record, frozen=True):
     """All of one run."""
 
     machine: Machine
@@ -118,8 +116,7 @@ class Scene:
         return all(len(place.servers) == self.copies and not place.filling for place in view.tables[0].places)
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if settings.kills < 0 or settings.stops < 0 or settings.kills + settings.stops < 1 or settings.faults < 1:
         raise Invalid("a benchmark needs at least one fault")
     if not 1 < settings.copies < settings.servers:
@@ -134,35 +131,50 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
             segments = len(scene.keys)
             for kind in todo[first : first + settings.faults]:
                 faults.append(_strike(scene, kind, chance.uniform(0.05, 0.3)))
-                progress(f"{len(faults)} of {len(todo)}: {_line(faults[-1])}")
+                say(f"{len(faults)} of {len(todo)}: {line_of(FAULT, faults[-1])}")
             _check(scene)
             pushes += scene.pushes
-    return Results(_machine(), settings, time.perf_counter() - began, segments, pushes, faults)
+    return Results(machine(), settings, time.perf_counter() - began, segments, pushes, faults)
+
+
+FAULT = (
+    ("<server", "{0.kind}"),
+    ("segments", "{0.segments}"),
+    ("pushed to again, s", "{0.pushing:.3f}"),
+    ("full copies, s", "{0.full:.3f}"),
+    ("back, s", "{0.back:.3f}"),
+)
+
+
+def _median(what: str) -> Cell:
+    return lambda faults: f"{statistics.median(getattr(one, what) for one in faults):.3f}"
+
+
+def _worst(what: str) -> Cell:
+    return lambda faults: f"{max(getattr(one, what) for one in faults):.3f}"
+
+
+COLUMNS = (  # of all faults of one kind
+    ("<server", "{0[0].kind}"),
+    ("faults", lambda faults: f"{len(faults)}"),
+    ("median s", _median("pushing")),
+    ("worst s", _worst("pushing")),
+    ("wanted s", lambda faults: f"{TARGETS[faults[0].kind]:.3f}"),
+    ("full copies s", _median("full")),
+    ("worst s", _worst("full")),
+    ("back s", _median("back")),
+)
 
 
 def table(results: Results) -> Table:
-    """Median and worst, against what they should be."""
-    from rich import box
-    from rich.table import Table
-
-    machine, settings = results.machine, results.settings
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"a server of {settings.servers} dies, {settings.copies} copies of {settings.megabytes} MB, "
-        f"{machine.cores} cores of {machine.cpu}",
-        caption=f"seconds to the first push acknowledged in every segment it owned; killed: Li et al. (OSDI 2014) say 0.8 s; stopped: "
+    settings = results.settings
+    return sheet(
+        f"a server of {settings.servers} dies, {settings.copies} copies of {settings.megabytes} MB, {results.machine}",
+        COLUMNS,
+        [faults for kind in SIGNALS if (faults := results.of(kind))],
+        "seconds to the first push acknowledged in every segment it owned; killed: Li et al. (OSDI 2014) say 0.8 s; stopped: "
         f"dead after {DEFAULT.dead / limits.SECOND:g} s of silence. All {results.pushes:,} pushes were counted once.",
     )
-    for name in ("server", "faults", "median s", "worst s", "wanted s", "full copies s", "worst s", "back s"):
-        shown.add_column(name, justify="right" if name != "server" else "left", no_wrap=True)
-    for kind in SIGNALS:
-        if not (faults := results.of(kind)):
-            continue
-        pushing, full = [one.pushing for one in faults], [one.full for one in faults]
-        times = (statistics.median(pushing), max(pushing), TARGETS[kind], statistics.median(full), max(full))
-        back = statistics.median(one.back for one in faults)
-        shown.add_row(kind, f"{len(faults)}", *(f"{one:.3f}" for one in (*times, back)))
-    return shown
 
 
 # ---------------------------------------------------------------- one cluster
@@ -228,13 +240,6 @@ def _check(scene: Scene) -> None:
     found = scene.kv.pull("w", scene.keys).result(_WITHIN).reshape(-1)
     if not np.array_equal(found, np.full(len(found), scene.pushes, np.float32)):
         raise ShoalError(f"{scene.pushes:,} pushes were acknowledged, and the keys read {found.tolist()}: report this")
-
-
-def _line(fault: Fault) -> str:
-    return (
-        f"{fault.kind}, with {fault.segments} segments: pushed to again after {fault.pushing:.3f} s, "
-        f"full after {fault.full:.3f} s, back after {fault.back:.3f} s"
-    )
 
 
 BENCH = Bench(

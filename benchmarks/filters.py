@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,7 @@ import click
 import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Columns, Option, Record, Report, Say, quiet, report, sheet, timed
 from shoal.data.datasets import VARIABLE, DataSource, load
 from shoal.data.dense_file import sparse
 from shoal.data.local_keys import Localiser
@@ -58,7 +56,7 @@ NAMED: dict[str, list[Any]] = {
 }
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured, and how often."""
 
     slots: int = 40
@@ -70,7 +68,7 @@ FULL = Settings()
 QUICK = Settings(slots=8, repeat=3)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """Filters, by name: bytes that are left, seconds to encode and to decode all slots; and those of the rival, if there is one."""
 
     name: str
@@ -82,31 +80,22 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rival_encode: float = 0.0
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
+class Results(Report[Settings, Case], frozen=True, kw_only=True):
+    """With what was pushed."""
 
-    machine: Machine
-    settings: Settings
-    seconds: float
     data: str
     keys: int  # in all slots
     plain: int  # bytes
-    cases: list[Case]
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if settings.slots < 1 or settings.repeat < 1 or settings.rows < 1:
         raise Invalid("a benchmark needs slots, rows and at least one repeat")
-    began = time.perf_counter()
     data, pushes = _pushes(settings)
     keys = sum(len(one) for one, _ in pushes)
-    progress(f"{data}: {len(pushes)} slots with {keys:,} keys")
-    cases = []
-    for name, named in NAMED.items():
-        progress(name)
-        cases.append(_case(settings, name, Chain(described(named), warm=True), pushes))
-    return Results(_machine(), settings, time.perf_counter() - began, data, keys, 12 * keys, cases)
+    say(f"{data}: {len(pushes)} slots with {keys:,} keys")
+    cases = (_case(settings, name, Chain(described(named), warm=True), pushes) for name, named in NAMED.items())
+    return report(Results, settings, cases, say, _columns(12 * keys), data=data, keys=keys, plain=12 * keys)
 
 
 def _pushes(settings: Settings) -> tuple[str, list[Pushed]]:
@@ -152,21 +141,15 @@ def _case(settings: Settings, name: str, chain: Chain, pushes: list[Pushed]) -> 
 
     times: dict[str, list[float]] = {"encode": [], "decode": [], "rival": []}
     for _ in range(settings.repeat + 1):  # the first loads what is loaded late
-        times["encode"].append(_timed(encode))
-        times["decode"].append(_timed(decode))
+        times["encode"].append(timed(encode))
+        times["decode"].append(timed(decode))
         if rival is not None:
-            times["rival"].append(_timed(race))
+            times["rival"].append(timed(race))
     left = sum(array.nbytes for _, arrays in sent for array in arrays)
     found = Case(name, left, min(times["encode"]), min(times["decode"]))
     if rival is None:
         return found
     return msgspec.structs.replace(found, rival=rival[0], rival_left=sum(sizes), rival_encode=min(times["rival"]))
-
-
-def _timed(call: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 # ---------------------------------------------------------------- what a user has at hand
@@ -232,33 +215,33 @@ RIVALS: dict[str, tuple[str, Callable[[Keys, Values], int]]] = {
 }
 
 
-def table(results: Results) -> Table:
-    """The figures to look at."""
-    from rich import box
-    from rich.table import Table
+def _columns(plain: int) -> Columns:
+    def ratio(left: int) -> str:
+        return f"{plain / left:.1f}" if left else ""
 
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{results.data}: pushes of {results.settings.slots} slots, {results.keys:,} keys, {results.plain / 1e6:.1f} MB plain",
-        caption=f"one of {results.machine.cores} cores of {results.machine.cpu}; MB/s are of plain bytes",
+    def speed(seconds: float) -> str:
+        return f"{plain / seconds / 1e6:,.0f}" if seconds else ""
+
+    return (
+        ("<filters", "{0.name}"),
+        ("MB", lambda case: f"{case.left / 1e6:.2f}"),
+        ("ratio", lambda case: ratio(case.left)),
+        ("encode MB/s", lambda case: speed(case.encode)),
+        ("decode MB/s", lambda case: speed(case.decode)),
+        ("<rival", "{0.rival}"),
+        ("ratio", lambda case: ratio(case.rival_left)),
+        ("encode MB/s", lambda case: speed(case.rival_encode)),
     )
-    for name in ("filters", "MB", "ratio", "encode MB/s", "decode MB/s", "rival", "ratio", "encode MB/s"):
-        shown.add_column(name, justify="left" if name in ("filters", "rival") else "right", no_wrap=True)
-    for case in results.cases:
-        rival = ["", "", ""]
-        if case.rival:
-            rival = [case.rival, _times(results.plain, case.rival_left), _speed(results.plain, case.rival_encode)]
-        speeds = [_speed(results.plain, seconds) for seconds in (case.encode, case.decode)]
-        shown.add_row(case.name, f"{case.left / 1e6:.2f}", _times(results.plain, case.left), *speeds, *rival)
-    return shown
 
 
-def _times(plain: int, left: int) -> str:
-    return f"{plain / left:.1f}" if left else "-"
-
-
-def _speed(plain: int, seconds: float) -> str:
-    return f"{plain / seconds / 1e6:,.0f}" if seconds else "-"
+def table(results: Results) -> Table:
+    pushed = f"pushes of {results.settings.slots} slots, {results.keys:,} keys, {results.plain / 1e6:.1f} MB plain"
+    return sheet(
+        f"{results.data}: {pushed}",
+        _columns(results.plain),
+        results.cases,
+        f"one of {results.machine}; MB/s are of plain bytes",
+    )
 
 
 BENCH = Bench(

@@ -12,22 +12,13 @@ conversions alone, on one core.
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, get_args
 
-import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench
-from benchmarks.store import (
-    Machine,
-    Transport,
-    _batch,
-    _calls,
-    _cluster,
-    _machine,
-)
+from benchmarks.harness import Bench, Record, Report, Say, report, sheet, turns
+from benchmarks.store import Transport, _batch, _calls, _cluster
 from benchmarks.store_rivals import Array
 from shoal.client import KV
 from shoal.errors import Invalid
@@ -40,7 +31,7 @@ if TYPE_CHECKING:
 FORMS: tuple[Wire, ...] = get_args(Wire)
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured, and how often."""
 
     rows: int = 1_000_000
@@ -53,7 +44,7 @@ FULL = Settings()
 QUICK = Settings(repeat=5, seconds=0.02)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One form over one path: milliseconds a call, ratios to float32 over the same path, and bytes of a push and a pull."""
 
     transport: Transport
@@ -66,7 +57,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     received: int
 
 
-class Alone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Alone(Record, frozen=True):
     """The conversions of one form, in milliseconds."""
 
     form: Wire
@@ -74,29 +65,24 @@ class Alone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restore: float
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
+class Results(Report[Settings, Case], frozen=True):
+    """With the conversions alone."""
 
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
     alone: list[Alone]
 
 
-def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings, say: Say) -> Results:
     if settings.rows < 1 or settings.repeat < 1 or settings.seconds < 0 or not settings.transports:
         raise Invalid("a benchmark needs rows, a transport, and at least one repeat")
-    began = time.perf_counter()
     values = np.random.default_rng(0).standard_normal(settings.rows, np.float32)
-    cases: list[Case] = []
-    for transport in settings.transports:
-        progress(f"{transport}: {settings.rows:,} rows in {len(FORMS)} forms")
-        with _cluster(transport, 1) as cluster, cluster.client() as kv:
-            cases += _race(settings, transport, kv, values)
     alone = [_alone(settings, form, values) for form in FORMS if form != "float32"]
-    return Results(_machine(), settings, time.perf_counter() - began, cases, alone)
+    return report(Results, settings, _cases(settings, values), say, COLUMNS, alone=alone)
+
+
+def _cases(settings: Settings, values: Array) -> Iterator[Case]:
+    for transport in settings.transports:
+        with _cluster(transport, 1) as cluster, cluster.client() as kv:
+            yield from _race(settings, transport, kv, values)
 
 
 def _race(settings: Settings, transport: Transport, kv: KV, values: Array) -> list[Case]:
@@ -124,14 +110,11 @@ def _race(settings: Settings, transport: Transport, kv: KV, values: Array) -> li
 
 def _by_turns(settings: Settings, calls: dict[Wire, Callable[[], None]]) -> dict[Wire, list[float]]:
     """Microseconds a call, batch by batch."""
-    names = list(calls)
     counts = {name: _calls(call, settings.seconds) for name, call in calls.items()}
-    batches: dict[Wire, list[float]] = {name: [] for name in names}
+    batches: dict[Wire, list[float]] = {name: [] for name in calls}
     gc.collect()
-    for turn in range(settings.repeat):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            batches[name].append(_batch(calls[name], counts[name]))
+    for name in turns(list(calls), settings.repeat):
+        batches[name].append(_batch(calls[name], counts[name]))
     return batches
 
 
@@ -143,32 +126,27 @@ def _alone(settings: Settings, form: Wire, values: Array) -> Alone:
     return Alone(form, *taken)
 
 
-def table(results: Results) -> Table:
-    """The figures to look at."""
-    from rich import box
-    from rich.table import Table
+COLUMNS = (
+    ("<over", "{0.transport}"),
+    ("<wire", "{0.form}"),
+    ("MB pushed", lambda case: f"{case.sent / 1e6:.2f}"),
+    ("MB pulled", lambda case: f"{case.received / 1e6:.2f}"),
+    ("push ms", "{0.push:.2f}"),
+    ("x", "{0.push_ratio:.2f}"),
+    ("pull ms", "{0.pull:.2f}"),
+    ("x", "{0.pull_ratio:.2f}"),
+)
 
+
+def table(results: Results) -> Table:
     alone = ", ".join(f"{one.form} {one.shorten:.2f} and {one.restore:.2f} ms" for one in results.alone)
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"a dense table of {results.settings.rows:,} rows, {results.machine.cores} cores of {results.machine.cpu}",
-        caption=f"x: throughput over that of float32, above 1 it is faster. To shorten and to restore alone: {alone}.",
+    return sheet(
+        f"a dense table of {results.settings.rows:,} rows, {results.machine}",
+        COLUMNS,
+        results.cases,
+        f"x: throughput over that of float32, above 1 it is faster. To shorten and to restore alone: {alone}.",
+        section=lambda case: case.transport,
     )
-    for name in ("over", "wire", "MB pushed", "MB pulled", "push ms", "x", "pull ms", "x"):
-        shown.add_column(name, justify="left" if name in ("over", "wire") else "right", no_wrap=True)
-    for case in results.cases:
-        shown.add_row(
-            case.transport,
-            case.form,
-            f"{case.sent / 1e6:.2f}",
-            f"{case.received / 1e6:.2f}",
-            f"{case.push:.2f}",
-            f"{case.push_ratio:.2f}",
-            f"{case.pull:.2f}",
-            f"{case.pull_ratio:.2f}",
-            end_section=case.form == FORMS[-1],
-        )
-    return shown
 
 
 BENCH = Bench(

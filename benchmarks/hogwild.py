@@ -12,15 +12,13 @@ Speed-ups are against the best of everything that runs on one thread, whatever i
 
 from __future__ import annotations
 
-import contextlib
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+import click
 
+from benchmarks.harness import Bench, Option, Record, Say, cores, cpu, load, numbers, sheet
 from benchmarks.hogwild_runs import (
     Curve,
     Shape,
@@ -31,7 +29,10 @@ from benchmarks.hogwild_runs import (
 )
 from shoal.errors import Invalid
 
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
 
 PER_ROW = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
 OF_BATCHES = {"sgd": (1.0, 2.5, 5.0, 10.0, 20.0), "adagrad": PER_ROW["adagrad"]}
@@ -39,7 +40,7 @@ OF_SKLEARN = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0), "optimal": (1e-6, 1e-5, 1e-4)}
 TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}  # with one thread, the same steps
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured."""
 
     rows: int | None = None  # of the smaller set; the other has twice as many. 150,000 a core, 800,000 at most
@@ -61,7 +62,7 @@ FULL = Settings()
 QUICK = Settings(rows=20_000, batches=(256,), splits=((2_048, 256),), passes=2, repeat=1, grid=3)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One way with one rule and so many threads, at its best step."""
 
     shape: str
@@ -79,7 +80,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.variant.name
 
 
-class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Goal(Record, frozen=True):
     """What is to be reached on a shape, and how soon one thread was there."""
 
     shape: Shape
@@ -89,7 +90,7 @@ class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Results(Record, frozen=True):
     """All of one run."""
 
     settings: Settings
@@ -133,18 +134,18 @@ def variants(settings: Settings) -> list[Variant]:
 
 
 def measure(settings: Settings, say: Say) -> Results:
-    cores = len(os.sched_getaffinity(0))
-    threads = settings.threads or tuple(1 << power for power in range(cores.bit_length()) if 1 << power <= cores)
+    count = cores()
+    threads = settings.threads or tuple(1 << power for power in range(count.bit_length()) if 1 << power <= count)
     if threads[0] != 1 or min(settings.repeat, settings.passes, settings.points) < 1:
         raise Invalid("speed-ups are against one thread: begin with 1, and take at least one pass, point and repeat")
     began = time.perf_counter()
     goals, cases = [], []
-    for shape in shapes(settings, cores):
+    for shape in shapes(settings, count):
         say(f"{shape.name}: {shape.rows:,} rows of {shape.features:,} features")
         goal, found = Study(settings, shape, say).run(threads)
         goals.append(goal)
         cases += found
-    return Results(settings, _cpu(), cores, time.perf_counter() - began, goals, cases)
+    return Results(settings, cpu(), count, time.perf_counter() - began, goals, cases)
 
 
 class Study:
@@ -250,12 +251,144 @@ def _told(variant: Variant, threads: int, one: Curve, target: float) -> str:
     return f"{variant.name}, {variant.rule}, threads: {threads}, step {one.step:g}: {speed}, {reached}"
 
 
-def _cpu() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in _models(file):
-            return line
-    return platform.machine()
+# ---------------------------------------------------------------- showing it
 
 
-def _models(lines: Iterator[str]) -> Iterator[str]:
-    return (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+def verdicts(results: Results) -> list[str]:
+    """For each shape, who was best on one thread and who with all."""
+    found = []
+    for goal in results.goals:
+        shape = goal.shape.name
+        threads = max(case.threads for case in results.cases)
+        said = f"{shape}: one thread is at {goal.loss:.4f} after {goal.seconds:.3f} s ({goal.serial})"
+        best = results.best(shape, threads)
+        if threads > 1 and best is not None:
+            faster = results.speedup(best)
+            said += f"; {threads} threads {faster:.1f} times as soon ({best.name}, {best.variant.rule})"
+        elif threads > 1:
+            said += f"; with {threads} threads nobody"
+        found.append(said)
+    return found
+
+
+def table(results: Results) -> Table:
+    alone = {(case.shape, case.variant): case for case in results.cases if case.threads == 1}
+
+    def faster(case: Case) -> str:
+        return (
+            f"{case.rows_per_second / alone[case.shape, case.variant].rows_per_second:.2f}" if case.threads > 1 else ""
+        )
+
+    def sooner(case: Case) -> str:
+        return "-" if (found := results.speedup(case)) is None else f"{found:.2f}"
+
+    columns = (
+        ("<set", "{0.shape}"),
+        ("<way", lambda case: case.name if case.threads == 1 else ""),
+        ("<rule", lambda case: case.variant.rule if case.threads == 1 else ""),
+        ("threads", "{0.threads}"),
+        ("step", "{0.step:g}"),
+        ("M rows/s", lambda case: f"{case.rows_per_second / 1e6:.2f}"),
+        ("x rows/s", faster),
+        ("s to loss", lambda case: "-" if case.seconds is None else f"{case.seconds:.3f}"),
+        ("x", sooner),
+        ("M rows to it", lambda case: "-" if case.rows is None else f"{case.rows / 1e6:.2f}"),
+        ("lost", lambda case: f"{case.lost:.1%}" if case.threads > 1 and case.lost else ""),
+    )
+    sets = [f"{one.shape.name}: {one.shape.rows:,} rows, {one.shape.features:,} features" for one in results.goals]
+    said = "x: against the best of one thread on that set. lost: of the canary's updates. -: never at the loss"
+    return sheet(
+        f"Hogwild by threads, {results.cores} cores of {results.machine}",
+        columns,
+        results.cases,
+        "\n".join([*verdicts(results), *sets, said]),
+        section=lambda case: case.shape,
+    )
+
+
+def picture(results: Results) -> Figure:
+    """The speedup by threads, both shapes side by side."""
+    from matplotlib.lines import Line2D
+
+    from shoal.views import axes as draw
+
+    figure = draw.canvas(4.3, 8.4)
+    panels = figure.subplots(1, len(results.goals), sharey=True, squeeze=False)[0]
+    shades = dict(zip(names(results), draw.colors(len(names(results))), strict=True))
+    for axes, goal in zip(panels, results.goals, strict=True):
+        _panel(axes, results, goal, shades)
+    panels[0].set_ylabel("times as fast to the loss\nas the best of one thread")
+    handles = [Line2D([], [], color=color, marker="o", label=name) for name, color in shades.items()]
+    below = "Full lines: SGD; dashed: AdaGrad. A way without a line never reached the loss."
+    draw.headline(figure, _sentence(results), size=11)
+    draw.legend(figure, handles, loc="outside lower center", ncols=4, fontsize=8, title=below, title_fontsize=8)
+    return figure
+
+
+def names(results: Results) -> list[str]:
+    """The ways to train, each of which has a colour."""
+    return list(dict.fromkeys(case.name for case in results.cases if case.variant.way not in ("serial", "sklearn")))
+
+
+def _sentence(results: Results) -> str:
+    known = [(speedup, case) for case in results.cases if case.threads > 1 and (speedup := results.speedup(case))]
+    if not known:
+        return "No way with several threads reached the loss"
+    speedup, case = max(known, key=lambda pair: pair[0])
+    return f"At most {speedup:.1f} times as fast as one thread: {case.name} with {case.threads} threads on {case.shape}"
+
+
+def _panel(axes: Axes, results: Results, goal: Goal, shades: dict[str, str]) -> None:
+    from shoal.views import axes as draw
+    from shoal.views.axes import DASHES, INK, PALE
+
+    cases = [case for case in results.cases if case.shape == goal.shape.name]
+    counts = sorted({case.threads for case in cases})
+    axes.plot(counts, counts, color=PALE, linewidth=1.0)
+    axes.annotate("ideal", (counts[0], counts[0]), (6, 12), textcoords="offset points", fontsize=8, color=INK)
+    for case in cases:
+        line = [one for one in cases if one.variant == case.variant and one.seconds is not None]
+        if case.threads > 1 or case.name not in shades or not line:
+            continue
+        speedups = [results.speedup(one) or 0.0 for one in line]
+        style: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.4, "color": shades[case.name]}
+        axes.plot([one.threads for one in line], speedups, DASHES[case.variant.rule == "adagrad"], **style)
+    for case in cases:
+        if case.variant == _rival(cases) and (level := results.speedup(case)):
+            draw.reference(axes, level, "scikit-learn, one thread", ":", side="left")
+    if results.cores in range(counts[0], counts[-1] + 1):
+        axes.axvline(results.cores, color=INK, linewidth=0.7, linestyle="--")
+        text = axes.text(results.cores, 0.98, f"{results.cores} cores ", transform=axes.get_xaxis_transform())
+        text.set(ha="right", va="top", fontsize=8, color=INK)
+    if counts[-1] > 2:
+        draw.logarithmic(axes.xaxis, base=2)
+        draw.logarithmic(axes.yaxis, base=2)
+    axes.set_xticks(counts, [str(count) for count in counts], minor=False)
+    axes.set_xlabel("threads")
+    draw.titled(axes, f"{goal.shape.name}, to a loss of {goal.loss:.3f}")
+    draw.tidy(axes)
+
+
+def _rival(cases: list[Case]) -> object:
+    """scikit-learn's better one."""
+    theirs = [case for case in cases if case.variant.way == "sklearn" and case.seconds is not None]
+    return min(theirs, key=lambda case: case.seconds or 0.0).variant if theirs else None
+
+
+BENCH = Bench(
+    help="Does Hogwild still scale? Threads on one model by rows a second and by time to a loss, for every way and rule.",
+    quick_help="Few rows and steps: seconds, and no figures to quote.",
+    measure=measure,
+    table=table,
+    options=(
+        Option("rows", "Of the smaller set.  [default: 150,000 a core]", click.IntRange(2_000)),
+        Option(
+            "threads",
+            "Counts, with commas.  [default: 1,2,4,... up to the cores]",
+            parse=lambda text: tuple(sorted(set(numbers(text)))),
+        ),
+        Option("repeat", "Runs of each case.  [default: 3]", click.IntRange(1)),
+    ),
+    picture=picture,
+    load=lambda paths: load(paths[-1], Results),
+)

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
+from benchmarks.harness import Record
 from shoal.data.batch import Floats, Ids
 from shoal.data.synthetic import MAKERS, TEST_FROM
 from shoal.models.linear import Linear
@@ -40,7 +40,7 @@ DIVERGED = 10 * float(np.log(2.0))  # a loss above this, or none at all: it will
 RULES: dict[str, Callable[[float], Update]] = {"sgd": SGD, "adagrad": AdaGrad}
 
 
-class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Shape(Record, frozen=True):
     """A made-up set."""
 
     name: str
@@ -50,7 +50,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     margin: float  # over the best loss of one thread, as a share: what is to be reached
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Variant(Record, frozen=True):
     """A way to train."""
 
     way: str  # of Hogwild; serial; sklearn
@@ -65,7 +65,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.way}{sized}".replace("_", "/") + (f" {self.hot:,}" if self.hot else "")
 
 
-class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Point(Record, frozen=True, array_like=True):
     """How good after how long."""
 
     seconds: float
@@ -73,7 +73,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     loss: float
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Curve(Record, frozen=True):
     """One run."""
 
     step: float

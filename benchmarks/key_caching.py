@@ -20,8 +20,7 @@ import click
 import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Machine, Option, Record, Say, machine, sheet
 from shoal.data.datasets import Dataset, load
 from shoal.data.dense_file import sparse
 from shoal.data.local_keys import Localiser
@@ -40,13 +39,12 @@ from shoal.wire import messages as m
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
 
 Letter = tuple[m.Push | m.Pull, list[m.Array]]
 ME = 7  # the incarnation of the one client there is
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured, and how often."""
 
     data: str = "rcv1"
@@ -67,7 +65,7 @@ FULL = Settings()
 QUICK = Settings(repeat=1, rounds=5, large=500_000)
 
 
-class Ran(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Ran(Record, frozen=True):
     """One strategy, with lists by number or without; medians over its runs."""
 
     strategy: str
@@ -87,7 +85,7 @@ class Ran(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.hits / (self.hits + self.misses) if self.hits else 0.0
 
 
-class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Served(Record, frozen=True):
     """One table at a server: microseconds of a push and of a pull, with all keys and by number."""
 
     table: str
@@ -99,7 +97,7 @@ class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pull_known: float
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Results(Record, frozen=True):
     """All of one run."""
 
     machine: Machine
@@ -109,8 +107,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     served: list[Served]
 
 
-def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings, say: Say) -> Results:
     if min(settings.repeat, settings.rounds, settings.lists, settings.large, settings.drawn, settings.passes) < 1:
         raise Invalid("a benchmark needs at least one pass, repeat, round, list, row and key")
     began = time.perf_counter()
@@ -118,13 +115,13 @@ def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
     dataset = load(job.data, job.seed)
     runs: list[Ran] = []
     for strategy in settings.strategies:
-        progress(f"{strategy}: {settings.passes} passes over {settings.data}, {settings.repeat} times each")
+        say(f"{strategy}: {settings.passes} passes over {settings.data}, {settings.repeat} times each")
         runs += _runs(settings, strategy)
     served = [
-        _served(settings, name, spec, lists, progress)
+        _served(settings, name, spec, lists, say)
         for name, spec, lists in _tables(settings, dataset, _lists(settings, job, dataset))
     ]
-    return Results(_machine(), settings, time.perf_counter() - began, runs, served)
+    return Results(machine(), settings, time.perf_counter() - began, runs, served)
 
 
 # ---------------------------------------------------------------- whole runs
@@ -190,8 +187,8 @@ def _tables(settings: Settings, dataset: Dataset, lists: list[Keys]) -> list[tup
     ]
 
 
-def _served(settings: Settings, name: str, spec: Spec, lists: list[Keys], progress: Callable[[str], None]) -> Served:
-    progress(f"a server, {name}: {len(lists)} lists of {np.mean([len(keys) for keys in lists]):,.0f} keys")
+def _served(settings: Settings, name: str, spec: Spec, lists: list[Keys], say: Say) -> Served:
+    say(f"a server, {name}: {len(lists)} lists of {np.mean([len(keys) for keys in lists]):,.0f} keys")
     desk = Desk(spec)
     if name == "large":
         everything = np.arange(settings.large, dtype=np.uint64) * np.uint64(97)
@@ -257,75 +254,48 @@ class Desk:
         return (time.thread_time() - began) * 1e6
 
 
+RUNS = (
+    ("<strategy", "{0.strategy}"),
+    ("<handles", lambda ran: "yes" if ran.handles else "no"),
+    ("MB to servers", lambda ran: f"{ran.sent / 1e6:.2f}"),
+    ("MB to workers", lambda ran: f"{ran.received / 1e6:.2f}"),
+    ("by number", lambda ran: f"{ran.rate:.1%}" if ran.handles else "-"),
+    ("forgotten", "{0.forgotten:.0f}"),
+    ("rows/s", "{0.rows_a_second:,.0f}"),
+    ("CPU s", "{0.cpu:.2f}"),
+    ("loss", "{0.loss:.4f}"),
+)
+SERVED = (
+    ("<table", "{0.table}"),
+    ("rows", "{0.rows:,}"),
+    ("keys", "{0.keys:,.0f}"),
+    ("push", "{0.push:.1f}"),
+    ("by number", "{0.push_known:.1f}"),
+    ("x", lambda one: f"{one.push / one.push_known:.2f}"),
+    ("pull", "{0.pull:.1f}"),
+    ("by number", "{0.pull_known:.1f}"),
+    ("x", lambda one: f"{one.pull / one.pull_known:.2f}"),
+)
+
+
 def table(results: Results) -> Group:
-    """The figures to look at."""
     from rich.console import Group
 
-    return Group(_of_runs(results), _of_server(results))
-
-
-def _of_runs(results: Results) -> Table:
-    from rich import box
-    from rich.table import Table
-
     settings = results.settings
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{settings.passes} passes over {settings.data}, {settings.workers} workers x {settings.servers} servers",
-        caption="By number: lists of keys in messages that went by a number, of those that could. The first pass has to send them.",
+    runs = sheet(
+        f"{settings.passes} epochs over {settings.data}, {settings.workers} workers x {settings.servers} servers",
+        RUNS,
+        results.runs,
+        "By number: lists of keys in messages that went by a number, of those that could. The first epoch has to send them.",
+        section=lambda ran: ran.strategy,
     )
-    for name in (
-        "strategy",
-        "handles",
-        "MB to servers",
-        "MB to workers",
-        "by number",
-        "forgotten",
-        "rows/s",
-        "CPU s",
-        "loss",
-    ):
-        shown.add_column(name, justify="left" if name in ("strategy", "handles") else "right", no_wrap=True)
-    for ran in results.runs:
-        shown.add_row(
-            ran.strategy,
-            "yes" if ran.handles else "no",
-            f"{ran.sent / 1e6:.2f}",
-            f"{ran.received / 1e6:.2f}",
-            f"{ran.rate:.1%}" if ran.handles else "-",
-            f"{ran.forgotten:.0f}",
-            f"{ran.rows_a_second:,.0f}",
-            f"{ran.cpu:.2f}",
-            f"{ran.loss:.4f}",
-            end_section=ran.handles,
-        )
-    return shown
-
-
-def _of_server(results: Results) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"a server's CPU time, {results.machine.cpu}: microseconds, with all keys and by number",
-        caption="From the message to the answer, without the network and the decoding of bytes.",
+    served = sheet(
+        f"a server's CPU time, {results.machine.cpu}: microseconds, with all keys and by number",
+        SERVED,
+        results.served,
+        "From the message to the answer, without the network and the decoding of bytes.",
     )
-    for name in ("table", "rows", "keys", "push", "by number", "x", "pull", "by number", "x"):
-        shown.add_column(name, justify="left" if name == "table" else "right", no_wrap=True)
-    for one in results.served:
-        shown.add_row(
-            one.table,
-            f"{one.rows:,}",
-            f"{one.keys:,.0f}",
-            f"{one.push:.1f}",
-            f"{one.push_known:.1f}",
-            f"{one.push / one.push_known:.2f}",
-            f"{one.pull:.1f}",
-            f"{one.pull_known:.1f}",
-            f"{one.pull / one.pull_known:.2f}",
-        )
-    return shown
+    return Group(runs, served)
 
 
 BENCH = Bench(

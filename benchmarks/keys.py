@@ -1,10 +1,16 @@
-"""A table of very many keys: what one takes, how fast they are pushed and pulled; and what a click log loses without its tail.
+"""A table of very many keys: what one takes, how fast they are pushed and pulled; and a click log without its tail.
 
-store      one server (a thread), AdaGrad, unique random 63-bit ids, 1M in a push: first all of them are born, then some pushed again and
-           pulled; bytes are those of rows and index, and what the process grew by
-rare       the same keys, each pushed once, to a table that lets a key in at its second push: all should stay out
-rivals     see ``key_rivals``: fewer keys, in this process, no messages; the same pushes for all
-clicks     a linear model on made-up clicks, with features let in at their n-th push: how many there are, and the AUC
+store      one server (a thread), AdaGrad, unique random 63-bit ids, 1M in a push: first all of them
+           are born, then some pushed again and pulled; bytes are those of rows and index, and what
+           the process grew by
+rare       the same keys, each pushed once, to a table that admits a key at its second push
+rivals     fewer keys, in this process, no messages, the same pushes for all; none keeps optimizer
+           state, checks anything or survives anything:
+             python dict      one Python object for each key and each value
+             sorted arrays    numpy: searchsorted, and everything is merged when keys are new
+             numba dict       a typed dictionary and a compiled loop over the keys of a push
+clicks     a linear model on made-up clicks, with features admitted at their n-th push: how many
+           there are, and the AUC
 """
 
 from __future__ import annotations
@@ -12,19 +18,17 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
-from benchmarks.key_rivals import RIVALS
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Machine, Option, Record, Say, machine, sheet
 from shoal.errors import Invalid
-from shoal.keys import KeyList, Keys, distinct
+from shoal.keys import KeyList, KeyRange, Keys, Values, distinct
 from shoal.launch.local import local
 from shoal.limits import KEY_LIMIT
+from shoal.store.table.table import ServerTable
 from shoal.store.table.update import AdaGrad
 from shoal.tables import Sparse
 
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 LOW_BITS = 12  # of a key say which push it is of: so no key is in two
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured."""
 
     keys: int = 50_000_000
@@ -49,7 +53,7 @@ FULL = Settings()
 QUICK = Settings(keys=5_000_000, rival_keys=1_000_000, rows=200_000, admit=(0, 3))
 
 
-class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Figures(Record, frozen=True):
     """One contestant, with so many keys: keys a second when all are new, when none is, when they are read; bytes a key."""
 
     who: str
@@ -61,7 +65,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grown_per_key: float  # what the process has more of, memory that was taken ahead included
 
 
-class Rare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Rare(Record, frozen=True):
     """Keys that came once, to a table that wants them twice."""
 
     keys: int
@@ -70,7 +74,7 @@ class Rare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grown_per_key: float
 
 
-class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Clicks(Record, frozen=True):
     """A run whose features are let in at their n-th push."""
 
     admit: int
@@ -80,7 +84,7 @@ class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Results(Record, frozen=True):
     """All of one run."""
 
     machine: Machine
@@ -92,24 +96,23 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clicks: list[Clicks]
 
 
-def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings, say: Say) -> Results:
     if not 0 < settings.push <= settings.keys <= settings.push << LOW_BITS or settings.again < 1:
         raise Invalid(f"a benchmark of keys needs some: 1 to {1 << LOW_BITS} pushes, and some that are made again")
     began = time.perf_counter()
-    progress(f"{settings.keys:,} keys, {settings.push:,} in a push")
+    say(f"{settings.keys:,} keys, {settings.push:,} in a push")
     store = _store(settings)
-    progress(f"{settings.keys:,} keys that come once, where twice is wanted")
+    say(f"{settings.keys:,} keys that come once, where twice is wanted")
     rare = _rare(settings)
     rivals = []
     for who, rival in RIVALS.items():
-        progress(f"{who}: {settings.rival_keys:,} keys")
+        say(f"{who}: {settings.rival_keys:,} keys")
         rivals.append(_rival(settings, who, rival()))
     clicks = []
     for admit in settings.admit if settings.rows else ():
-        progress(f"{settings.rows:,} rows of clicks, features let in at push {max(1, admit)}")
+        say(f"{settings.rows:,} rows of clicks, features let in at push {max(1, admit)}")
         clicks.append(_clicks(settings, admit))
-    return Results(_machine(), settings, time.perf_counter() - began, store, rare, rivals, clicks)
+    return Results(machine(), settings, time.perf_counter() - began, store, rare, rivals, clicks)
 
 
 def _keys(settings: Settings, number: int, most: int) -> Keys:
@@ -202,32 +205,144 @@ def _memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def table(results: Results) -> Group:
-    """The figures to look at."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
+# ---------------------------------------------------------------- rivals
 
-    rare, machine = results.rare, results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"many keys, {machine.cores} cores of {machine.cpu}",
-        caption=f"M/s: million keys a second. bytes: of rows and index; grown: what the process has more of. {rare.keys:,} keys that came once, "
-        f"where twice is wanted: {rare.rows:,} got in, {rare.pushed / 1e6:.1f} M/s, grown {rare.grown_per_key:.1f} bytes a key.",
+
+class Rival(Protocol):
+    """Adds what is pushed to what it has; a key that it does not have reads as 0."""
+
+    def push(self, keys: Keys, values: Values) -> None: ...
+
+    def pull(self, keys: Keys) -> Values: ...
+
+
+class Ours:
+    """The rows of a table, without client, server or copies: what a server has at its heart."""
+
+    def __init__(self) -> None:
+        self._table = ServerTable(Sparse(keys=KEY_LIMIT), [KeyRange(0, KEY_LIMIT)])
+
+    def push(self, keys: Keys, values: Values) -> None:
+        self._table.push(keys, values)
+
+    def pull(self, keys: Keys) -> Values:
+        return self._table.pull(keys).reshape(-1)
+
+
+class PythonDict:
+    def __init__(self) -> None:
+        self._found: dict[int, float] = {}
+
+    def push(self, keys: Keys, values: Values) -> None:
+        found = self._found
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            found[key] = found.get(key, 0.0) + value
+
+    def pull(self, keys: Keys) -> Values:
+        found = self._found
+        return np.array([found.get(key, 0.0) for key in keys.tolist()], np.float32)
+
+
+class SortedArrays:
+    def __init__(self) -> None:
+        self._keys: Keys = np.empty(0, np.uint64)
+        self._values: Values = np.empty(0, np.float32)
+
+    def push(self, keys: Keys, values: Values) -> None:
+        places, known = self._find(keys)
+        self._values[places[known]] += values[known]
+        if known.all():
+            return
+        new = np.concatenate([self._keys, keys[~known]])
+        order = np.argsort(new, kind="stable")
+        self._keys, self._values = new[order], np.concatenate([self._values, values[~known]])[order]
+
+    def pull(self, keys: Keys) -> Values:
+        places, known = self._find(keys)
+        out = np.zeros(len(keys), np.float32)
+        out[known] = self._values[places[known]]
+        return out
+
+    def _find(self, keys: Keys) -> tuple[Any, Any]:
+        places = np.searchsorted(self._keys, keys)
+        inside = places < len(self._keys)
+        known = inside.copy()
+        known[inside] = self._keys[places[inside]] == keys[inside]
+        return places, known
+
+
+class NumbaDict:
+    def __init__(self) -> None:
+        from numba import njit, types
+        from numba.typed import Dict
+
+        self._found = Dict.empty(types.uint64, types.float32)
+
+        @njit  # type: ignore[misc, unused-ignore]
+        def push(found: Any, keys: Any, values: Any) -> None:
+            for i in range(len(keys)):
+                found[keys[i]] = found.get(keys[i], np.float32(0)) + values[i]
+
+        @njit  # type: ignore[misc, unused-ignore]
+        def pull(found: Any, keys: Any, out: Any) -> None:
+            for i in range(len(keys)):
+                out[i] = found.get(keys[i], np.float32(0))
+
+        self._push, self._pull = push, pull
+        nothing = np.empty(0, np.uint64), np.empty(0, np.float32)
+        push(self._found, *nothing)  # compiled before the race
+        pull(self._found, *nothing)
+
+    def push(self, keys: Keys, values: Values) -> None:
+        self._push(self._found, keys, values)
+
+    def pull(self, keys: Keys) -> Values:
+        out = np.empty(len(keys), np.float32)
+        self._pull(self._found, keys, out)
+        return out
+
+
+RIVALS: dict[str, type[Rival]] = {
+    "shoal's rows": Ours,
+    "numba dict": NumbaDict,
+    "sorted arrays": SortedArrays,
+    "python dict": PythonDict,
+}
+
+
+# ---------------------------------------------------------------- showing it
+
+COLUMNS = (
+    ("<", "{0.who}"),
+    ("keys", "{0.keys:,}"),
+    ("born M/s", lambda one: f"{one.born / 1e6:.2f}"),
+    ("pushed M/s", lambda one: f"{one.pushed / 1e6:.2f}"),
+    ("pulled M/s", lambda one: f"{one.pulled / 1e6:.2f}"),
+    ("bytes a key", lambda one: f"{one.bytes_per_key:.1f}" if one.bytes_per_key else ""),
+    ("grown a key", "{0.grown_per_key:.1f}"),
+)
+CLICKS = (
+    ("admitted at push", lambda run: f"{max(1, run.admit)}"),
+    ("weights", "{0.weights:,}"),
+    ("AUC", "{0.auc:.4f}"),
+    ("loss", "{0.loss:.5f}"),
+    ("seconds", "{0.seconds:.1f}"),
+)
+
+
+def table(results: Results) -> Group:
+    from rich.console import Group
+
+    rare = results.rare
+    shown = sheet(
+        f"many keys, {results.machine}",
+        COLUMNS,
+        [results.store, *results.rivals],
+        "M/s: million keys a second. bytes: of rows and index; grown: what the process has more of. "
+        f"{rare.keys:,} keys that came once, where twice is wanted: {rare.rows:,} were admitted, {rare.pushed / 1e6:.1f} M/s, "
+        f"grown {rare.grown_per_key:.1f} bytes a key.",
     )
-    for name in ("", "keys", "born M/s", "pushed M/s", "pulled M/s", "bytes a key", "grown a key"):
-        shown.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for one in (results.store, *results.rivals):
-        speeds = [f"{speed / 1e6:.2f}" for speed in (one.born, one.pushed, one.pulled)]
-        size = f"{one.bytes_per_key:.1f}" if one.bytes_per_key else ""
-        shown.add_row(one.who, f"{one.keys:,}", *speeds, size, f"{one.grown_per_key:.1f}")
-    clicks = Table(box=box.SIMPLE_HEAD, title=f"{results.settings.rows:,} rows of clicks, one pass, sync")
-    for name in ("let in at push", "weights", "AUC", "loss", "seconds"):
-        clicks.add_column(name, justify="right", no_wrap=True)
-    for run in results.clicks:
-        clicks.add_row(
-            str(max(1, run.admit)), f"{run.weights:,}", f"{run.auc:.4f}", f"{run.loss:.5f}", f"{run.seconds:.1f}"
-        )
+    clicks = sheet(f"{results.settings.rows:,} rows of clicks, one epoch, sync", CLICKS, results.clicks)
     return Group(shown, clicks) if results.clicks else Group(shown)
 
 

@@ -24,14 +24,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import numpy as np
 
+from benchmarks.harness import Record, Say, sheet, timed, turns
 from shoal import limits
 from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
@@ -53,7 +53,7 @@ _WITHIN = 300.0  # seconds for anything that is waited for
 _SAMPLE = 65_536  # rows that are compared
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """How much, and how often."""
 
     megabytes: int = 1_024  # weights and optimizer state
@@ -68,7 +68,7 @@ FULL = Settings()
 QUICK = Settings(megabytes=128, quiet=1.0, rounds=2)
 
 
-class Pushed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Pushed(Record, frozen=True):
     """Pushes while something else went on."""
 
     meanwhile: Meanwhile
@@ -81,7 +81,7 @@ class Pushed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.pushes / self.seconds
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Results(Record, frozen=True):
     """All of one run."""
 
     settings: Settings
@@ -153,12 +153,12 @@ class Scene:
         return found
 
 
-def measure(settings: Settings, progress: Callable[[str], None], folder: str | None = None) -> Results:
+def measure(settings: Settings, say: Say, folder: str | None = None) -> Results:
     """Run it all, in a folder of its own that is removed afterwards."""
     if settings.rounds < 1 or settings.flying < 1 or not 1 <= settings.floats <= settings.megabytes * limits.MB // 8:
         raise Invalid("a benchmark needs at least one round, and pushes that are no larger than the table")
     with tempfile.TemporaryDirectory(prefix="shoal-saving-", dir=folder) as home, _scene(settings, Path(home)) as scene:
-        progress(f"filling {settings.megabytes:,} MB on {settings.servers} servers")
+        say(f"filling {settings.megabytes:,} MB on {settings.servers} servers")
         starts = scene.starts
         values = np.random.default_rng(0).standard_normal(settings.floats, np.float32)
         for _ in range(0, scene.spec.rows, settings.floats):
@@ -167,12 +167,11 @@ def measure(settings: Settings, progress: Callable[[str], None], folder: str | N
         plain = _Plain(Path(home) / "plain", size, len(starts))
         rounds: list[dict[Meanwhile, Pushed]] = []
         idle: dict[str, list[float]] = {"write": [], "plain write": [], "restore": [], "plain read": []}
-        for turn in range(settings.rounds):
-            first = turn % len(MEANWHILE)
-            order = MEANWHILE[first:] + MEANWHILE[:first]
+        for number in range(settings.rounds):
+            order = list(turns(MEANWHILE, number + 1))[-len(MEANWHILE) :]
             rounds.append({what: _push_while(scene, what, values, plain) for what in order})
             _idle(scene, plain, starts, idle)
-            progress(f"round {turn + 1} of {settings.rounds}: {_line(rounds[-1], idle, settings.floats)}")
+            say(f"round {number + 1} of {settings.rounds}: {_line(rounds[-1], idle, settings.floats)}")
     return Results(settings, size, len(starts), rounds, idle)
 
 
@@ -277,57 +276,49 @@ def _push_while(scene: Scene, meanwhile: Meanwhile, values: Values, plain: _Plai
 
 def _idle(scene: Scene, plain: _Plain, starts: list[int], idle: dict[str, list[float]]) -> None:
     """To disk and back, with nobody pushing."""
-    idle["write"].append(_timed(scene.save))
-    idle["plain write"].append(_timed(plain.write))
+    idle["write"].append(timed(scene.save))
+    idle["plain write"].append(timed(plain.write))
     before, origin = scene.sample(), scene.cluster.look().checkpoint
     scene.kv.drop("w")
-    idle["restore"].append(_timed(lambda: scene.kv.create("w", scene.spec, starts, origin)))
-    idle["plain read"].append(_timed(plain.read))
+    idle["restore"].append(timed(lambda: scene.kv.create("w", scene.spec, starts, origin)))
+    idle["plain read"].append(timed(plain.read))
     plain.remove()
     if not np.array_equal(scene.sample(), before):
         raise ShoalError("the restored table is not the one that was saved: report this")
 
 
-def _timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 # ---------------------------------------------------------------- telling
+
+
+NAMED = {"quiet": "pushing alone", "saving": "pushing, saving", "plain": "pushing, plain files"}
+HEADINGS = ("<what", "seconds", "MB/s", "pushed M/s", "worst push ms", "x")
 
 
 def table(results: Results) -> Table:
     """Rates under load, times when idle, and how we compare."""
-    from rich import box
-    from rich.table import Table
-
-    settings = results.settings
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{results.size / limits.MB:,.0f} MB in {results.files} segments on {settings.servers} servers, while pushes go on",
-        caption=f"medians of {settings.rounds} rounds. x: pushing to quiet pushing; to disk and back: our rate over that of plain files, "
-        "nobody pushing. Above 1 is faster",
-    )
-    for name in ("what", "seconds", "MB/s", "pushed M/s", "worst push ms", "x"):
-        shown.add_column(name, justify="right" if name != "what" else "left", no_wrap=True)
-    named = {"quiet": "pushing alone", "saving": "pushing, saving", "plain": "pushing, plain files"}
+    settings, rows = results.settings, list[tuple[str, ...]]()
     for what in MEANWHILE:
         phases = [one[what] for one in results.rounds]
         seconds = statistics.median(one.seconds for one in phases)
         rate = statistics.median(one.rate for one in phases) * settings.floats / 1e6
         disk = "" if what == "quiet" else f"{results.size / seconds / 1e6:,.0f}"
         worst = max(one.worst for one in phases) * 1e3
-        shown.add_row(
-            named[what], f"{seconds:.2f}", disk, f"{rate:,.1f}", f"{worst:,.0f}", f"{results.ratio(what):.2f}"
-        )
-    shown.add_section()
+        row = NAMED[what], f"{seconds:.2f}", disk, f"{rate:,.1f}", f"{worst:,.0f}", f"{results.ratio(what):.2f}"
+        rows.append(row)
     for ours, theirs in (("write", "plain write"), ("restore", "plain read")):
         x = statistics.median(b / a for a, b in zip(results.idle[ours], results.idle[theirs], strict=True))
         for name, ratio in ((ours, f"{x:.2f}"), (theirs, "")):
             seconds = statistics.median(results.idle[name])
-            shown.add_row(name, f"{seconds:.2f}", f"{results.size / seconds / 1e6:,.0f}", "", "", ratio)
-    return shown
+            rows.append((name, f"{seconds:.2f}", f"{results.size / seconds / 1e6:,.0f}", "", "", ratio))
+    where = f"{results.size / limits.MB:,.0f} MB in {results.files} segments on {settings.servers} servers"
+    return sheet(
+        f"{where}, while pushes go on",
+        [(heading, f"{{0[{at}]}}") for at, heading in enumerate(HEADINGS)],
+        rows,
+        f"medians of {settings.rounds} rounds. x: pushing to quiet pushing; to disk and back: our rate over that of plain files, "
+        "nobody pushing. Above 1 is faster",
+        section=lambda row: row[0] in NAMED.values(),
+    )
 
 
 def _line(one: dict[Meanwhile, Pushed], idle: dict[str, list[float]], floats: int) -> str:

@@ -16,18 +16,16 @@ of primaries, which do the work, and of all copies, which take the memory.
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from benchmarks import skew as skewed
-from benchmarks.harness import Bench, Option
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Cell, Columns, Option, Record, Report, Say, quiet, report, sheet
 from shoal.cluster.placement import POINTS_PER_SERVER, HashRing, Holders, point
 from shoal.cluster.rebalance import plan
 from shoal.cluster.roster import Roster
@@ -37,17 +35,16 @@ from shoal.tables import Dense
 from shoal.wire.messages import Full, Replicas, TablePlaces
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.figure import Figure
     from rich.table import Table
 
 Change = tuple[str, str]  # join, leave or crash; who
 Sets = list[Holders]
+RULES = ("shoal", "ring", "rendezvous", "modulo")
 Rule = Callable[[Sequence[Change]], Iterator[Sets]]
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """Which clusters, and how many changes."""
 
     servers: tuple[int, ...] = (3, 8, 32)  # at first; later half to twice as many
@@ -61,7 +58,7 @@ FULL = Settings()
 QUICK = Settings(servers=(3, 8), per_server=(SEGMENTS_PER_SERVER,), copies=(1, 2))
 
 
-class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Figures(Record, frozen=True):
     """How one rule did, over all changes."""
 
     copied: int  # segments
@@ -79,7 +76,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.copied / self.least if self.least else 1.0
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One cluster, all rules."""
 
     servers: int
@@ -90,29 +87,17 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: dict[str, Figures]
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if not (settings.servers and settings.per_server and settings.copies) or settings.changes < 1:
         raise Invalid("a benchmark needs a cluster and at least one change")
     if min(settings.copies) < 1 or max(settings.copies) >= min(settings.servers) + 1 or min(settings.servers) < 2:
         raise Invalid("at least two servers, and as many as there are copies")
-    began = time.perf_counter()
-    cases = []
-    for servers in settings.servers:
-        for per_server in settings.per_server:
-            for copies in settings.copies:
-                cases.append(case_of(servers, servers * per_server, copies, settings))
-                progress(_line(cases[-1]))
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+    clusters = itertools.product(settings.servers, settings.per_server, settings.copies)
+    cases = (case_of(servers, servers * per_server, copies, settings) for servers, per_server, copies in clusters)
+    return report(Results, settings, cases, say, SAID)
 
 
 def case_of(servers: int, segments: int, copies: int, settings: Settings) -> Case:
@@ -291,48 +276,43 @@ def _refilled(roster: Roster) -> None:
 # ---------------------------------------------------------------- showing it
 
 
+def _said(rule: str) -> Cell:
+    return lambda case: f"{case.rules[rule].over_least:.2f} ({case.rules[rule].primaries:.2f})"
+
+
+SAID: Columns = (
+    ("servers", "{0.servers}"),
+    ("segments", "{0.segments}"),
+    ("copies", "{0.copies}"),
+    *((name, _said(name)) for name in RULES),
+)
+COLUMNS = (  # of a case, a rule of it, and its figures
+    ("servers", lambda row: f"{row[0].servers:,}" if row[1] == RULES[0] else ""),
+    ("segments", lambda row: f"{row[0].segments:,}" if row[1] == RULES[0] else ""),
+    ("copies", lambda row: f"{row[0].copies}" if row[1] == RULES[0] else ""),
+    ("<rule", "{0[1]}"),
+    ("over the least", "{0[2].over_least:.2f}"),
+    ("of shares", lambda row: f"{row[2].ratio(row[0].shares):.2f}"),
+    ("primaries even", "{0[2].primaries:.2f}"),
+    ("worst", "{0[2].primaries_worst:.2f}"),
+    ("all copies even", "{0[2].held:.2f}"),
+    ("worst", "{0[2].held_worst:.2f}"),
+)
+
+
 def table(results: Results) -> Table:
-    """Copied over the least and over the mean shares, and how even it was, on the mean and at worst."""
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"placement after {results.settings.changes:,} servers came, left or died",
-        caption=f"over the least: copied, over what that rule had to copy for the counts it came to. of shares: over the mean shares of those who came and went; a rule that leaves copies uneven can copy less. even: the most of one server over the mean, on the mean and at "
-        f"worst. The ring has {POINTS_PER_SERVER} points a server",
+    return sheet(
+        f"placement after {results.settings.changes:,} servers came, left or died",
+        COLUMNS,
+        [(case, name, one) for case in results.cases for name, one in case.rules.items()],
+        "over the least: copied, over what that rule had to copy for the counts it came to. of shares: over the mean shares of "
+        "those who came and went; a rule that leaves copies uneven can copy less. even: the most of one server over the mean, "
+        f"on the mean and at worst. The ring has {POINTS_PER_SERVER} points a server",
+        section=lambda row: id(row[0]),
     )
-    for name in (
-        "servers",
-        "segments",
-        "copies",
-        "rule",
-        "over the least",
-        "of shares",
-        "primaries even",
-        "worst",
-        "all copies even",
-        "worst",
-    ):
-        shown.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
-    for case in results.cases:
-        for at, (name, one) in enumerate(case.rules.items()):
-            head = (f"{case.servers:,}", f"{case.segments:,}", f"{case.copies}") if at == 0 else ("", "", "")
-            shown.add_row(
-                *head,
-                name,
-                f"{one.over_least:.2f}",
-                f"{one.ratio(case.shares):.2f}",
-                f"{one.primaries:.2f}",
-                f"{one.primaries_worst:.2f}",
-                f"{one.held:.2f}",
-                f"{one.held_worst:.2f}",
-                end_section=at + 1 == len(case.rules),
-            )
-    return shown
 
 
-def draw(results: Results, path: Path) -> Figure:
+def picture(results: Results) -> Figure:
     """A panel for each number of copies: what was copied against how even it was, a point for each cluster and rule."""
     from shoal.views import axes as draw
     from shoal.views.axes import INK, MARKERS, SERIES
@@ -360,29 +340,25 @@ def draw(results: Results, path: Path) -> Figure:
         title = f"shoal's busiest server has at most {most:.2f} times the mean; it copies at most {copied:.2f} times the least"
         draw.headline(figure, title, size=11)
     draw.legend(figure, loc="outside lower center", ncols=4)
-    draw.save(figure, path)
     return figure
-
-
-def _line(case: Case) -> str:
-    rules = "  ".join(f"{name} {one.over_least:.2f} ({one.primaries:.2f})" for name, one in case.rules.items())
-    return (
-        f"{case.servers} servers, {case.segments} segments, {case.copies} copies: copied over the least (even) {rules}"
-    )
 
 
 def choose(settings: Settings, skew: bool = False) -> Settings | skewed.Settings:
     return settings if not skew else skewed.QUICK if settings is QUICK else skewed.FULL
 
 
+def _is_skewed(results: Results | skewed.Results) -> bool:
+    return isinstance(results.settings, skewed.Settings)
+
+
 BENCH = Bench(
     help="Servers come, leave and die: how even segments lie, and what had to be copied, against other rules.",
     quick_help="Smaller clusters.",
     measure=lambda settings, say: (skewed.measure if isinstance(settings, skewed.Settings) else measure)(settings, say),
-    table=lambda results: (skewed.table if isinstance(results, skewed.Results) else table)(results),
+    table=lambda results: (skewed.table if _is_skewed(results) else table)(results),
     options=(
         Option("skew", "Real servers, a few keys of which are asked for most: by count, and by load.", is_flag=True),
     ),
-    draw=lambda results, path: (skewed.draw if isinstance(results, skewed.Results) else draw)(results, path),
+    picture=lambda results: (skewed.picture if _is_skewed(results) else picture)(results),
     choose=choose,
 )

@@ -15,17 +15,14 @@ import lzma
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Record, Report, Say, machine, quiet, report, sheet, timed, turns
 from shoal.data.batch import Batch
 from shoal.data.datasets import NAMED, VARIABLE
 from shoal.data.export import make
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is read, and how often."""
 
     repeat: int = 7  # turns
@@ -47,7 +44,7 @@ FULL = Settings()
 QUICK = Settings(repeat=3)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One file."""
 
     what: str
@@ -61,65 +58,47 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(self.seconds[contestant])
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if settings.repeat < 1 or settings.rows < 1:
         raise Invalid("a benchmark needs at least one repeat and one row")
-    began = time.perf_counter()
+    made = report(Results, settings, _cases(settings, say), say, COLUMNS)
+    return msgspec.structs.replace(made, machine=machine("scikit-learn"))
+
+
+def _cases(settings: Settings, say: Say) -> Iterator[Case]:
     home = os.environ.get(VARIABLE)
-    cases = []
     with tempfile.TemporaryDirectory(prefix="shoal-reading-") as folder:
         text = Path(folder) / "rows.svm"
         what = _libsvm_file(home, settings, text)
-        progress(f"{what}: {text.stat().st_size / 1e6:.1f} MB of text")
-        cases.append(_libsvm(what, text, settings.repeat))
-        progress(_line(cases[-1]))
+        say(f"{what}: {text.stat().st_size / 1e6:.1f} MB of text")
+        yield _libsvm(what, text, settings.repeat)
         if home and (packed := Path(home) / NAMED["criteo_tb"].train).is_file():
             _unpack(packed, text)
-            cases.append(_criteo(text, settings.repeat))
-            progress(_line(cases[-1]))
-    machine = _machine()
-    versions = machine.versions | {"scikit-learn": metadata.version("scikit-learn")}
-    machine = msgspec.structs.replace(machine, versions=versions)
-    return Results(machine, settings, time.perf_counter() - began, cases)
+            yield _criteo(text, settings.repeat)
+
+
+COLUMNS = (
+    ("<what", "{0.what}"),
+    ("rows", "{0.rows:,}"),
+    ("nonzeros", "{0.nonzeros:,}"),
+    ("shoal ms", lambda case: f"{case.best('shoal') * 1e3:,.1f}"),
+    ("sklearn ms", lambda case: f"{case.best('sklearn') * 1e3:,.1f}" if case.ratio else ""),
+    ("x sklearn", lambda case: f"{case.ratio:.1f}" if case.ratio else ""),
+    ("MB/s", lambda case: f"{case.size / case.best('shoal') / 1e6:,.0f}"),
+    ("rows/s", lambda case: f"{case.rows / case.best('shoal'):,.0f}"),
+)
 
 
 def table(results: Results) -> Table:
-    """Best times, rates, and how we compare."""
-    from rich import box
-    from rich.table import Table
-
-    machine = results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"reading text, one thread of {machine.cores} cores of {machine.cpu}",
-        caption=f"best of {results.settings.repeat} turns, from a plain file in the page cache into memory",
+    return sheet(
+        f"reading text, one thread of {results.machine}",
+        COLUMNS,
+        results.cases,
+        f"best of {results.settings.repeat} turns, from a plain file in the page cache into memory",
     )
-    shown.add_column("what", no_wrap=True)
-    for name in ("rows", "nonzeros", "shoal ms", "sklearn ms", "x sklearn", "MB/s", "rows/s"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for case in results.cases:
-        ours = case.best("shoal")
-        shown.add_row(
-            case.what,
-            f"{case.rows:,}",
-            f"{case.nonzeros:,}",
-            f"{ours * 1e3:,.1f}",
-            f"{case.best('sklearn') * 1e3:,.1f}" if case.ratio else "",
-            f"{case.ratio:.1f}" if case.ratio else "",
-            f"{case.size / ours / 1e6:,.0f}",
-            f"{case.rows / ours:,.0f}",
-        )
-    return shown
 
 
 def _libsvm_file(home: str | None, settings: Settings, text: Path) -> str:
@@ -159,17 +138,12 @@ def _criteo(text: Path, repeat: int) -> Case:
 
 
 def _turns(calls: dict[str, Callable[[], None]], repeat: int) -> dict[str, list[float]]:
-    names = list(calls)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()  # kernels are compiled and the file is in the page cache before anything counts
-    for turn in range(repeat):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            gc.collect()
-            began = time.perf_counter()
-            calls[name]()
-            seconds[name].append(time.perf_counter() - began)
+    for name in turns(list(calls), repeat):
+        gc.collect()
+        seconds[name].append(timed(calls[name]))
     return seconds
 
 
@@ -184,11 +158,6 @@ def _same(rows: Batch, matrix: Any, labels: Any) -> None:
 def _unpack(packed: Path, to: Path) -> None:
     with lzma.open(packed) as source, to.open("wb") as target:
         shutil.copyfileobj(source, target)
-
-
-def _line(case: Case) -> str:
-    ratio = f", {case.ratio:.1f} times as fast as sklearn" if case.ratio else ""
-    return f"{case.what}: {case.rows:,} rows in {case.best('shoal') * 1e3:,.1f} ms{ratio}"
 
 
 BENCH = Bench(

@@ -14,15 +14,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Record, Report, Say, quiet, report, sheet
 from shoal.client import KV
 from shoal.cluster.move_settings import MoveSettings
 from shoal.errors import Invalid
@@ -32,8 +30,6 @@ from shoal.store.table.update import Sum
 from shoal.tables import Dense
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.figure import Figure
     from rich.table import Table
 
@@ -42,7 +38,7 @@ _LISTS = 64  # that each client pushes by turns
 _PIECE = 1 << 18  # rows read at once, in the end
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is pushed, and for how long."""
 
     servers: int = 3
@@ -61,7 +57,7 @@ FULL = Settings()
 QUICK = Settings(seconds=20.0, rows=100_000)
 
 
-class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Moment(Record, frozen=True):
     """How it stood."""
 
     seconds: float
@@ -71,7 +67,7 @@ class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts: dict[str, int]  # what the coordinator counted
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One way to share out, from beginning to end."""
 
     balance: str
@@ -93,32 +89,21 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.moments[-1].counts.get(what, 0)
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
 def most_over_mean(loads: dict[str, float]) -> float:
     return max(loads.values()) / fmean(loads.values())
 
 
-def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
-    """Run both. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
     if settings.servers < 2 or settings.clients < 1 or settings.seconds < 3 or settings.flying < 1:
         raise Invalid("a skewed load needs two servers, a client with a push under way, and 3 seconds")
-    began = time.perf_counter()
-    cases = []
-    for balance in ("count", "load"):
-        cases.append(_case(settings, balance, progress))
-        progress(_line(cases[-1]))
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+    cases = (_case(settings, balance, say) for balance in ("count", "load"))
+    return report(Results, settings, cases, say, COLUMNS)
 
 
-def _case(settings: Settings, balance: Any, progress: Callable[[str], None]) -> Case:
+def _case(settings: Settings, balance: Any, say: Say) -> Case:
     cluster = ProcessCluster(settings.servers, "ipc", (), JournalFile(None), settings.copies)
     cluster.moves = MoveSettings(balance=balance)
     with contextlib.ExitStack() as stack:
@@ -208,34 +193,29 @@ def _check(settings: Settings, kv: KV, pushers: list[_Pusher]) -> None:
 # ---------------------------------------------------------------- showing it
 
 
+COLUMNS = (
+    ("<shared out by", "{0.balance}"),
+    ("busiest", "{0.busiest:.2f}"),
+    ("rows/s first", lambda case: f"{case.rate(last=False):,.0f}"),
+    ("rows/s last", lambda case: f"{case.rate(last=True):,.0f}"),
+    ("segments", lambda case: f"{case.moments[-1].segments:,}"),
+    ("split", lambda case: f"{case.happened('segments split'):,}"),
+    ("handed over", lambda case: f"{case.happened('hand-overs'):,}"),
+)
+
+
 def table(results: Results) -> Table:
-    """Both, side by side."""
-    from rich import box
-    from rich.table import Table
-
-    settings, machine = results.settings, results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{settings.servers} servers, keys by Zipf's law ({settings.zipf:g}), {machine.cores} cores of {machine.cpu}",
-        caption="busiest: what the busiest server was asked for over the mean, in the last third of the time; rows/s: pushed by all clients, in "
-        "the first and the last third. Every row was checked in the end",
+    settings = results.settings
+    return sheet(
+        f"{settings.servers} servers, keys by Zipf's law ({settings.zipf:g}), {results.machine}",
+        COLUMNS,
+        results.cases,
+        "busiest: what the busiest server was asked for over the mean, in the last third of the time; rows/s: pushed by all "
+        "clients, in the first and the last third. Every row was checked in the end",
     )
-    for name in ("shared out by", "busiest", "rows/s first", "rows/s last", "segments", "split", "handed over"):
-        shown.add_column(name, justify="left" if name == "shared out by" else "right", no_wrap=True)
-    for case in results.cases:
-        shown.add_row(
-            case.balance,
-            f"{case.busiest:.2f}",
-            f"{case.rate(last=False):,.0f}",
-            f"{case.rate(last=True):,.0f}",
-            f"{case.moments[-1].segments:,}",
-            f"{case.happened('segments split'):,}",
-            f"{case.happened('hand-overs'):,}",
-        )
-    return shown
 
 
-def draw(results: Results, path: Path) -> Figure:
+def picture(results: Results) -> Figure:
     """A panel for each: rows a second by server over time."""
     from shoal.views import axes as draw
     from shoal.views.axes import SERIES
@@ -253,12 +233,4 @@ def draw(results: Results, path: Path) -> Figure:
     panels[0].set_ylabel("rows a second")
     draw.numbers(panels[0].yaxis)
     draw.legend(panels[0], fontsize=8)
-    draw.save(figure, path)
     return figure
-
-
-def _line(case: Case) -> str:
-    return (
-        f"by {case.balance}: busiest {case.busiest:.2f} of the mean, {case.rate(last=True):,.0f} rows/s, "
-        f"split {case.happened('segments split')}, handed over {case.happened('hand-overs')}"
-    )

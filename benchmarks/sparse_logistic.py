@@ -10,22 +10,20 @@ servers and workers, from the first slot to the last. liblinear and saga get the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option, names
+from benchmarks.harness import Bench, Option, Record, Report, Say, names, report, sheet
 from benchmarks.sparse_rivals import (
     Serial,
     alike,
     liblinear,
     saga,
 )
-from benchmarks.store import Machine, _machine
 from shoal.data.datasets import Dataset, DataSource, load
 from shoal.data.dense_file import sparse
 from shoal.job import Job
@@ -39,14 +37,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-Say = Callable[[str], None]
 Fits = Iterator[tuple[float, Floats]]
 # One column of each field in every row: with 1, as rcv1 has it, these two take a thousand passes or more.
 L1 = {"a9a": 10.0, "criteo_tb": 10.0}
 LOOKS = 25  # times that a solver is judged while it doubles its passes: every 25th part of what it has behind it
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured."""
 
     data: tuple[str, ...] = ("a9a", "rcv1", "criteo_tb")
@@ -54,9 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     l1: float | None = None  # as ``L1`` has it, or 1
     workers: tuple[int, ...] = (1, 2, 4)
     delays: tuple[int, ...] = (0, 2, 8)
-    blocks: int = (
-        16  # without delay; with it (1 + delay) times as many, for what is under way at once stays as much then
-    )
+    blocks: int = 16  # without delay; with it (1 + delay) times as many, so that as much is in flight
     parts: int = 4
     servers: int = 2
     how: str = "threads"
@@ -71,7 +66,7 @@ FULL = Settings()
 QUICK = Settings(data=("rcv1",), workers=(1, 2), delays=(0, 2), seconds=20.0)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One solver on one set."""
 
     data: str
@@ -98,24 +93,18 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{who}, delay {self.delay}"
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
 def measure(settings: Settings, say: Say) -> Results:
-    began, cases = time.perf_counter(), []
+    return report(Results, settings, _cases(settings, say), say, COLUMNS)
+
+
+def _cases(settings: Settings, say: Say) -> Iterator[Case]:
     for name in settings.data:
         dataset = load(DataSource(source=name, rows=settings.rows), settings.seed)
         say(f"{name}: {dataset.train.rows:,} rows of {dataset.features:,} features")
-        for case in Study(settings, dataset).run():
-            say(f"  {case.name}: {case.seconds:.2f} s, gap {case.gap:.1e}, {case.nonzeros:,} nonzeros")
-            cases.append(case)
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+        yield from Study(settings, dataset).run()
 
 
 class Study:
@@ -213,53 +202,32 @@ class Study:
         )  # fmt: skip
 
 
-def table(results: Results) -> Table:
-    from rich import box
-    from rich.table import Table
+COLUMNS = (
+    ("<data", "{0.data}"),
+    ("l1", "{0.l1:g}"),
+    ("<who", "{0.name}"),
+    ("blocks", lambda case: f"{case.blocks}" if case.passes else ""),
+    ("epochs", lambda case: f"{case.passes:,}" if case.passes else ""),
+    ("seconds", "{0.seconds:,.2f}"),
+    ("objective", "{0.objective:,.3f}"),
+    ("gap", "{0.gap:.1e}"),
+    ("nonzeros", "{0.nonzeros:,}"),
+    ("distinct", "{0.distinct:,}"),
+    ("keys looked at", lambda case: f"{case.looked_at:.1%}" if case.passes else ""),
+    ("solved", lambda case: "yes" if case.solved else "no"),
+)
 
-    settings, machine = results.settings, results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"logistic regression with an l1 penalty, {machine.cores} cores of {machine.cpu}",
-        caption=(
-            f"solved: within {settings.gap:g} of liblinear's objective, and its distinct nonzeros but for {settings.nonzeros:.0%}; "
-            f"{settings.servers} servers, {settings.parts} parts, {settings.how}"
-        ),
+
+def table(results: Results) -> Table:
+    settings = results.settings
+    return sheet(
+        f"logistic regression with an l1 penalty, {results.machine}",
+        COLUMNS,
+        results.cases,
+        f"solved: within {settings.gap:g} of liblinear's objective, and its distinct nonzeros but for {settings.nonzeros:.0%}; "
+        f"{settings.servers} servers, {settings.parts} parts, {settings.how}",
+        section=lambda case: case.data,
     )
-    for name in (
-        "data",
-        "l1",
-        "who",
-        "blocks",
-        "passes",
-        "seconds",
-        "objective",
-        "gap",
-        "nonzeros",
-        "distinct",
-        "keys looked at",
-        "solved",
-    ):
-        shown.add_column(name, justify="left" if name in ("data", "who") else "right", no_wrap=True)
-    for data in settings.data:
-        for case in (one for one in results.cases if one.data == data):
-            ours = bool(case.passes)
-            shown.add_row(
-                data,
-                f"{case.l1:g}",
-                case.name,
-                f"{case.blocks}" if ours else "",
-                f"{case.passes:,}" if ours else "",
-                f"{case.seconds:,.2f}",
-                f"{case.objective:,.3f}",
-                f"{case.gap:.1e}",
-                f"{case.nonzeros:,}",
-                f"{case.distinct:,}",
-                f"{case.looked_at:.1%}" if ours else "",
-                "yes" if case.solved else "no",
-            )
-        shown.add_section()
-    return shown
 
 
 def picture(results: Results) -> Figure:
@@ -291,12 +259,6 @@ def picture(results: Results) -> Figure:
     return figure
 
 
-def draw(results: Results, path: Path) -> None:
-    from shoal.views.axes import save
-
-    save(picture(results), path)
-
-
 BENCH = Bench(
     help="Block-proximal with 1, 2, 4 workers and delays of 0, 2, 8 beside scikit-learn's liblinear and saga: seconds to the same solution.",
     quick_help="RCV1 alone, fewer workers and delays.",
@@ -307,5 +269,5 @@ BENCH = Bench(
         Option("l1", "The penalty.  [default: 1 for rcv1, 10 for the others]", click.FloatRange(0, min_open=True)),
         Option("seconds", "For each solver in one thread, at most.  [default: 120]", click.FloatRange(1)),
     ),
-    draw=draw,
+    picture=picture,
 )

@@ -14,21 +14,16 @@ side by side.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Literal
 
 import click
-import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
+from benchmarks.harness import Bench, Cell, Option, Record, Report, Say, report, sheet, turns
 from benchmarks.store_rivals import Array, Rival, copier
 from shoal.client import KV
 from shoal.errors import Invalid
@@ -50,7 +45,7 @@ FEWEST_CALLS, MOST_CALLS = 3, 1_000  # in one batch
 FILL = 250_000  # keys pushed at once while the tables are filled
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured, and how often."""
 
     keys: int = 4_000_000  # in the sparse table, before the first measured call
@@ -67,24 +62,7 @@ FULL = Settings()
 QUICK = Settings(sizes=(1, 10_000, 100_000, 1_000_000), ranges=(1_000_000,), two_servers=(), repeat=5, seconds=0.02)
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where and when: enough to compare, nothing that names the machine."""
-
-    date: str
-    cores: int
-    cpu: str
-    python: str
-    versions: dict[str, str]  # of shoal and of what it stands on
-    load: float | None = (
-        None  # average of the last minute, when it was over: well above what the benchmark itself takes, others were at work
-    )
-
-    def busy(self) -> str:
-        """What to say of that."""
-        return "" if self.load is None else f"load average {self.load:.1f} on {self.cores} cores when it was over"
-
-
-class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Spread(Record, frozen=True):
     """The times of one contestant: the middle and the quartiles, in microseconds a call."""
 
     median: float
@@ -96,7 +74,7 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: list[float]  # microseconds a call, in the order they were run
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One operation of one size over one path."""
 
     transport: Transport
@@ -110,13 +88,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ratios: dict[str, float]  # throughput of shoal over that of each rival
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
-
-    machine: Machine
-    settings: Settings
-    seconds: float  # the whole run
-    cases: list[Case]
+Results = Report[Settings, Case]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,96 +102,74 @@ class Course:
     echo: Rival | None
 
 
-def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
-    """Run it all. ``progress`` is told what is going on, one line at a time."""
+def measure(settings: Settings, say: Say) -> Results:
     _check(settings)
-    began = time.perf_counter()
+    return report(Results, settings, _cases(settings, say), say, COLUMNS)
+
+
+def _cases(settings: Settings, say: Say) -> Iterator[Case]:
     chance = np.random.default_rng(settings.seed)
     # Drawn with some to spare: repeats are thrown away.
     drawn = np.unique(chance.integers(0, 1 << 63, settings.keys + settings.keys // 100 + 10, dtype=np.uint64))
     universe: Keys = np.sort(chance.permutation(drawn)[: settings.keys])
-    cases: list[Case] = []
     for transport in settings.transports:
-        cases += _measure(settings, transport, 1, universe, chance, progress)
+        yield from _path(settings, transport, 1, universe, chance, say)
     if "tcp" in settings.transports and settings.two_servers:
-        cases += _measure(settings, "tcp", 2, universe, chance, progress)
-    return Results(_machine(), settings, time.perf_counter() - began, cases)
+        yield from _path(settings, "tcp", 2, universe, chance, say)
+
+
+def _median(rival: str) -> Cell:
+    return lambda case: f"{case.times[rival].median:,.0f}" if rival in case.times else ""
+
+
+def _ratio(rival: str) -> Cell:
+    return lambda case: f"{case.ratios[rival]:#.2g}" if rival in case.ratios else ""
+
+
+COLUMNS = (
+    ("<over", lambda case: case.transport + (f", {case.servers} servers" if case.servers > 1 else "")),
+    ("<what", "{0.table} {0.operation}"),
+    ("size", "{0.size:,}"),
+    ("shoal us", "{0.times[shoal].median:,.0f} ({0.times[shoal].low:,.0f}-{0.times[shoal].high:,.0f})"),
+    ("M/s", lambda case: f"{case.times['shoal'].keys_per_second / 1e6:,.2f}"),
+    ("GB/s", lambda case: f"{case.times['shoal'].bytes_per_second / 1e9:,.2f}"),
+    ("plain us", _median("plain store")),
+    ("echo us", _median("echo")),
+    ("x plain", _ratio("plain store")),
+    ("x echo", _ratio("echo")),
+    ("x copy", _ratio("memory copy")),
+)
 
 
 def table(results: Results) -> Table:
-    """The figures to look at: times with their quartiles, rates, and how we compare."""
-    from rich import box
-    from rich.table import Table
-
-    machine = results.machine
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"push and pull, {machine.cores} cores of {machine.cpu}",
-        caption="us: microseconds, median (quartiles). x: our throughput over theirs, above 1 we are faster.",
+    return sheet(
+        f"push and pull, {results.machine}",
+        COLUMNS,
+        results.cases,
+        "us: microseconds, median (quartiles). x: our throughput over theirs, above 1 we are faster.",
+        section=lambda case: (case.transport, case.servers, case.table),
     )
-    for name in ("over", "what", "size"):
-        shown.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
-    for name in ("shoal us", "M/s", "GB/s", "plain us", "echo us", "x plain", "x echo", "x copy"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    last = results.cases[0] if results.cases else None
-    for case in results.cases:
-        if last is not None and (case.transport, case.servers, case.table) != (
-            last.transport,
-            last.servers,
-            last.table,
-        ):
-            shown.add_section()
-        shown.add_row(*_row(case))
-        last = case
-    return shown
-
-
-def _row(case: Case) -> list[str]:
-    ours = case.times["shoal"]
-    over = case.transport + (f", {case.servers} servers" if case.servers > 1 else "")
-    return [
-        over,
-        f"{case.table} {case.operation}",
-        f"{case.size:,}",
-        f"{ours.median:,.0f} ({ours.low:,.0f}-{ours.high:,.0f})",
-        f"{ours.keys_per_second / 1e6:,.2f}",
-        f"{ours.bytes_per_second / 1e9:,.2f}",
-        *(f"{case.times[rival].median:,.0f}" if rival in case.times else "" for rival in ("plain store", "echo")),
-        *(
-            f"{case.ratios[rival]:#.2g}" if rival in case.ratios else ""
-            for rival in ("plain store", "echo", "memory copy")
-        ),
-    ]
 
 
 # ------------------------------------------------------------ one path
 
 
-def _measure(
-    settings: Settings,
-    transport: Transport,
-    servers: int,
-    universe: Keys,
-    chance: np.random.Generator,
-    progress: Callable[[str], None],
+def _path(
+    settings: Settings, transport: Transport, servers: int, universe: Keys, chance: np.random.Generator, say: Say
 ) -> Iterator[Case]:
     sizes, ranges = (settings.sizes, settings.ranges) if servers == 1 else (settings.two_servers, ())
-    where = f"{transport}, {servers} server{'s' if servers > 1 else ''}"
-    progress(f"{where}: starting, filling {len(universe):,} keys")
+    say(f"{transport}, {servers} server{'s' if servers > 1 else ''}: starting, filling {len(universe):,} keys")
     with _course(settings, transport, servers, universe) as course:
         for size in sizes:
             keys = np.sort(chance.choice(universe, size, replace=False))
             gradients = chance.standard_normal(size, np.float32)
             for operation in OPERATIONS:
-                case = _race(settings, course, "sparse", operation, size, _sparse(course, operation, keys, gradients))
-                progress(_line(where, case))
-                yield case
+                calls = _sparse(course, operation, keys, gradients)
+                yield _race(settings, course, "sparse", operation, size, calls)
         for size in ranges:
             values = chance.standard_normal(size, np.float32)
             for operation in OPERATIONS:
-                case = _race(settings, course, "dense", operation, size, _dense(course, operation, values))
-                progress(_line(where, case))
-                yield case
+                yield _race(settings, course, "dense", operation, size, _dense(course, operation, values))
 
 
 @contextlib.contextmanager
@@ -299,10 +249,8 @@ def _race(
     counts = {name: _calls(call, settings.seconds) for name, call in calls.items()}
     batches: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
-    for turn in range(settings.repeat):
-        first = turn % len(names)  # nobody always follows the same one, with its leavings in the cache
-        for name in names[first:] + names[:first]:
-            batches[name].append(_batch(calls[name], counts[name]))
+    for name in turns(names, settings.repeat):
+        batches[name].append(_batch(calls[name], counts[name]))
     sent = (8 * size if table == "sparse" else 0) + (4 * size if operation == "push" else 0)
     received = 4 * size if operation == "pull" else 0
     times = {name: _spread(batches[name], counts[name], size, sent + received) for name in names}
@@ -330,36 +278,6 @@ def _spread(batches: list[float], calls: int, size: int, moved: int) -> Spread:
     low, median, high = (float(value) for value in np.quantile(batches, (0.25, 0.5, 0.75)))
     per = max(median, 1e-3)  # some clocks stand still for milliseconds
     return Spread(median, low, high, size / per * 1e6, moved / per * 1e6, calls, [round(one, 3) for one in batches])
-
-
-def _line(where: str, case: Case) -> str:
-    rivals = "  ".join(f"x {name} {ratio:.2f}" for name, ratio in case.ratios.items())
-    ours = case.times["shoal"]
-    return f"{where}: {case.table} {case.operation} {case.size:,}: {ours.median:,.0f} us  {rivals}"
-
-
-def _machine() -> Machine:
-    names = {"shoal": "shoal", "numpy": "numpy", "numba": "numba", "pyzmq": "pyzmq", "msgspec": "msgspec"}
-    versions = {name: metadata.version(package) for name, package in names.items()}
-    import zmq
-
-    versions["libzmq"] = zmq.zmq_version()
-    return Machine(
-        datetime.date.today().isoformat(),
-        len(os.sched_getaffinity(0)),
-        _cpu(),
-        platform.python_version(),
-        versions,
-        round(os.getloadavg()[0], 1),
-    )
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _check(settings: Settings) -> None:

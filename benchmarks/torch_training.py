@@ -27,8 +27,7 @@ import click
 import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option, names, numbers, program
-from benchmarks.store import Machine, _machine
+from benchmarks.harness import Bench, Option, Record, Report, Say, machine, names, numbers, program, sheet
 from shoal.data.datasets import Dataset, load
 from shoal.data.dense_file import DenseFile
 from shoal.errors import Invalid
@@ -40,7 +39,6 @@ from shoal.run.run import execute
 if TYPE_CHECKING:
     from rich.table import Table
 
-Say = Callable[[str], None]
 TARGETS = {("shoal async", 1): 0.85, ("shoal async", 2): 0.85, ("shoal hogwild", 2): 0.85, ("shoal averaging", 2): 0.85}
 _SEVERAL = ("ddp", "shoal hogwild", "shoal averaging", "shoal allreduce")  # who has nothing to do with one worker
 LAST = 1.0  # seconds at the end of a run that are not counted: some workers have nothing left
@@ -49,7 +47,7 @@ MADE_UP = 6_000  # images, where there are no real ones
 WITHIN = 120.0  # seconds beyond what is timed, for a rival to start and end
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """What is measured."""
 
     data: str = "mnist"
@@ -72,7 +70,7 @@ FULL = Settings()
 QUICK = Settings(rounds=3, seconds=3.0)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(Record, frozen=True):
     """One contestant: images a second of all its workers, round by round."""
 
     who: str
@@ -81,16 +79,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ratio: float  # to plain processes, as many as workers
 
 
-class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of one run."""
+class Results(Report[Settings, Case], frozen=True):
+    """With the images, and who was not there."""
 
-    machine: Machine
-    settings: Settings
     images: str  # which ones
     load: list[float]  # of the machine, before each round
     missing: list[str]  # contestants that could not run, and why
-    seconds: float
-    cases: list[Case]
 
 
 def measure(settings: Settings, say: Say) -> Results:
@@ -112,7 +106,7 @@ def measure(settings: Settings, say: Say) -> Results:
                 found.setdefault((who, workers), []).append(rate)
                 say(f"  {who}, {workers}: {rate:,.0f} images/s")
     cases = [Case(who, workers, found[who, workers], _ratio(found, who, workers)) for who, workers in cast]
-    return Results(_machine_with_torch(), settings, images, loads, missing, time.perf_counter() - began, cases)
+    return Results(machine("torch", "ray"), settings, time.perf_counter() - began, cases, images, loads, missing)
 
 
 _OURS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -299,20 +293,16 @@ def _ratio(found: dict[tuple[str, int], list[float]], who: str, workers: int) ->
     return statistics.median(one / other for one, other in zip(found[who, workers], plain, strict=True))
 
 
-def _machine_with_torch() -> Machine:
-    from importlib import metadata
-
-    machine, more = _machine(), {}
-    for name in ("torch", "ray"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            more[name] = metadata.version(name)
-    return msgspec.structs.replace(machine, versions={**machine.versions, **more})
+COLUMNS = (
+    ("workers", "{0.workers}"),
+    ("<who", "{0.who}"),
+    ("images/s", lambda case: f"{statistics.median(case.images):,.0f}"),
+    ("lowest to highest", lambda case: f"{min(case.images):,.0f} to {max(case.images):,.0f}"),
+    ("x plain", "{0.ratio:.2f}"),
+)
 
 
 def table(results: Results) -> Table:
-    from rich import box
-    from rich.table import Table
-
     settings, machine = results.settings, results.machine
     load = f"load {min(results.load):.1f} to {max(results.load):.1f}"
     notes = [
@@ -323,27 +313,15 @@ def table(results: Results) -> Table:
         *(["No process gives memory back between batches (--keep-memory)."] if settings.keep_memory else []),
         *results.missing,
     ]
-    shown = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{settings.net}, images a second, {machine.cores} cores of {machine.cpu}, torch {machine.versions['torch']}",
-        caption="\n".join(notes),
+    targets = TARGETS if settings.net in ("cnn", "sheet") else {}
+    wanted = ("wanted", lambda case: f"{targets.get((case.who, case.workers), '')}")
+    return sheet(
+        f"{settings.net}, images a second, {machine}, torch {machine.versions['torch']}",
+        (*COLUMNS, wanted),
+        results.cases,
+        "\n".join(notes),
+        section=lambda case: case.workers,
     )
-    for name in ("workers", "who", "images/s", "lowest to highest", "x plain", "wanted"):
-        shown.add_column(name, justify="left" if name == "who" else "right", no_wrap=True)
-    before = None
-    for case in results.cases:
-        if before not in (None, case.workers):
-            shown.add_section()
-        before, wanted = case.workers, TARGETS.get((case.who, case.workers))
-        shown.add_row(
-            f"{case.workers}",
-            case.who,
-            f"{statistics.median(case.images):,.0f}",
-            f"{min(case.images):,.0f} to {max(case.images):,.0f}",
-            f"{case.ratio:.2f}",
-            "" if wanted is None or settings.net not in ("cnn", "sheet") else f"{wanted}",
-        )
-    return shown
 
 
 def with_plain(text: str) -> tuple[str, ...]:

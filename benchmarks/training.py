@@ -9,16 +9,14 @@ pass, a later one a share of what a longer run takes more. Rounds alternate, and
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 import numpy as np
 
-from benchmarks.harness import Bench, Option
+from benchmarks.harness import Bench, Option, Say, cores, sheet
 from shoal.data.batch import Batch
 from shoal.data.datasets import Dataset, load
 from shoal.data.dense_file import sparse
@@ -77,16 +75,16 @@ class Results(msgspec.Struct, frozen=True):
     cases: list[Case]
 
 
-def measure(settings: Settings, say: Callable[[str], None]) -> Results:
+def measure(settings: Settings, say: Say) -> Results:
     cases = []
     for name in settings.data:
         for batch in settings.batches:
             say(f"{name}, {settings.rows:,} rows, batches of {batch:,}")
             cases.append(_case(settings, name, batch, say))
-    return Results(settings, platform.processor() or platform.machine(), len(os.sched_getaffinity(0)), cases)
+    return Results(settings, platform.processor() or platform.machine(), cores(), cases)
 
 
-def _case(settings: Settings, name: str, batch: int, say: Callable[[str], None]) -> Case:
+def _case(settings: Settings, name: str, batch: int, say: Say) -> Case:
     job = Job.of(
         {
             "data": {"source": name, "rows": settings.rows, "batch": batch},
@@ -137,29 +135,22 @@ def _seconds(job: Job, passes: int) -> float:
     return float(run.summary["computing_seconds"])
 
 
-def table(results: Results) -> Table:
-    from rich.table import Table
+COLUMNS = (
+    ("<data", "{0.data}"),
+    ("batch", "{0.batch:,}"),
+    ("bare", "{0.bare:,.0f}"),
+    ("first epoch", "{0.first:,.0f}"),
+    ("ratio", "{0.first_ratio:.2f}"),
+    ("serial", "{0.serial:,.0f}"),
+    ("later epochs", "{0.later:,.0f}"),
+    ("ratio", "{0.later_ratio:.2f}"),
+    ("target", lambda case: f"{TARGETS.get(case.batch, '')}"),
+)
 
-    settings = results.settings
-    shown = Table(
-        title=f"{settings.strategy}, one worker and one server as {settings.how}, {results.cores} cores; rows a second"
-    )
-    for heading in ("data", "batch", "bare", "first pass", "ratio", "serial", "later passes", "ratio", "target"):
-        shown.add_column(heading, justify="left" if heading == "data" else "right")
-    for case in results.cases:
-        target = TARGETS.get(case.batch)
-        shown.add_row(
-            case.data,
-            f"{case.batch:,}",
-            f"{case.bare:,.0f}",
-            f"{case.first:,.0f}",
-            f"{case.first_ratio:.2f}",
-            f"{case.serial:,.0f}",
-            f"{case.later:,.0f}",
-            f"{case.later_ratio:.2f}",
-            "" if target is None else f"{target}",
-        )
-    return shown
+
+def table(results: Results) -> Table:
+    how = f"{results.settings.strategy}, one worker and one server as {results.settings.how}"
+    return sheet(f"{how}, {results.cores} cores; rows a second", COLUMNS, results.cases)
 
 
 BENCH = Bench(

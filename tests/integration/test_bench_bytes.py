@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import bytes_show
+from benchmarks import bytes as module
 from benchmarks.bytes import (
     ALL,
     BLOCKS,
@@ -30,7 +30,7 @@ SMALL = Settings(
 
 
 def test_what_filters_save_is_counted_and_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bytes_show, "QUICK", SMALL)
+    monkeypatch.setattr(module, "QUICK", SMALL)
     monkeypatch.delenv("SHOAL_DATA", raising=False)
     told = CliRunner().invoke(
         main,

@@ -18,7 +18,7 @@ from benchmarks.dense import (
     crossing,
     verdicts,
 )
-from benchmarks.store import _machine
+from benchmarks.harness import machine
 from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
@@ -60,5 +60,5 @@ def test_the_lines_cross_between_two_measured_densities() -> None:
 )
 def test_a_verdict_says_who_is_faster_where(reduced: float, said: str) -> None:
     cases = [*_sparse(1.0, 10.0), Case("all-reduce", 100, 1.0, reduced, 1, 0)]
-    (told,) = verdicts(Results(_machine(), Settings(weights=(100,)), 1.0, cases))
+    (told,) = verdicts(Results(machine(), Settings(weights=(100,)), 1.0, cases))
     assert said in told

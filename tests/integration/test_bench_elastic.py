@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from benchmarks import billion, elastic
 from shoal.cli.main import main
+from shoal.views.axes import save
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
@@ -25,7 +26,7 @@ def test_a_server_joins_and_leaves_while_all_slots_are_counted_once(tmp_path: Pa
         within = [rate for at, rate in results.rates if phase.start <= at <= phase.stop]
         assert not within or min(within) <= phase.rate <= max(within)
     assert results.machine.load is not None and "load average" in str(elastic.table(results).caption)
-    elastic.draw(results, tmp_path / "elastic.png")
+    save(elastic.picture(results), tmp_path / "elastic.png")
     assert (tmp_path / "elastic.png").stat().st_size > 0
     assert elastic.table(results).row_count == len(results.phases)
 

@@ -8,25 +8,23 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import hogwild_show
+from benchmarks import hogwild
 from benchmarks.harness import load
 from benchmarks.hogwild import (
     Case,
     Goal,
     Results,
     Settings,
+    picture,
+    table,
     variants,
+    verdicts,
 )
 from benchmarks.hogwild_runs import (
     Curve,
     Point,
     Shape,
     Variant,
-)
-from benchmarks.hogwild_show import (
-    picture,
-    table,
-    verdicts,
 )
 from shoal.cli.main import main
 
@@ -48,7 +46,7 @@ TINY = Settings(
 
 
 def test_the_command_prints_and_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hogwild_show, "QUICK", TINY)
+    monkeypatch.setattr(hogwild, "QUICK", TINY)
     path = tmp_path / "all.json"
     told = CliRunner().invoke(main, ["bench", "hogwild", "--quick", "--json", str(path)])
     assert told.exit_code == 0, told.output

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.key_rivals import RIVALS
-from benchmarks.keys import Settings, measure, table
+from benchmarks.keys import RIVALS, Settings, measure, table
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

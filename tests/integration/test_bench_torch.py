@@ -12,6 +12,7 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 
 from benchmarks import torch_training
+from benchmarks.harness import machine
 from benchmarks.torch_training import (
     Case,
     Results,
@@ -101,9 +102,7 @@ def test_a_rival_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch_training.importlib.util, "find_spec", lambda name: None)
     cast, missing = torch_training._cast(Settings())
     assert "ray" not in {who for who, _ in cast} and "shoal[ray]" in missing[0]
-    results = Results(
-        torch_training._machine_with_torch(), Settings(), "noise", [1.0], missing, 1.0, [Case("plain", 1, [1.0], 1.0)]
-    )
+    results = Results(machine("torch"), Settings(), 1.0, [Case("plain", 1, [1.0], 1.0)], "noise", [1.0], missing)
     assert "shoal[ray]" in str(table(results).caption)
 
 

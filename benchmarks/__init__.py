@@ -1,7 +1,7 @@
 """Measures what shoal costs, beside rivals that do less, in the same run.
 
-``shoal bench NAME`` runs one of ``BENCHES``. Each is a module with a ``BENCH`` (see ``harness``), from which its
-command, table, JSON and picture are made. Benchmarks are not part of the installed package: they lie beside it.
+``shoal bench NAME`` runs one of ``BENCHES``. Each is a module with a ``BENCH`` (see ``harness``).
+Benchmarks lie beside the installed package and are no part of it.
 """
 
 BENCHES = {  # the module, and what it measures

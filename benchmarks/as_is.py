@@ -1,4 +1,4 @@
-"""A filter that changes nothing, so that the bytes of a run without filters are counted as those of all others are."""
+"""A filter that changes nothing, so that runs without filters are counted alike."""
 
 from __future__ import annotations
 

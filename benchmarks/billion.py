@@ -1,11 +1,13 @@
-"""One billion floats in one dense table over four servers: pushed and pulled by range, and then one more server joins (S1-02).
+"""A billion floats in one dense table over four servers, and one more server joins (S1-02).
 
-    push, pull      range after range, a few under way at once; a plain copy of the same bytes by numpy is timed between them
-    join            segments go over to the newcomer while ranges are pushed and one key of every segment is pulled again and again:
-                    how long the slowest pull of a segment took is how long that segment stood still
+    push, pull      range after range, a few in flight; numpy's copy of the same bytes is timed
+                    in between
+    join            segments move to the new server while ranges are pushed and one key of every
+                    segment is pulled in a loop: the slowest pull of a segment is its stall
     afterwards      everything is pushed and pulled once more
 
-Every float is checked: the n-th push of a range makes it n times a pattern, exactly. Memory is what the servers' processes have resident.
+Every float is checked: the n-th push of a range makes it n times a pattern, exactly. Memory is what
+the servers' processes have resident.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PATTERN = 1_024  # different values, so that a range in another's place is seen
-PAUSE = 0.02  # seconds between two rounds of pulls: they are to measure the servers, not to keep them busy
+PAUSE = 0.02  # seconds between two rounds of pulls, so that they do not load the servers
 _COPIES = 8  # ranges that are copied in turn
 _PARTS = 16  # of a range that is pushed while a server joins
 _WITHIN = 300.0  # seconds for anything that is waited for
@@ -114,7 +116,7 @@ class Scene:
         return self.kv.push("w", keys, self.pattern[: len(keys)])
 
     def push_in_parts(self, number: int, keys: KeyRange) -> Iterator[Any]:
-        """The same in small messages, one after another: who pulls meanwhile does not wait for a large one."""
+        """Pushes in small messages, so that concurrent pulls do not wait for a large one."""
         self.pushes[number] += 1
         for start in range(0, len(keys), -(-len(keys) // _PARTS)):
             part = KeyRange(keys.start + start, min(keys.start + start + -(-len(keys) // _PARTS), keys.stop))
@@ -141,7 +143,8 @@ def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
         created = time.perf_counter() - began
         copy = _copied(scene)
         legs = [_leg(scene, "push", copy, say), _leg(scene, "pull", copy, say)]
-        memory, before = _memory(cluster), _watched(scene, lambda: time.sleep(2.0))  # as it is with nothing else to do
+        # with nothing else to do
+        memory, before = _memory(cluster), _watched(scene, lambda: time.sleep(2.0))
         say("one more server joins")
         joined = _join(scene)
         after = _memory(cluster)
@@ -266,7 +269,7 @@ def _has_its_share(scene: Scene, name: str) -> bool:
 
 
 def _watched(scene: Scene, do: Callable[[], None]) -> dict[int, float]:
-    """Do this while one key of every segment is pulled again and again: the slowest pull of each, in seconds."""
+    """Runs ``do`` while keys of all segments are pulled; returns the slowest pull of each."""
     starts = scene.looking.view(_WITHIN).tables[0].starts
     slowest, over, failed = dict.fromkeys(starts, 0.0), threading.Event(), list[BaseException]()
 

@@ -1,16 +1,18 @@
-"""How many bytes each filter saves, and what that costs: the same training with none, with each alone, and with all together.
+"""How many bytes each filter saves, and what that costs: alone, and all together.
 
-    ftrl              async, with L1: pushes are sums, so filters may leave out, shorten and send later
-    block-proximal    solved to the end: nothing that is pushed may come later, and the KKT filter leaves keys out
+    ftrl              async, with L1: pushes are sums, so filters may drop, shorten and delay
+    block-proximal    solved to the end: nothing may be delayed, and the KKT filter drops keys
 
-Bytes are those of keys and values as workers count them, without headers; plain ones are 8-byte keys and 4-byte values. To servers go
-the keys of pulls and of pushes, and gradients; to workers go weights, 4 bytes each: an answer never brings keys. (Where it does, as key-value
-messages may, plain ones are three times as many, and so are the ratios.)
-How many times fewer is against the plain bytes of the run without filters, so what a run does more often is counted.
+Bytes are those of keys and values as workers count them, without headers; plain ones are 8-byte
+keys and 4-byte values. Servers get the keys of pulls and pushes, and gradients; workers get
+weights, 4 bytes each, and no keys. (Where answers bring keys, plain ones are three times as many,
+and so are the ratios.) Ratios are to the plain bytes of the run without filters, so extra work of
+a run counts.
 
-The objective is of the training rows and the final weights, exactly: the mean loss + L1, for FTRL with the weight that its updates give it (l1
-over the number of pushes, whose gradients are means): both solvers have the same one. An async run is never the same twice: several are
-made, and by how much they differ is said.
+The objective is exactly that of the training rows and the final weights: the mean loss + L1, for
+FTRL with the weight that its updates give it (l1 over the number of pushes, whose gradients are
+means), so both solvers have the same one. Async runs differ: several are made, and their spread is
+shown.
 """
 
 from __future__ import annotations
@@ -233,7 +235,8 @@ def _runs(settings: Settings, one: Set, solver: str) -> Iterator[Case]:
     for way in WAYS[solver]:
         if not settings.only or way.name in (NONE, *settings.only):
             job = job_of(settings, one, solver, way)
-            alike = solver == BLOCKS or way.name not in (NONE, ALL)  # block by block it is always the same
+            # block by block it is always the same
+            alike = solver == BLOCKS or way.name not in (NONE, ALL)
             times = 1 if alike else one.repeat
             cases = sorted(
                 (_case(one.data, solver, way, execute(job)) for _ in range(times)), key=lambda case: case.objective

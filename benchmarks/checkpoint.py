@@ -1,12 +1,12 @@
 """A model to disk and back, timed in turn with plain files of the same bytes.
 
-    shoal         one safetensors file per segment, hashed and synced, then the manifest; read back verified
-    plain         the same arrays to as many files, synced; read back with nothing looked at
+    shoal         one safetensors file per segment, hashed and synced, and the manifest; verified
+    plain         the same arrays to as many files, synced; read back unverified
     safetensors   the library's own save_file (and a sync) and load_file: a header, no hash
 
-All three write what is in memory to new files and sync each of them, and read from the page cache into
-fresh memory. A time is the best of the turns, a ratio our rate over theirs: above 1 we are faster. This
-is the disk alone; ``live_checkpoint`` measures what a checkpoint costs while a table is pushed to.
+All three write from memory to new files and sync each of them, and read from the page cache into
+fresh memory. A time is the best of the turns, a ratio our rate over theirs: above 1 we are faster.
+``live_checkpoint`` measures what a checkpoint costs while a table is pushed to.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Vector clocks of ranges against a clock for every key: the memory they take, and the time of a task (S1-19).
+"""Vector clocks of ranges against a clock for every key: memory, and time of a task (S1-19).
 
     rival     one int64 for every key and node in a plain array, which a task adds 1 to
 
-Nodes take turns to push to one of k ranges, whose edges are drawn at random and kept, and now and
-then to all keys. Both sides get the same tasks and must say the same in the end. Memory is what the
-allocator was asked for, so that it is not our own word for it.
+Nodes take turns to push to one of k ranges, whose edges are drawn at random, and now and then to
+all keys. Both sides get the same tasks and must say the same in the end. Memory is what the
+allocator was asked for.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _case(keys: int, nodes: int, ranges: int, tasks: int) -> Case:
 
 
 def _timed(make: Callable[[], Made]) -> tuple[Made, int, float]:
-    """What it makes, the bytes that are kept for it, and the seconds it takes where nobody counts bytes."""
+    """The result, the bytes that it takes, and the seconds without counting bytes."""
     began = time.perf_counter()
     make()
     seconds = time.perf_counter() - began

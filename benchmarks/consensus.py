@@ -1,9 +1,10 @@
 """How soon workers that gossip agree, against what their graph predicts (S3-10).
 
-Real runs in which nobody learns: every worker begins with weights of its own, steps have size 0, and after each round of means the
-distance of all models from their mean is measured. The gap is 1 - the share of the distance that a round leaves: predicted by the
-second eigenvalue of the graph's weights, measured by a line through the logarithms of the distances between a tenth and a
-hundred-thousandth of the first (before that other modes fall too, after that there is rounding).
+Real runs in which nobody learns: every worker begins with weights of its own, steps have size 0,
+and the distance of all models from their mean is measured after each round. The gap is 1 - the
+share of the distance that a round leaves. It is predicted by the second eigenvalue of the graph's
+weights, and measured by a line through the logarithms of the distances between 1/10 and 1/100,000
+of the first (before that other modes fall too, after that there is rounding).
 
     complete        no gap to measure: after one round all must be the same, to rounding
     two rings       in two pieces: the distance between them must stay
@@ -147,7 +148,7 @@ def _case(settings: Settings, topology: str, nodes: int, folder: Path) -> Case:
 
 
 def _points(judged: list[Evaluated], rounds: int) -> list[tuple[float, float]]:
-    """The distance after every round; refused if one of them is missing, since the line would be another."""
+    """The distance after every round; an error if one is missing, as the line would be wrong."""
     found = {event.spread["rounds"]: event.spread["distance"] for event in judged}
     if sorted(found) != [float(one) for one in range(rounds + 1)]:
         raise Invalid(f"{len(found):,} of {rounds + 1:,} rounds were judged: report this with the settings")
@@ -187,7 +188,7 @@ def table(results: Results) -> Table:
 
 
 def picture(results: Results) -> Figure:
-    """A panel for each kind of graph: measured as points, predicted as lines from the same start."""
+    """A panel for each graph: measured as points, predicted as lines from the same start."""
     from shoal.views import axes as draw
     from shoal.views.axes import SERIES
 

@@ -1,17 +1,17 @@
-"""What copies cost: pushes a second, and the bytes between servers, for one, two and three copies.
+"""What one, two and three copies cost: pushes a second, and bytes between servers.
 
     dense each     the whole table in every push, counted at once: a copy needs every push again
     dense step     the same in steps of 8 slots: a copy needs only the sum of a step, an eighth
     sparse each    lists of keys, drawn by Zipf's law from a large set
     sparse step    the same in steps of 8 slots: a copy needs each key of a step once
 
-The rival is one copy. Clusters with one, two and three copies run together and take turns; a rate is
-the median over the turns, a ratio the median of ratios of batches that ran side by side. One client
-has several pushes in flight. A push is acknowledged when all copies have it.
+The rival is one copy. Clusters with one, two and three copies run together and take turns; a rate
+is the median over the turns, a ratio the median of ratios of batches that ran side by side. One
+client has several pushes in flight. A push is acknowledged when all copies have it.
 
-Bytes between servers are those that all servers received minus those that the client sent, heartbeats
-included. With k = copies - 1 and m slots in a step, k/m of the pushed bytes are expected where all
-slots have the same keys, and u k/m where a step has u times the keys of a slot, the union factor.
+Bytes between servers are what all servers received minus what the client sent, heartbeats included.
+With k = copies - 1 and m slots in a step, k/m of the pushed bytes are expected where all slots have
+the same keys, and u k/m where a step has u times the keys of a slot, the union factor.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def _loads(settings: Settings) -> Iterator[Load]:
     applies: dict[str, Apply] = {"each": Each(), "step": Step(slots=settings.slots)}
     floats = [chance.standard_normal(settings.floats, np.float32) for _ in range(4)]
     drawn = np.unique(chance.integers(0, 1 << 63, settings.keys + settings.keys // 100 + 10, dtype=np.uint64))
-    universe = chance.permutation(drawn)[: settings.keys]  # the most frequent first, wherever they lie
-    odds = np.cumsum(np.arange(1, settings.keys + 1) ** -settings.zipf)  # of the first so many, Zipf's law
+    universe = chance.permutation(drawn)[: settings.keys]  # the most frequent first
+    odds = np.cumsum(np.arange(1, settings.keys + 1) ** -settings.zipf)  # Zipf's law
     ranks = [np.searchsorted(odds, chance.random(settings.drawn) * odds[-1]) for _ in range(8 * settings.slots)]
     lists = [np.unique(universe[ranked]) for ranked in ranks]
     values = [chance.standard_normal(len(keys), np.float32) for keys in lists]

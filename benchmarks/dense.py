@@ -1,12 +1,13 @@
-"""Dense against sparse updates, and where an all-reduce wins: bytes, memory and time of one update (S1-29).
+"""Dense against sparse updates, and where an all-reduce wins (S1-29).
 
-    dense        a table whose rows are all there: the whole range is pushed and comes back
-    sparse       a table whose rows are born when they are pushed: keys and values of what is not zero go, values come back
-    all-reduce   gloo, two processes: both end up with the sum of two dense gradients, and each applies it
+    dense        a table with all rows: the whole range is pushed and comes back
+    sparse       rows are made when pushed: keys and values of nonzeros go, values come back
+    all-reduce   gloo, two processes: both get the sum of two dense gradients, and each applies it
 
-An update is two gradients, of two workers: the store has both under way at once, from one client to one server process over
-Unix sockets, with plain SGD. An all-reduce costs the same however many of its numbers are zeros, a sparse push only what is not: so the
-lines cross, and the density where they do is said. Rounds alternate; times are medians, bytes are those of one worker both ways.
+An update is two gradients, of two workers: the store has both in flight at once, from one client to
+one server process over Unix sockets, with plain SGD. An all-reduce costs the same at any density, a
+sparse push only its nonzeros: so the lines cross, and the density where they do is shown. Rounds
+alternate; times are medians, bytes are those of one worker both ways.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def _reduce(dist: Any, torch: Any, gradient: Any, model: Any, seconds: float) ->
 
 
 def crossing(cases: Sequence[Case], level: float) -> float | None:
-    """The density at which sparse updates take so many milliseconds, between the measured ones; None: they do at none."""
+    """The density at which sparse updates take so long, interpolated; None: at none."""
     for one, two in pairwise(cases):
         if one.milliseconds <= level < two.milliseconds:
             share = math.log(level / one.milliseconds) / math.log(two.milliseconds / one.milliseconds)

@@ -1,15 +1,16 @@
-"""A server joins a run and leaves it again, while workers train: what that costs, and whether anything is lost.
+"""A server joins a run and leaves it again while workers train: what that costs.
 
     first third     the servers that the run began with
-    then            one more joins: segments go over to it until it has its share
-    last third      it is asked to leave: all that it has goes back, and its process ends
+    then            one more joins: segments move to it until it has its share
+    last third      it is asked to leave: its segments move back, and its process ends
 
-Training is real (a linear model on a made-up click log, asynchronous), and every slot is counted in a table beside the model, as ``shoal
-chaos`` does it: at the end each must have been counted once. A segment stands still from the view that hands it over until its new owner
-serves it; the coordinator measures that. How far it is is read off the coordinator all the time; a point of the curve is rows a second in the half
-second around it, and a stretch has the mean of its points. The stretch before begins when half of it is over: caches fill, kernels are loaded.
-How many passes fill the time is found by a short run beforehand. It is one run: what is chance is not known from it, and the load of
-the machine is told beside it.
+Training is real (a linear model on a made-up click log, asynchronous). Every slot is counted in a
+table beside the model, as in ``shoal chaos``, and must be counted once. A segment stalls from the
+view that hands it over until its new owner serves it; the coordinator measures that. A point of
+the curve is rows a second in the half second around it, a phase has the mean of its points; the
+first half of the first phase is left out (caches, kernels). A short run beforehand finds how many
+epochs fill the time. It is one run: its noise is not known, and the load of the machine is shown
+beside it.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Results(Record, frozen=True):
     slots: int  # that were acknowledged
     lost: int
     doubled: int
-    errors: list[str]  # of workers, and what they were told
+    errors: list[str]  # of workers, and warnings
     phases: list[Phase]
     moves: list[Move]
     rates: list[tuple[float, float]]  # seconds, rows a second
@@ -205,7 +206,7 @@ def _job(settings: Settings, stop: dict[str, float]) -> Job:
             "servers": settings.servers,
             "copies": settings.copies,
             "stop": stop,
-            "evaluate": {"every": 1e6},  # to judge the model is to pull all of it: not while this is measured
+            "evaluate": {"every": 1e6},  # an evaluation pulls the whole model
             "launch": {"how": "processes"},
             "moves": {"balance": "count"},  # only what comes and goes is to be seen
             "seed": settings.seed,
@@ -223,7 +224,7 @@ class Counting(ServerRun):
         super()._start_evaluator()
 
     def counted(self) -> tuple[int, int]:
-        """Of all slots of a run that came to its end: how many were never counted, and how many once too often."""
+        """How many slots of a finished run were never counted, and how many once too often."""
         found: Any = self._client.pull(TALLY, slice(None)).result(_WITHIN)
         times = np.zeros(self.course.done, np.int64)
         times[found.keys.astype(np.int64)] = np.rint(found.values).astype(np.int64).reshape(-1)
@@ -231,7 +232,7 @@ class Counting(ServerRun):
 
 
 def _run(job: Job, dataset: Dataset, story: Story, comes: bool) -> tuple[int, tuple[int, int], float]:
-    """Train; a server may come and go. How many slots were reported, those lost and doubled, and the seconds."""
+    """Train, with or without the extra server: slots, those lost and doubled, and seconds."""
     training = Counting(job, dataset, story.hear)
     with training:
         story.began = time.monotonic()
@@ -285,7 +286,7 @@ def _phases(marks: dict[str, float], rates: list[tuple[float, float]], over: flo
 
 
 def _mean(rates: list[tuple[float, float]], start: float, stop: float) -> float:
-    """Of the curve's points in this stretch; of one that has none, the point that is nearest to its middle."""
+    """The mean of the curve's points in this phase; without any, the nearest point."""
     within = [rate for at, rate in rates if start <= at <= stop]
     if within:
         return statistics.fmean(within)
@@ -293,7 +294,7 @@ def _mean(rates: list[tuple[float, float]], start: float, stop: float) -> float:
 
 
 def _rates(seen: list[tuple[float, int]]) -> list[tuple[float, float]]:
-    """Rows a second in the window around each point, at even distances; between two looks as if at a steady rate."""
+    """Rows a second around evenly spaced points, interpolated between two looks."""
     if not seen or seen[-1][0] - seen[0][0] <= WINDOW:
         return []
     times = np.arange(seen[0][0] + WINDOW / 2, seen[-1][0] - WINDOW / 2, TICK)

@@ -1,15 +1,15 @@
-"""What keys and checksums cost: the same over tcp in the clear, without checksums and with them, and encrypted (CURVE), in one run.
+"""What checksums and encryption cost over tcp: bare, with checksums, and with keys (CURVE).
 
-    push, pull     a dense table whole, several under way: MB a second of values
-    round trip     256 floats (1 KB) pulled, one after the other
-    training       the rows a second of a run on made-up clicks, its servers and workers over tcp
-    refusals       the time until a caller that may not come in is told so: a key that is not on the list, another key than the
-                   address says, no key at all; the issue asks for 5 seconds
+    push, pull     a whole dense table, several in flight: MB a second of values
+    round trip     256 floats (1 KB) pulled, one after another
+    training       rows a second of a run on made-up clicks, over tcp
+    refusals       the time until a caller is refused: with a key that is not on the list, with
+                   another key than the address says, without a key; 5 seconds are allowed
 
-All clusters are up together and take turns: A B C, C B A, ...; a figure is the median over the turns, a ratio that of its median to that of the
-bare one (in the clear, no checksums), above 1 where it is faster. Beside it stand the lowest and the highest ratio of turns of the same
-round: how much of it is chance. All is on one machine, so both ends of every wire share its cores: over a network the
-wire takes longer, and the same encryption weighs less.
+All clusters run together and take turns: A B C, C B A, ... A figure is the median over the turns,
+a ratio that of medians to the bare one, above 1 where it is faster. Beside it stand the lowest and
+the highest ratio of a round: how much of it is chance. Both ends of every wire share the cores of
+one machine: over a network the same encryption weighs less.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from shoal.tables import Dense
 if TYPE_CHECKING:
     from rich.table import Table
 
-WAYS = ("bare", "clear", "keys")  # in the clear: arrays without checksums, and with them, as a rule; encrypted
-WITHIN = 5.0  # seconds: a refusal is told by then
+WAYS = ("bare", "clear", "keys")  # without checksums, with them, encrypted
+WITHIN = 5.0  # seconds until a refusal
 _ANSWER = 60.0  # seconds for one push
 _WORD = 256  # floats: 1 KB
 

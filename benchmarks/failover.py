@@ -1,15 +1,16 @@
-"""How long pushes stand still when a server dies, and how long until every segment has all its copies again.
+"""How long pushes stop when a server dies, and how long until all copies are there again.
 
     killed     kill -9: the launcher sees the process end, and tells the coordinator
-    stopped    SIGSTOP: nobody sees anything; the coordinator finds the server silent
+    stopped    SIGSTOP: the coordinator finds the server silent
 
-A client pushes to one key in every segment, one push after another. At a random moment the server that owns most segments is
-struck. The time runs from there to the acknowledgement of the first push that was begun afterwards: by then every segment of
-the dead server has been written to at its new owner. Then the copies are filled, the server comes back (started again, or
-continued), empty and as a new one, and the next is struck. Segments do not move back to it, so that later in a cluster's life the
-struck server may own all of them: the worst case. In the end every key must read as many as were acknowledged.
+A client pushes to one key in every segment, one push after another. At a random moment the server
+that owns most segments is struck. The time runs until the acknowledgement of the first push that
+was begun afterwards: by then every segment of the dead server was written to at its new owner.
+Then the copies are filled, the server restarts empty, and the next one is struck. Segments do not
+move back to it, so a struck server may own all of them later: the worst case. In the end every key
+must equal the number of acknowledged pushes.
 
-There is no rival here that could be run: the time is held against what Li et al. (OSDI 2014) say of theirs, on other machines.
+No rival can be run here: the time is compared with what Li et al. (OSDI 2014) report.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Settings(Record, frozen=True, kw_only=True):
     copies: int = 2
     kills: int = 30
     stops: int = 5
-    faults: int = 10  # of one cluster, then another one is started: who dies too often is started again later and later
+    # of one cluster; then another is started, since restarts are delayed more and more
+    faults: int = 10
     seed: int = 0
 
 
@@ -72,7 +74,7 @@ class Fault(Record, frozen=True):
     segments: int  # that it owned
     pushing: float  # seconds until every one of them was pushed to
     full: float  # seconds until all copies were there
-    back: float  # seconds until the server was a member again; of a stopped one, from when it was continued
+    back: float  # seconds until it was a member again; of a stopped one, after SIGCONT
 
 
 class Results(Record, frozen=True):
@@ -198,7 +200,7 @@ def _scene(settings: Settings) -> Iterator[Scene]:
 
 
 def _strike(scene: Scene, kind: Kind, wait: float) -> Fault:
-    """Strike whoever owns most, in the middle of pushing; returns when everything is whole again."""
+    """Strike the largest owner while pushing; returns when everything is complete again."""
     view = scene.looking.view()
     owned = [place.servers[0] for place in view.tables[0].places]
     victim = max(sorted(set(owned)), key=owned.count)

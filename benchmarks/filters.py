@@ -1,10 +1,12 @@
-"""Filters on the pushes of real slots, each alone and some together, against numpy and packages used plainly.
+"""Filters on the pushes of real slots, alone and together, against numpy, lz4 and zstandard.
 
-    slots     of RCV1, 256 rows each; their keys, and their gradients after one pass of SGD. Without $SHOAL_DATA: made-up rows, which is said
+    slots     of RCV1, 256 rows each: keys, and gradients after one epoch of SGD. Made-up rows
+              without $SHOAL_DATA, and the table says so
     plain     8-byte keys and 4-byte values: 12 bytes a key
-    ratio     plain bytes over those that a filter leaves; of a choosing one, those of the rows that go
+    ratio     plain bytes over those that a filter leaves
     MB/s      plain bytes over the time of one core, to encode and to decode
-    rival     the same with what a user has at hand: numpy (``astype``, ``argpartition``, ``diff``, ``packbits``), lz4 or zstandard on the same bytes
+    rival     the same with numpy (``astype``, ``argpartition``, ``diff``, ``packbits``), lz4 or
+              zstandard on the same bytes
 
 Ours and the rival run by turns; a time is the best of the turns.
 """
@@ -69,7 +71,7 @@ QUICK = Settings(slots=8, repeat=3)
 
 
 class Case(Record, frozen=True):
-    """Filters, by name: bytes that are left, seconds to encode and to decode all slots; and those of the rival, if there is one."""
+    """Bytes left and seconds to encode and decode all slots; and the rival's."""
 
     name: str
     left: int

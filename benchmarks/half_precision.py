@@ -1,12 +1,12 @@
-"""Push and pull of a dense table whose values travel as float32, float16 or bfloat16, timed in turn.
+"""Push and pull of a dense table as float32, float16 or bfloat16, timed in turn.
 
     table     sums, one range of all rows; one server
     path      threads (references), ipc, tcp
-    bytes     of a push and a pull, as the server counted them; on a network of so many bits a second they are the time
+    bytes     of a push and a pull, as the server counted them
 
-A case is many short batches, the forms by turns, whoever is first changes. A time is the median of the batches; a ratio is of
-throughputs, a form's over float32's, so above 1 it is the faster: the median over the turns. ``shorten`` and ``restore`` are the
-conversions alone, on one core.
+A case is many short batches, the forms by turns. A time is the median of the batches; a ratio is of
+throughputs, a form's over float32's, above 1 faster: the median over the turns. ``shorten`` and
+``restore`` are the conversions alone, on one core.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUICK = Settings(repeat=5, seconds=0.02)
 
 
 class Case(Record, frozen=True):
-    """One form over one path: milliseconds a call, ratios to float32 over the same path, and bytes of a push and a pull."""
+    """One form over one path: milliseconds a call, ratios to float32, and bytes."""
 
     transport: Transport
     form: Wire

@@ -1,8 +1,8 @@
 """Makes a command, tables, a JSON file and a picture of what a benchmark declares.
 
-A benchmark is a module with settings (``FULL`` and ``QUICK``), a function that measures, the columns
-of its table, and a ``BENCH`` that names them. What all of them need is here, once: the machine, the
-report, tables, turns between contestants, and the command line.
+A benchmark is a module with settings (``FULL`` and ``QUICK``), a function that measures, the
+columns of its table, and a ``BENCH`` that names them. What all of them need is here, once: the
+machine, the report, tables, turns between contestants, and the command line.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Machine(Record, frozen=True):
     cpu: str
     python: str
     versions: dict[str, str]  # of shoal and of what it stands on
-    load: float | None = None  # average of the last minute at the end; above the benchmark's own, others were at work
+    # average of the last minute, at the end; a high one means that others computed
+    load: float | None = None
 
     def __str__(self) -> str:
         return f"{self.cores} cores of {self.cpu}"
@@ -115,7 +116,7 @@ def report(kind: Callable[..., T], settings: Any, cases: Iterable[Any], say: Say
 
 
 def turns(names: Sequence[T], repeat: int) -> Iterator[T]:
-    """A B C, B C A, ...: a slow second of the machine falls on all, and no one always follows the same."""
+    """A B C, B C A, ...: so that a slow second of the machine falls on all of them."""
     for turn in range(repeat):
         first = turn % len(names)
         yield from [*names[first:], *names[:first]]
@@ -140,7 +141,7 @@ def pipelined(calls: Iterable[Any], flying: int, within: float) -> None:
 
 
 def program(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment by which a module of ours runs as a program, from any folder."""
+    """Command and environment that run one of our modules as a program, from any folder."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return [sys.executable, "-m", module, *arguments], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -178,7 +179,7 @@ def cells(columns: Columns, row: Any) -> list[str]:
 
 
 def line_of(columns: Columns, row: Any) -> str:
-    """A row in one line, for whoever watches."""
+    """A row in one line, for the progress output."""
     named = zip((heading.removeprefix("<") for heading, _ in columns), cells(columns, row), strict=True)
     return ", ".join(f"{heading} {cell}".strip() for heading, cell in named if cell)
 
@@ -233,7 +234,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What a benchmark declares. ``load`` reads what ``--json`` wrote, of several files put together."""
+    """What a benchmark declares; ``load`` reads files that ``--json`` wrote, and joins them."""
 
     help: str
     quick_help: str
@@ -242,11 +243,11 @@ class Bench:
     options: Sequence[Option] = ()
     picture: Callable[[Any], Figure] | None = None
     load: Callable[[Sequence[Path]], Any] | None = None
-    choose: Callable[..., Any] = msgspec.structs.replace  # settings, changed as the command line says
+    choose: Callable[..., Any] = msgspec.structs.replace  # applies the options
 
 
 def command(name: str, module: Any) -> click.Command:
-    """The command of a benchmark: a module with ``FULL`` and ``QUICK`` settings, and a ``BENCH``."""
+    """The command of a benchmark module."""
     bench: Bench = module.BENCH
 
     def run(quick: bool, json_file: Path | None, **given: Any) -> None:

@@ -1,13 +1,14 @@
-"""Does Hogwild still scale? Rows a second, and the time to a loss on rows held out, by threads, for every way and rule.
+"""Hogwild by threads: rows a second and time to a test loss, for every way and rule.
 
-    rcv1-like       47,236 features, 76 non-zeros a row: the commonest word is in 44% of the rows
-    click-like      4,000,000 features, 39 in a row: a third of a row is from 13 small fields, the rest is spread wide
+    rcv1-like       47,236 features, 76 nonzeros a row: the commonest word is in 44% of the rows
+    click-like      4,000,000 features, 39 in a row: a third of them from 13 small fields
 
-The loss that is to be reached is fixed before anything is timed: the best of all runs of one thread, plus a margin that belongs to the shape. The step is tuned
-for each case: with one thread up and down a grid until it gets worse, then half, the same and twice of what was best with fewer threads. Then
-all cases are run again in turn, ``repeat`` times, and the median of these counts; one that never reaches the loss is shown as such.
+The loss to reach is fixed before anything is timed: the best of all runs of one thread, plus a
+margin of the shape. The step is tuned for each case: with one thread along a grid until it gets
+worse, then half, the same and twice the best of fewer threads. Then all cases run again in turn,
+``repeat`` times, and their median counts; a case that never reaches the loss is shown as such.
 
-Speed-ups are against the best of everything that runs on one thread, whatever its way, never against a case's own slow self.
+Speed-ups are against the best case of one thread, of any way.
 """
 
 from __future__ import annotations
@@ -19,14 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.harness import Bench, Option, Record, Say, cores, cpu, load, numbers, sheet
-from benchmarks.hogwild_runs import (
-    Curve,
-    Shape,
-    Stage,
-    Variant,
-    curve,
-    has_sklearn,
-)
+from benchmarks.hogwild_runs import Curve, Shape, Stage, Variant, curve, has_sklearn
 from shoal.errors import Invalid
 
 if TYPE_CHECKING:
@@ -37,19 +31,22 @@ if TYPE_CHECKING:
 PER_ROW = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
 OF_BATCHES = {"sgd": (1.0, 2.5, 5.0, 10.0, 20.0), "adagrad": PER_ROW["adagrad"]}
 OF_SKLEARN = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0), "optimal": (1e-6, 1e-5, 1e-4)}
-TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}  # with one thread, the same steps
+# same steps with one thread
+TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}
 
 
 class Settings(Record, frozen=True, kw_only=True):
     """What is measured."""
 
-    rows: int | None = None  # of the smaller set; the other has twice as many. 150,000 a core, 800,000 at most
+    # of the smaller set; the other has twice as many. 150,000 a core, at most 800,000
+    rows: int | None = None
     clicks: int = 4_000_000  # features of the click-like one
     threads: tuple[int, ...] | None = None  # 1, 2, 4, ... as many as there are cores
     rules: tuple[str, ...] = ("sgd", "adagrad")
     ways: tuple[str, ...] = ("serial", "example", "locked", "batched", "hot_cold", "sklearn")
     batches: tuple[int, ...] = (64, 256, 1_024)
-    splits: tuple[tuple[int, int], ...] = ((2_048, 256), (8_192, 1_024))  # hot keys, and rows between two merges
+    # hot keys, and rows between two merges
+    splits: tuple[tuple[int, int], ...] = ((2_048, 256), (8_192, 1_024))
     passes: int = 3
     points: int = 4  # in a pass, at which the model is judged
     repeat: int = 3
@@ -209,7 +206,7 @@ class Study:
         return min(self._grids.get(variant) or self._grids[self._twin(variant)], key=lambda one: _rank(one, target))
 
     def _tuned(self, variant: Variant, threads: int, before: Curve, target: float) -> Curve:
-        """The best of half, the same and twice the step that was best with fewer threads; where that never got there, the same."""
+        """The best of half, once and twice the best step of fewer threads."""
         factors = (1.0, 0.5, 2.0) if before.reached(target) else (1.0,)
         tried = [self._curve(variant, factor * before.step, threads, target) for factor in factors]
         best = min(tried, key=lambda one: _rank(one, target))

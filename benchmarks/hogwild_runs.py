@@ -1,11 +1,12 @@
-"""The contestants of ``bench hogwild``, each as a curve: after so many seconds and rows, such a loss on rows held out.
+"""The contestants of ``bench hogwild``, each as a curve of test loss by seconds and rows.
 
     serial      OneCore: minibatches on one core, no atomics, no other thread: the rival
     others      the ways of Hogwild, as threads of this process
     sklearn     scikit-learn's SGDClassifier, one thread, if it is installed
 
-The clock runs while rows are computed and stands while the model is judged. A round is from when all threads are there to when the
-last has ended. What repeats (key lists, hot columns) is made before and not timed, for all alike; weights have been touched.
+The clock stops while the model is judged. A round begins when all threads are ready and ends with
+the last of them. What repeats (key lists, hot columns) is made before and not timed; weights are
+touched.
 """
 
 from __future__ import annotations
@@ -24,19 +25,12 @@ from shoal.data.synthetic import MAKERS, TEST_FROM
 from shoal.models.linear import Linear
 from shoal.store.table.update import SGD, AdaGrad, rule_named
 from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.loop import (
-    CURSOR,
-    LIMIT,
-    LINE,
-    HogwildLoop,
-    desk,
-    lost,
-)
+from shoal.strategies.hogwild.loop import CURSOR, LIMIT, LINE, HogwildLoop, desk, lost
 from shoal.tables import Update
 from shoal.training.one_core import OneCore
 
 MODEL = Linear()
-DIVERGED = 10 * float(np.log(2.0))  # a loss above this, or none at all: it will not come back in time
+DIVERGED = 10 * float(np.log(2.0))  # a loss above this will not recover in time
 RULES: dict[str, Callable[[float], Update]] = {"sgd": SGD, "adagrad": AdaGrad}
 
 
@@ -90,7 +84,7 @@ class Curve(Record, frozen=True):
         return self.points[-1].rows / self.points[-1].seconds
 
     def reached(self, target: float) -> Point | None:
-        """When the loss was down at the target, between two points on the straight line; None: never."""
+        """When the loss reached the target, interpolated between two points; None: never."""
         before = self.points[0]
         for point in self.points[1:]:
             if point.loss <= target:
@@ -112,7 +106,7 @@ class Runner(Protocol):
 
 
 class Stage:
-    """One shape's rows, and what its contestants are given: plans are made once for all that can share them."""
+    """One shape's rows, and plans that contestants can share."""
 
     def __init__(self, shape: Shape, test_rows: int, seed: int) -> None:
         self.shape, self.seed = shape, seed
@@ -178,7 +172,8 @@ class Threads:
         self._desk[CURSOR, 0], self._desk[LIMIT, 0] = 0, len(order)
 
         def work(worker: int) -> None:
-            atomics.meet(here, 0, self._threads)  # to start a thread takes as long as to compute hundreds of rows
+            # starting a thread takes as long as hundreds of rows
+            atomics.meet(here, 0, self._threads)
             spans[worker, 0] = time.perf_counter()
             self._race.run(self._slab, self._desk, self._sums, tally, order, worker)
             spans[worker, 1] = time.perf_counter()
@@ -218,7 +213,7 @@ class Alone:
 
 
 class Sklearn:
-    """SGDClassifier with a constant step (rule "sgd"), or its own schedule (rule "optimal", where the step is alpha)."""
+    """SGDClassifier with a constant step ("sgd"), or its schedule ("optimal")."""
 
     def __init__(self, matrix: Any, labels: Floats, variant: Variant, step: float) -> None:
         from sklearn.linear_model import SGDClassifier
@@ -255,7 +250,7 @@ def _rows_of(order: Ids, batch: int, rows: int) -> Ids:
 def curve(
     stage: Stage, variant: Variant, step: float, threads: int, passes: int, points: int, target: float | None = None
 ) -> Curve:
-    """Train until the loss is down at the target, or so many passes are over; judged ``points`` times in a pass."""
+    """Train to the target loss, or for so many epochs, judged ``points`` times in each."""
     runner = stage.runner(variant, step, threads)
     count, size = len(stage.rows), variant.batch
     slots = -(-count // size)

@@ -1,11 +1,11 @@
-"""Lists of keys that servers know by a number (key caching), against the same without: bytes, hits, and the time of a server.
+"""Key caching against sending every key: bytes, hits, and the time of a server.
 
-    runs      the same job with and without, by turns: what workers sent and received, how many lists went by number, rows a second
-    server    one push or pull of a slot's keys, in one thread without a network: everything from the message to the answer
+    runs      the same job with and without, by turns: bytes, lists sent by number, rows a second
+    server    one push or pull of a slot's keys, in one thread without a network
 
-Tables of a server: *dense* and *sparse* hold the features of the set, and the lists are those of its slots; *large* is a sparse one with
-millions of rows, far more than any cache holds, and lists drawn from them. Times are CPU time of one thread, medians over rounds; a round
-is all lists once.
+Tables of a server: *dense* and *sparse* hold the features of the set, and the lists are those of
+its slots; *large* is a sparse table with millions of rows, more than any cache holds, and lists
+drawn from them. Times are CPU time of one thread, medians over rounds; a round is all lists once.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class Desk:
         return not known and len(self.own.handles) > 0
 
     def _timed(self, letters: list[Letter], call: Callable[..., HandlerResult]) -> float:
-        began = time.thread_time()  # of this thread alone, whoever else is at work
+        began = time.thread_time()  # of this thread alone
         for message, arrays in letters:
             outcome = call(0, "me", message, arrays)
             if isinstance(outcome.effects[0].message, m.Refusal | m.Forgot):  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""A table of very many keys: what one takes, how fast they are pushed and pulled; and a click log without its tail.
+"""A table of very many keys: bytes and speed; and a click log without its rare features.
 
 store      one server (a thread), AdaGrad, unique random 63-bit ids, 1M in a push: first all of them
-           are born, then some pushed again and pulled; bytes are those of rows and index, and what
+           are made, then some pushed again and pulled; bytes are those of rows and index, and what
            the process grew by
 rare       the same keys, each pushed once, to a table that admits a key at its second push
 rivals     fewer keys, in this process, no messages, the same pushes for all; none keeps optimizer
@@ -54,7 +54,7 @@ QUICK = Settings(keys=5_000_000, rival_keys=1_000_000, rows=200_000, admit=(0, 3
 
 
 class Figures(Record, frozen=True):
-    """One contestant, with so many keys: keys a second when all are new, when none is, when they are read; bytes a key."""
+    """One contestant: keys a second when new, when known, when read; and bytes a key."""
 
     who: str
     keys: int
@@ -69,7 +69,7 @@ class Rare(Record, frozen=True):
     """Keys that came once, to a table that wants them twice."""
 
     keys: int
-    rows: int  # keys that got in all the same
+    rows: int  # keys that were admitted
     pushed: float  # keys a second
     grown_per_key: float
 

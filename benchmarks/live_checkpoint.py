@@ -1,16 +1,18 @@
-"""Checkpoints of a table while it is pushed to at full speed: what they take, what they cost, and the way back.
+"""Checkpoints of a table that is pushed to at full speed: time, cost, and restoring.
 
-    quiet     nothing but pushes
-    saving    a checkpoint is made meanwhile: cut, copied, hashed, written and synced, then its manifest
-    plain     a thread of the client writes as many bytes to as many files meanwhile, and syncs each: the rival
+    quiet     only pushes
+    saving    a checkpoint is made meanwhile: cut, copied, hashed, written, synced; and its manifest
+    plain     the rival: a thread of the client writes and syncs as many bytes in as many files
 
-The three take turns. A rate is the median over the rounds, a ratio the median of ratios to the quiet one of the same round. Then,
-with nobody pushing: a checkpoint against plain writing, and a table made from it (``origin``) against plain reading into fresh
-memory, both from the page cache. We write and read in one process for each server, hashing; plain is one thread that looks at nothing.
+The three take turns. A rate is the median over the rounds, a ratio the median of ratios to the
+quiet phase of the same round. Then, without pushes: a checkpoint against plain writing, and a
+table made from it (``origin``) against plain reading into fresh memory, both from the page cache.
+We write and read in one process for each server, with hashes; plain is one thread without.
 
-The table is dense with AdaGrad's state, in server processes over ipc. The coordinator, its checkpoints and the servers are those of a
-training run. Its only worker is a stand-in: it says that it is there, so that the run has begun and may be saved, and
-computes nothing; a client pushes in its place, ranges of the table, several under way.
+The table is dense with AdaGrad's state, in server processes over ipc. The coordinator, its
+checkpoints and the servers are those of a training run. Its only worker is a stand-in that joins,
+so that the run may be saved, and computes nothing; a client pushes ranges of the table in its
+place.
 """
 
 from __future__ import annotations
@@ -198,7 +200,7 @@ def _scene(settings: Settings, home: Path) -> Iterator[Scene]:
 
 
 def _take_part(kv: KV) -> None:
-    """A worker that wants no slots, an evaluator that has read the first weights: all that it takes for a run to begin."""
+    """Joins as a worker that wants no slots, or as an evaluator: all that a run needs to begin."""
     client = kv._client
     if client.session.role == "worker":
         task = client.ask("take part", lambda request: m.Want(request, client.session.incarnation, 0), m.Deal)

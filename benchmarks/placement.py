@@ -1,17 +1,19 @@
-"""Who holds what after many servers came, left and died: how even it is, and how much had to be copied for it (must be shown d).
+"""How even segments lie after many servers joined, left and died, and how much was copied.
 
-    shoal        consistent hashing with bounded loads at first; then the moves of ``cluster.rebalance``, and new copies of what a dead
-                 server had (``Roster.refill``), until nothing more is wanted
-    ring         consistent hashing with virtual nodes: the next distinct servers clockwise (Karger et al., STOC 1997)
+    shoal        consistent hashing with bounded loads at first; then the moves of
+                 ``cluster.rebalance``, and new copies of what a dead server had (``Roster.refill``)
+    ring         consistent hashing with virtual nodes (Karger et al., STOC 1997)
     rendezvous   the servers that rank highest for a segment (Thaler and Ravishankar, 1998)
     modulo       the hash of a segment modulo the number of servers, and the next ones
 
-All rules see the same changes, drawn from a seed. Copied are segments on servers that had them not; who becomes primary of what it has is
-free. That is shown over the least that leads from what each had to what each has (``least``: nobody can get more segments without copying them), which is
-a bound for every rule, with its own counts; and over the mean shares of those who came and went (``shares``): what a newcomer has of all copies if it has as many as the others,
-or one that goes, which is the same for all rules. That one is no bound: who gives a newcomer less copies less, so it is to be read beside how even it was. A server that dies
-takes its copies with it; if they were the only ones they come from a checkpoint, and count alike. Even is the most that one server has over the mean:
-of primaries, which do the work, and of all copies, which take the memory.
+All rules see the same changes, drawn from a seed. Copied are segments on servers that did not have
+them; a new primary of its own copy is free. That is shown over two numbers. ``least`` is what
+leads from what each server had to what it has, a bound for every rule with its own counts.
+``shares`` is the mean share of each server that joined or left, the same for all rules; it is no
+bound, as a rule that gives a newcomer less copies less, so read it beside how even it is. A dead
+server's copies are lost; if they were the only ones they come from a checkpoint, and count alike.
+Even is the most that one server has over the mean: of primaries, which do the work, and of all
+copies, which take the memory.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Settings(Record, frozen=True, kw_only=True):
     """Which clusters, and how many changes."""
 
     servers: tuple[int, ...] = (3, 8, 32)  # at first; later half to twice as many
-    per_server: tuple[int, ...] = (SEGMENTS_PER_SERVER, 4 * SEGMENTS_PER_SERVER)  # segments, at first
+    # segments, at first
+    per_server: tuple[int, ...] = (SEGMENTS_PER_SERVER, 4 * SEGMENTS_PER_SERVER)
     copies: tuple[int, ...] = (1, 2, 3)
     changes: int = 100
     seed: int = 0
@@ -140,7 +143,7 @@ def _changes(servers: int, copies: int, settings: Settings) -> list[Change]:
 
 
 def _shares(changes: Sequence[Change], servers: int, segments: int, copies: int) -> Iterator[float]:
-    """The share of one that comes, by how many there are then; of one that goes, by how many there were."""
+    """The mean share of each server that joins or leaves."""
     there = servers
     for kind, _ in changes[servers:]:
         yield segments * copies / (there + 1 if kind == "join" else there)
@@ -313,7 +316,7 @@ def table(results: Results) -> Table:
 
 
 def picture(results: Results) -> Figure:
-    """A panel for each number of copies: what was copied against how even it was, a point for each cluster and rule."""
+    """A panel for each number of copies: copied against even, a point for each cluster and rule."""
     from shoal.views import axes as draw
     from shoal.views.axes import INK, MARKERS, SERIES
 

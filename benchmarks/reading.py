@@ -1,11 +1,12 @@
 """Reading text into memory, timed in turn with scikit-learn.
 
-    LIBSVM    RCV1, unpacked to a plain file first: neither side is timed on decompression
-    rival     sklearn.datasets.load_svmlight_file, float32, the same file; it must find the same rows
-    Criteo    the 1TB sample, unpacked as well; there is no rival, so rows a second is all that is said
+    LIBSVM    RCV1, unpacked to a plain file first: no side is timed on decompression
+    rival     sklearn.datasets.load_svmlight_file, float32, the same file, the same rows
+    Criteo    the 1TB sample, unpacked as well; without a rival
 
-Without $SHOAL_DATA the LIBSVM file is made up (`rcv1-like`), which is said, and Criteo is left out. Ours and theirs run
-by turns, whoever is first changes; a time is the best of the turns, a ratio the best of theirs over the best of ours.
+Without $SHOAL_DATA the LIBSVM file is made up (`rcv1-like`), and Criteo is left out. Ours and
+theirs run by turns; a time is the best of the turns, a ratio the best of theirs over the best of
+ours.
 """
 
 from __future__ import annotations

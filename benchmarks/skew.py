@@ -1,11 +1,13 @@
-"""A few keys are asked for most: what each server is asked for when segments are shared out by count, and by load.
+"""A few hot keys: the load of each server when segments are balanced by count, and by load.
 
-Keys are drawn by Zipf's law and lie in the order of how frequent they are, as words of a vocabulary do: so most of what is asked falls into
-the first segments, and by count one server does most of the work. By load the coordinator splits hot segments and trades them, while clients
-go on. Both clusters run the same workload, one after the other: real servers, one process each; clients push lists of keys, several
-under way. In the end every row must be what was pushed to it: nothing lost, nothing counted twice, however often it changed hands.
+Keys are drawn by Zipf's law and lie in the order of their frequency, as words of a vocabulary do.
+So most requests go to the first segments, and by count one server does most of the work. By load
+the coordinator splits hot segments and trades them. Both clusters run the same workload, one after
+the other: real servers, one process each; clients push lists of keys, several in flight. In the
+end every row must equal what was pushed to it.
 
-What a server is asked for is its own word, told with its heartbeats (rows a second); pushed rows a second are the clients'.
+The load of a server is what its heartbeats report (rows a second); pushed rows a second are the
+clients'.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ def _case(settings: Settings, balance: Any, say: Say) -> Case:
 
 
 class _Pusher:
-    """One client, until it is told to stop."""
+    """One client, until it is stopped."""
 
     def __init__(self, settings: Settings, kv: KV, seed: int) -> None:
         chance = np.random.default_rng((settings.seed, seed))
@@ -156,7 +158,7 @@ class _Pusher:
                     self._done(*flying.popleft())
             while flying:
                 self._done(*flying.popleft())
-        except BaseException as error:  # told by whoever waits for the thread
+        except BaseException as error:  # raised by the main thread
             self.failed = error
 
     def _done(self, at: int, task: Any) -> None:
@@ -173,7 +175,7 @@ def _watch(settings: Settings, cluster: ProcessCluster, pushers: list[_Pusher]) 
         loads = {one.name: one.load for one in standing.members if one.role == "server"}
         pushed = sum(one.pushed for one in pushers)
         moments.append(Moment(round(now, 3), pushed, loads, len(view.tables[0].starts), dict(standing.counts)))
-        time.sleep(1.0)  # loads are told every two seconds: nothing is missed in between
+        time.sleep(1.0)  # loads are reported every two seconds
     return moments
 
 
@@ -229,7 +231,7 @@ def picture(results: Results) -> Figure:
         draw.titled(panel, f"By {case.balance}: the busiest has {case.busiest:.2f} times the mean")
         panel.set(xlabel="seconds")
         draw.tidy(panel)
-    panels[0].set_ylim(bottom=0)  # when all is drawn: panels share it, and the first alone may not be the highest
+    panels[0].set_ylim(bottom=0)  # at the end, as panels share it
     panels[0].set_ylabel("rows a second")
     draw.numbers(panels[0].yaxis)
     draw.legend(panels[0], fontsize=8)

@@ -1,10 +1,11 @@
-"""Sparse logistic regression, solved: block-proximal beside liblinear and saga, in the same run on the same rows.
+"""Sparse logistic regression, solved: block-proximal beside liblinear and saga.
 
-Solved means: an objective within ``gap`` of liblinear's finest, and as many nonzeros but for ``nonzeros`` of them, where
-columns that are the same count once (the minimum does not say which of them has the weight). How many
-passes block-proximal needs for that is a matter of the set, the delay and the blocks, not of the workers; so it is found by
-one thread that makes the very same run, and that is timed, too ("one thread"). Then runs of so many passes are timed with
-servers and workers, from the first slot to the last. liblinear and saga get the coarsest tolerance that solves it.
+Solved means an objective within ``gap`` of liblinear's finest, and as many nonzeros but for
+``nonzeros`` of them, where equal columns count once (the minimum does not say which of them has
+the weight). How many epochs block-proximal needs depends on the set, the delay and the blocks, not
+on the workers; one thread finds it with the same run, and is timed too ("one thread"). Then runs
+of so many epochs are timed with servers and workers, from the first slot to the last. liblinear
+and saga get the coarsest tolerance that solves it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness import Bench, Option, Record, Report, Say, names, report, sheet
-from benchmarks.sparse_rivals import (
-    Serial,
-    alike,
-    liblinear,
-    saga,
-)
+from benchmarks.sparse_rivals import Serial, alike, liblinear, saga
 from shoal.data.datasets import Dataset, DataSource, load
 from shoal.data.dense_file import sparse
 from shoal.job import Job
@@ -38,9 +34,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Fits = Iterator[tuple[float, Floats]]
-# One column of each field in every row: with 1, as rcv1 has it, these two take a thousand passes or more.
+# One column of each field is in every row: with 1 these two take a thousand epochs or more.
 L1 = {"a9a": 10.0, "criteo_tb": 10.0}
-LOOKS = 25  # times that a solver is judged while it doubles its passes: every 25th part of what it has behind it
+LOOKS = 25  # how often a solver is judged while it doubles its epochs
 
 
 class Settings(Record, frozen=True, kw_only=True):
@@ -51,13 +47,13 @@ class Settings(Record, frozen=True, kw_only=True):
     l1: float | None = None  # as ``L1`` has it, or 1
     workers: tuple[int, ...] = (1, 2, 4)
     delays: tuple[int, ...] = (0, 2, 8)
-    blocks: int = 16  # without delay; with it (1 + delay) times as many, so that as much is in flight
+    blocks: int = 16  # with delay (1 + delay) times as many, so that as much is in flight
     parts: int = 4
     servers: int = 2
     how: str = "threads"
     gap: float = 1e-4
     nonzeros: float = 0.02
-    seconds: float = 120.0  # for a solver in one thread: what is not solved by then is shown as it is
+    seconds: float = 120.0  # for a solver in one thread; shown as unsolved after that
     rivals: tuple[str, ...] = ("saga",)  # beside liblinear, which says what is to be reached
     seed: int = 0
 
@@ -83,7 +79,7 @@ class Case(Record, frozen=True):
     distinct: int  # of them, those whose columns differ: the minimum says no more
     violation: float
     solved: bool
-    looked_at: float  # the share of all keys that an iteration has to do with: the others the KKT filter leaves out
+    looked_at: float  # share of the keys that an iteration touches: the KKT filter drops the others
 
     @property
     def name(self) -> str:

@@ -1,6 +1,6 @@
-"""Who else solves l1-penalised logistic regression: one thread with our own kernels, and scikit-learn's liblinear and saga.
+"""Rivals for l1-penalised logistic regression: one thread of ours, liblinear, saga.
 
-All see the same rows in the same packed set, without an intercept, and are judged by the same function.
+All see the same rows, without an intercept, and are judged by the same function.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLIFF = 1 << 16  # passes
 
 
 class Serial:
-    """The very run of a block-proximal job, pass after pass in one thread, delays included: the same bits, and no messages."""
+    """A block-proximal job in one thread, delays included: the same bits without messages."""
 
     def __init__(self, job: Job, dataset: Dataset) -> None:
         strategy, turns, data = job.strategy, job.slots(dataset.train.rows), sparse(dataset.train)
@@ -81,9 +81,10 @@ class Serial:
 
 
 def alike(train: CsrFile) -> npt.NDArray[np.uint64]:
-    """A number for each column, the same for columns that are the same: which of them has the weight is nobody's business.
+    """A number for each column, the same for equal columns.
 
-    A click log has many. Who goes key by key leaves all the weight on the first, who steps them together shares it out.
+    A click log has many. Going key by key leaves all the weight on the first of them; stepping them
+    together shares it out.
     """
     rows = train.slice(0, train.rows)
     draws = np.random.default_rng(0).integers(1 << 63, size=train.rows, dtype=np.uint64)
@@ -96,7 +97,7 @@ def alike(train: CsrFile) -> npt.NDArray[np.uint64]:
 
 
 def liblinear(train: CsrFile, l1: float, most: float) -> Iterator[tuple[float, Floats]]:
-    """Seconds and weights at finer and finer tolerances, until one takes longer than ``most``; the last is the reference."""
+    """Seconds and weights at finer and finer tolerances; the last is the reference."""
     for tolerance in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8):
         seconds, weights = _fit(train, l1, "liblinear", tol=tolerance, max_iter=10_000)
         yield seconds, weights
@@ -105,7 +106,7 @@ def liblinear(train: CsrFile, l1: float, most: float) -> Iterator[tuple[float, F
 
 
 def saga(train: CsrFile, l1: float, most: float) -> Iterator[tuple[float, Floats]]:
-    """Seconds and weights of runs of twice as many passes each, until one takes longer than ``most``."""
+    """Seconds and weights of runs with twice as many epochs each, until one takes too long."""
     passes = 10
     while passes < _CLIFF:
         seconds, weights = _fit(train, l1, "saga", tol=0.0, max_iter=passes, random_state=0)
@@ -126,7 +127,7 @@ def _fit(train: CsrFile, l1: float, solver: str, **settings: Any) -> tuple[float
     matrix = csr_matrix((values, rows.columns.astype(np.int32), rows.indptr), shape=(train.rows, train.features))
     labels = np.where(rows.labels > 0, 1, -1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that saga was stopped, and that the name of the penalty is old
+        warnings.simplefilter("ignore")  # saga was stopped early; the name of the penalty is old
         model = LogisticRegression(penalty="l1", solver=solver, C=1.0 / l1, fit_intercept=False, **settings)
         began = time.perf_counter()
         model.fit(matrix, labels)

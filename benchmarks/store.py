@@ -1,14 +1,13 @@
 """Push and pull of the store, timed in turn with its rivals.
 
-    table     sparse: 4M keys, AdaGrad, lists of sorted random 63-bit ids, 12 bytes a key there and back together
+    table     sparse: 4M keys, AdaGrad, lists of sorted random 63-bit ids, 12 bytes a key
               dense: sums, one range, 4 bytes a float
     path      threads (references), ipc, tcp; one server, and two servers over tcp for information
-    rivals    see ``rivals``: the plain store, the echo, the memory copy of the same bytes
+    rivals    see ``store_rivals``: the plain store, the echo, the memory copy of the same bytes
 
-A case is run as many short batches, ours and theirs by turns: A B C D, B C D A, ... so that a slow second of the
-machine falls on all of them. A time is the median of the batches with its quartiles. A ratio is of throughputs, ours
-over theirs, so above 1 we are the faster; it is the median over the turns, each of which compares batches that ran
-side by side.
+A case is many short batches, ours and theirs by turns: A B C D, B C D A, ... A time is the median
+of the batches with its quartiles. A ratio is of throughputs, ours over theirs, so above 1 we are
+faster; it is the median over the turns, each of which compares batches that ran side by side.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Settings(Record, frozen=True, kw_only=True):
 
     keys: int = 4_000_000  # in the sparse table, before the first measured call
     sizes: tuple[int, ...] = (1, 100, 10_000, 100_000, 1_000_000)  # keys in one push or pull
-    ranges: tuple[int, ...] = (1_000_000, 10_000_000)  # floats in one push or pull of the dense table
-    two_servers: tuple[int, ...] = (100_000, 1_000_000)  # sizes to see with two servers, if tcp is asked for
+    ranges: tuple[int, ...] = (1_000_000, 10_000_000)  # floats in one push or pull
+    two_servers: tuple[int, ...] = (100_000, 1_000_000)  # sizes with two servers, over tcp
     transports: tuple[Transport, ...] = ("threads", "ipc", "tcp")
     repeat: int = 15  # batches of each
     seconds: float = 0.04  # of one batch, about

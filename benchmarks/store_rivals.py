@@ -1,12 +1,12 @@
 """The rivals of the store, each in a process of its own that ends when its parent does.
 
-    plain store     push and pull over ZeroMQ without a promise: no checks, no members, no clocks, nothing counted once
-    echo            answers a message of the same size with one of the same size: what the sockets alone cost
-    memory copy     moves the same bytes within one thread: what the memory alone costs (see ``copier``)
+    plain store     push and pull over ZeroMQ without checks, members, clocks or exactly-once
+    echo            answers a message with one of the same size: what the sockets alone cost
+    memory copy     moves the same bytes within one thread: what the memory alone costs
 
-The plain store is the mark to beat: one open-addressing index with room to spare, weights apart from squares, AdaGrad
-with fast maths, one socket, one request in flight. It believes every byte it gets, so it listens on this machine only
-and is never more than a rival.
+The plain store is the mark to beat: one open-addressing index with room to spare, weights apart
+from squares, AdaGrad with fast maths, one socket, one request in flight. It trusts every byte, so
+it listens on this machine only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHIFT, FACTOR, ONE = np.uint64(33), np.uint64(0xFF51AFD7ED558CCD), np.uint64(1)
 
 
 class Header(msgspec.Struct, array_like=True):
-    """What goes before the arrays: what to do, from which row, and how many rows (of an echo: bytes) to answer with."""
+    """The header: what to do, from which row, and how many rows (of an echo: bytes) to answer."""
 
     task: int
     start: int = 0
@@ -137,11 +137,11 @@ def copier(size: int) -> Callable[[], None]:
     return lambda: np.copyto(target, source)
 
 
-# ------------------------------------------------------------ the kernels, compiled in the child only
+# ------------------------------------------------------------ kernels, compiled in the child
 
 
 def find(index_keys: Any, index_rows: Any, keys: Any, rows: Any, used: Any) -> Any:
-    """rows[i] = the row of keys[i]; a key that is not there is given the next free one. Returns the rows in use."""
+    """rows[i] = the row of keys[i], a free one if the key is new. Returns the rows in use."""
     mask = np.uint64(len(index_keys) - 1)
     for i in range(len(keys)):
         key = keys[i]
@@ -205,7 +205,7 @@ class PlainStore:
         if header.task == PUSH_RANGE:
             self._dense[start:stop] += np.frombuffer(arrays[0].buffer, np.float32)
             return ()
-        return (self._dense[start:stop].copy(),)  # a copy: the next push may come before this one is sent
+        return (self._dense[start:stop].copy(),)  # the next push may come before this is sent
 
     def _push(self, keys: Array, gradients: Array) -> None:
         rows = self._rows[: len(keys)]

@@ -1,14 +1,15 @@
-"""What a module trains with where there is no shoal: each a program of its own, started afresh, that says its images a second.
+"""Rivals that train a module without shoal, each a program that prints its images a second.
 
-    plain    so many processes that know nothing of each other, each with its own module: nobody can be faster
-    ddp      torch's DistributedDataParallel over gloo: gradients are averaged in every step (an all-reduce)
-    rpc      torch's RPC: trainers send gradients to a server and get its weights back in the same call
+    plain    processes that know nothing of each other, each with its own module: the upper bound
+    ddp      torch's DistributedDataParallel over gloo: an all-reduce in every step
+    rpc      torch's RPC: trainers send gradients to a server and get its weights in the same call
     ray      an actor of Ray's has the weights, others compute gradients, a driver passes them on
 
-All have their images in memory as float32, drawn anew in every pass, one thread of PyTorch each, the same module, update and
-batch. What comes before ``warm`` batches is not timed. A server applies every gradient at once (asynchronously).
+All have their images in memory as float32, shuffled in every epoch, one thread of PyTorch each,
+and the same module, update and batch. The first ``warm`` batches are not timed. A server applies
+every gradient at once (asynchronously).
 
-    python -m benchmarks.torch_rivals ddp '{"rows": FOLDER, ...}'    one line of JSON: images a second, process by process
+    python -m benchmarks.torch_rivals ddp '{"rows": FOLDER, ...}'    prints one line of JSON
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def stepping(pupil: Pupil, module: nn.Module, orders: Orders) -> Step:
 
 
 def rate(step: Step, orders: Orders, agree: Agree = lambda count: count) -> float:
-    """Images a second. ``agree`` is told how many batches would fill the time, and says how many it will be."""
+    """Images a second; ``agree`` decides how many batches, given how many fill the time."""
     for _ in range(orders.warm):
         step()
     began = time.perf_counter()
@@ -121,8 +122,8 @@ def rate(step: Step, orders: Orders, agree: Agree = lambda count: count) -> floa
 
 
 def together(task: Callable[[int, Orders, str, Any], float | None], orders: Orders, processes: int) -> list[float]:
-    """Fork so many of them, who meet at a barrier; what each of them found, where it found anything."""
-    context = multiprocessing.get_context("fork")  # PyTorch is imported and has computed nothing yet
+    """Forks processes that meet at a barrier; returns their results."""
+    context = multiprocessing.get_context("fork")  # PyTorch has computed nothing yet
     barrier, found = context.Barrier(processes), context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
 
@@ -226,7 +227,7 @@ _serving = threading.Lock()
 
 
 def _rpc_server(orders: Orders) -> RpcServer:
-    """One for all trainers, made for whoever asks first."""
+    """One for all trainers, made at the first request."""
     with _serving:
         if not _served:
             _served.append(RpcServer(orders))
@@ -273,7 +274,7 @@ class RayTrainer:
 
 
 def by_ray(orders: Orders) -> list[float]:
-    """A driver that hands the weights after every gradient to whoever brought it. One figure, of all trainers."""
+    """A driver sends new weights to the trainer of each gradient; one figure for all."""
     ray: Any = importlib.import_module("ray")
     folder = tempfile.mkdtemp(prefix="ray")
     ray.init(
@@ -317,7 +318,7 @@ def run(kind: str, orders: Orders) -> Rates:
 def _end_with_parent() -> None:
     while os.read(0, 1):
         pass
-    os.killpg(0, 9)  # whoever started us made a group of us
+    os.killpg(0, 9)  # our parent made us a process group
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""A module trained through the store, against plain PyTorch and those who train it on several processes: images a second.
+"""A module trained through the store against plain PyTorch, DDP, RPC and Ray.
 
-Contestants take turns, round after round, each started afresh (see ``torch_rivals``). A ratio is the median over the rounds,
-each comparing what ran in the same round: to one plain process where one worker computes, to the sum of two that know nothing of
-each other where two do. Of our own runs the time is counted between reports of the workers, after the first evaluation and
-the first ``warm`` batches, and before the last second: without start-up, evaluations and the end.
+Contestants take turns, round after round, each started as a new process (see ``torch_rivals``). A
+ratio is the median over the rounds, each to what ran in the same round: one plain process for one
+worker, the sum of two independent ones for two. Our own runs are timed between reports of the
+workers, after the first evaluation and ``warm`` batches, and before the last second.
 
-One worker of ours has a server beside it, on a core of its own if there is one; a plain process has no use for a second core.
-Hogwild's workers and the ranks of an average have none, and take part where there are two or more.
+Our worker has a server beside it, on a core of its own if there is one. Hogwild's workers and the
+ranks of an average have none, and take part with two or more workers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TARGETS = {("shoal async", 1): 0.85, ("shoal async", 2): 0.85, ("shoal hogwild", 2): 0.85, ("shoal averaging", 2): 0.85}
-_SEVERAL = ("ddp", "shoal hogwild", "shoal averaging", "shoal allreduce")  # who has nothing to do with one worker
+_SEVERAL = ("ddp", "shoal hogwild", "shoal averaging", "shoal allreduce")  # not with one worker
 LAST = 1.0  # seconds at the end of a run that are not counted: some workers have nothing left
-_LONGER = (3.0, 10.0, 30.0)  # seconds that a run goes on beyond what is timed: one try after another
+_LONGER = (3.0, 10.0, 30.0)  # extra seconds of a run: one try after another
 MADE_UP = 6_000  # images, where there are no real ones
 WITHIN = 120.0  # seconds beyond what is timed, for a rival to start and end
 
@@ -118,8 +118,8 @@ _OURS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-# glibc reads these when a process starts. Left alone it returns large blocks to the system and asks for them again in every
-# batch, more or less by luck: up to 2,600 page faults, a quarter of the time of a batch.
+# glibc reads these when a process starts. Without them it may return large blocks to the system
+# in every batch: up to 2,600 page faults, a quarter of the time of a batch.
 _KEEP = {
     "MALLOC_MMAP_THRESHOLD_": f"{1 << 25}",
     "MALLOC_TRIM_THRESHOLD_": f"{1 << 27}",
@@ -157,7 +157,7 @@ def _cast(settings: Settings) -> tuple[list[tuple[str, int]], list[str]]:
 
 
 def _images(settings: Settings, folder: Path, say: Say) -> tuple[dict[str, Any], Dataset, str]:
-    """What they all train on; noise of the same shape where the real ones cannot be had, and that is said."""
+    """The images for all contestants; random ones, named so, if the real are missing."""
     source: dict[str, Any] = {"source": settings.data, "batch": settings.batch}
     said = settings.data
     try:
@@ -195,7 +195,7 @@ def _job(settings: Settings, source: dict[str, Any], who: str, workers: int) -> 
 
 
 def _ours(settings: Settings, source: dict[str, Any], who: str, workers: int) -> float:
-    """On a busy machine the first evaluation may take as long as the run: then it is run again, for longer."""
+    """Runs for longer if the first evaluation takes as long as the run, as on a busy machine."""
     job = _job(settings, source, who, workers)
     for longer in _LONGER:
         stop = msgspec.structs.replace(job.stop, seconds=settings.seconds + longer)
@@ -209,10 +209,10 @@ def _ours(settings: Settings, source: dict[str, Any], who: str, workers: int) ->
 
 
 def counted(events: list[RunEvent], warm: int, least: float) -> float | None:
-    """Images a second between two reports: the first past ``warm`` images and the first evaluation, the last but for the end.
+    """Images a second between the first warm report and the last before the end.
 
-    None if there are fewer than ``least`` seconds between them. Reports after the last image was counted are no part of it: whoever
-    still judges then would make slow what is over.
+    None if these are less than ``least`` seconds apart. Reports after the last image do not count:
+    an evaluation may still be going on then.
     """
     judged = min((event.seconds for event in events if isinstance(event, Evaluated)), default=0.0)
     reports = [event for event in events if isinstance(event, Progress)]
@@ -243,7 +243,7 @@ def _theirs(settings: Settings, dataset: Dataset, who: str, workers: int) -> flo
 
 
 def said_by(module: str, arguments: list[str], within: float) -> str:
-    """The last line of a rival, a module of ours that is run as a program; it ends with us, however we go."""
+    """The last line of one of our modules that is run as a program and ends with us."""
     command, environment = program(module, *arguments)
     child = subprocess.Popen(
         command,
@@ -259,7 +259,7 @@ def said_by(module: str, arguments: list[str], within: float) -> str:
         said, why = _read(child, within)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # the group that we made: the child and what it started
+            os.killpg(child.pid, signal.SIGKILL)  # its process group
         child.wait()
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
@@ -270,7 +270,7 @@ def said_by(module: str, arguments: list[str], within: float) -> str:
 
 
 def _read(child: subprocess.Popen[str], within: float) -> tuple[str, str]:
-    """The last lines that it printed, and that it complained, once it has ended or its time is over."""
+    """Its last line, and its last complaint, once it has ended or its time is over."""
     from concurrent.futures import ThreadPoolExecutor
 
     assert child.stdout is not None and child.stderr is not None

@@ -1,10 +1,11 @@
-"""Training on one worker and one server against the bare serial kernel on the same rows: what the store costs.
+"""Training with one worker and one server against the serial kernel: what the store costs.
 
-Both take the same steps on the same slots in the same order (see ``serial``), and both have their rows in memory before
-the clock starts. The serial kernel runs in two ways: bare, on rows it has never seen, which is what the first pass is held
-against; and with the key list of every slot made beforehand, untimed, which is what the later passes are held against (or
-the bare one, if that is faster). The worker makes its key lists in its first pass, timed. The first pass is a run of one
-pass, a later one a share of what a longer run takes more. Rounds alternate, and the best of each contestant counts.
+Both take the same steps on the same slots in the same order, with their rows in memory before the
+clock starts. The serial kernel runs in two ways: bare, on rows it has not seen, the rival of the
+first epoch; and with key lists made beforehand, the rival of later epochs (or the bare one, if
+that is faster). The worker makes its key lists in its first epoch, timed. The first epoch is a run
+of one epoch, a later one a share of what a longer run takes more. Rounds alternate, and the best
+of each contestant counts.
 """
 
 from __future__ import annotations

@@ -9,16 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import bytes as module
-from benchmarks.bytes import (
-    ALL,
-    BLOCKS,
-    FTRL,
-    KKT,
-    NONE,
-    Results,
-    Set,
-    Settings,
-)
+from benchmarks.bytes import ALL, BLOCKS, FTRL, KKT, NONE, Results, Set, Settings
 from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere

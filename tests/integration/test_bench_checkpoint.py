@@ -9,12 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import checkpoint, live_checkpoint
-from benchmarks.checkpoint import (
-    CONTESTANTS,
-    Results,
-    Settings,
-    measure,
-)
+from benchmarks.checkpoint import CONTESTANTS, Results, Settings, measure
 from shoal.cli.main import main
 from shoal.errors import Invalid
 
@@ -31,7 +26,7 @@ def test_all_contestants_write_and_read_the_same_and_nothing_is_left(tmp_path: P
     for case in results.cases:
         assert {name: len(seconds) for name, seconds in case.seconds.items()} == dict.fromkeys(CONTESTANTS, 2)
         assert case.ratio("plain") == min(case.seconds["plain"]) / min(case.seconds["shoal"])
-    assert len(lines) == 2 and list(tmp_path.iterdir()) == []
+    assert len(lines) == 2 * len(CONTESTANTS) and list(tmp_path.iterdir()) == []
     assert msgspec.json.decode(msgspec.json.encode(results), type=Results) == results
 
 

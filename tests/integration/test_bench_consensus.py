@@ -9,13 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import consensus
-from benchmarks.consensus import (
-    APART,
-    Case,
-    Results,
-    Settings,
-    measure,
-)
+from benchmarks.consensus import APART, Case, Results, Settings, measure
 from shoal.cli.main import main
 from shoal.errors import Invalid
 

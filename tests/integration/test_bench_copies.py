@@ -9,12 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import copies
-from benchmarks.copies import (
-    KINDS,
-    Results,
-    Settings,
-    measure,
-)
+from benchmarks.copies import KINDS, Results, Settings, measure
 from shoal.cli.main import main
 from shoal.errors import Invalid
 

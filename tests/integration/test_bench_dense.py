@@ -11,13 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 
 from benchmarks import dense
-from benchmarks.dense import (
-    Case,
-    Results,
-    Settings,
-    crossing,
-    verdicts,
-)
+from benchmarks.dense import Case, Results, Settings, crossing, verdicts
 from benchmarks.harness import machine
 from shoal.cli.main import main
 

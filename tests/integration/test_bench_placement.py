@@ -8,12 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.placement import (
-    Results,
-    Settings,
-    case_of,
-    measure,
-)
+from benchmarks.placement import Results, Settings, case_of, measure
 from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere

@@ -11,12 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from benchmarks.reading import (
-    Results,
-    Settings,
-    measure,
-    table,
-)
+from benchmarks.reading import Results, Settings, measure, table
 from shoal.errors import Invalid
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere

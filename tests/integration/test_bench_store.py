@@ -13,13 +13,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
-from benchmarks.store import (
-    Case,
-    Results,
-    Settings,
-    measure,
-    table,
-)
+from benchmarks.store import Case, Results, Settings, measure, table
 from shoal.errors import Invalid
 from tests.support.warm_forkserver import offspring
 

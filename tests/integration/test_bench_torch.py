@@ -13,14 +13,7 @@ pytest.importorskip("torch")
 
 from benchmarks import torch_training
 from benchmarks.harness import machine
-from benchmarks.torch_training import (
-    Case,
-    Results,
-    Settings,
-    counted,
-    measure,
-    table,
-)
+from benchmarks.torch_training import Case, Results, Settings, counted, measure, table
 from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Progress, RunEvent

@@ -266,12 +266,12 @@ def _refilled(roster: Roster) -> None:
     """Every set that lost a member gets another."""
     for person in roster.people.values():
         person.view = roster.number
-    while roster.refill():
+    while roster.assignment.refill():
         for number, place in enumerate(roster.tables["w"].places):
             if place.filling:
                 theirs = roster.people[place.filling].member.incarnation
                 full = Full(0, roster.tables["w"].number, [number], [place.epoch], place.filling, theirs)
-                roster.full(place.servers[0], full)
+                roster.assignment.full(place.servers[0], full)
         for person in roster.people.values():
             person.view = roster.number
 

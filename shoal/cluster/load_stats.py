@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from shoal import limits
-from shoal.cluster.load_balance import hottest
+from shoal.cluster.rebalance import hottest
 from shoal.timing import DEFAULT
 from shoal.wire.messages import Heartbeat, TablePlaces
 

@@ -24,10 +24,14 @@ from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
 
+from msgspec.structs import replace
+
+from shoal import limits
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.limits import DENSE_SEGMENT_BYTES, ROWS_PER_TABLE, SEGMENTS_PER_SERVER, SEGMENTS_PER_TABLE
 from shoal.tables import Dense, Table
+from shoal.wire.messages import TablePlaces
 
 POINTS_PER_SERVER = 64  # more make arcs more even; the bound on loads does the rest
 BACKUPS_PER_MEAN = Fraction(3, 2)  # room beyond the mean lets backups stay where they are
@@ -163,3 +167,29 @@ def _ring(servers: tuple[str, ...]) -> HashRing:
 
 def point(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def halved(table: TablePlaces, segment: int, at: int, view: int) -> TablePlaces:
+    """The table with this segment cut at that key, by the view of that number."""
+    if (why := why_not(table, segment, at)) != "":
+        raise Invalid(f"segment {segment} of table {table.name!r} cannot be split at {at}: {why}")
+    starts = [*table.starts[: segment + 1], at, *table.starts[segment + 1 :]]
+    places = [replace(place, epoch=view, since=view) for place in table.places]
+    places.insert(segment, places[segment])
+    return replace(table, starts=starts, places=places, cut=view)
+
+
+def why_not(table: TablePlaces, segment: int, at: int) -> str:
+    """What stands against it; empty: nothing."""
+    if not 0 <= segment < len(table.starts):
+        return f"there are {len(table.starts)} segments"
+    if len(table.starts) >= limits.SEGMENTS_PER_TABLE:
+        return f"it has {limits.SEGMENTS_PER_TABLE:,} segments already, and no table has more"
+    stop = table.starts[segment + 1] if segment + 1 < len(table.starts) else table.spec.span
+    if not table.starts[segment] < at < stop:
+        return f"that lies not inside it, it has the keys from {table.starts[segment]} to {stop - 1}"
+    if any(place.filling for place in table.places):
+        return "some of its segments are on their way to another server"
+    if not all(place.servers for place in table.places):
+        return "parts of the table are lost"
+    return ""

@@ -17,19 +17,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from shoal import limits
-from shoal.cluster import load_balance
-from shoal.cluster.balance_plan import (
-    BalancePlan,
-    Loads,
-    Sizes,
-    TablePlacement,
-    WantedMove,
-    estimated,
-)
-from shoal.cluster.placement import point
+from shoal.cluster.placement import FLOAT_BYTES, point
+from shoal.tables import Dense
 from shoal.wire.messages import TablePlaces
 
 _One = tuple[float, int, int, int]  # what is asked of it, a number that differs for each, a segment, a rank
@@ -65,7 +58,7 @@ def plan(
                 _even(part, part.copies, lambda holders: range(1, len(holders)))
     quiet = not cluster.wanted and not any(part.is_moving for part in parts)
     if balance == "load" and quiet:
-        load_balance.trade(cluster, parts)
+        trade(cluster, parts)
     return list(_at_once(cluster.wanted, {table.name: table for table in tables}, sizes or {}, most))
 
 
@@ -188,3 +181,248 @@ def _has_room(room: dict[tuple[str, str], int], one: WantedMove, table: TablePla
         return False
     room[holders[0], one.target] = max(0, left - size)
     return True
+
+
+Loads = Mapping[int, Mapping[int, float]]  # rows a second by table's number and segment
+Sizes = Mapping[int, Mapping[int, int]]  # bytes, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMove:
+    """One segment that should change hands: ``target`` takes the place of ``source`` in its set.
+
+    A target that is in the set already swaps places with the source: nothing is copied.
+    """
+
+    table: str
+    segment: int
+    source: str
+    target: str  # empty: nobody is left to take it, the set gets smaller
+    why: str  # leaving, count, load
+    gain: str = ""  # what is better for it, in words
+    trade: int = 0  # those of one number go together; 0: alone
+
+
+def estimated(table: TablePlaces, segment: int) -> int:
+    """Bytes of a segment, as far as its table's settings tell."""
+    start, stop = keys_of(table, segment)
+    if isinstance(table.spec, Dense):
+        return (stop - start) * table.spec.push_width * FLOAT_BYTES
+    return limits.MOVE_BYTES // limits.SEGMENTS_PER_SERVER
+
+
+def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
+    """The first key, and the one after the last."""
+    stop = table.starts[segment + 1] if segment + 1 < len(table.starts) else table.spec.span
+    return table.starts[segment], stop
+
+
+@dataclass(slots=True)
+class BalancePlan:
+    """What is known of all servers, while a plan is made."""
+
+    names: list[str]
+    loads: Loads
+    sizes: Sizes
+    wanted: list[WantedMove] = field(default_factory=list)
+    held: dict[str, int] = field(init=False)  # segments of all tables
+    asked: dict[str, float] = field(init=False)  # rows a second
+
+    def __post_init__(self) -> None:
+        self.held = dict.fromkeys(self.names, 0)
+        self.asked = dict.fromkeys(self.names, 0.0)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.asked.values()) / len(self.names)
+
+
+class TablePlacement:
+    """One table: who holds its segments, as if all that is on its way had arrived."""
+
+    def __init__(self, cluster: BalancePlan, table: TablePlaces, under_way: Collection[tuple[int, int]]) -> None:
+        self.cluster, self.table = cluster, table
+        self.loads = cluster.loads.get(table.number, {})
+        self.sets: list[list[str]] = []
+        self.fixed: list[bool] = []
+        self.primaries = dict.fromkeys(cluster.names, 0)
+        self.copies = dict.fromkeys(cluster.names, 0)
+        self._points = {name: point(f"server {name} of {table.number}") for name in cluster.names}
+        for segment, place in enumerate(table.places):
+            holders = [place.filling if one == place.instead else one for one in place.servers]
+            if place.filling and place.filling not in holders:
+                holders.append(place.filling)
+            self.fixed.append(bool(place.filling) or not place.servers or (table.number, segment) in under_way)
+            self.sets.append(holders)
+            for rank, name in enumerate(holders):
+                self._count(segment, rank, name, 1)
+        self.is_moving = any(fixed and place.servers for fixed, place in zip(self.fixed, table.places, strict=True))
+
+    def load(self, segment: int) -> float:
+        return self.loads.get(segment, 0.0)
+
+    def _count(self, segment: int, rank: int, name: str, by: int) -> None:
+        if name not in self.copies:
+            return
+        self.copies[name] += by
+        self.cluster.held[name] += by
+        if rank == 0:
+            self.primaries[name] += by
+            self.cluster.asked[name] += by * self.load(segment)
+
+    def give(self, segment: int, rank: int, target: str, why: str, gain: str = "", trade: int = 0) -> None:
+        """This server takes the place of whoever is there; one that is of the set already changes places with the primary."""
+        source = self.sets[segment][rank]
+        if target in self.sets[segment]:
+            self._swap(segment, target)
+        else:
+            self._move(segment, rank, target)
+        self.cluster.wanted.append(WantedMove(self.table.name, segment, source, target, why, gain, trade))
+
+    def _move(self, segment: int, rank: int, target: str) -> None:
+        source = self.sets[segment][rank]
+        self.fixed[segment] = True  # one at a time takes the place of another
+        self._count(segment, rank, source, -1)
+        if target:
+            self.sets[segment][rank] = target
+            self._count(segment, rank, target, 1)
+        else:
+            del self.sets[segment][rank]
+            for name in self.sets[segment][:1] if rank == 0 else ():  # its first backup comes after it
+                self._count(segment, 1, name, -1)
+                self._count(segment, 0, name, 1)
+
+    def _swap(self, segment: int, target: str) -> None:
+        """Its primary and one of its backups change places."""
+        holders = self.sets[segment]
+        source, rank = holders[0], holders.index(target)
+        self.fixed[segment] = True
+        for name, at, by in ((source, 0, -1), (target, rank, -1), (target, 0, 1), (source, rank, 1)):
+            self._count(segment, at, name, by)
+        holders[0], holders[rank] = target, source
+
+    def order(self, counts: Mapping[str, int], name: str) -> tuple[int, int, int]:
+        """Who has least comes first."""
+        return counts[name], self.cluster.held[name], self._points[name]
+
+
+_Trade = tuple[float, list[tuple[int, str]]]  # what the busier of two is spared by it; segments, and who gets them
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSegment:
+    """One segment that should be two: the second begins at this key."""
+
+    table: str
+    segment: int
+    at: int
+    why: str
+
+
+def hottest(asked: Mapping[str, float], above: float | None = None) -> str | None:
+    """The server that is asked for well more than the mean; None if there is none, or all of it is little."""
+    mean = sum(asked.values()) / max(1, len(asked))
+    if len(asked) < 2 or mean * len(asked) < limits.LOAD_LEAST:
+        return None
+    name = max(sorted(asked), key=asked.__getitem__)
+    return name if asked[name] > mean * (1 + (limits.LOAD_ABOVE if above is None else above)) else None
+
+
+def trade(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> None:
+    """Exchanges between the hottest server and the coldest with which one helps, as long as they do."""
+    above = limits.LOAD_ABOVE
+    for number in range(1, limits.LOAD_TRADES + 1):
+        hot = hottest(cluster.asked, above)
+        if hot is None or not parts or not _traded(cluster, parts, hot, number):
+            return
+        above = limits.LOAD_ABOVE / 2
+
+
+def _traded(cluster: BalancePlan, parts: Sequence[TablePlacement], hot: str, number: int) -> bool:
+    for cold in sorted(cluster.names, key=lambda name: (cluster.asked[name], name)):
+        if cold == hot:
+            continue
+        for swaps in (True, False):  # a swap copies nothing
+            best = ((*_best(part, hot, cold, swaps), part) for part in parts)
+            spared, moves, part = max(best, key=lambda one: one[0])
+            if spared >= limits.LOAD_GAIN * cluster.mean:
+                before, after = (load / cluster.mean for load in (cluster.asked[hot], cluster.asked[hot] - spared))
+                once = "with this" if len(moves) == 1 else "after this exchange"
+                for segment, target in moves:
+                    gain = f"{hot} was asked for {before:.2f} times the mean, {after:.2f} {once}"
+                    part.give(segment, 0, target, "load", gain, number)
+                return True
+    return False
+
+
+def _best(part: TablePlacement, hot: str, cold: str, swaps: bool) -> _Trade:
+    """The move, or exchange, that does most for these two."""
+    gap = part.cluster.asked[hot] - part.cluster.asked[cold]
+    givers = [segment for segment in _owned(part, hot) if (cold in part.sets[segment]) == swaps]
+    takers = [segment for segment in _owned(part, cold) if (hot in part.sets[segment]) == swaps]
+    best: _Trade = (0.0, [])
+    if part.primaries[hot] > part.primaries[cold] and (swaps or part.copies[hot] > part.copies[cold]):
+        # The counts stay as even as they were if one goes alone.
+        for segment in givers:
+            best = max(best, (_spared(gap, part.load(segment)), [(segment, cold)]), key=lambda one: one[0])
+    for segment in givers:
+        wanted = part.load(segment) - gap / 2
+        at = bisect_left(takers, wanted, key=part.load)
+        for other in takers[max(0, at - 1) : at + 1]:
+            spared = _spared(gap, part.load(segment) - part.load(other))
+            if spared > best[0]:
+                best = spared, [(segment, cold), (other, hot)]
+    return best
+
+
+def _owned(part: TablePlacement, server: str) -> list[int]:
+    found = [s for s, holders in enumerate(part.sets) if holders[:1] == [server] and not part.fixed[s]]
+    return sorted(found, key=part.load)
+
+
+def _spared(gap: float, moved: float) -> float:
+    """How much less the busier of two has when this much goes over."""
+    return min(moved, gap - moved)
+
+
+def split(
+    tables: Sequence[TablePlaces],
+    servers: Collection[str],
+    loads: Loads,
+    halves: Mapping[int, Mapping[int, int]] | None = None,
+    under_way: Collection[tuple[int, int]] = (),
+) -> SplitSegment | None:
+    """A segment that should be two, if there is one; only of a table of which nothing is on its way.
+
+    ``halves`` says at which key a segment's load is cut in two, where a server could tell.
+    """
+    cluster = BalancePlan(sorted(servers), loads, {})
+    parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
+    if not parts or any(part.is_moving for part in parts):
+        return None
+    for part, segment in _hot_alone(cluster, parts):
+        table = part.table
+        start, stop = keys_of(table, segment)
+        at = (halves or {}).get(table.number, {}).get(segment, start + (stop - start) // 2)
+        if start < at < stop:
+            share = loads[table.number][segment] / max(1.0, cluster.mean)
+            return SplitSegment(table.name, segment, at, f"{share:.1f} times what the mean server is asked for")
+    return None
+
+
+def _hot_alone(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> list[tuple[TablePlacement, int]]:
+    """Segments of the hottest server that could be split, and are above the mean all alone; the hottest first."""
+    if (hot := hottest(cluster.asked)) is None:
+        return []
+    found = [
+        (-part.load(segment), at, segment)
+        for at, part in enumerate(parts)
+        for segment, holders in enumerate(part.sets)
+        if holders[:1] == [hot] and part.load(segment) > cluster.mean and _may_split(part, segment)
+    ]
+    return [(parts[at], segment) for _, at, segment in sorted(found)]
+
+
+def _may_split(part: TablePlacement, segment: int) -> bool:
+    start, stop = keys_of(part.table, segment)
+    return stop - start >= 2 and len(part.table.starts) < limits.SEGMENTS_PER_TABLE

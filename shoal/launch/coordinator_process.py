@@ -19,13 +19,13 @@ import msgspec
 from shoal.cluster.move_settings import MoveSettings
 from shoal.data.fingerprint import fingerprint
 from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders
+from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.factory import make_dealing, make_saving
+from shoal.nodes.factory import make_saving, make_scheduler
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import needed
-from shoal.nodes.rollback import RollbackDriver
-from shoal.nodes.scheduling import Scheduler
+from shoal.nodes.scheduler import Scheduler
 from shoal.security.safety import Safety
 from shoal.timing import Timing, TimingSettings
 from shoal.wire import messages as m
@@ -99,10 +99,10 @@ def main(orders: ProcessOrders, process: Process) -> None:
     transport = ZmqTransport(orders.name, orders.bind, safety, orders.advertise)
     journal = JournalFile(Path(work.journal))
     journal.rewrite(needed(journal.records))
-    dealing = None if work.run is None else dealing_of(work.run)
+    scheduler = None if work.run is None else scheduler_of(work.run)
     saving = saving_for(work.run, work.checkpoints)
     moves, timing = moves_of(work.run) or work.moves, timing_of(work.run, work.timing)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves, timing)
+    node = Coordinator(orders.name, work.copies, journal.records, scheduler, saving, moves, timing)
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
@@ -126,11 +126,11 @@ def hear(inbox: int, loop: Loop, group: str = "") -> None:
                     loop.tell(Dismiss(why))
 
 
-def dealing_of(facts: RunFacts) -> Scheduler:
+def scheduler_of(facts: RunFacts) -> Scheduler:
     """The scheduler of a run."""
     cores = 0 if facts.elsewhere else len(os.sched_getaffinity(0))
     numbers = (facts.rows, facts.test_rows, facts.features)
-    return make_dealing(_job(facts.job), facts.data, *numbers, cores=cores, elsewhere=facts.elsewhere)
+    return make_scheduler(_job(facts.job), facts.data, *numbers, cores=cores, elsewhere=facts.elsewhere)
 
 
 def moves_of(facts: RunFacts | None) -> MoveSettings | None:

@@ -148,18 +148,21 @@ class ThreadCluster(Cluster):
 
     def _coordinate(self) -> None:
         from shoal.launch.coordinator_process import (
-            dealing_of,
             moves_of,
             saving_for,
+            scheduler_of,
             timing_of,
         )
 
         facts, records = self._run_facts, self._journal.records
-        dealing, saving = None if facts is None else dealing_of(facts), saving_for(facts, str(self.checkpoints or ""))
+        scheduler, saving = (
+            None if facts is None else scheduler_of(facts),
+            saving_for(facts, str(self.checkpoints or "")),
+        )
         node = Coordinator(
             copies=self._copies,
             journal=records,
-            dealing=dealing,
+            scheduler=scheduler,
             saving=saving,
             moves=moves_of(facts),
             timing=timing_of(facts, self.timing),

@@ -37,7 +37,7 @@ from shoal.launch.process_main import prepare
 from shoal.launch.processes import short_folder
 from shoal.launch.server_process import ServerProcess, SilenceReport
 from shoal.launch.user_modules import allowed
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.loop import Loop
 from shoal.wire import messages as m
 from shoal.wire.zmq import ZmqTransport
@@ -185,7 +185,7 @@ class RemoteNode:
         except BaseException:
             transport.close()
             raise
-        guest = DrainableServer(trainer.worker, trainer.worker.member, self._patience)
+        guest = DrainableNode(trainer.worker, trainer.worker.member, self._patience)
         self._leave = lambda number: trainer.leave()
         self.say(f"{self.name} works for {address}: {job.model.told}, {dataset.name}")
         _train(trainer, guest, Loop(guest, transport), SilenceReport(guest, address, self.say))
@@ -227,7 +227,7 @@ def serve(
     return RemoteNode(terms, "server", say).run()
 
 
-def _train(trainer: Trainer, guest: DrainableServer, loop: Loop, silence: SilenceReport) -> None:
+def _train(trainer: Trainer, guest: DrainableNode, loop: Loop, silence: SilenceReport) -> None:
     try:
         done = trainer.start()
         while not done.done and not guest.end:
@@ -241,7 +241,7 @@ def _train(trainer: Trainer, guest: DrainableServer, loop: Loop, silence: Silenc
         loop.close()
 
 
-def _ended(guest: DrainableServer, otherwise: str) -> str:
+def _ended(guest: DrainableNode, otherwise: str) -> str:
     if guest.end == "deserted":
         raise ClusterError(f"{guest.name} ends: {guest.why}: check the coordinator, and start this again")
     if guest.end == "refused":

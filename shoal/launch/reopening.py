@@ -21,8 +21,8 @@ import msgspec
 
 from shoal.errors import Invalid
 from shoal.files import Disk, Lock
+from shoal.nodes.checkpointing import BareTable
 from shoal.nodes.membership_journal import MembershipRecord, members_and_tables
-from shoal.nodes.rollback import BareTable
 from shoal.store.checkpoint import manifest as checkpoint
 
 if TYPE_CHECKING:

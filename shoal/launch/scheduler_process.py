@@ -10,9 +10,9 @@ import msgspec
 from shoal.launch.coordinator_process import (
     ProcessEnded,
     RunFacts,
-    dealing_of,
     hear,
     saving_of,
+    scheduler_of,
 )
 from shoal.launch.process_main import (
     Process,
@@ -22,7 +22,7 @@ from shoal.launch.process_main import (
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import needed
-from shoal.nodes.scheduler import SchedulerNode
+from shoal.nodes.scheduler_node import SchedulerNode
 from shoal.wire.effects import ProcessEnd
 from shoal.wire.messages.groups import dealer, member_name
 
@@ -42,8 +42,8 @@ def main(orders: ProcessOrders, process: Process) -> None:
     transport = transport_of(orders, orders.bind, dealer(work.group))
     journal = JournalFile(Path(work.journal))
     journal.rewrite(needed(journal.records))
-    dealing, points = dealing_of(work.run), saving_of(work.run).points
-    node = SchedulerNode(work.group, orders.token, transport.address, dealing, points, journal.records)
+    scheduler, points = scheduler_of(work.run), saving_of(work.run).points
+    node = SchedulerNode(work.group, orders.token, transport.address, scheduler, points, journal.records)
     node.also, node.manager = transport.counters, orders.coordinator
     loop = Loop(node, transport, journal)
     loop.listener = process.tell

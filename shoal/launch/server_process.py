@@ -21,7 +21,7 @@ from shoal.errors import ClusterError, Invalid, Refused
 from shoal.events import counted
 from shoal.filters.user_filter import run_apart
 from shoal.launch.process_main import Process, ProcessOrders, ProcessRetired, transport_of
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.loop import Loop
 from shoal.nodes.server import Server
 from shoal.signals import handled
@@ -45,7 +45,7 @@ class SilenceReport:
     FIRST = 3 * limits.SECOND
     AGAIN = 10 * limits.SECOND
 
-    def __init__(self, guest: DrainableServer, address: str, say: Say) -> None:
+    def __init__(self, guest: DrainableNode, address: str, say: Say) -> None:
         self._guest, self._say, self._address = guest, say, address
         self._reported = 0  # nanoseconds of silence at the last report
 
@@ -134,7 +134,7 @@ class ServerProcess:
 
         server = self._server = Server(name, token, transport.address)
         server.also = moved_by(transport)
-        self.guest = DrainableServer(server, server.member, patience)
+        self.guest = DrainableNode(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
         self._say, self._signal, self._joined = say, 0, False
         self._silence = SilenceReport(self.guest, coordinator, say)

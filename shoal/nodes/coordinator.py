@@ -18,17 +18,23 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
+from shoal.errors import Invalid
 from shoal.events import LEFT
 from shoal.nodes import membership_journal
-from shoal.nodes.admission import why_not
-from shoal.nodes.public_info import PublicInfo
+from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.rebalancer import Rebalancer
-from shoal.nodes.rollback import RollbackDriver
-from shoal.nodes.scheduling import JOURNAL_TOKEN, Line, Scheduler
-from shoal.nodes.status import standing
+from shoal.nodes.scheduler import (
+    Scheduler,
+)
+from shoal.nodes.scheduler_journal import (
+    JOURNAL_TOKEN,
+    Line,
+)
+from shoal.nodes.status import PublicInfo, standing
 from shoal.nodes.table_admin import TableAdmin
 from shoal.security.address import check_address
 from shoal.timing import DEFAULT, TimingSettings
+from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Dismiss, Durable, Effect, Event, Persist, ProcessEnd, Received, Send, Stored, Wake
 from shoal.wire.messages.groups import (
@@ -50,13 +56,13 @@ class Coordinator:
         name: str = "coordinator",
         copies: int = 1,
         journal: list[bytes] | None = None,
-        dealing: Scheduler | None = None,
+        scheduler: Scheduler | None = None,
         saving: RollbackDriver | None = None,
         moves: MoveSettings | None = None,
         timing: TimingSettings | None = None,
     ) -> None:
         """``timing`` is what all members go by; None: as the journal has it."""
-        self.name, self.dealing, self.saving = name, dealing, saving or RollbackDriver()
+        self.name, self.scheduler, self.saving = name, scheduler, saving or RollbackDriver()
         self.roster, self.doorway = Roster(copies=copies, timing=timing or DEFAULT), PublicInfo()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
@@ -89,27 +95,27 @@ class Coordinator:
             self.roster.changed()
         if self.saving.points is not None:
             self.saving.points.timing = self.timing
-        if self.dealing is not None:
-            self.dealing.timing = self.timing
-        if self.dealing is not None and others:
+        if self.scheduler is not None:
+            self.scheduler.timing = self.timing
+        if self.scheduler is not None and others:
             members = (person.member for person in self.roster.people.values())
             workers = [member.incarnation for member in members if member.role == "worker" and not member.group]
-            self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
+            self.scheduler.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
             self._again = bool(self.roster.people)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
         self._wake_up(now)
-        if self._again and self.dealing is not None:
+        if self._again and self.scheduler is not None:
             self._again = False
-            effects += self.dealing.started_again(now, self.roster.term)
+            effects += self.scheduler.started_again(now, self.roster.term)
         match event:
             case Received(sender, message):
                 effects += self._received(now, sender, message)
             case Durable(token, error) if token and token == self._writing:
                 effects += self._durable(now, error)
-            case Durable(token, error) if token == JOURNAL_TOKEN and self.dealing is not None:
-                effects += self.dealing.durable(now, error)
+            case Durable(token, error) if token == JOURNAL_TOKEN and self.scheduler is not None:
+                effects += self.scheduler.durable(now, error)
             case Stored():
                 effects += self.saving.stored(now, event, self)
                 for name in [name for name in self._welcomes if name not in self.roster.people]:
@@ -123,11 +129,11 @@ class Coordinator:
         for name in self.roster.silent(now):
             self.counts["removed"] += 1
             effects += self._remove(now, name, f"silent for {self.timing.dead / limits.SECOND:g} s", died=True)
-        if self.dealing is not None:
-            self.dealing.silent = self.roster.suspects()
-            effects += self.dealing.tick(now)
-            self.dealing.set_delay(self.roster)
-        self.counts["refills"] += self.roster.refill(now)
+        if self.scheduler is not None:
+            self.scheduler.silent = self.roster.suspects()
+            effects += self.scheduler.tick(now)
+            self.scheduler.set_delay(self.roster)
+        self.counts["refills"] += self.roster.assignment.refill(now)
         effects += self.elastic.tick(now, self)
         effects += self.saving.tick(now, self)
         effects += self.saving.heard(effects)
@@ -157,7 +163,7 @@ class Coordinator:
         """One record at a time; what changes meanwhile goes with the next."""
         if self.told or self._writing or now < self._retry:
             return []
-        if self.dealing is not None and self.dealing.is_behind:
+        if self.scheduler is not None and self.scheduler.is_behind:
             return []  # tables of another past than its journal would take the run up from
         self._token += 1
         self._writing, self._written = self._token, self.roster.view()
@@ -174,7 +180,7 @@ class Coordinator:
     def _cannot_write(self, now: int, error: str) -> list[Effect]:
         """Nobody joins, no table is made; what has happened to those who are here is told when it is on disk."""
         self._retry, why = now + _RETRY, f"the journal cannot be written: {error}"
-        effects: list[Effect] = [] if self.dealing is None else self.dealing.warn(why)
+        effects: list[Effect] = [] if self.scheduler is None else self.scheduler.warn(why)
         for name, hello in self._welcomes.items():
             self.roster.remove(name, why)
             self.roster.retired[name].remove(hello.token)  # it has not lived yet
@@ -190,8 +196,8 @@ class Coordinator:
         for name, hello in list(self._welcomes.items()):
             if name in here and here[name] == self.roster.people[name].member.incarnation:
                 del self._welcomes[name]
-                if self.dealing is not None and not hello.group:
-                    effects += self.dealing.joined(now, name, hello.role)
+                if self.scheduler is not None and not hello.group:
+                    effects += self.scheduler.joined(now, name, hello.role)
                 effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.elastic.move_rate)))
         return effects
 
@@ -212,7 +218,7 @@ class Coordinator:
             case m.StatusRequest(request):
                 return [Send(sender, standing(self, now, request, sender))]
             case m.Describe() | m.Feed() | m.Unfit():
-                return self.doorway.take(sender, message, self.dealing)
+                return self.doorway.take(sender, message, self.scheduler)
             case m.Create() | m.Drop() | m.Delay() | Allow() | Dissolve():
                 return self.changing.change(sender, message, self)
             case GroupProcessEnded() if groups.ended(self.roster, sender, message):
@@ -243,7 +249,7 @@ class Coordinator:
         self.roster.hear(now, person)
         if person.member.leaving and isinstance(ask, m.Want):
             ask = msgspec.structs.replace(ask, more=0)  # it finishes what it has, or gives it back, and goes
-        if self.dealing is None or person.member.group:
+        if self.scheduler is None or person.member.group:
             return [Send(sender, m.Refusal(ask.request, "setting", "there is no run here to take part in"))]
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if person.member.role != role:
@@ -254,8 +260,8 @@ class Coordinator:
                 )
             ]
         if isinstance(ask, m.Want):
-            return self.dealing.want(now, sender, ask)
-        return self.dealing.ready(now, sender, ask)
+            return self.scheduler.want(now, sender, ask)
+        return self.scheduler.ready(now, sender, ask)
 
     # ------------------------------------------------------------ members
 
@@ -302,11 +308,11 @@ class Coordinator:
         self.roster.remove(name, why)
         if self._welcomes.pop(name, None) is not None:  # nobody has heard of it
             return self._never_came(now, name, why)
-        if self.dealing is None or member.group:
+        if self.scheduler is None or member.group:
             return []
-        if self.roster.has_lost():
+        if self.roster.assignment.has_lost():
             self.saving.lost(now, f"{name} is gone ({why}), and with it the only copy of its part of the model")
-        return self.dealing.gone(now, member, why, died)
+        return self.scheduler.gone(now, member, why, died)
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
         """The launcher saw it; which life of that name it was is told by the token."""
@@ -337,9 +343,9 @@ class Coordinator:
         return self._remove(self._last, name, why, died=False)
 
     def _never_came(self, now: int, name: str, reason: str) -> list[Effect]:
-        if self.dealing is None or not name.startswith("worker"):
+        if self.scheduler is None or not name.startswith("worker"):
             return []
-        return self.dealing.never_came(now, name, reason)
+        return self.scheduler.never_came(now, name, reason)
 
     def _heartbeat(self, now: int, sender: str, beat: m.Heartbeat) -> list[Effect]:
         if not self._is(sender, beat.incarnation):
@@ -360,8 +366,47 @@ class Coordinator:
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
         if isinstance(ask, m.Shrink):
-            self.counts["shrunk"] += self.roster.shrink(sender, ask.server, ask.theirs, now)
+            self.counts["shrunk"] += self.roster.assignment.shrink(sender, ask.server, ask.theirs, now)
             return []
-        taken = self.roster.full(sender, ask)
+        taken = self.roster.assignment.full(sender, ask)
         self.counts["filled"] += bool(taken)
         return self.elastic.full(now, taken, self)
+
+
+_CALLED = ("server", "scheduler")  # by others, so they must say where they are reached
+
+
+def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]) -> str:
+    """Why this node may not join; empty if it may."""
+    return (
+        _too_long(hello)
+        or roster.may_join(hello.name, hello.role, hello.token)
+        or groups.refuses(roster, hello)
+        or _unreachable(hello, check_address)
+        or _crowded(roster, hello)
+    )
+
+
+def _too_long(hello: m.Hello) -> str:
+    """Whatever is said here is in the journal, and in part in every view."""
+    if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:
+        return f"a token or the name of a group has {limits.NAME_CHARS} characters at most"
+    return ""
+
+
+def _crowded(roster: Roster, hello: m.Hello) -> str:
+    """A view that no message could tell would keep everybody from hearing of anything."""
+    if hello.name in roster.people or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
+        return ""
+    return "the cluster is full: its members, tables and groups are as many as one message can tell"
+
+
+def _unreachable(hello: m.Hello, check_address: Callable[[str], None]) -> str:
+    """Why others could not call this node; empty if they can, or need not."""
+    if hello.role not in _CALLED and not hello.address:
+        return ""
+    try:
+        check_address(hello.address)
+    except Invalid as error:
+        return str(error)
+    return ""

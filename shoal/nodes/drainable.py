@@ -24,7 +24,7 @@ from shoal.wire.effects import Effect, Event, Node, Received, Send
 End = Literal["", "released", "dismissed", "refused", "deserted"]
 
 
-class DrainableServer:
+class DrainableNode:
     """One node and its end."""
 
     def __init__(

@@ -24,7 +24,6 @@ from shoal import limits
 from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.models.learner import Learner
-from shoal.nodes.rollback_wait import goes_back
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.time_accounting import (
     COMMUNICATE,
@@ -32,7 +31,7 @@ from shoal.nodes.time_accounting import (
     IDLE,
     TimeAccounting,
 )
-from shoal.nodes.worker import Worker
+from shoal.nodes.worker import Worker, goes_back
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
 

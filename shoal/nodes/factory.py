@@ -17,10 +17,9 @@ from shoal.data.slots import Slots
 from shoal.events import Started
 from shoal.filters import described
 from shoal.models.learner import Learner, LinearLearner, learner_of
-from shoal.nodes.batch_cache import BatchCache
-from shoal.nodes.dense_batches import DenseBatches
-from shoal.nodes.rollback import RollbackDriver
-from shoal.nodes.scheduler_state import ScheduleState, counted_everywhere, to_begin_with
+from shoal.nodes.batches import BatchCache, DenseBatches
+from shoal.nodes.checkpointing import RollbackDriver
+from shoal.nodes.scheduler_journal import ScheduleState, counted_everywhere, to_begin_with
 from shoal.nodes.strategy import servers_strategy
 
 if TYPE_CHECKING:
@@ -30,22 +29,21 @@ if TYPE_CHECKING:
     from shoal.data.slots import SlotOrder
     from shoal.files import Disk
     from shoal.job import Job
-    from shoal.nodes.scheduling import Scheduler
+    from shoal.nodes.scheduler import Scheduler
     from shoal.nodes.trainer import BatchSource, Trainer
     from shoal.nodes.worker import Worker
     from shoal.store.checkpoint.manifest import Manifest
     from shoal.tables import Table
 
 
-def make_dealing(
+def make_scheduler(
     job: Job, data: str, rows: int, test_rows: int, features: int, cores: int = 0, elsewhere: bool = False
 ) -> Scheduler:
     """What the coordinator, or a group's scheduler, deals; ``elsewhere``: workers come and go by themselves."""
-    from shoal.nodes.scheduling import Scheduler
-    from shoal.schedule.auto_delay import AutoDelay
+    from shoal.nodes.scheduler import Scheduler
     from shoal.schedule.slot_queue import SlotQueue
-    from shoal.schedule.speculative import SpeculativeCopies
     from shoal.schedule.stop_rules import ENDLESS, StopDecision
+    from shoal.schedule.stragglers import AutoDelay, SpeculativeCopies
     from shoal.tables import Step
 
     slots = job.slots(rows)
@@ -84,9 +82,9 @@ def make_dealing(
     return found
 
 
-def dealing_for(job: Job, dataset: Dataset) -> Scheduler:
+def scheduler_for(job: Job, dataset: Dataset) -> Scheduler:
     """What the coordinator of such a run on this data deals."""
-    return make_dealing(job, dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
+    return make_scheduler(job, dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
 
 
 def make_saving(job: Job, folder: Path | None, disk: Disk | None = None) -> RollbackDriver:
@@ -109,16 +107,16 @@ def make_trainer(
 
     learner, slots = learner_of(job.model, data, job.seed, number), job.slots(data.rows)
     worker.client.session.key_cache.most *= job.handles
-    shelf = make_shelf(job, worker, learner, data, slots, cache_bytes)
+    batches = make_batches(job, worker, learner, data, slots, cache_bytes)
     pace, spans = job.emulate.pace(number, job.seed), job.trace.spans
-    return Trainer(worker, servers_strategy(job), learner, shelf, slots, traffic, pace, spans, job.emulate.task)
+    return Trainer(worker, servers_strategy(job), learner, batches, slots, traffic, pace, spans, job.emulate.task)
 
 
-def make_shelf(
+def make_batches(
     job: Job, worker: Worker, learner: Learner, data: CsrFile | DenseFile, slots: SlotOrder, cache_bytes: int
 ) -> BatchSource:
-    """Where a worker finds the rows of its slots."""
-    own: BatchSource | None = servers_strategy(job).shelf(job, learner, slots)
+    """Reads the rows of a worker's slots."""
+    own: BatchSource | None = servers_strategy(job).batches(job, learner, slots)
     if own is not None:
         return own
     assert isinstance(slots, Slots)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from shoal.cluster.roster import Joiner, Roster
-from shoal.nodes.scheduler_state import JournalSnapshot, Line, folded
+from shoal.nodes.scheduler_journal import JournalSnapshot, Line, folded
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import GroupLimits

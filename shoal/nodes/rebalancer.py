@@ -13,24 +13,27 @@ nothing, goes on from there. No clock decides who owns what: only the view does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import limits
-from shoal.cluster import load_balance, rebalance
-from shoal.cluster.assignment import NewReplica
-from shoal.cluster.balance_plan import WantedMove
+from shoal.cluster import rebalance
 from shoal.cluster.groups import may_send_away
 from shoal.cluster.move_settings import MoveSettings
-from shoal.events import LEFT, Handed, Leaving, Split
-from shoal.nodes.ownership_events import OwnershipEvents
+from shoal.cluster.rebalance import WantedMove
+from shoal.cluster.roster import NewReplica
+from shoal.events import LEFT, Handed, Leaving, Shared, Split
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
+from shoal.wire.messages.groups import namespace
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
+    from shoal.nodes.scheduler import Scheduler
+
 
 _Key = tuple[int, int]  # table's number, segment
 
@@ -88,12 +91,12 @@ class Rebalancer:
             return f"{name} is the last server that stays, and there are tables: start another one, then let it go", []
         of.roster.leave(name)
         of.counts["asked to leave"] += 1
-        if of.dealing is None:
+        if of.scheduler is None:
             return "", []
-        effects: list[Effect] = [Tell(Leaving(seconds=of.dealing.seconds, name=name, role=role, why=why))]
+        effects: list[Effect] = [Tell(Leaving(seconds=of.scheduler.seconds, name=name, role=role, why=why))]
         left = len(of.roster.staying())
         if role == "server" and left < of.roster.copies:
-            effects += of.dealing.warn(
+            effects += of.scheduler.warn(
                 f"without {name} there {'is 1 server' if left == 1 else f'are {left} servers'} for {of.roster.copies} copies, so every "
                 f"segment has {left} from now on: start another server, or what the last one of them has is lost with it"
             )
@@ -160,7 +163,7 @@ class Rebalancer:
         for name, _ in gone:
             del self._going[name]
         effects = [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
-        return [*effects, *self._holders.told(view, of.dealing)]
+        return [*effects, *self._holders.told(view, of.scheduler)]
 
     def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
         """A new primary serves these."""
@@ -176,13 +179,13 @@ class Rebalancer:
     def _tell(self, now: int, one: OpeningMove, of: Coordinator) -> list[Effect]:
         stall = (now - one.told) / limits.SECOND if one.told else 0.0
         of.counts["hand-overs"] += 1
-        if of.dealing is None:
+        if of.scheduler is None:
             return []
         took = (now - one.began) / limits.SECOND
         # On the way: what it was begun for is not why it lasted so long.
         lost = not of.roster.lost.get(one.source, LEFT).startswith(LEFT)
         handed = Handed(
-            seconds=of.dealing.seconds,
+            seconds=of.scheduler.seconds,
             table=one.table,
             segments=one.segments,
             source=one.source,
@@ -202,7 +205,7 @@ class Rebalancer:
         effects = self._release(now, of)
         if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
             return effects
-        if not of.roster.has_copies or of.saving.is_writing:
+        if not of.roster.assignment.has_copies or of.saving.is_writing:
             return effects
         self._again = now + of.roster.timing.load_every
         servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
@@ -221,7 +224,7 @@ class Rebalancer:
         )
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
-        begun = of.roster.begin(now, wanted)
+        begun = of.roster.assignment.begin(now, wanted)
         if any(one.why == "load" for one in begun):
             of.roster.loads.traded()
         self._note(now, begun, of)
@@ -268,16 +271,16 @@ class Rebalancer:
         """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
         roster = of.roster
         tables = list(roster.tables.values())
-        found = load_balance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
         if found is None or not roster.may_split(roster.tables[found.table]):
             return None
         if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
             return None  # all tables together have as many segments as one message can tell
         roster.split(found.table, found.segment, found.at)
         of.counts["segments split"] += 1
-        if of.dealing is None:
+        if of.scheduler is None:
             return []
-        seconds = of.dealing.seconds
+        seconds = of.scheduler.seconds
         return [Tell(Split(seconds=seconds, table=found.table, segment=found.segment, at=found.at, why=found.why))]
 
     def _under_way(self) -> list[_Key]:
@@ -308,7 +311,7 @@ class Rebalancer:
         """Servers that are to go, and that nobody needs any more."""
         effects: list[Effect] = []
         for name, person in list(of.roster.people.items()):
-            if not person.member.leaving or person.member.role != "server" or of.roster.holds(name):
+            if not person.member.leaving or person.member.role != "server" or of.roster.assignment.holds(name):
                 continue
             if any(one.source == name for one in self._openings):
                 continue  # whoever took over may yet have a question
@@ -336,3 +339,32 @@ class Rebalancer:
                 for segment in one.segments
             ]
         return found
+
+
+class OwnershipEvents:
+    """What was told last."""
+
+    def __init__(self) -> None:
+        self._last: tuple[dict[str, int], dict[str, int]] = {}, {}
+
+    def told(self, view: m.View, scheduler: Scheduler | None) -> list[Effect]:
+        """This view is on disk, and everybody is told."""
+        if scheduler is None or scheduler.ended or not view.tables:
+            return []
+        found = held(view)
+        if found == self._last:
+            return []
+        self._last = found
+        return [Tell(Shared(seconds=scheduler.seconds, serves=found[0], copies=found[1]))]
+
+
+def held(view: m.View) -> tuple[dict[str, int], dict[str, int]]:
+    """Parts of the run's tables that each server serves, and those of which it keeps a copy; who holds none is there, too.
+
+    Not of the tables of groups, which come and go as these like.
+    """
+    places = [place for table in view.tables if not namespace(table.name) for place in table.places]
+    first = Counter(place.servers[0] for place in places if place.servers)
+    more = Counter(name for place in places for name in place.servers[1:])
+    servers = [member.name for member in view.members if member.role == "server"]
+    return {name: first[name] for name in servers}, {name: more[name] for name in servers}

@@ -1,273 +1,779 @@
-"""A scheduler: it deals slots to the workers of one group, and has its model judged and kept (Li et al., OSDI 2014, section 3).
+"""Deals slots to workers, asks for evaluations, applies the stop rules and reports a run's events.
 
-The coordinator stays the manager of the servers, of all members and tables; what a group computes is its scheduler's matter. It is a
-member of its group and hears of the others, and of the servers, by the views. So it may be killed and started again, with its
-journal, as a coordinator may: pushes and pulls go on meanwhile, as far as the deals reach. What the servers lose for good, its run
-loses too, also when they end: it ends, says so, and can be resumed from its own checkpoint. It never changes who is a member: it only tells the
-coordinator which processes of its group it was told have ended.
+The scheduler is on no push or pull. The coordinator holds the one of its own run, and a worker group
+has one in a process of its own (``scheduler_node``). A worker asks for slots (``Want``) well before
+it runs out, and the same message says which slots are counted; an evaluator asks what to judge
+(``EvaluationReady``). Both get an answer at once, even if there is nothing to do, and ask again soon.
+No slot is dealt before the evaluator has read the first weights. In step mode none is dealt past any
+evaluation, so that the evaluator judges exactly that step.
+
+A run can continue in three ways:
+
+    resume      the coordinator was restarted: servers, workers and the evaluator go on as they were
+    restore     the whole run was restarted from a checkpoint: every node is new
+    rollback    the servers lost a part of the model: all go back to a checkpoint, in a new generation
+
+What others act on is in the journal before they hear of it (``scheduler_journal``).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
 from shoal import limits
-from shoal.cluster import groups
-from shoal.cluster.membership_client import MembershipClient
-from shoal.events import LEFT, Evaluated
-from shoal.nodes.checkpointing import CheckpointProtocol, nowhere
-from shoal.nodes.membership_journal import split
-from shoal.nodes.scheduling import JOURNAL_TOKEN, Line, Scheduler
-from shoal.nodes.status import course
-from shoal.nodes.strategy import TABLE
-from shoal.store.checkpoint.manifest import folder_of
-from shoal.wire import messages as m
-from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Tell, Wake
-from shoal.wire.messages.groups import (
-    SCHEDULER,
-    GroupProcessEnded,
-    dealer,
-    whole,
+from shoal.cluster.roster import Roster
+from shoal.events import Delayed, Evaluated, Gone, Joined, Progress, RolledBack, Spans, Started, Stopped, Voided, Warned
+from shoal.nodes.scheduler_journal import (
+    JournalSnapshot,
+    Judgements,
+    Line,
+    LossTally,
+    RunSummary,
+    Said,
+    ScheduleJournal,
+    ScheduleState,
+    TrafficTotals,
+    finite,
+    folded,
+    to_begin_with,
 )
+from shoal.nodes.strategy import TABLE
+from shoal.nodes.time_accounting import COMPUTE, IDLE, KINDS, WAIT
+from shoal.schedule.evaluations import Evaluations
+from shoal.schedule.intervals import Intervals, Runs, count, runs, spread
+from shoal.schedule.slot_queue import SlotQueue
+from shoal.schedule.stop_rules import StopDecision
+from shoal.schedule.stragglers import AutoDelay, SpeculativeCopies
+from shoal.timing import DEFAULT, TimingSettings
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send, Tell
+
+NEWER = "slots with newer weights"  # as they are counted
+_REPORT = 250 * limits.MILLISECOND  # how often progress is reported and journalled
+_LATE = 30 * limits.SECOND  # after the first worker: the run begins without those that have not asked
+_STALLED = 30 * limits.SECOND  # without any slot counted: worth a warning
+# A run without any worker, or evaluator, for so long has failed: a restarted process takes its time.
+_NOBODY = 10 * limits.SECOND
+_VOIDS = 100  # void slots that a progress report names: one answer has an end
 
 
-@dataclass(slots=True)
-class _ServerQuestion:
-    """Something that the coordinator is to do, said again until the view shows it."""
+class WorkerReports:
+    """Losses and times that workers reported since the last progress event and evaluation."""
 
-    message: m.Message
-    since: int = 0
+    def __init__(self, between: LossTally | None = None) -> None:
+        self.progress = LossTally()  # since the last progress event
+        self.between = between or LossTally()  # since the last evaluation
+        self._spent = [0] * len(KINDS)  # microseconds, since the last progress event
+        self._by_worker: dict[str, dict[str, float]] = {}  # since the last evaluation
+
+    def add_loss(self, examples: int, loss: float) -> None:
+        self.progress.add(examples, loss)
+        self.between.add(examples, loss)
+
+    def add_time(self, worker: str | None, spent: list[int], slots: int) -> None:
+        self._spent = [a + b for a, b in zip(self._spent, spent, strict=True)]
+        if worker is None:
+            return
+        mine = self._by_worker.setdefault(worker, {"slots": 0})
+        seconds = ((kind, one / 1e6) for kind, one in zip(KINDS, spent, strict=True))
+        for what, one in (("slots", slots), *seconds):
+            if one:
+                mine[what] = round(mine.get(what, 0) + one, 6)
+
+    def take_progress(self) -> tuple[float | None, dict[str, float]]:
+        """The mean loss, and seconds by kind; both begin again."""
+        mean = self.progress.mean()
+        spent = {kind: one / 1e6 for kind, one in zip(KINDS, self._spent, strict=True) if one}
+        self.progress, self._spent = LossTally(), [0] * len(KINDS)
+        return mean, spent
+
+    def take_by_worker(self) -> dict[str, dict[str, float]]:
+        found, self._by_worker = self._by_worker, {}
+        return found
 
 
-class SchedulerNode:
-    """One group's, without its loop."""
+class StallWatch:
+    """Notices that no slot was counted for a long time, although nodes answer."""
+
+    def __init__(self) -> None:
+        self._done, self._since, self._looked = -1, 0, 0
+
+    def is_stalled(self, now: int, done: int, idle: bool, suspect: int) -> bool:
+        gap, self._looked = now - self._looked, now
+        if gap > suspect:  # this process slept: no other node is blamed for that
+            self._since += gap
+        if done != self._done or idle:
+            self._done, self._since = done, now
+            return False
+        return now - self._since >= _STALLED
+
+
+class Scheduler:
+    """One run: its slots, its evaluations, its end."""
+
+    timing: TimingSettings = DEFAULT  # until the view says otherwise
+    silent: Sequence[str] = ()  # servers that have not been heard for a while
+    elsewhere = False  # workers come and go by themselves: that none is here does not end the run
 
     def __init__(
         self,
-        group: str,
-        token: str,
-        address: str,
-        dealing: Scheduler,
-        points: CheckpointProtocol | None = None,
-        journal: list[bytes] | None = None,
+        workload: SlotQueue,
+        stopping: StopDecision,
+        started: Started,
+        every: int,
+        limit_reason: str,
+        auto: AutoDelay | None = None,
+        speculative: SpeculativeCopies | None = None,
     ) -> None:
-        self.group, self.name = group, dealer(group)
-        self.dealing, self.points = dealing, points
-        if points is not None:
-            points.group = group
-        self.member = MembershipClient(self.name, SCHEDULER, token, address)
-        self.member.group, self.member.reaches = group, {"server"}
+        self.workload, self.stopping = workload, stopping
+        self.auto, self.speculative = auto, speculative
+        self.evaluations = Evaluations(every)
+        self.generation = 0
+        self.over = ""  # nothing more is dealt, and why
+        self.failed = ""  # the run cannot end well, and why
+        self.examples = 0
+        self.traffic = TrafficTotals()
         self.counts: Counter[str] = Counter()
-        self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
-        self.manager = ""  # where the coordinator is reached
-        self._here: dict[int, m.Member] = {}  # of our group, and the servers
-        self._came: set[str] = set()  # names of those that were ever here
-        self._going: set[int] = set()  # workers that said that they go, or were told that it is over
-        self._lost: dict[str, _ServerQuestion] = {}  # processes that have ended and are members still
-        self._generation: int | None = None
-        self._askers: list[tuple[str, int]] = []  # who wants to know when the next checkpoint is saved
-        self._requests = 0
-        self._delay_at = 0  # when the bound on delay may be asked for again
-        self._journal = [msgspec.msgpack.decode(record, type=Line) for record in split(journal or [])[1]]
+        self.begun = False
+        self._started, self._limit_reason = started, limit_reason
+        self._limit = workload.limit  # unless a rule ends the run before
+        self._now = 0
+        self._before = 0.0  # seconds of earlier processes of this run
+        self._since = 0  # when the seconds of this process began
+        self._computed: float | None = None  # seconds when the last slot was counted
+        self._finished = False  # the last evaluation is in
+        self._stops_later = False  # a rule has ended the run; where, is known when no worker is unheard
+        self._reports, self._reported = WorkerReports(), 0
+        self._last_loss: float | None = None
+        self._known_voids: set[int] = set()
+        self._stall = StallWatch()
+        # Workers, by incarnation
+        self._awaited = started.workers  # before the first slot is dealt
+        self._first_seen = 0  # when the first one asked for work
+        self._seen: dict[int, str] = {}  # those that have asked for work
+        self._answers: dict[int, m.Deal] = {}
+        self._alone_since = 0
+        # After a restart: workers may hold slots that an earlier process of the scheduler dealt.
+        self._resumed = False
+        self._unheard: dict[int, None] = {}  # workers that have not said yet what they hold
+        self._listens_until = 0  # by then a silent worker holds nothing that the run waits for
+        self._new: set[str] = set()  # names that joined since, and hold nothing of the kind
+        # The evaluator
+        self._read_at: float | None = None  # seconds when the weights under evaluation were read
+        self._evaluator_gone = (0, "")  # since when, and why
+        self._evaluator_request = 0  # its last request
+        self._evaluator_unheard: int | None = None  # after a restart or rollback: since when; None: heard
+        self.journal = ScheduleJournal(self)
+        self._set_barrier()
+
+    # ------------------------------------------------------------ how far it is
 
     @property
-    def _of_ours(self) -> m.View:
-        return groups.part_of(self.member.view, self.group)
+    def seconds(self) -> float:
+        return self._before + (self._now - self._since) / limits.SECOND if self._since else self._before
 
-    def handle(self, now: int, event: Event) -> list[Effect]:
-        effects: list[Effect] = []
-        match event:
-            case Received(self.member.coordinator, m.Dismissed(why)):
-                effects += self.dealing.fail(
-                    f"the cluster has ended ({why}): start its servers again, and resume this run"
-                )
-            case Received(self.member.coordinator, message):
-                effects += self._greeting(now, message)
-            case Received(sender, message):
-                effects += self._asked(now, sender, message)
-            case ProcessEnd(name, reason, token):
-                effects += self._ended(now, name, reason, token)
-            case Stored() if self.points is not None:
-                effects += self.points.stored(now, event)
-            case Durable(token, error) if token == JOURNAL_TOKEN:
-                effects += self.dealing.durable(now, error)
-            case _:
-                pass
-        effects += self.member.tick(now)
-        if self.member.view.number:
-            effects += self._tick(now)
-        effects += self._heard(effects)
-        effects.append(Wake(min(self.member.next, now + self.member.timing.heartbeat)))
-        return effects
+    @property
+    def computing_seconds(self) -> float:
+        """From the first slot to the last, without the evaluation after it."""
+        return self.seconds if self._computed is None else self._computed
 
-    def _tick(self, now: int) -> list[Effect]:
-        effects = [*self.dealing.tick(now), *self._set_delay(now)]
-        timing = self.member.timing
-        if now - self.member.heard > timing.gone:  # one that was killed is back sooner
-            why = f"the cluster's coordinator did not answer for {timing.gone / limits.SECOND:g} s"
-            effects += self.dealing.fail(f"{why}: see that it runs, and resume this run")
-        for one in self._lost.values():
-            if now - one.since >= timing.resend_first:
-                one.since = now
-                effects.append(Send(self.member.coordinator, one.message))
-        if self.points is not None:
-            effects += self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.dealing)
-            if self._askers and not self.points.busy:
-                effects += [Send(name, self.points.answer(request)) for name, request in self._askers]
-                self._askers.clear()
-        return effects
+    @property
+    def steps(self) -> int:
+        return self.workload.steps
 
-    def _set_delay(self, now: int) -> list[Effect]:
-        """Where workers may be as far apart as they should be, the coordinator tells the servers how far that is."""
-        auto, name = self.dealing.auto, whole(TABLE, self.group)
-        spec = next((one.spec for one in self.member.view.tables if one.name == name), None)
-        if auto is None or spec is None or spec.max_delay == auto.delay or now < self._delay_at:
+    @property
+    def ended(self) -> bool:
+        return self._finished or bool(self.failed)
+
+    @property
+    def is_done(self) -> bool:
+        """No worker needs to compute any more."""
+        return bool(self.failed) or (self.begun and self.workload.finished)
+
+    @property
+    def alone(self) -> bool:
+        """No worker is left."""
+        return bool(self._alone_since)
+
+    @property
+    def cut(self) -> int | None:
+        """The step at which a checkpoint may be cut now; NO_CLOCK without steps; None: not now."""
+        if not self.begun or self.failed or self.evaluations.held < 0:
+            return None
+        return m.NO_CLOCK if self.workload.step is None else self.evaluations.cut(self.workload)
+
+    @property
+    def milestone(self) -> tuple[object, ...]:
+        """What is journalled as soon as it changes."""
+        asked = self.evaluations
+        newer = self.counts[NEWER]  # it is pushed when this is answered, and its worker may die
+        return (self.begun, self.over, self._finished, asked.asked, asked.held, asked.found, newer)
+
+    def progress(self) -> m.RunProgress:
+        """How far the run is, as one answer."""
+        work = self.workload
+        return m.RunProgress(
+            work.done,
+            work.limit,
+            work.per_pass,
+            work.steps,
+            work.step is not None,
+            self.examples,
+            self.seconds,
+            self.computing_seconds,
+            *self.traffic.totals(),
+            self.over,
+            self.failed,
+            self.ended,
+            dict(islice(work.voids.items(), _VOIDS)),
+            dict(self.counts),
+            self.traffic.through(),
+            self.traffic.remainder(),
+        )
+
+    def _advance_time(self, now: int) -> None:
+        if self.ended:
+            return  # later time is no part of the run
+        self._now = now
+        if self.begun and not self._since:
+            self._since = now
+
+    # ------------------------------------------------------------ members
+
+    def await_only(self, workers: int) -> None:
+        """So many workers are enough for the first slot, however many are to join."""
+        self._awaited = workers
+
+    def joined(self, now: int, name: str, role: str) -> list[Effect]:
+        self._advance_time(now)
+        self._new.add(name)
+        return [] if role in ("client", "evaluator") else [Tell(Joined(seconds=self.seconds, name=name, role=role))]
+
+    def gone(self, now: int, member: m.Member, why: str, died: bool) -> list[Effect]:
+        """A member was removed. Others have what a server had; or the run rolls back."""
+        self._advance_time(now)
+        if self.ended or (self.is_done and not died) or member.role == "client":
             return []
-        self._delay_at = now + self.member.timing.notice
-        self._requests += 1
-        request = self.member.incarnation << 32 | self._requests
-        return [Send(self.member.coordinator, m.Delay(request, name, auto.delay))]
-
-    # ------------------------------------------------------------ who is here
-
-    def _greeting(self, now: int, message: m.Message) -> list[Effect]:
-        change, effects = self.member.handle(now, message)
-        if change.refused and not change.may_pass:
-            effects += self.dealing.fail(f"group {self.group!r} cannot take part: {change.refused}")
-        if change.view:
-            self.member.shown, self.dealing.timing = self.member.view.number, self.member.timing
-            if self.points is not None:
-                self.points.timing = self.member.timing
-            effects += self._take_view(now, self.member.view)
-        return effects
-
-    def _take_view(self, now: int, view: m.View) -> list[Effect]:
-        ours = [one for one in view.members if one.group == self.group or one.role == "server"]
-        here = {one.incarnation: one for one in ours if one.name != self.name}
-        effects: list[Effect] = []
-        if self._journal:  # a former life of ours dealt before: whoever is here now was here then
-            workers = [number for number, one in here.items() if one.role == "worker"]
-            self.dealing.resume(self._journal, workers)
-            if workers:
-                effects += self.dealing.started_again(now, view.term)
-                self._here = here
-            self._journal = []
-        for number in [number for number in self._here if number not in here]:
-            member = self._here[number]
-            asked = self._lost.pop(member.name, None)
-            lost = asked.message.why if asked is not None and isinstance(asked.message, GroupProcessEnded) else ""
-            died = bool(lost) or not (number in self._going or (member.role == "server" and member.leaving))
-            effects += self.dealing.gone(now, member, lost or ("it is no member any more" if died else LEFT), died)
-            self._going.discard(number)
-        for number, member in here.items():
-            if number not in self._here:
-                effects += self.dealing.joined(now, member.name, member.role)
-        self._here = here
-        self._came.update(one.name for one in here.values())
-        return [*effects, *self._check_tables(view)]
-
-    def _check_tables(self, view: m.View) -> list[Effect]:
-        """What the servers have lost does not come back by itself."""
-        if self._generation is None:
-            self._generation = view.generation
-        lost = next((p.last for t in self._of_ours.tables for p in t.places if not p.servers), None)
-        if view.generation == self._generation and lost is None:
+        if member.role == "server":
+            self.counts["servers lost"] += died
+            return [Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why))]
+        if member.role == "evaluator":  # it may only have been asleep, and join again
+            self._evaluator_gone = (now, why)
             return []
-        why = f"{lost} is gone" if lost is not None else "the cluster went back to a checkpoint of its own run"
-        return self.dealing.fail(f"{why}, and with it a part of the model of group {self.group!r}: resume this run")
+        self._unheard.pop(member.incarnation, None)
+        if self.speculative is not None:
+            self.speculative.gone(member.incarnation)
+        slots = self.workload.leave(member.incarnation, died)
+        self._seen.pop(member.incarnation, None)
+        self._answers.pop(member.incarnation, None)
+        left = self.traffic.gone(member.incarnation) if died else 0.0
+        self.counts["workers lost"] += died
+        self.counts["slots dealt again"] += slots
+        gone = Gone(seconds=self.seconds, name=member.name, role=member.role, why=why, slots=slots, left=left)
+        return self.journal.follow(now, [Tell(gone), *self._one_less(now, f"{member.name}: {why}")])
 
-    def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
-        """The launcher saw it. Whether it is a member, and the same one, is the coordinator's to know."""
-        if name not in self._came:
-            return self.dealing.never_came(now, name, reason) if "/worker" in name else []
-        if any(one.name == name for one in self._here.values()):
-            self._lost[name] = _ServerQuestion(GroupProcessEnded(self.member.incarnation, name, token, reason))
-        return []
+    def never_came(self, now: int, name: str, why: str) -> list[Effect]:
+        """A process ended before it had joined."""
+        self._advance_time(now)
+        if self.begun or self.ended:
+            return []
+        self.counts["workers lost"] += 1
+        gone = Tell(Gone(seconds=0.0, name=name, role="worker", why=why))
+        return self.journal.follow(now, [gone, *self._one_less(now, f"{name}: {why}")])
 
-    # ------------------------------------------------------------ what is asked
+    def _one_less(self, now: int, last: str) -> list[Effect]:
+        """Before the beginning, a worker that is gone is not waited for."""
+        if self.begun or self.elsewhere:
+            return []
+        self._awaited -= 1
+        if self._awaited < 1 and not self._seen:
+            return self._fail(
+                f"no worker was there for the first slot: they ended, or were asked to leave (the last was {last})"
+            )
+        return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
 
-    def _asked(self, now: int, sender: str, message: m.Message) -> list[Effect]:
-        match message:
-            case m.Want() | m.EvaluationReady():
-                return self._train(now, sender, message)
-            case m.Hello():
-                why = f"this is the scheduler of group {self.group!r}, not the coordinator: join at {self.manager or 'its address'}"
-                return [Send(sender, m.Refusal(0, "setting", why))]
-            case m.StatusRequest(request):
-                return [Send(sender, self._standing(now, request))]
-            case m.Refresh(request):  # whoever looks at this run sees what its members see
-                return [Send(sender, self._of_ours), Send(sender, m.Done(request))]
-            case m.Describe(request):  # nobody takes part from elsewhere, but who wants to read finds the way
-                return [Send(sender, m.Described(request, group=self.group, manager=self.manager))]
-            case m.Feed(request):  # what happens is in the events of its own run
-                return [Send(sender, m.Fed(request, 0))]
-            case m.Save(request) if any(one.name == sender for one in self._here.values()):
-                return self._save(sender, request)
-            case m.Snapped() if self.points is not None:
-                return self.points.snapped(now, sender, message)
-        self.counts["unexpected"] += 1
-        return []
+    def started_again(self, now: int, term: int) -> list[Effect]:
+        """This coordinator took over from one that ended."""
+        self._advance_time(now)
+        self.counts["coordinator restarts"] += 1
+        what = f"the coordinator ended and was started again (term {term}): it goes on where it was"
+        return [Tell(Warned(seconds=self.seconds, what=what))]
 
-    def _train(self, now: int, sender: str, ask: m.Want | m.EvaluationReady) -> list[Effect]:
-        member = self._here.get(ask.incarnation)
-        if member is None or member.name != sender:
-            self.counts["not here"] += 1
-            return []  # it is not in our view yet, and asks again; or it is no member any more, and is told so
+    # ------------------------------------------------------------ time
+
+    def tick(self, now: int) -> list[Effect]:
+        """To be called after every event."""
+        self._advance_time(now)
+        effects: list[Effect] = []
+        if self._unheard:
+            self._listens_until = self._listens_until or now + self.timing.dead
+            if now >= self._listens_until:
+                self._unheard.clear()
+        if self._stops_later and not self._unheard:
+            self._stop(self.over)
+            self._check_finished()
+        if not self.begun and not self.ended and self._seen and now - self._first_seen > _LATE:
+            missing = self._awaited - len(self._seen)
+            effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
+            effects += self._begin(now)
+        if not self.begun or self.ended:
+            return self.journal.follow(now, effects)
+        # Time counts from when the first weights were read: before that no slot is dealt.
+        if not self.over and self.evaluations.held >= 0 and (why := self.stopping.out_of_time(self.seconds)):
+            self._stop(why)
+        if why := self._whom_it_lacks(now):
+            return self.journal.follow(now, [*effects, *self._fail(why)])
+        if self._alone_since and self.elsewhere and now - self._alone_since > self._patience(_NOBODY):
+            effects += self.warn("no worker is here any more: it goes on when one comes (shoal launch worker)")
+        if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
+            effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
+        effects += self._warn_if_stalled(now)
+        if now - self._reported < _REPORT:
+            return self.journal.follow(now, effects)
+        effects += self._report_progress(now)
+        return [*self.journal.follow(now, effects), *self.journal.mark(now)]
+
+    def _patience(self, least: int) -> int:
+        return max(least, 2 * self.timing.dead)
+
+    def _whom_it_lacks(self, now: int) -> str:
+        """Why the run cannot go on: no worker or no evaluator is left. Empty if it can."""
+        if self._seen or self.workload.finished:
+            self._alone_since = 0
+        else:
+            self._alone_since = self._alone_since or now
+            if now - self._alone_since > self._patience(_NOBODY) and not self.elsewhere:
+                return "no worker is left to compute: start it again, with more workers"
+        since, why = self._evaluator_gone
+        if since and now - since > self._patience(_NOBODY):
+            return f"the evaluator is gone ({why}), and did not come back"
+        if self._evaluator_unheard is not None:  # it may have ended before, or during the restart
+            self._evaluator_unheard = self._evaluator_unheard or now
+            if now - self._evaluator_unheard > self._patience(_LATE):
+                return "the evaluator did not ask for work in time: start it again, or the whole run"
+        return ""
+
+    def _warn_if_stalled(self, now: int) -> list[Effect]:
+        done, idle = self.workload.done, self.workload.finished or not self._seen
+        if not self._stall.is_stalled(now, done, idle, self.timing.suspect):
+            return []
+        what = f"after slot {done:,} nothing was counted for {_STALLED // limits.SECOND} s"
+        if self.silent:
+            return self.warn(
+                f"{what}: {', '.join(self.silent[:4])} does not answer, and has what nobody else has; "
+                f"if it was killed, start another under its name (shoal launch server --name {self.silent[0]}): "
+                f"then it goes on from the last checkpoint"
+            )
+        names = sorted(self._seen.values())
+        who = ", ".join(names[:4]) + (f" and {len(names) - 4} others" if len(names) > 4 else "")
+        return self.warn(f"{what}: {who} answer, and still compute or wait")
+
+    def set_delay(self, roster: Roster) -> None:
+        """Write the delay that was found into the table: servers learn it with the next view."""
+        placed = roster.tables.get(TABLE)
+        if self.auto is not None and placed is not None and placed.spec.max_delay != self.auto.delay:
+            roster.delay(TABLE, self.auto.delay)
+
+    # ------------------------------------------------------------ workers
+
+    def take(self, now: int, member: m.Member, ask: m.Want | m.EvaluationReady) -> list[Effect]:
+        """Answer a member of the run: a worker wants slots, the evaluator wants a model to judge."""
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if member.role != role:
             why = f"only a {role} may ask this, you are a {member.role}"
-            return [Send(sender, m.Refusal(ask.request, "setting", why))]
-        if isinstance(ask, m.EvaluationReady):
-            return self.dealing.ready(now, sender, ask)
-        effects = self.dealing.want(now, sender, ask)
-        if ask.leaving or self.dealing.is_done:  # that it is over is in the answer, which may be held back
-            self._going.add(ask.incarnation)
-        return effects
+            return [Send(member.name, m.Refusal(ask.request, "setting", why))]
+        if isinstance(ask, m.Want):
+            return self.want(now, member.name, ask)
+        return self.ready(now, member.name, ask)
 
-    def _heard(self, effects: list[Effect]) -> list[Effect]:
-        """A model was judged, perhaps: its checkpoint may be the best."""
-        told = [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Evaluated)]
-        points = self.points
-        return [] if points is None else [one for event in told for one in points.judged(event.steps, event.test_loss)]
+    def want(self, now: int, sender: str, want: m.Want) -> list[Effect]:
+        """A worker reports what is counted and asks for more slots."""
+        self._advance_time(now)
+        known = self._answers.get(want.incarnation)
+        if known is not None and want.request <= known.request:
+            # The answer was lost: nothing is counted or dealt twice. An older request is not waited
+            # for any more. While effects are held the answer may be among them: the worker asks again.
+            return [Send(sender, known)] if want.request == known.request and self.is_told else []
+        work, who = self.workload, want.incarnation
+        if not self.is_done and not want.leaving and who not in self._seen:
+            self._seen[who] = sender
+            self._first_seen = self._first_seen or now
+            work.enter(who, sender)
+        self.traffic.take(want)
+        effects = self._tell_spans(sender, want.spans)
+        self._measure(want)
+        self._count(who, sender, want)
+        work.give_back(who, work.among(who, want.back))
+        if want.leaving:
+            work.goes(who)
+        for slot, why in want.refused.items():
+            work.refuse(who, slot, why)
+        self._hold(who, want.holds)
+        effects += self._tell_voids()
+        if want.newer:
+            self.counts[NEWER] += want.newer
+            effects += self.warn("a slot that was dealt again read weights of which some were one step newer")
+        if not self.begun and not self.ended and len(self._seen) >= self._awaited:
+            effects += self._begin(now)
+        again, fresh, late = self._deal(now, want) if self._may_deal(want) else ([], [], [])
+        self._check_finished()
+        void = [slot for slot in (*again, *fresh) if slot in work.voids]
+        over = self.over if self.is_done else "you left" if want.leaving else ""
+        deal = m.Deal(want.request, runs(fresh), runs(again), runs(late), void, over)
+        self._answers[who] = deal
+        return self.journal.follow(now, [*effects, Send(sender, deal)])
 
-    def _save(self, sender: str, request: int) -> list[Effect]:
-        if self.points is None:
-            return [Send(sender, nowhere(request))]
-        if (sender, request) in self._askers:
-            return [Send(sender, m.PushHeld(request, "the checkpoint that is being written"))]
-        self._askers.append((sender, request))
-        self.points.soon()
-        return []
+    def _deal(self, now: int, want: m.Want) -> tuple[list[int], list[int], list[int]]:
+        """Slots that come again, new ones, and slots of its own that another worker finished first."""
+        again, fresh = self.workload.deal(want.incarnation, want.more)
+        if self.speculative is None:
+            return again, fresh, []
+        lent = self.speculative.choose(now, want.incarnation, self.workload)
+        self.counts["second copies"] += len(lent)
+        return sorted([*again, *lent]), fresh, self.workload.late(want.incarnation)
 
-    def _standing(self, now: int, request: int) -> m.StatusReply:
-        view = self.member.view
-        silence = max(0, now - self.member.heard)  # by the coordinator's last word they are here
-        copies = max((len(place.servers) for one in self._of_ours.tables for place in one.places), default=1)
-        members = [
-            m.MemberStatus(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
-            for one in self._here.values()
-        ]
-        counts = {**self.counts, **self.also()}
-        return m.StatusReply(
-            request,
-            view.term,
-            view.number,
-            view.generation,
-            max(1, copies),
-            members,
-            {},
-            course(self.dealing),
-            self._newest(),
-            counts,
-            timing=self.member.timing,
+    def _may_deal(self, want: m.Want) -> bool:
+        if self._unheard or self._stops_later:
+            return False
+        return self.begun and not want.leaving and not self.is_done and want.incarnation in self._seen
+
+    def _hold(self, who: int, holds: Runs | None) -> None:
+        if holds is not None and who in self._unheard and who in self._seen:
+            self.workload.adopt(who, holds)
+        elif holds is not None:  # it took the answer of an earlier process of ours, not this one's
+            self.counts["slots that never came"] += self.workload.keep_only(who, holds)
+        self._unheard.pop(who, None)
+
+    def _measure(self, want: m.Want) -> None:
+        """Where the worker's time went, for the delay and the speculative copies."""
+        spent = [*want.spent[: len(KINDS)], *[0] * (len(KINDS) - len(want.spent))]
+        done = count(want.counted)
+        self._reports.add_time(self._seen.get(want.incarnation), spent, done)
+        if self.auto is not None:
+            self.auto.take(spent[WAIT], sum(spent) - spent[IDLE], done)
+        if self.speculative is not None and want.incarnation in self._seen:
+            self.speculative.take(want.incarnation, spent[COMPUTE], done)
+
+    def _count(self, who: int, sender: str, want: m.Want) -> None:
+        work = self.workload
+        new = work.count(who, work.among(who, want.counted))
+        if self._resumed and sender not in self._new and who in self._seen:
+            new += work.claim(who, want.counted)
+        if self.speculative is not None:
+            self.counts["second copies first"] += self.speculative.first(who, new)
+        self.journal.count(new)
+        reported = count(want.counted)
+        examples, loss = want.examples, want.loss
+        if reported > len(new) and examples:  # some were counted before, for another worker or process
+            examples = min(examples, work.rows(new))
+            loss *= examples / want.examples
+        self.examples += examples
+        self._reports.add_loss(examples, loss)
+
+    def _begin(self, now: int) -> list[Effect]:
+        """All workers are here: judge the first weights, and start the clock."""
+        self.begun, self._since, self._reported = True, now, now
+        if self.evaluations.asked < 0:
+            self._ask()
+        workers = len(self._seen) if self.elsewhere else self._started.workers
+        return [Tell(msgspec.structs.replace(self._started, seconds=self.seconds, workers=workers))]
+
+    def _stop(self, why: str) -> None:
+        self.over = self.over or why
+        self._stops_later = bool(self._unheard)  # what they hold is part of the run
+        if not self._stops_later:
+            self.workload.stop()
+            self.workload.barrier = None
+
+    def _check_finished(self) -> None:
+        if self.begun and self.workload.finished:
+            self.over = self.over or self._limit_reason
+            self._computed = self.seconds if self._computed is None else self._computed
+
+    # ------------------------------------------------------------ evaluations
+
+    def ready(self, now: int, sender: str, ready: m.EvaluationReady) -> list[Effect]:
+        """The evaluator reports what it has read or judged, and asks for more."""
+        self._advance_time(now)
+        self._evaluator_gone, self._evaluator_unheard = (0, ""), None
+        if not self.is_told and ready.request == self._evaluator_request:
+            return []  # its answer is held
+        self._evaluator_request = ready.request
+        effects = self._tell_spans(sender, ready.spans)
+        asked, first = self.evaluations, self.evaluations.held < 0
+        if ready.error:
+            effects += self._fail(f"the model cannot be judged: {ready.error}")
+        if self.workload.step is not None and ready.clock >= 0:
+            effects += self._moved(ready)
+        if asked.read(ready.holds):
+            if first and not self.generation:  # the first weights are read: slots are dealt from now on
+                self._since = self._reported = now
+            self._read_at = self.seconds
+            self._set_barrier()
+        if not self.ended and (where := asked.judged(ready.found)) is not None:
+            effects += self._judged(ready, *where)
+        self._check_finished()
+        if self.begun and not self.ended and asked.is_due(self.workload, bool(self.over)):
+            self._ask()
+        # An evaluator that asks what to do judges nothing: it may have forgotten what it was asked.
+        number = asked.open if (ready.holds < 0 and ready.found < 0) or asked.open > asked.held else -1
+        clock = m.NO_CLOCK
+        if number >= 0 and self.workload.step is not None:
+            clock = self.workload.steps_until(asked.at[number][0])
+        answer = m.EvaluateNow(ready.request, number, clock, self.ended)
+        return self.journal.follow(now, [*effects, Send(sender, answer)])
+
+    def _moved(self, ready: m.EvaluationReady) -> list[Effect]:
+        """The evaluator that had read these weights died: a later step is judged, and reported so."""
+        number, slots = max(ready.holds, ready.found), self.workload.slots_until(ready.clock)
+        if not self.evaluations.moved(number, slots, max(self.examples, self.workload.rows_counted)):
+            return []
+        if self.evaluations.held >= 0:
+            self._set_barrier()
+        self.counts["evaluations of a later step"] += 1
+        return self.warn(
+            "an evaluator was lost with the weights that it had read: another one judged those of a later step"
         )
 
-    def _newest(self) -> str:
-        """The folder of the last checkpoint, of this life; empty if there is none."""
-        if self.points is None or not self.points.saved:
-            return ""
-        return str(folder_of(self.points.root, self.points.saved))
+    def _judged(self, ready: m.EvaluationReady, slots: int, examples: int, workers: int) -> list[Effect]:
+        best, why = self.stopping.judged(ready.loss, ready.metrics)
+        if ready.found > 0:
+            between, self._reports.between = self._reports.between, LossTally()
+            self._last_loss = between.mean() if between.examples else self._last_loss
+        evaluated = Evaluated(
+            seconds=self.seconds,
+            number=ready.found,
+            passes=slots / self.workload.per_pass,
+            steps=self.workload.steps_until(slots),
+            examples=examples,
+            train_loss=self._last_loss,
+            test_loss=ready.loss,
+            metrics=ready.metrics,
+            workers=workers,
+            best=best,
+            read=self._read_at,
+            each=self._reports.take_by_worker(),
+        )
+        effects: list[Effect] = [Tell(evaluated)]
+        if not math.isfinite(ready.loss):
+            return [*effects, *self._fail(why)]
+        if why and not self.over:
+            self._stop(why)
+            self._check_finished()
+        if self.over and self.workload.finished and slots >= self.workload.done:
+            self._finished = True
+            effects += self._report_progress(self._now)
+            effects.append(Tell(Stopped(seconds=self.seconds, why=self.over)))
+        return effects
+
+    def _ask(self) -> None:
+        self.evaluations.ask(self.workload, self.examples, len(self._seen))
+
+    def _set_barrier(self) -> None:
+        self.workload.barrier = self.evaluations.barrier(self.workload, bool(self.over))
+
+    # ------------------------------------------------------------ events
+
+    def fail(self, why: str) -> list[Effect]:
+        """The run cannot end well: its end is reported after all that has happened before."""
+        return self.journal.after(self._fail(why))
+
+    def _fail(self, why: str) -> list[Effect]:
+        if self.ended:
+            return []
+        self.failed = self.over = why
+        return [Tell(Stopped(seconds=self.seconds, why=why))]
+
+    def warn(self, what: str) -> list[Effect]:
+        """A warning, once for each text."""
+        self.counts[what] += 1
+        return [Tell(Warned(seconds=self.seconds, what=what))] if self.counts[what] == 1 else []
+
+    def _report_progress(self, now: int) -> list[Effect]:
+        self._reported = now
+        work = self.workload
+        loss, spent = self._reports.take_progress()
+        progress = Progress(
+            seconds=self.seconds,
+            passes=work.done / work.per_pass,
+            steps=work.steps,
+            examples=self.examples,
+            train_loss=loss,
+            workers=len(self._seen),
+            spent=spent,
+        )
+        return [Tell(progress)]
+
+    def _tell_spans(self, name: str, reported: list[tuple[int, int, int]]) -> list[Effect]:
+        """What a node did, on our clock: it reports how long ago that was."""
+        now = self.seconds
+        spans = [
+            (KINDS[kind], round(now - ago / 1e6, 6), round(length / 1e6, 6))
+            for kind, ago, length in reported[: limits.SPANS]
+            if kind < len(KINDS) and ago / 1e6 <= now
+        ]
+        counts = self.begun and self.evaluations.held >= 0 and not self.ended  # only then does time count
+        return [Tell(Spans(seconds=now, name=name, spans=spans))] if spans and counts else []
+
+    def _tell_voids(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for slot, why in self.workload.voids.items():
+            if slot not in self._known_voids:
+                self._known_voids.add(slot)
+                self.journal.void(slot, why)
+                named = divmod(slot, self.workload.per_pass)
+                effects.append(Tell(Voided(seconds=self.seconds, slot=named, why=why)))
+        return effects
+
+    # ------------------------------------------------------------ checkpoints and restarts
+
+    @property
+    def is_told(self) -> bool:
+        """No effect waits for the journal."""
+        return self.journal.is_empty
+
+    @property
+    def is_behind(self) -> bool:
+        """The journal does not have the last rollback yet: no record that follows from it is written."""
+        return self.journal.is_behind(self._now)
+
+    def durable(self, now: int, error: str) -> list[Effect]:
+        """A line of ours is in the journal, or could not be written."""
+        return self.journal.durable(now, error)
+
+    def state(self, cut: int = m.NO_CLOCK) -> ScheduleState:
+        """All that is known now; of a model that is cut after so many steps, as it will be then."""
+        work, (refusals, deaths) = self.workload, self.workload.blame()
+        counted = work.counted() if cut < 0 else [(0, work.slots_until(cut))] if cut else []
+        return ScheduleState(counted, dict(work.voids), refusals, deaths, self.summary())
+
+    def completed(self, state: ScheduleState) -> ScheduleState:
+        """What ``state`` said, when all segments are cut: slots may have become void meanwhile.
+
+        Or they read newer weights, which are in the model then: so the counts are those of now.
+        """
+        account = msgspec.structs.replace(state.account, counts=dict(self.counts))
+        return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids}, account=account)
+
+    def summary(self, said: list[Said] | None = None) -> RunSummary:
+        asked, between = self.evaluations, self._reports.between
+        return RunSummary(
+            generation=self.generation,
+            begun=self.begun,
+            seconds=self.seconds,
+            computing=self._computed,
+            examples=self.examples,
+            dealt=self.journal.promising,
+            limit=self.workload.limit if self.over and not self._stops_later else None,
+            over=self.over,
+            finished=self._finished,
+            judgements=Judgements(
+                asked.asked,
+                asked.held,
+                asked.found,
+                dict(asked.at),
+                self._last_loss,
+                (between.examples, finite(between.loss)),
+            ),
+            patience=self.stopping.state(),
+            traffic=dict(self.traffic.by),
+            filtered=dict(self.traffic.filtered),
+            left=dict(self.traffic.left),
+            counts=dict(self.counts),
+            said=said or [],
+        )
+
+    def resume(self, lines: Iterable[Line], workers: Iterable[int] = ()) -> None:
+        """Continue a run from the journal of an earlier process; all other nodes are as they were.
+
+        Workers hold slots that the journal does not name. Those that they report as counted are
+        counted, those that they hold stay theirs, and all others are dealt again. So nothing is dealt,
+        and no rule decides where the run ends, before all ``workers`` (by incarnation) have said what
+        they hold, or are gone: two that compute the same slot would not read the same weights in step
+        mode, and a run that ends would leave out what is in flight.
+        """
+        state = folded(lines)
+        self._take_state(state, state.counted, state.account.dealt)
+        judgements = state.account.judgements
+        self.evaluations.at = dict(judgements.at)
+        self.evaluations.asked, self.evaluations.held = judgements.asked, judgements.held
+        self.begun, self._finished = state.account.begun, state.account.finished
+        if not self.begun:  # from a checkpoint: its number of examples is of another moment
+            self.examples = self.workload.rows_counted
+        self._resumed = True
+        self._evaluator_unheard = 0 if self.begun else None
+        self._unheard = dict.fromkeys(workers)
+        self._set_barrier()
+        self.journal.resume(state.account.said)
+
+    def restore(self, now: int, state: ScheduleState, counted: Runs | None = None) -> None:
+        """Begin where a checkpoint ends, as ``resume`` does with a journal of this one line."""
+        self.resume([JournalSnapshot(to_begin_with(state, counted))])
+
+    def rollback(
+        self, now: int, state: ScheduleState | None, counted: Runs, why: str, checkpoint: int | None = None
+    ) -> list[Effect]:
+        """Do everything after this checkpoint again; without one, from the beginning.
+
+        Workers and the evaluator are fenced and join again as new incarnations. Time goes on. Later
+        evaluations are forgotten here; a slot that no worker could compute stays void.
+        """
+        self._advance_time(now)
+        if self.ended:
+            return []
+        work, seconds, counts, traffic = self.workload, self.seconds, Counter(self.counts), self.traffic
+        state = state or ScheduleState(account=RunSummary(begun=self.begun))
+        voids = {**work.voids, **state.voids}
+        self._take_state(msgspec.structs.replace(state, voids=voids), counted)
+        self.examples = self.workload.rows_counted
+        self.generation += 1
+        self._before, self._since = seconds, now
+        again = Intervals(work.counted()).without(self.workload.counted())
+        self.counts, self.traffic = counts, traffic
+        self.counts["rollbacks"] += 1
+        self.counts["slots done again"] += again.size
+        if self.begun and self.evaluations.asked < 0:
+            self._ask()
+        self._set_barrier()
+        self._evaluator_unheard = now
+        rolled_back = RolledBack(
+            seconds=self.seconds,
+            checkpoint=checkpoint,
+            steps_before=max(work.steps, self.workload.steps),  # the last reports may not have come yet
+            steps_after=self.workload.steps,
+            slots=again.runs,
+            why=why,
+        )
+        return self.journal.rewrite(now, [Tell(rolled_back)])
+
+    def _take_state(self, state: ScheduleState, counted: Runs, dealt: int | None = None) -> None:
+        """Everything is as it was then; no worker is here."""
+        account, old = state.account, self.workload
+        work = self.workload = SlotQueue(old.order, self._limit if account.limit is None else account.limit, old.step)
+        work.voids.update(state.voids)
+        work.resume(spread(counted, 1 << 40), dealt, state.refusals, state.deaths)
+        self.journal.restart()
+        self._known_voids = set(work.voids)
+        self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
+        self._alone_since, self._evaluator_gone = 0, (0, "")
+        if self.speculative is not None:
+            self.speculative = SpeculativeCopies()
+        self.generation = max(self.generation, account.generation)
+        self.over, self._finished, self._computed = account.over, False, account.computing
+        self._stops_later = bool(account.over) and account.limit is None
+        self.examples, self._before, self._since = account.examples, account.seconds, 0
+        self.traffic = TrafficTotals(dict(account.traffic), dict(account.filtered), dict(account.left))
+        self.counts = Counter(account.counts)
+        judgements = account.judgements
+        self.evaluations.found, self.evaluations.at = judgements.found, dict(judgements.at)
+        self.evaluations.forget_open()
+        self._last_loss = judgements.last_loss
+        examples, loss = judgements.since
+        self._reports.progress = LossTally()
+        self._reports.between = LossTally(examples, math.nan if loss is None else loss)
+        self.stopping.restore(account.patience)

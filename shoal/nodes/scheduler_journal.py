@@ -1,372 +1,454 @@
-"""What is known of a run while it is dealt: how it is journalled, kept in a checkpoint, and taken up again.
+"""What the scheduler knows of a run: its records in the journal and in checkpoints.
 
-Three ways to go on:
+    RunSummary       time, examples, evaluations, stop rules; small, and in every line
+    JournalMark      a line of the journal: the slots counted since the last line, and the summary
+    JournalSnapshot  a line of the journal: everything; lines before it no longer hold
+    ScheduleState    everything, as a checkpoint keeps it
 
-    resume      the coordinator was started again: servers, workers and the evaluator are as they were, and go on
-    restore     the whole run was started again, from a checkpoint: everybody is new
-    rollback    the servers lost a part of the model: everybody goes back to a checkpoint, under a new generation
+Counted slots are journalled four times a second; which worker holds which slot is not journalled.
+What others act on at once is in the journal before they hear of it: an evaluation that is asked for,
+read or judged, a void slot, a stop rule; in step mode also how far slots are dealt, and a slot that
+read newer weights. So a coordinator that is restarted knows all that was said, and says nothing else.
 
-What is counted is journalled four times a second, who was dealt what is not (decision 0007). What others act on at once (an
-evaluation asked for, read or judged, a void slot, a stop rule; in step mode how far is dealt, and a slot that read newer weights)
-is in the journal before anybody hears of it (``held_back``): a coordinator that is started again knows all that was said, and says nothing else.
+In step mode the step of a model says which slots are in it. In each mode the segments of a checkpoint
+were cut at different moments: a slot counts as done if all of them have it (``counted_everywhere``),
+and is dealt again otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from shoal import limits
-from shoal.events import RolledBack, Started, Warned
-from shoal.nodes.held_events import HeldEvents
-from shoal.nodes.scheduler_state import (
-    JournalMark,
-    JournalSnapshot,
-    Judgements,
-    Line,
-    LossTally,
-    RunSummary,
-    Said,
-    ScheduleState,
-    TrafficTotals,
-    finite,
-    folded,
-    to_begin_with,
-    without,
-)
-from shoal.schedule.auto_delay import AutoDelay
-from shoal.schedule.evaluations import Evaluations
-from shoal.schedule.runs import Runs, runs, spread
-from shoal.schedule.slot_queue import SlotQueue
-from shoal.schedule.speculative import SpeculativeCopies
-from shoal.schedule.stop_rules import StopDecision
-from shoal.timing import DEFAULT, TimingSettings
+from shoal.decoding import look_up
+from shoal.events import Evaluated, RolledBack, Started, Stopped, Voided
+from shoal.schedule.intervals import Intervals, Runs, runs
+from shoal.schedule.stop_rules import Patience
 from shoal.wire import messages as m
-from shoal.wire.effects import Effect, Persist, Tell
+from shoal.wire.effects import Effect, Persist, Send, Tell
 
-JOURNAL_TOKEN = -1  # of a Persist of ours: there is one at a time
-NEWER = "slots with newer weights"  # as they are counted
+if TYPE_CHECKING:
+    from shoal.nodes.scheduler import Scheduler
+
+JOURNAL_TOKEN = -1  # of the Persist of a line: there is one at a time
+_RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
 
-class JournalledSchedule:
-    """One run, as far as it is kept."""
+@dataclass(slots=True)
+class LossTally:
+    """Examples and losses since somebody last looked."""
 
-    timing: TimingSettings = DEFAULT  # until whoever holds it knows better
+    examples: int = 0
+    loss: float = 0.0
 
-    def __init__(
-        self,
-        workload: SlotQueue,
-        stopping: StopDecision,
-        started: Started,
-        every: int,
-        limit_reason: str,
-        auto: AutoDelay | None = None,
-        seconds: SpeculativeCopies | None = None,
-    ) -> None:
-        self.workload, self.stopping = workload, stopping
-        self.auto, self.second = auto, seconds
-        self.evaluations = Evaluations(every)
-        self.generation = 0
-        self.over = ""  # nothing more is dealt, and why
-        self.failed = ""  # the run cannot end well, and why
-        self.examples = 0
-        self.traffic = TrafficTotals()
-        self.counts: Counter[str] = Counter()
-        self._started, self._limit_reason = started, limit_reason
-        self._limit = workload.limit  # if no rule ends it before
-        self._awaited = started.workers  # before the first slot is dealt
-        self._first_seen = 0  # when the first of them asked
-        self._begun = False
-        self._before = 0.0  # seconds of former lives
-        self._since = 0  # when this life's began to count
-        self._now = 0
-        self._computed: float | None = None  # seconds when the last slot was counted
-        self._seen: dict[int, str] = {}  # workers that have asked for work, by incarnation
-        self._answers: dict[int, m.Deal] = {}
-        self._former = False  # workers may hold what a former life of the coordinator dealt them
-        self._unheard: dict[int, None] = {}  # of the workers that a former life dealt to: what they hold is not known
-        self._listens_until = 0  # for them: who says nothing holds nothing that is waited for
-        self._stops_later = False  # a rule has ended it; where, is known when all of these were heard
-        self._new: set[str] = set()  # those that joined in this life, and hold nothing of the kind
-        self._last_loss: float | None = None
-        self._progress, self._between = LossTally(), LossTally()
-        self._told = 0
-        self._spent: list[int] = []  # microseconds of the workers, by kind, not yet told
-        self._each: dict[str, dict[str, float]] = {}  # of every worker, since the last evaluation
-        self._read_at: float | None = None  # seconds when the weights that are judged were read
-        self._counted: list[int] = []  # not yet journalled
-        self._voided: dict[int, str] = {}
-        self._known_voids: set[int] = set()
-        self._alone_since = 0
-        self._judge_gone = (0, "")  # since when, and why
-        self._judge_asked = 0  # its last request
-        self._judge_unheard: int | None = None  # after a restart or a rollback: since when; None: it was heard
-        self._finished = False  # the last evaluation is in
-        self._noted = self._milestone  # journalled so far
-        self._promised = 0  # step mode: the journal has that no slot past this was dealt
-        self._promising = 0  # the line that is on its way has
-        self._lately, self._last_next = 0, 0  # step mode: slots dealt in the last quarter of a second; up to then
-        self._held = HeldEvents()
-        self._untold: list[Said] = []  # what a former life was to tell, and perhaps did not
-        self._set_barrier()
+    def mean(self) -> float | None:
+        return self.loss / self.examples if self.examples else None
 
-    def await_only(self, workers: int) -> None:
-        """So many are enough for the first slot, however many are to come."""
-        self._awaited = workers
+    def add(self, examples: int, loss: float) -> None:
+        self.examples += examples
+        self.loss += loss
 
-    @property
-    def seconds(self) -> float:
-        return self._before + (self._now - self._since) / limits.SECOND if self._since else self._before
 
-    @property
-    def computing_seconds(self) -> float:
-        """From the first slot to the last: without the evaluation that comes after it."""
-        return self.seconds if self._computed is None else self._computed
+@dataclass(slots=True)
+class TrafficTotals:
+    """Bytes of all workers there ever were."""
 
-    @property
-    def steps(self) -> int:
-        return self.workload.steps
+    by: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnations; 0: all of them that are over
+    filtered: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # bytes into and out of each filter
+    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # by filters, for later; and what of it was lost
 
-    @property
-    def ended(self) -> bool:
-        return self._finished or bool(self.failed)
+    def take(self, want: m.Want) -> None:
+        self.by[want.incarnation] = (want.sent, want.received)
+        if want.filtered:
+            self.filtered[want.incarnation] = want.filtered
+            self.left[want.incarnation] = want.left
 
-    @property
-    def cut(self) -> int | None:
-        """The step at which a checkpoint may be cut now, or NO_CLOCK where there are no steps; None: not now."""
-        if not self._begun or self.failed or self.evaluations.held < 0:
-            return None
-        return m.NO_CLOCK if self.workload.step is None else self.evaluations.cut(self.workload)
+    def gone(self, who: int) -> float:
+        """A worker died, and what filters had left for later died with it: the size of that."""
+        left, lost = self.left.get(who, (0.0, 0.0))
+        if left:
+            self.left[who] = (0.0, left + lost)
+        return left
 
-    def state(self, cut: int = m.NO_CLOCK) -> ScheduleState:
-        """All that is known now; of a model that is cut after so many steps, as it will be then."""
-        work, (refusals, deaths) = self.workload, self.workload.blame()
-        counted = work.counted() if cut < 0 else [(0, work.slots_until(cut))] if cut else []
-        return ScheduleState(counted, dict(work.voids), refusals, deaths, self._account())
+    def through(self) -> dict[str, list[int]]:
+        """Bytes into and out of each filter, in all."""
+        found: dict[str, list[int]] = {}
+        for one in self.filtered.values():
+            for name, counts in one.items():
+                found[name] = [a + b for a, b in zip(counts, found.get(name, [0] * len(counts)), strict=True)]
+        return found
 
-    def completed(self, state: ScheduleState) -> ScheduleState:
-        """What ``state`` said, when the model is cut: slots before a step that is cut later may have become void meanwhile.
+    def remainder(self) -> tuple[float, float]:
+        """The sizes of what filters left for later, and of what was lost, added up."""
+        return sum(left for left, _ in self.left.values()), sum(lost for _, lost in self.left.values())
 
-        Or they read newer weights, which is in the model then: so what was counted of the run is as it is now.
-        """
-        account = msgspec.structs.replace(state.account, counts=dict(self.counts))
-        return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids}, account=account)
+    def over(self) -> TrafficTotals:
+        """All of those whose counts these are are no more."""
+        left, lost = self.remainder()
+        return TrafficTotals({0: self.totals()}, {0: self.through()}, {0: (0.0, left + lost)})
 
-    def resume(self, lines: Iterable[Line], workers: Iterable[int] = ()) -> None:
-        """Take up a run that a former life of the coordinator dealt, by its journal: all others are as they were.
+    def totals(self) -> tuple[int, int]:
+        return sum(sent for sent, _ in self.by.values()), sum(received for _, received in self.by.values())
 
-        Workers hold slots that nobody knows of. What they say is counted of these is counted, what they hold stays theirs, and
-        all else is dealt again. So nothing is dealt, and no rule decides where the run ends, before all ``workers`` that were
-        here (by incarnation) have said what they hold, or are gone: two that compute the same slot would not read the same
-        weights in step mode, and a run that ends would leave out what is under way.
-        """
-        state = folded(lines)
-        self._take(state, state.counted, state.account.dealt)
-        self.evaluations.at = dict(state.account.judgements.at)
-        self.evaluations.asked, self.evaluations.held = state.account.judgements.asked, state.account.judgements.held
-        self._begun, self._finished = state.account.begun, state.account.finished
-        if not self._begun:  # from a checkpoint, if anything is counted: what it says of examples is of another moment
-            self.examples = self.workload.rows_counted
-        self._former, self._untold = True, state.account.said
-        self._judge_unheard = 0 if self._begun else None
-        self._unheard = dict.fromkeys(workers)
-        self._set_barrier()
-        self._noted = self._milestone
 
-    def restore(self, now: int, state: ScheduleState, counted: Runs | None = None) -> None:
-        """Begin where a checkpoint ends, as ``resume`` does with a journal that has but this line."""
-        self.resume([JournalSnapshot(to_begin_with(state, counted))])
+Said = Started | Evaluated | Voided | RolledBack | Stopped  # whoever misses one of these misses what the run has become
 
-    def rollback(
-        self, now: int, state: ScheduleState | None, counted: Runs, why: str, checkpoint: int | None = None
-    ) -> list[Effect]:
-        """Everything after this checkpoint (or after the beginning, if there is none) is done again.
 
-        Whoever took part does so no more: workers and the evaluator are fenced and come back as new incarnations. Time goes on.
-        What was judged since is forgotten here; a slot that nobody could compute stays void.
-        """
-        self._it_is(now)
-        if self.ended:
-            return []
-        work, seconds, counts, traffic = self.workload, self.seconds, Counter(self.counts), self.traffic
-        state = state or ScheduleState(account=RunSummary(begun=self._begun))
-        voids = {**work.voids, **state.voids}
-        self._take(msgspec.structs.replace(state, voids=voids), counted)
-        self.examples = self.workload.rows_counted
-        self.generation += 1
-        self._before, self._since = seconds, now
-        again = without(work.counted(), self.workload.counted())
-        self.counts, self.traffic = counts, traffic
-        self.counts["rollbacks"] += 1
-        self.counts["slots done again"] += sum(stop - first for first, stop in again)
-        if self._begun and self.evaluations.asked < 0:
-            self._ask()
-        self._set_barrier()
-        self._judge_unheard = now
-        self._held.lacks = True  # what the journal says of the model holds no more
-        told = RolledBack(
-            seconds=self.seconds,
-            checkpoint=checkpoint,
-            steps_before=max(work.steps, self.workload.steps),  # the last reports may not have come yet
-            steps_after=self.workload.steps,
-            slots=again,
-            why=why,
-        )
-        self._held.wait([Tell(told)])
-        return self._write(now)
+class Judgements(msgspec.Struct, frozen=True):
+    """Evaluations: asked for, read, judged; and where the open ones are: slots, examples, workers."""
 
-    def _take(self, state: ScheduleState, counted: Runs, dealt: int | None = None) -> None:
-        """Everything is as it was then; nobody is here."""
-        account, old = state.account, self.workload
-        work = self.workload = SlotQueue(old.order, self._limit if account.limit is None else account.limit, old.step)
-        work.voids.update(state.voids)
-        work.resume(spread(counted, 1 << 40), dealt, state.refusals, state.deaths)
-        self._promised, self._lately, self._last_next = 0, 0, work.next
-        self._promised = self._promising = self._promise()
-        self._known_voids = set(work.voids)
-        self._counted, self._voided = [], {}
-        self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
-        self._alone_since, self._judge_gone = 0, (0, "")
-        if self.second is not None:
-            self.second = SpeculativeCopies()
-        self.generation = max(self.generation, account.generation)
-        self.over, self._finished, self._computed = account.over, False, account.computing
-        self._stops_later = bool(account.over) and account.limit is None
-        self.examples, self._before, self._since = account.examples, account.seconds, 0
-        self.traffic = TrafficTotals(dict(account.traffic), dict(account.filtered), dict(account.left))
-        self.counts = Counter(account.counts)
-        judgements = account.judgements
-        self.evaluations.found, self.evaluations.at = judgements.found, dict(judgements.at)
-        self.evaluations.forget_open()
-        self._last_loss, self._progress = judgements.last_loss, LossTally()
-        self._between = LossTally(judgements.since[0], math.nan if judgements.since[1] is None else judgements.since[1])
-        self.stopping.restore(account.patience)
+    asked: int = -1
+    held: int = -1
+    found: int = -1
+    at: dict[int, tuple[int, int, int]] = {}
+    last_loss: float | None = None  # in training, before the last of them
+    since: tuple[int, float | None] = (0, 0.0)  # examples and their loss, since then
 
-    def _it_is(self, now: int) -> None:
-        if self.ended:
-            return  # what comes later is no part of the run
-        self._now = now
-        if self._begun and not self._since:
-            self._since = now
 
-    def _account(self, said: list[Said] | None = None) -> RunSummary:
-        asked, between = self.evaluations, self._between
-        return RunSummary(
-            generation=self.generation,
-            begun=self._begun,
-            seconds=self.seconds,
-            computing=self._computed,
-            examples=self.examples,
-            dealt=self._promising,
-            limit=self.workload.limit if self.over and not self._stops_later else None,
-            over=self.over,
-            finished=self._finished,
-            judgements=Judgements(
-                asked.asked,
-                asked.held,
-                asked.found,
-                dict(asked.at),
-                self._last_loss,
-                (between.examples, finite(between.loss)),
-            ),
-            patience=self.stopping.state(),
-            traffic=dict(self.traffic.by),
-            filtered=dict(self.traffic.filtered),
-            left=dict(self.traffic.left),
-            counts=dict(self.counts),
-            said=said or [],
-        )
+class RunSummary(msgspec.Struct, frozen=True):
+    """How a run stands, but for what is counted."""
+
+    generation: int = 0
+    begun: bool = False
+    seconds: float = 0.0
+    computing: float | None = None  # seconds when the last slot was counted, if it is
+    examples: int = 0
+    dealt: int = 0  # step mode: up to here at most, until another line says more
+    limit: int | None = None  # where it is to end, once that is decided; that it ends may be known before
+    over: str = ""
+    finished: bool = False
+    judgements: Judgements = Judgements()
+    patience: Patience = Patience()
+    traffic: dict[int, tuple[int, int]] = {}  # bytes sent and received, by incarnation
+    filtered: dict[int, dict[str, list[int]]] = {}
+    left: dict[int, tuple[float, float]] = {}
+    counts: dict[str, int] = {}
+    said: list[Said] = []  # once this is on disk: perhaps it was not, for the process ended then
+
+
+class ScheduleState(msgspec.Struct, frozen=True):
+    """All that the coordinator knows of a run."""
+
+    counted: Runs = []
+    voids: dict[int, str] = {}
+    refusals: dict[int, int] = {}
+    deaths: dict[int, int] = {}
+    account: RunSummary = RunSummary()
+
+
+class JournalMark(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
+    """One line of the journal: what was counted since the last, and how it stands now."""
+
+    counted: Runs
+    voids: dict[int, str] = {}
+    account: RunSummary | None = None
+
+
+class JournalSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
+    """One line of the journal: from here on this is what holds, whatever was said before."""
+
+    state: ScheduleState
+
+
+Line = JournalMark | JournalSnapshot
+
+
+def folded(lines: Iterable[Line]) -> ScheduleState:
+    """What a journal says in the end."""
+    state, account = ScheduleState(), RunSummary()
+    counted: Runs = []
+    voids: dict[int, str] = {}
+    for line in lines:
+        if isinstance(line, JournalSnapshot):
+            state = line.state
+            counted, voids, account = list(state.counted), dict(state.voids), state.account
+            continue
+        counted += line.counted
+        voids |= line.voids
+        account = line.account or account
+    return ScheduleState(Intervals(counted).runs, voids, state.refusals, state.deaths, account)
+
+
+def scheduler_lines(records: Iterable[bytes]) -> list[Line]:
+    """The lines about dealing among the records of a journal."""
+    lines: list[Line] = []
+    for record in records:
+        with contextlib.suppress(msgspec.MsgspecError):  # it is about something else
+            lines.append(msgspec.msgpack.decode(record, type=Line))
+    return lines
+
+
+def counted_everywhere(books: Iterable[m.SegmentBooks], per_pass: int) -> Runs:
+    """The slots that every one of these segments has counted, over all passes."""
+    every = list(books)
+    passes = sorted({stream for one in every for stream in one.ledger if stream >= 0})
+    out: Runs = []
+    for number in passes:
+        if any(number not in one.ledger for one in every):
+            continue
+        counted = np.ones(per_pass, np.bool_)
+        for one in every:
+            counts = one.ledger[number]
+            here = np.zeros(per_pass, np.bool_)
+            here[: counts.mark] = True
+            here[counts.ahead[counts.ahead < per_pass]] = True
+            counted &= here
+        out += runs((number * per_pass + np.flatnonzero(counted)).tolist())
+    return Intervals(out).runs
+
+
+def to_begin_with(state: ScheduleState, counted: Runs | None = None, seconds: float = 0.0) -> ScheduleState:
+    """What a new run has that goes on from a checkpoint: nobody is here, and what was not judged was never asked for.
+
+    ``counted``, if the model says better than the state what it contains. Time is never taken back: at least so many
+    ``seconds`` have passed.
+    """
+    account = state.account
+    found = account.judgements.found
+    judgements = msgspec.structs.replace(
+        account.judgements, asked=found, held=found, at={n: at for n, at in account.judgements.at.items() if n == found}
+    )
+    traffic = TrafficTotals(dict(account.traffic), dict(account.filtered), dict(account.left)).over()
+    account = msgspec.structs.replace(
+        account,
+        begun=False,
+        finished=False,
+        seconds=max(seconds, account.seconds),
+        dealt=0,
+        judgements=judgements,
+        traffic=traffic.by,
+        filtered=traffic.filtered,
+        left=traffic.left,
+        said=[],
+    )
+    return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+class HeldEvents:
+    """Effects in their order, behind the lines that they wait for."""
+
+    def __init__(self) -> None:
+        self.writing = False  # a line is on its way
+        self.lacks = False  # the journal lacks something that is not only new: the next line says everything
+        self._whole = False  # the line that is on its way says everything
+        self._behind: list[Effect] | None = None  # the line that is on its way; None: nothing waits for it
+        self._next: list[Effect] | None = None  # the line after it; None: none is due
+        self._retry = 0
+        self._refused_since = 0
+        self.is_told_only_here = False  # events of the last line were told, and the journal does not say so
 
     @property
-    def _milestone(self) -> tuple[object, ...]:
-        """What is journalled as soon as it changes."""
-        asked = self.evaluations
-        newer = self.counts[NEWER]  # it is pushed when this is answered, and who pushed it may die
-        return (self._begun, self.over, self._finished, asked.asked, asked.held, asked.found, newer)
-
-    def _deals_past(self, promise: int) -> bool:
-        """Step mode: more was dealt, to whomever, than this line of the journal says may be.
-
-        A worker may die with what it was dealt, and what it pushed is in the model all the same. So a next life that has to
-        end the run must know how far that may be, also if nobody is left who could say it.
-        """
-        return self.workload.step is not None and self.workload.next > promise
-
-    def _promise(self) -> int:
-        """Step mode: a line says that nothing past this is dealt before another one says so.
-
-        That is a little further than was dealt: as far as in a quarter of a second, so that few deals have to wait for a line.
-        """
-        work = self.workload
-        if work.step is None:
-            return 0
-        end = work.limit if work.barrier is None else min(work.limit, work.barrier)
-        return max(work.next, self._promised, min(end, work.next + self._lately))
-
-    @property
-    def is_told(self) -> bool:
-        """Nothing that has happened is still to be told."""
-        return self._held.is_empty
+    def is_empty(self) -> bool:
+        """Nothing waits."""
+        return self._behind is None and self._next is None
 
     @property
     def is_behind(self) -> bool:
-        """The journal would take the run up where it is no more: nothing else is written that follows from where it is."""
-        return self._held.is_behind and not self._held.has_given_up(self._now, self.timing.journal)
+        """The journal says what does not hold any more, and will until the next line that says everything is in it."""
+        return self.lacks or self._whole
 
-    def durable(self, now: int, error: str) -> list[Effect]:
-        """A line of ours is in the journal, or could not be written: what waited for it, and the next one."""
-        if not self._held.writing:
-            return []
-        if error:
-            self._held.refused(now)
-            self._promising = self._promised
-            return self.warn(f"the journal cannot be written: {error}")
-        self._promised = self._promising
-        return [*self._held.written(), *self._write(now)]
+    def has_given_up(self, now: int, patience: int) -> bool:
+        return bool(self._refused_since) and now - self._refused_since > patience
 
-    def warn(self, what: str) -> list[Effect]:
-        """Once for each thing."""
-        self.counts[what] += 1
-        return [Tell(Warned(seconds=self.seconds, what=what))] if self.counts[what] == 1 else []
+    def may_write(self, now: int) -> bool:
+        return not self.writing and now >= self._retry
 
-    def _journalled(self, now: int, effects: list[Effect]) -> list[Effect]:
-        """These as soon as what they say or follow from is in the journal, and a line for it, if one is due."""
+    def is_due(self, now: int) -> bool:
+        """Time for a line: something waits for it, or it was refused before."""
+        return self.may_write(now) and (self.lacks or self.is_told_only_here or self._next is not None)
+
+    def begin(self) -> tuple[bool, list[Said]]:
+        """A line is written, and what waited for one waits for this one; whether it says everything, and what is told then."""
+        self.writing, self._whole, self.lacks = True, self.lacks, False
+        self._behind, self._next = self._next, None
+        self.is_told_only_here = False
+        return self._whole, said(self._behind or [])
+
+    def wait(self, effects: list[Effect]) -> None:
+        """These follow from what is in no line yet."""
+        self._next = _added(self._next or [], effects)
+
+    def after(self, effects: list[Effect]) -> list[Effect]:
+        """These are said after all that waits: at once, if nothing does."""
+        if self._next is not None:
+            self._next = _added(self._next, effects)
+        elif self._behind is not None:
+            self._behind = _added(self._behind, effects)
+        else:
+            return effects
+        return []
+
+    def behind(self, effects: list[Effect]) -> list[Effect]:
+        """These follow from what is in the line that is on its way: nothing of them is said now."""
+        if self._next is None and self._behind is None:
+            self._behind = []
+        return self.after(effects)
+
+    def written(self) -> list[Effect]:
+        """The line is in the journal: what waited for it."""
+        released, self._behind = self._behind or [], None
+        self.is_told_only_here = bool(said(released))
+        self.writing = self._whole = False
+        self._refused_since = 0
+        return released
+
+    def refused(self, now: int) -> None:
+        """The disk did not take the line."""
+        if self._behind is not None:
+            self._next = [*self._behind, *(self._next or [])]
+        self._behind, self.writing, self._whole, self.lacks = None, False, False, True
+        self._retry, self._refused_since = now + _RETRY, self._refused_since or now
+
+    def give_up(self) -> list[Effect]:
+        """All that waits for a line that is not written."""
+        waited, self._next = self._next or [], None
+        return waited
+
+
+def said(effects: list[Effect]) -> list[Said]:
+    """The events among them that nobody may miss."""
+    return [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Said)]
+
+
+def _added(held: list[Effect], effects: list[Effect]) -> list[Effect]:
+    """All of them, but of the answers to one node the last: whoever asked again waits for that one alone."""
+    again = {one.to for one in effects if isinstance(one, Send)}
+    return [*(one for one in held if not (isinstance(one, Send) and one.to in again)), *effects]
+
+
+class ScheduleJournal:
+    """Journals a scheduler's state, and holds its effects until the lines they follow from are durable."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.held = HeldEvents()
+        self.promised = 0  # step mode: by the journal no slot past this was dealt
+        self.promising = 0  # the same, by the line that is being written
+        self._counted: list[int] = []  # slots that no line has yet
+        self._voided: dict[int, str] = {}
+        self._noted = scheduler.milestone  # as the journal has it
+        self._untold: list[Said] = []  # events that an earlier process was to tell, and perhaps did not
+        self._lately, self._last_next = 0, 0  # step mode: slots dealt since the last mark; up to then
+
+    # ------------------------------------------------------------ what happened
+
+    def count(self, slots: Iterable[int]) -> None:
+        self._counted += slots
+
+    def void(self, slot: int, why: str) -> None:
+        self._voided[slot] = why
+
+    def restart(self) -> None:
+        """The scheduler has another queue of slots: nothing of the old one is to be written."""
+        self.promised, self._lately, self._last_next = 0, 0, self._scheduler.workload.next
+        self.promised = self.promising = self._promise()
+        self._counted, self._voided = [], {}
+
+    def resume(self, untold: list[Said]) -> None:
+        """The journal has all that the scheduler knows; these events may not have been told."""
+        self._untold, self._noted = untold, self._scheduler.milestone
+
+    # ------------------------------------------------------------ effects and lines
+
+    @property
+    def is_empty(self) -> bool:
+        """No effect is held."""
+        return self.held.is_empty
+
+    def is_behind(self, now: int) -> bool:
+        """The journal says what no longer holds, and the next snapshot is not durable yet."""
+        return self.held.is_behind and not self._has_given_up(now)
+
+    def after(self, effects: list[Effect]) -> list[Effect]:
+        """These after all effects that are held: at once, if there are none."""
+        return self.held.after(effects)
+
+    def follow(self, now: int, effects: list[Effect]) -> list[Effect]:
+        """These as soon as what they follow from is durable, and a line for that, if one is due."""
         if self._untold:
             effects, self._untold = [*(Tell(event) for event in self._untold), *effects], []
-            self._held.is_told_only_here = True
-        if self._held.has_given_up(now, self.timing.journal):
-            self._noted, self._voided = self._milestone, {}  # all is said anew, once anything can be written
-            return [*self._held.give_up(), *effects, *self._write(now)]
-        if self._milestone == self._noted and not self._voided and not self._deals_past(self._promising):
-            past = self._deals_past(self._promised)  # and the line that is on its way says so
-            return [*(self._held.behind(effects) if past else self._held.after(effects)), *self._write(now)]
-        self._held.wait(effects)
-        self._noted = self._milestone
-        return self._write(now)
+            self.held.is_told_only_here = True
+        milestone = self._scheduler.milestone
+        if self._has_given_up(now):
+            self._noted, self._voided = milestone, {}  # the next line that can be written has everything
+            return [*self.held.give_up(), *effects, *self.write(now)]
+        if milestone == self._noted and not self._voided and not self._deals_past(self.promising):
+            past = self._deals_past(self.promised)  # and the line that is being written says so
+            return [*(self.held.behind(effects) if past else self.held.after(effects)), *self.write(now)]
+        self.held.wait(effects)
+        self._noted = milestone
+        return self.write(now)
 
-    def _write(self, now: int) -> list[Effect]:
-        """The next line, if something waits for it and none is on its way."""
-        return self._line() if self._held.is_due(now) else []
+    def rewrite(self, now: int, effects: list[Effect]) -> list[Effect]:
+        """What the journal says of the model no longer holds: these follow from the next snapshot."""
+        self.held.lacks = True
+        self.held.wait(effects)
+        return self.write(now)
 
-    def _mark(self, now: int) -> list[Effect]:
-        """A line that nothing waits for: what was counted; four times a second, if anything was."""
-        self._lately, self._last_next = self.workload.next - self._last_next, self.workload.next
-        return self._line() if self._counted and self._held.may_write(now) else []
+    def write(self, now: int) -> list[Effect]:
+        """The next line, if effects wait for it and none is being written."""
+        return self._line() if self.held.is_due(now) else []
+
+    def mark(self, now: int) -> list[Effect]:
+        """A line that nothing waits for: the slots that were counted, if any were."""
+        slots = self._scheduler.workload.next
+        self._lately, self._last_next = slots - self._last_next, slots
+        return self._line() if self._counted and self.held.may_write(now) else []
+
+    def durable(self, now: int, error: str) -> list[Effect]:
+        """A line is durable, or was refused: what waited for it, and the next line."""
+        if not self.held.writing:
+            return []
+        if error:
+            self.held.refused(now)
+            self.promising = self.promised
+            return self._scheduler.warn(f"the journal cannot be written: {error}")
+        self.promised = self.promising
+        return [*self.held.written(), *self.write(now)]
+
+    def _has_given_up(self, now: int) -> bool:
+        return self.held.has_given_up(now, self._scheduler.timing.journal)
 
     def _line(self) -> list[Effect]:
-        whole, said = self._held.begin()
-        self._promising = self._promise()
-        line: Line = JournalMark(runs(sorted(self._counted)), self._voided, self._account(said))
+        whole, said = self.held.begin()
+        self.promising = self._promise()
+        summary = self._scheduler.summary(said)
+        line: Line = JournalMark(runs(sorted(self._counted)), self._voided, summary)
         if whole:
-            line = JournalSnapshot(msgspec.structs.replace(self.state(), account=self._account(said)))
-        self._counted, self._voided, self._noted = [], {}, self._milestone
+            line = JournalSnapshot(msgspec.structs.replace(self._scheduler.state(), account=summary))
+        self._counted, self._voided, self._noted = [], {}, self._scheduler.milestone
         return [Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(line))]
 
-    def _ask(self) -> None:
-        self.evaluations.ask(self.workload, self.examples, len(self._seen))
+    def _deals_past(self, promise: int) -> bool:
+        """Step mode: more was dealt than this line of the journal allows.
 
-    def _set_barrier(self) -> None:
-        self.workload.barrier = self.evaluations.barrier(self.workload, bool(self.over))
+        A worker may die with its slots, and what it pushed is in the model. So a restarted scheduler
+        that has to end the run must know how far that may be, even if no worker is left to say it.
+        """
+        return self._scheduler.workload.step is not None and self._scheduler.workload.next > promise
+
+    def _promise(self) -> int:
+        """Step mode: a line says that nothing past this is dealt before another line.
+
+        That is further than was dealt by as much as in a quarter of a second: so few deals wait.
+        """
+        work = self._scheduler.workload
+        if work.step is None:
+            return 0
+        end = work.limit if work.barrier is None else min(work.limit, work.barrier)
+        return max(work.next, self.promised, min(end, work.next + self._lately))
+
+
+look_up(ScheduleState)

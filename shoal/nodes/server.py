@@ -8,15 +8,13 @@ comes meanwhile waits its turn (``Backlog``), so that a table is touched by one 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
-from shoal.nodes.backlog import Backlog
-from shoal.nodes.early_requests import EarlyRequests
 from shoal.nodes.server_checkpoint import ServerCheckpoints
 from shoal.store.server.backfill import RateLimit
 from shoal.store.server.calls import PendingCalls
@@ -24,6 +22,7 @@ from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.load import told as told_loads
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.table_server import FromServer, HeldSince, TableServer, ours
+from shoal.timing import TimingSettings
 from shoal.user_code import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
@@ -357,3 +356,86 @@ class Server:
 
 def _servers(view: m.View) -> dict[str, int]:
     return {member.name: member.incarnation for member in view.members if member.role == "server"}
+
+
+Levelling = m.Level | m.Levels | m.Adopt | m.Adopted
+
+
+class Backlog:
+    """One server's."""
+
+    def __init__(self) -> None:
+        self._first: deque[Received] = deque()
+        self._others: deque[Received] = deque()
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._others)
+
+    def __contains__(self, event: Received) -> bool:
+        return event in self._line(event)
+
+    def add(self, event: Received) -> bool:
+        """False if there is no room."""
+        line = self._line(event)
+        if len(line) >= limits.BACKLOG:
+            return False
+        line.append(event)
+        return True
+
+    def put_back(self, events: Iterable[Received]) -> None:
+        """What was looked at too early goes before all others of its kind."""
+        for event in reversed(list(events)):
+            self._line(event).appendleft(event)
+
+    def next(self) -> Received:
+        """The one whose turn it is; there must be one."""
+        return (self._first or self._others).popleft()
+
+    def clear(self) -> None:
+        self._first.clear()
+        self._others.clear()
+
+    def _line(self, event: Received) -> deque[Received]:
+        return self._first if isinstance(event.message, Levelling) else self._others
+
+
+_Key = tuple[str, int]
+
+
+def longest(timing: TimingSettings) -> int:
+    """How long a request waits here: it is answered before it comes again."""
+    return timing.resend_first * 3 // 5
+
+
+class EarlyRequests:
+    """One server's."""
+
+    def __init__(self) -> None:
+        self._kept: dict[_Key, tuple[int, Received]] = {}  # since when
+        self._then: object = None  # how things were when they were last looked at
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, now: int, event: Received, how: object) -> bool:
+        """As things are (``how``) it is too soon. False if it does not wait here."""
+        key = event.sender, getattr(event.message, "request", 0)
+        if self._kept.pop(key, None) is not None or len(self._kept) >= limits.BACKLOG:
+            return False
+        self._kept[key] = now, event
+        self._then = how
+        return True
+
+    def changed(self, how: object) -> list[Received]:
+        """All of them, if things are not as they were."""
+        return self._taken(list(self._kept)) if how != self._then else []
+
+    def late(self, now: int, timing: TimingSettings) -> list[Received]:
+        """Those that have waited as long as they may."""
+        return self._taken([key for key, (since, _) in self._kept.items() if now - since >= longest(timing)])
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def _taken(self, keys: list[_Key]) -> list[Received]:
+        return [self._kept.pop(key)[1] for key in keys]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shoal.nodes.scheduling import Scheduler
+import msgspec
+
+from shoal import limits
+from shoal.events import Evaluated, Progress, RunEvent, Shared, Spans
+from shoal.nodes.scheduler import Scheduler
 from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send, Tell
 from shoal.wire.messages.groups import namespace
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
-
-_VOIDS = 100  # that are told: one answer has an end
+    from shoal.nodes.scheduler import Scheduler
 
 
 def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.StatusReply:
     """``to`` a group's member: where the cluster's own checkpoints lie is not for it."""
-    roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
+    roster, view, scheduler = coordinator.roster, coordinator.view, coordinator.scheduler
     known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
     loads = roster.loads.by_server(roster.tables)
     members = [
@@ -45,7 +50,7 @@ def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Sta
         roster.copies,
         members,
         dict(roster.lost),
-        None if dealing is None else course(dealing),
+        None if scheduler is None else scheduler.progress(),
         "" if namespace(to) else coordinator.saving.newest,
         counts,
         coordinator.elastic.standing(now, coordinator),
@@ -53,23 +58,46 @@ def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Sta
     )
 
 
-def course(dealing: Scheduler) -> m.RunProgress:
-    work = dealing.workload
-    return m.RunProgress(
-        work.done,
-        work.limit,
-        work.per_pass,
-        work.steps,
-        work.step is not None,
-        dealing.examples,
-        dealing.seconds,
-        dealing.computing_seconds,
-        *dealing.traffic.totals(),
-        dealing.over,
-        dealing.failed,
-        dealing.ended,
-        dict(islice(work.voids.items(), _VOIDS)),
-        dict(dealing.counts),
-        dealing.traffic.through(),
-        dealing.traffic.remainder(),
-    )
+Asked = m.Describe | m.Feed | m.Unfit
+
+
+class PublicInfo:
+    """One coordinator's."""
+
+    def __init__(self, about: m.Described | None = None) -> None:
+        self.about = about or m.Described(0)
+        self._events: deque[RunEvent] = deque(maxlen=limits.FEED)
+        self._number = 0  # of the last event
+        self._unfit = 0
+
+    def take(self, sender: str, asked: Asked, scheduler: Scheduler | None) -> list[Effect]:
+        match asked:
+            case m.Describe(request):
+                ended = scheduler is not None and scheduler.ended
+                return [Send(sender, msgspec.structs.replace(self.about, request=request, ended=ended))]
+            case m.Feed(request, after):
+                return [Send(sender, m.Fed(request, self._number, self._since(after)))]
+            case m.Unfit(name, why):
+                return self._cannot(name, why, scheduler)
+
+    def heard(self, effects: Iterable[Effect]) -> None:
+        """What is told now is remembered, but for what is told all the time, or is seen by looking."""
+        for effect in effects:
+            if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Shared | Spans):
+                self._number += 1
+                self._events.append(_short(effect.event))
+
+    def _since(self, after: int) -> list[RunEvent]:
+        new = max(0, self._number - after) if after <= self._number else self._number  # else it asks a former life
+        return list(self._events)[-new:] if new else []
+
+    def _cannot(self, name: str, why: str, scheduler: Scheduler | None) -> list[Effect]:
+        self._unfit += 1
+        if scheduler is None or self._unfit > limits.UNFIT:
+            return []
+        return scheduler.warn(f"{name[: limits.NAME_CHARS]} cannot take part: {why[: limits.UNFIT_CHARS]}")
+
+
+def _short(event: RunEvent) -> RunEvent:
+    """An evaluation has a line for each worker: who looks on needs none of them."""
+    return msgspec.structs.replace(event, each={}) if isinstance(event, Evaluated) else event

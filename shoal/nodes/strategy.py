@@ -1,17 +1,14 @@
-"""What a worker offers to a strategy that runs on servers, and the tables that such a run has.
+"""What a strategy on servers provides: its tables, its batches, and its algorithm.
 
-The algorithm of a strategy is a coroutine on one ``StrategyContext`` of slots. It reads like the paper, and runs on threads, on
-processes and in the simulator alike.
+The algorithm is a coroutine over one ``SlotStream`` of a worker. It reads like the paper, and runs on
+threads, on processes and in the simulator.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
-from shoal.store.client.client import Client
-from shoal.store.client.task import Task
 from shoal.strategy import Strategy
 from shoal.tables import Apply, Dense, Sparse, Table, Update
 
@@ -19,12 +16,13 @@ if TYPE_CHECKING:
     from shoal.data.slots import SlotOrder
     from shoal.job import Job
     from shoal.models.learner import Learner
+    from shoal.nodes.trainer import SlotStream
 
-_DENSE_ROWS = 1 << 24  # up to here all rows are alive from the start: no index, and a range is one piece of memory
+_DENSE_ROWS = 1 << 24  # up to here a table is dense: no index, and a range is one array
 
 TABLE = "weights"
-TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key: the account of what was counted
-Slot = tuple[int, int]  # pass, number
+TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key
+Slot = tuple[int, int]  # epoch, number
 
 
 class SlotRows(Protocol):
@@ -39,56 +37,6 @@ class SlotRows(Protocol):
         """How long a gradient takes, more or less."""
 
     def __len__(self) -> int: ...
-
-
-class StrategyContext(Protocol):
-    """What a worker offers to a strategy: slots one after another, and the means to see to them."""
-
-    @property
-    def client(self) -> Client: ...
-
-    @property
-    def over(self) -> bool:
-        """Nothing more will come."""
-
-    def next(self) -> Slot | None:
-        """The next slot, if one is here."""
-
-    def put_back(self, slot: Slot | None) -> None:
-        """Taken too early: it is the next one again."""
-
-    def more(self) -> Task:
-        """Done when there may be another slot, or it is over."""
-
-    def waited(self, task: Task) -> None:
-        """This was awaited, and is done: the time since the last such call, or computation, went by for it."""
-
-    def is_void(self, slot: Slot) -> bool:
-        """Nobody can compute it: push it empty."""
-
-    def local(self, slot: Slot) -> SlotRows:
-        """Its rows, in places of their own key list."""
-
-    def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
-        """The summed loss and the gradient."""
-
-    def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
-        """Anything else that takes its time: ``cost`` elements, for so many rows."""
-
-    def early(self, local: SlotRows, weights: Any, mean: bool) -> Task | None:
-        """The same, while another is computed; None where that would hold up whatever else is to be done."""
-
-    def push(self, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
-        """This push is under way: report the slot when it is counted."""
-
-    def leaves(self, slot: Slot) -> bool:
-        """Some of its weights are newer than its step: whether somebody else is left to see to it."""
-
-    def admits(self) -> Task:
-        """A slot is pushed all the same. Done when whoever deals has noted that: not before may the model have it."""
-
-    def refuse(self, slot: Slot, why: str) -> None:
-        """Its gradient cannot be pushed."""
 
 
 class ServerStrategy(Strategy, frozen=True, kw_only=True):
@@ -107,14 +55,14 @@ class ServerStrategy(Strategy, frozen=True, kw_only=True):
 
     @abstractmethod
     def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
-        """When a push counts, and how far workers may be apart."""
+        """When a push counts, and how many steps workers may be apart."""
 
     @abstractmethod
-    async def run(self, lane: StrategyContext) -> None:
-        """Slot after slot, until it is over."""
+    async def run(self, stream: SlotStream) -> None:
+        """Train on slot after slot, until it is over."""
 
-    def shelf(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
-        """Where a worker finds the rows of its slots, where that is not as usual; None: it is."""
+    def batches(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
+        """A source of batches of its own (``BatchSource``); None: the usual one."""
         return None
 
 

@@ -138,8 +138,8 @@ class TableAdmin:
     def undo(self, number: int, reason: str, of: Coordinator) -> list[Effect]:
         """A server could not set a table up: the table is dropped, and who asked for it is told why."""
         made = any(one.number == number for one in self._settling)
-        if not made and of.dealing is not None and any(one.number == number for one in of.roster.tables.values()):
-            return of.dealing.fail(f"the run cannot go back to its checkpoint: {reason}")
+        if not made and of.scheduler is not None and any(one.number == number for one in of.roster.tables.values()):
+            return of.scheduler.fail(f"the run cannot go back to its checkpoint: {reason}")
         for one in [one for one in self._settling if one.number == number]:
             self._settling.remove(one)
             if one.table in of.roster.tables and of.roster.tables[one.table].number == number:

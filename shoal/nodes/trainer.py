@@ -1,15 +1,18 @@
-"""A worker that trains: it asks the coordinator for slots, runs a strategy over them, and reports what is counted.
+"""A worker that trains: it asks for slots, runs a strategy over them, and reports what is counted.
 
-It can read all rows and holds those of the slots it computed, up to a bound: what is dealt to it again in a later pass is
-there, already in places of its own key list (S4-12, S4-13). Where slots come in steps, those that come again are computed on
-lanes of their own, one for each deal: others wait for them, and this worker's other lanes may wait for a later step.
+A strategy sees one ``SlotStream``: a queue of slots, and what can be done with them. Where slots come
+in steps, slots that come again get a stream of their own for each deal: other workers wait for them,
+and this worker's other streams may wait for a later step.
+
+A worker can read all rows. It caches those of the slots that it computed, up to a bound, so that they
+are ready when they are dealt to it again in a later epoch.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,13 +21,12 @@ from shoal.data.slots import SlotOrder
 from shoal.emulation import Slowdown
 from shoal.errors import Fenced, Invalid, ShoalError
 from shoal.models.learner import Learner
-from shoal.nodes.rollback_wait import goes_back
-from shoal.nodes.slot_stream import SlotStream
 from shoal.nodes.strategy import TABLE, TALLY, ServerStrategy, Slot, SlotRows
-from shoal.nodes.time_accounting import TimeAccounting
-from shoal.nodes.worker import Worker
-from shoal.schedule.runs import runs, spread
+from shoal.nodes.time_accounting import COMMUNICATE, IDLE, TimeAccounting
+from shoal.nodes.worker import Worker, goes_back
+from shoal.schedule.intervals import runs, spread
 from shoal.schedule.slot_queue import MOST
+from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.tables import Given
 from shoal.wire import messages as m
@@ -34,18 +36,162 @@ _REPORT = 200 * limits.MILLISECOND  # at least so often
 _SOON = 2 * limits.MILLISECOND  # when there is nothing to do: at first, then twice that,
 _LATER = 10 * limits.MILLISECOND  # up to this
 _FEWEST = 4  # slots asked for
-_FIRST = 16  # at first: how long one takes is not known; then as many as are done
+_FIRST = 16  # slots asked for at first, while it is not known how long one takes
 _NOTHING = Task("nothing to count")
 _NOTHING.finish()
 
 
 class BatchSource(Protocol):
-    """Where a slot's rows are."""
+    """Reads the rows of slots."""
 
     def local(self, slot: Slot) -> SlotRows: ...
 
     def make_ready(self, queue: Iterable[int]) -> None:
         """These slots come next."""
+
+
+class SlotStream:
+    """A queue of slots for one run of a strategy, and what the strategy can do with them.
+
+    A stream that is given slots ends with them. It belongs to one incarnation of its worker: a closed
+    stream raises its error, so that nothing is pushed in the name of the next incarnation.
+    """
+
+    def __init__(self, trainer: Trainer, slots: Sequence[int] = ()) -> None:
+        self._trainer = trainer
+        self.queue: deque[int] = deque(slots)
+        self._ends = bool(slots)
+        self._waits: Task | None = None
+        self._admits: Task | None = None
+        self.closed: Exception | None = None
+
+    # ------------------------------------------------------------ slots
+
+    @property
+    def over(self) -> bool:
+        """No more slots will come."""
+        return (self._ends or self._trainer.over) and not self.queue
+
+    def next(self) -> Slot | None:
+        """The next slot, if one is here."""
+        if self.closed is not None:
+            raise self.closed
+        if not self.queue:
+            return None
+        trainer, slot = self._trainer, self.queue.popleft()
+        if len(self.queue) == trainer.low:
+            trainer.ask_now()
+        trainer.batches.make_ready(self.queue)
+        return divmod(slot, trainer.slots.per_pass)
+
+    def put_back(self, slot: Slot | None) -> None:
+        """It was taken too early: it is the next one again."""
+        if slot is not None:
+            self.queue.appendleft(self._number(slot))
+
+    def more(self) -> Task:
+        """Done when there may be another slot, or when it is over."""
+        self._waits = Task("another slot")
+        if self.queue or self._trainer.over or self.closed is not None:
+            self._waits.finish(error=self.closed)
+        return self._waits
+
+    def is_void(self, slot: Slot) -> bool:
+        """No worker can compute it: push it empty."""
+        return self._number(slot) in self._trainer.void
+
+    def leaves(self, slot: Slot) -> bool:
+        """Some of its weights are newer than its step: give it back, if another worker can take it."""
+        return self._trainer.give_back(self._number(slot))
+
+    def admits(self) -> Task:
+        """Done when the scheduler has noted that a slot with newer weights is pushed; push it then."""
+        self._admits = Task("say that some weights are newer")
+        if self.closed is not None:
+            self._admits.finish(error=self.closed)
+        else:
+            self._trainer.admit(self._admits)
+        return self._admits
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        """Its gradient cannot be pushed."""
+        self._trainer.refuse(self._number(slot), why)
+
+    # ------------------------------------------------------------ pull, compute, push
+
+    @property
+    def client(self) -> Client:
+        if self.closed is not None:
+            raise self.closed
+        return self._trainer.worker.client
+
+    def local(self, slot: Slot) -> SlotRows:
+        """Its rows, with columns numbered by their own key list."""
+        return self._trainer.batches.local(slot)
+
+    def waited(self, task: Task) -> None:
+        """This task was awaited and is done: account for the time since the last call or computation."""
+        self._trainer.spent.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
+
+    def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
+        """The summed loss and the gradient."""
+        function = partial(self._trainer.learner.gradient, local, weights, mean)
+        return self._trainer.compute(function, local.nonzeros // 2, len(local))
+
+    def early(self, local: SlotRows, weights: Any, mean: bool) -> Task | None:
+        """The same, while another gradient is computed; None where that would delay other work."""
+        off_the_loop = local.nonzeros // 2 > limits.INLINE_ELEMENTS
+        if self.closed is not None or self._trainer.pace is not None or not off_the_loop:
+            return None
+        return self.gradient(local, weights, mean)
+
+    def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
+        """Any other long computation: ``cost`` elements, for so many rows."""
+        return self._trainer.compute(function, cost, rows)
+
+    def push(self, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
+        """This push is in flight: report the slot when it is counted."""
+        rows = 0 if local is None else len(local)
+        pushed = partial(self._pushed, self._number(slot), rows, loss)
+        tally = self._tally(slot)
+        tally.then(lambda _: task.then(pushed) if tally.error is None else None)
+
+    def _pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
+        if task.error is not None:
+            # The strategy may wait in a pull for this very push: the trainer ends this incarnation.
+            self.close(task.error)
+        self._trainer.pushed(slot, rows, loss, task)
+
+    def _tally(self, slot: Slot) -> Task:
+        """Add 1 to the slot's own key, where there is a tally; done when that is counted."""
+        if TALLY not in self.client.session.layouts:
+            return _NOTHING
+        task = self.client.push(TALLY, [self._number(slot)], [1.0], slot=slot, step=0)
+        self._trainer.tallies[task] = None
+        task.then(self._tallied)
+        return task
+
+    def _tallied(self, task: Task) -> None:
+        self._trainer.tallies.pop(task, None)
+        if task.error is not None:
+            self.close(task.error)  # as for any push that fails for good: this incarnation ends
+
+    def _number(self, slot: Slot) -> int:
+        return slot[0] * self._trainer.slots.per_pass + slot[1]
+
+    # ------------------------------------------------------------ for the trainer
+
+    def wake(self) -> None:
+        if self._waits is not None:
+            self._waits.finish()
+
+    def close(self, error: Exception) -> None:
+        """This incarnation is over: a strategy that still runs here meets the error."""
+        self.closed = error
+        self.queue.clear()
+        for task in (self._waits, self._admits):
+            if task is not None:
+                task.finish(error=error)
 
 
 class Trainer:
@@ -56,109 +202,78 @@ class Trainer:
         worker: Worker,
         strategy: ServerStrategy,
         learner: Learner,
-        shelf: BatchSource,
+        batches: BatchSource,
         slots: SlotOrder,
         traffic: Callable[[], tuple[int, int]],
         pace: Slowdown | None = None,
         spans: int = 0,
         most: int = 0,
     ) -> None:
-        """``pace`` holds computation up, ``spans`` is how many of a second's are told one by one; it leaves after ``most`` slots."""
-        self.worker, self.strategy, self.learner, self.slots = worker, strategy, learner, slots
+        """``pace`` delays computation; ``spans`` are reported of each second; ``most``: leave after so many slots."""
+        self.worker, self.strategy, self.learner, self.batches = worker, strategy, learner, batches
+        self.slots, self.pace = slots, pace
         self.over = False
         self.leaving = False
         self.void: set[int] = set()
         self.refused: dict[int, str] = {}
+        self.low = 0  # slots in the queue at which more are asked for
+        self.tallies: dict[Task, None] = {}  # in flight
+        self.spent = TimeAccounting(worker.clock, spans)
         self._life = 0  # the incarnation that the slots here were dealt to
         self._generation = 0  # when it began
         worker.on_fenced, worker.on_leaving = self._fenced, self.leave
-        worker.client.dispatcher.patient = True  # who is silent may be back: if not, the view says so
-        self._traffic, self._pace = traffic, pace
+        worker.client.dispatcher.patient = True  # a silent node may come back: if not, the view says so
+        self._traffic = traffic
         self._closed = threading.Event()
-        self.spent = TimeAccounting(worker.clock, spans)
-        self._shelf = shelf
-        self._lane = SlotStream(self)
-        self._lanes: dict[SlotStream, Task] = {}  # at work: the first, and those of slots that came again
+        self._stream = SlotStream(self)
+        self._streams: dict[SlotStream, Task] = {}  # that run: the first, and those of slots that came again
         self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
-        self._highest = 0  # of those on the first lane
+        self._highest = 0  # of those on the first stream
         self._counted: list[int] = []
         self._back, self._left = list[int](), set[int]()  # slots to be given back, and all that ever were
-        self._tallies: dict[Task, None] = {}  # under way
-        self._newer: list[Task] = []  # slots with weights that are newer in part: said before they are pushed
+        self._newer: list[Task] = []  # slots with weights that are newer in part: reported before they are pushed
         self._examples, self._loss = 0, 0.0
         self._rate = 0.0  # slots a second
         self._idle = _SOON
         self._nap: Task | None = None
-        self.low = 0  # slots in the queue at which more are asked for
         self._done = self._measured = self._last = 0
         self._leaves_since = 0
-        self._most, self._taken = most, 0  # slots that it may have, and has had; 0: as many as there are
+        self._most, self._taken = most, 0  # slots that it may have, and has had; 0: no bound
 
     def start(self) -> Task:
         """The task is done when this worker has nothing more to do."""
         return self.worker.start(self._work())
 
     def leave(self) -> None:
-        """Finish what is begun, give the rest back, and go. From any thread."""
+        """Finish what is begun, give the rest back, and leave. From any thread."""
         self.leaving = True
+
+    def close(self) -> None:
+        """End the delays of emulated computation."""
+        self._closed.set()
+
+    # ------------------------------------------------------------ for streams
 
     def ask_now(self) -> None:
         """Few slots are left: do not wait for the next report."""
         if self._nap is not None:
             self._nap.finish()
 
-    def look_ahead(self, queue: deque[int]) -> None:
-        """The slots to come are made ready while this one is seen to."""
-        self._shelf.make_ready(queue)
-
-    def number(self, slot: Slot) -> int:
-        return slot[0] * self.slots.per_pass + slot[1]
-
-    # ------------------------------------------------------------ computing
-
-    def local(self, slot: Slot) -> SlotRows:
-        return self._shelf.local(slot)
-
-    def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
-        return self.compute(partial(self.learner.gradient, local, weights, mean), local.nonzeros // 2, len(local))
-
     def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
         self.spent.computing()
-        if self._pace is not None:
-            task = self.worker.compute(partial(self._held_up, self._pace, function, rows), limits.INLINE_ELEMENTS + 1)
+        if self.pace is not None:
+            task = self.worker.compute(partial(self._delayed, self.pace, function, rows), limits.INLINE_ELEMENTS + 1)
         else:
             task = self.worker.compute(function, cost)
         task.then(lambda _: self.spent.computed())
         return task
 
-    def computes_beside(self, local: SlotRows) -> bool:
-        """On a thread of its own, and as fast as it can."""
-        return self._pace is None and local.nonzeros // 2 > limits.INLINE_ELEMENTS
-
-    def _held_up(self, pace: Slowdown, function: Callable[[], Any], rows: int) -> Any:
-        """Off the loop, which stays awake; whoever ends the worker does not wait for it."""
+    def _delayed(self, pace: Slowdown, function: Callable[[], Any], rows: int) -> Any:
+        """Off the loop, which stays awake; ``close`` does not wait for it."""
         began = self.worker.clock()
         result = function()
         self._closed.wait(pace.extra(rows, (self.worker.clock() - began) / limits.SECOND))
         return result
-
-    def close(self) -> None:
-        """Nothing is waited for any more."""
-        self._closed.set()
-
-    def tally(self, lane: SlotStream, slot: Slot) -> Task:
-        """Add 1 to the slot's own key, where an account is kept; done when that is counted."""
-        if TALLY not in lane.client.session.layouts:
-            return _NOTHING
-        task = lane.client.push(TALLY, [self.number(slot)], [1.0], slot=slot, step=0)
-        self._tallies[task] = None
-        task.then(partial(self._tallied, lane))
-        return task
-
-    def _tallied(self, lane: SlotStream, task: Task) -> None:
-        self._tallies.pop(task, None)
-        if task.error is not None:
-            lane.close(task.error)  # as with any push that fails for good: this life ends
 
     def pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
         self._mine.discard(slot)
@@ -172,8 +287,11 @@ class Trainer:
         self._mine.discard(slot)
         self.refused[slot] = why
 
-    def leaves(self, slot: int) -> bool:
-        """Give it back: who pushed it will see to it, with the weights of its step. If it comes again, that one is dead."""
+    def give_back(self, slot: int) -> bool:
+        """The worker that pushed it sees to it, with the weights of its step.
+
+        False if it was given back before: then that worker is dead.
+        """
         if slot in self._left:
             return False
         self._left.add(slot)
@@ -183,14 +301,14 @@ class Trainer:
         return True
 
     def admit(self, newer: Task) -> None:
-        """Finished when who deals has heard of it."""
+        """Finish this task when the scheduler has been told."""
         self._newer.append(newer)
         self.ask_now()
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ incarnations
 
     async def _work(self) -> None:
-        """A life after another, until nothing is left: one that was declared dead joins again and starts afresh."""
+        """One incarnation after another, until nothing is left: a fenced one joins again."""
         await self.worker.joined
         while True:
             try:
@@ -199,11 +317,11 @@ class Trainer:
             except Fenced:
                 self._forget()
             except ShoalError:
-                self._fenced()  # whatever else is under way ends with it
+                self._fenced()  # all other streams end with it
                 try:
                     if not await goes_back(self.worker, self._generation):
                         raise
-                    while not self.over:  # nothing is asked for: we are fenced when it has gone back
+                    while not self.over:  # ask for nothing: we are fenced once the run has rolled back
                         await self._report(idle=True)
                         await self.worker.sleep(_REPORT)
                     return
@@ -220,31 +338,32 @@ class Trainer:
             self.worker.client.session.view.generation,
         )
         self.spent.skip()
-        self._run(self._lane)
-        while self._lanes:
+        self._run(self._stream)
+        while self._streams:
             await self._report()
-            if self._most and self._taken >= self._most and not any(lane.queue for lane in self._lanes):
+            if self._most and self._taken >= self._most and not any(one.queue for one in self._streams):
                 self.leaving = True  # others may be what it waits for
             if self._waits_in_vain():
                 break
-            for lane, task in list(self._lanes.items()):
+            for stream, task in list(self._streams.items()):
                 if task.done:
-                    await task  # one that failed ends this life: another may wait for its slot
-                    del self._lanes[lane]
-                elif lane.closed is not None:
-                    raise lane.closed  # a push failed for good, and what the lane waits for may wait for that push
+                    await task  # one that failed ends this incarnation: another may wait for its slot
+                    del self._streams[stream]
+                elif stream.closed is not None:
+                    raise stream.closed  # a push failed for good, and the stream may wait for that push
             self._nap = self.worker.sleep(self._pause())
             await self._nap
-        for task in list(self._tallies):
+        for task in list(self.tallies):
             await task
         if self.leaving and not self.strategy.in_steps:
             await self.worker.client.flush(TABLE)
         await self._report()
 
     def _waits_in_vain(self) -> bool:
-        """It would go, and its last slots are held in a step that nobody completes: perhaps all others would go, too.
+        """It wants to leave, and its last slots are in a step that no worker completes.
 
-        So it goes: whoever is dealt these slots again pushes them under the same numbers, and servers count them once.
+        Perhaps all others want to leave, too. So it leaves: the worker that is dealt these slots again
+        pushes them under the same numbers, and servers count them once.
         """
         if not self.leaving or not self.strategy.in_steps:
             return False
@@ -252,7 +371,7 @@ class Trainer:
         return self.worker.now - self._leaves_since > self.worker.member.timing.drain
 
     def _check_module(self) -> None:
-        """A module that is another one here would learn nothing, or nonsense."""
+        """Refuse a module that differs from the run's: it would learn nothing, or nonsense."""
         initial, start = self.worker.client.session.layout(TABLE).spec.initial, self.learner.start()
         if isinstance(initial, Given) and start is not None and start[1] != initial.about:
             raise Invalid(
@@ -260,30 +379,38 @@ class Trainer:
                 f"see that every node makes it by the same code, from the same files, without chance"
             )
 
-    def _run(self, lane: SlotStream) -> None:
-        self._lanes[lane] = self.worker.start(self.strategy.run(lane))
+    def _run(self, stream: SlotStream) -> None:
+        self._streams[stream] = self.worker.start(self.strategy.run(stream))
+
+    def _fenced(self) -> None:
+        for stream in self._streams:
+            stream.close(Fenced(self.worker.name, self._life))
+
+    def _forget(self) -> None:
+        """The slots of this incarnation are dealt to others; rows that were read stay."""
+        self.over = False
+        self._stream, self._streams, self.tallies = SlotStream(self), {}, {}
+        self._mine, self._highest, self._back, self._newer = set(), 0, [], []
+        self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
+
+    # ------------------------------------------------------------ reports and deals
 
     async def _report(self, idle: bool = False) -> None:
-        """Say what is counted, ask for more; unless there is nothing to do it with."""
+        """Report what is counted and ask for more slots; ``idle``: ask for none."""
         back, self._back = self._back, []
         client, leaving = self.worker.client, self.leaving
-        if client.session.incarnation != self._life:  # what would be dealt now is for the next life
+        if client.session.incarnation != self._life:  # a deal would be for the next incarnation
             raise Fenced(self.worker.name, self._life)
         if leaving:
-            for lane in self._lanes:
-                back += lane.queue
-                lane.queue.clear()
+            for stream in self._streams:
+                back += stream.queue
+                stream.queue.clear()
             self._mine.difference_update(back)
-        slots = self._rate * _AHEAD / limits.SECOND if self._rate else max(_FIRST, self._done)
-        ahead = max(_FEWEST, min(MOST, int(slots)))
-        self.low = ahead // 2
-        more = 0 if leaving or self.over or idle else max(0, ahead - len(self._lane.queue))
-        if self._most:
-            more = max(0, min(more, self._most - self._taken))
+        more = 0 if idle else self._wanted()
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
         newer, self._newer = self._newer, []
-        holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
+        holds = runs(sorted(self._mine))  # now: a slot that is counted later is in the next report
         sent, received = self._traffic()
         filtered, left = client.session.filtered(), client.session.left()
         spent, spans = self.spent.told()
@@ -299,29 +426,38 @@ class Trainer:
         for task in newer:
             task.finish()
 
+    def _wanted(self) -> int:
+        """How many slots to ask for."""
+        slots = self._rate * _AHEAD / limits.SECOND if self._rate else max(_FIRST, self._done)
+        ahead = max(_FEWEST, min(MOST, int(slots)))
+        self.low = ahead // 2
+        more = 0 if self.leaving or self.over else max(0, ahead - len(self._stream.queue))
+        return max(0, min(more, self._most - self._taken)) if self._most else more
+
     def _take(self, deal: m.Deal) -> None:
         self.void.update(deal.void)
         again, new = (
-            [slot for slot in spread(dealt, limits.LEDGER_WINDOW) if slot not in self._mine]  # a coordinator that was
-            for dealt in (deal.again, deal.slots)  # started again does not know what its former life dealt us
+            [slot for slot in spread(dealt, limits.LEDGER_WINDOW) if slot not in self._mine]  # a restarted
+            for dealt in (deal.again, deal.slots)  # coordinator does not know what it dealt us before
         )
         self._mine.update(again, new)
         self._taken += len(again) + len(new)
-        if self.strategy.in_steps:  # a lane goes up: what comes late may be what the others on it wait for
+        if self.strategy.in_steps:  # a stream's slots ascend: others on it may wait for a lower one
             again += [slot for slot in new if slot < self._highest]
             new = [slot for slot in new if slot >= self._highest]
             self._highest = max(self._highest, *new, 0)
         if again and self.strategy.in_steps:
             self._run(SlotStream(self, sorted(again)))
         else:
-            self._lane.queue.extendleft(reversed(again))
-        self._lane.queue.extend(new)
+            self._stream.queue.extendleft(reversed(again))
+        self._stream.queue.extend(new)
         if deal.over:
             self.over = True
-            for lane in self._lanes:
-                lane.queue.clear()  # all is counted, whoever did it
+            for stream in self._streams:
+                stream.queue.clear()  # all is counted, by whichever worker
         self._drop(deal.late)
-        self._wake()
+        for stream in self._streams:
+            stream.wake()
 
     def _drop(self, late: list[tuple[int, int]]) -> None:
         """Others were faster with these."""
@@ -329,34 +465,19 @@ class Trainer:
             return
         gone = set(spread(late, limits.LEDGER_WINDOW))
         self._mine -= gone
-        for lane in self._lanes:
-            lane.queue = deque(slot for slot in lane.queue if slot not in gone)
+        for stream in self._streams:
+            stream.queue = deque(slot for slot in stream.queue if slot not in gone)
 
     def _pause(self) -> int:
-        """How long to wait before asking again."""
+        """How long to wait before the next report."""
         now = self.worker.now
         if now - self._measured >= _REPORT:
             if self._measured:
                 rate = (self._done - self._last) * limits.SECOND / (now - self._measured)
                 self._rate = max(rate, self._rate / 2)
             self._measured, self._last = now, self._done
-        if not self._lane.queue:
+        if not self._stream.queue:
             self._idle = min(2 * self._idle, _LATER)
             return self._idle
         self._idle = _SOON
-        return _REPORT if len(self._lane.queue) > self.low else _SOON
-
-    def _wake(self) -> None:
-        for lane in self._lanes:
-            lane.wake()
-
-    def _fenced(self) -> None:
-        for lane in self._lanes:
-            lane.close(Fenced(self.worker.name, self._life))
-
-    def _forget(self) -> None:
-        """What this life had is dealt to others; rows that were read stay."""
-        self.over = False
-        self._lane, self._lanes, self._tallies = SlotStream(self), {}, {}
-        self._mine, self._highest, self._back, self._newer = set(), 0, [], []
-        self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
+        return _REPORT if len(self._stream.queue) > self.low else _SOON

@@ -12,11 +12,12 @@ from typing import Any
 from shoal import limits
 from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Closed, Refused, Unanswered
+from shoal.nodes.strategy import TABLE
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Tick, Wake
-from shoal.wire.messages.groups import SCHEDULER
+from shoal.wire.messages.groups import SCHEDULER, namespace, whole
 
 
 class Sleep(Task):
@@ -161,3 +162,13 @@ class Worker:
         if self.client.dispatcher.inflight.requests:
             times.append(self.client.dispatcher.inflight.next)
         return min(times)
+
+
+async def goes_back(worker: Worker, generation: int) -> bool:
+    """Whether the newest view says so: it has another generation, or nobody for a part of a table of the run's."""
+    await worker.client.refresh()
+    view, group = worker.client.session.view, worker.client.session.group
+    ours = [one for one in view.tables if namespace(one.name) == group]
+    there = any(one.name == whole(TABLE, group) for one in ours)
+    # Also a table beside the weights, such as the tally: a run goes back when a part of any is lost.
+    return view.generation != generation or not there or any(not place.servers for t in ours for place in t.places)

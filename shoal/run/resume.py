@@ -200,13 +200,14 @@ def _state(
     """The coordinator's initial state, and warnings about it."""
     from shoal.nodes.factory import state_to_resume
     from shoal.nodes.journal import JournalFile
-    from shoal.nodes.scheduler_state import about_dealing, folded, without
+    from shoal.nodes.scheduler_journal import folded, scheduler_lines
+    from shoal.schedule.intervals import Intervals
 
     state = state_to_resume(manifest, was, job, dataset.train.rows, seconds)
     journal = JournalFile(path / "coordinator.journal")
-    known = folded(about_dealing(journal.records)).counted
+    known = folded(scheduler_lines(journal.records)).counted
     journal.close()
-    again = without(known, state.counted)
+    again = Intervals(known).without(state.counted).runs
     resumed = Resumed(seconds=state.account.seconds, checkpoint=manifest.number, steps=manifest.steps, slots=again)
     news: list[RunEvent] = [resumed]
     if journal.damaged is not None:

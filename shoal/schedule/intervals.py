@@ -1,22 +1,25 @@
-"""Sets of slots kept as runs: adding, taking away and counting cost by the run, never by the slot.
+"""Sets of slots as sorted runs: every operation costs by the run, never by the slot.
 
-    spans.add([(0, 200)])       how many of them are new
-    spans.remove([(50, 60)])    how many of them were in
-    spans.pop(100)              the lowest hundred, as runs
+    slots = Intervals([(0, 200)])   from the first up to, not including, the second
+    slots.add([(150, 300)])         how many of them are new
+    slots.remove([(50, 60)])        how many of them were in
+    slots.pop(100)                  the lowest hundred, as runs
 
-The runs are in order, none touches the next. Pure bookkeeping: no messages, no time.
+Messages, journals and checkpoints carry the runs themselves (``Runs``). Nothing here sends or reads
+the time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
-from shoal.schedule.runs import Runs
+Runs = list[tuple[int, int]]  # each from the first up to, not including, the second
 
 
 class Intervals:
-    """Slots."""
+    """A set of slots, kept as sorted runs of which no two touch."""
 
     __slots__ = ("_firsts", "_stops", "size")
 
@@ -87,11 +90,15 @@ class Intervals:
         self.remove(taken)
         return taken
 
+    def without(self, other: Iterable[tuple[int, int]]) -> Intervals:
+        """Those that are not in ``other``."""
+        left = Intervals(self)
+        left.remove(other)
+        return left
+
     def missing(self, end: int) -> Intervals:
         """Those below ``end`` that are not in."""
-        found = Intervals([(0, end)])
-        found.remove(self)
-        return found
+        return Intervals([(0, end)]).without(self)
 
     def within(self, found: Iterable[tuple[int, int]]) -> int:
         """How many of these are in."""
@@ -104,5 +111,18 @@ class Intervals:
 
 
 def count(found: Iterable[tuple[int, int]]) -> int:
-    """How many slots these runs have."""
-    return sum(stop - first for first, stop in found)
+    """How many slots these runs have; one that ends before it begins has none."""
+    return sum(max(0, stop - first) for first, stop in found)
+
+
+def runs(slots: Iterable[int]) -> Runs:
+    """Slots as runs of neighbours, in the order given."""
+    numbers = list(slots)
+    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
+    return [(numbers[a], numbers[b - 1] + 1) for a, b in pairwise(cuts) if a < b]
+
+
+def spread(found: Iterable[tuple[int, int]], most: int) -> list[int]:
+    """The slots of runs, one by one; none at all if there are more than ``most``."""
+    pairs = list(found)
+    return [slot for first, stop in pairs for slot in range(first, stop)] if count(pairs) <= most else []

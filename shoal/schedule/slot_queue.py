@@ -13,15 +13,15 @@ more than ``AHEAD`` steps past the oldest that is not whole. Pure bookkeeping: n
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from shoal.schedule.epoch import EpochOrder, EpochSlots
-from shoal.schedule.runs import Runs, runs, spread
+from shoal.schedule.intervals import Intervals, Runs, runs, spread
 from shoal.tables import Step
 
 AHEAD = 48  # steps: servers hold a few more than that
@@ -73,12 +73,9 @@ class SlotQueue:
         return len(self._out.get(worker, ()))
 
     def among(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
-        """Those of its slots that are in these runs, however long or crooked the runs are."""
-        pairs = sorted(found)
-        firsts, ends = [first for first, _ in pairs], list(accumulate((stop for _, stop in pairs), max))
-        return [
-            slot for slot in self._out.get(worker, ()) if (at := bisect_right(firsts, slot)) and slot < ends[at - 1]
-        ]
+        """Those of its slots that are in these runs, in whatever order the runs are."""
+        wanted = Intervals(found)
+        return [slot for slot in self._out.get(worker, ()) if slot in wanted]
 
     def rows(self, slots: Iterable[int]) -> int:
         """How many rows are in these, but for the void ones."""
@@ -97,14 +94,11 @@ class SlotQueue:
 
     def counted(self) -> Runs:
         """All slots that are counted, in runs."""
-        found = [(0, self._whole * self.per_pass)] if self._whole else []
+        found = Intervals([(0, self._whole * self.per_pass)])
         for number in sorted(self._passes):
             one = self._passes[number]
-            for first, stop in runs((one.first + np.flatnonzero(one.counted)).tolist()):
-                if found and found[-1][1] == first:
-                    first = found.pop()[0]
-                found.append((first, stop))
-        return found
+            found.add(runs((one.first + np.flatnonzero(one.counted)).tolist()))
+        return found.runs
 
     def blame(self) -> tuple[dict[int, int], dict[int, int]]:
         """Refusals and deaths of slots that are not counted."""
@@ -443,3 +437,59 @@ class SlotQueue:
     def is_counted(self, slot: int) -> bool:
         number, place = divmod(slot, self.per_pass)
         return number < self._whole or (number in self._passes and bool(self._passes[number].counted[place]))
+
+
+class EpochOrder(Protocol):
+    """Which rows a slot has: the same group of rows comes once in every pass, at another place."""
+
+    per_pass: int
+    turns: int  # step mode: slot j is meant for the worker whose turn j modulo this is
+
+    def contents(self, of_pass: int) -> npt.NDArray[np.int64]: ...
+    def content(self, of_pass: int, number: int) -> int: ...
+    def span(self, content: int) -> tuple[int, int]: ...
+    def rows_in(self, contents: npt.NDArray[np.int64]) -> int: ...
+
+
+@dataclass(slots=True)
+class EpochSlots:
+    """One pass that is open: what of it is dealt and what is counted."""
+
+    first: int  # slot
+    group: npt.NDArray[np.int64]  # of rows, by place
+    counted: npt.NDArray[np.bool_]
+    left: int  # to be counted
+    free: deque[int] = field(default_factory=deque)  # places that nobody had before
+    kept: dict[str, deque[int]] = field(default_factory=dict)  # places by who had their rows before
+    undealt: int = 0
+
+    def take(self, worker: str, most: int) -> list[int]:
+        """Places for this worker, at most so many."""
+        taken: list[int] = []
+        while len(taken) < most and self.undealt:
+            mine = self.kept.get(worker)
+            if mine:
+                taken.append(mine.popleft())
+            elif self.free:
+                taken.append(self.free.popleft())
+            else:
+                taken.append(max(self.kept.values(), key=len).pop())
+            self.undealt -= 1
+        return taken
+
+    def remove(self, place: int) -> bool:
+        """Somebody has this place already; False if it was dealt here."""
+        for places in (self.free, *self.kept.values()):
+            if place in places:
+                places.remove(place)
+                self.undealt -= 1
+                return True
+        return False
+
+    def rest(self) -> list[int]:
+        """All places that are neither dealt nor counted: from here on they are dealt."""
+        found = [place for places in (self.free, *self.kept.values()) for place in places if not self.counted[place]]
+        self.free.clear()
+        self.kept.clear()
+        self.undealt = 0
+        return found

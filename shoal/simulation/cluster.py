@@ -17,10 +17,10 @@ from shoal import limits
 from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.limits import MILLISECOND
+from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableServer
-from shoal.nodes.rollback import RollbackDriver
-from shoal.nodes.scheduling import Scheduler
+from shoal.nodes.drainable import DrainableNode
+from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation.disk import SimulatedDisk
@@ -35,7 +35,7 @@ COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
 SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
 START_AGAIN = 300 * MILLISECOND  # after a server has ended by itself
-Process = Coordinator | DrainableServer | Worker
+Process = Coordinator | DrainableNode | Worker
 
 
 class SimulatedCluster:
@@ -53,7 +53,7 @@ class SimulatedCluster:
         world.track(Shrink)
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
-        self.guests: dict[str, DrainableServer] = {}  # what each of them runs in
+        self.guests: dict[str, DrainableNode] = {}  # what each of them runs in
         self.former: list[Server] = []
 
     @property
@@ -117,11 +117,11 @@ class SimulatedCluster:
             self.world.at(later, lambda: self.world.tell(COORDINATOR, ProcessEnd(name, "it was killed")))
         return True
 
-    def server(self, name: str) -> DrainableServer:
+    def server(self, name: str) -> DrainableNode:
         """A server: of the launcher, or on another host, where it gives up in the end."""
         self._lives += 1
         server = Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline, self.disk)
-        return DrainableServer(server, server.member, "timing" if self.plan.seed % 2 else None)
+        return DrainableNode(server, server.member, "timing" if self.plan.seed % 2 else None)
 
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
         every = self.plan.checkpoint * MILLISECOND
@@ -132,7 +132,7 @@ class SimulatedCluster:
         return Coordinator(
             copies=self.plan.copies,
             journal=journal,
-            dealing=self._scheduler(),
+            scheduler=self._scheduler(),
             saving=saving,
             moves=moves,
             timing=self.plan.timing,

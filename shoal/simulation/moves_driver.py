@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
 from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_plan import PLANNED
@@ -155,7 +155,7 @@ class ElasticDriver:
         elif (guest := self.cluster.guests.get(name)) is not None and guest.end and name in self.world.hosts:
             self._ended(guest)
 
-    def _ended(self, guest: DrainableServer) -> None:
+    def _ended(self, guest: DrainableNode) -> None:
         """Its process ends: it was let go, or the coordinator will not have it."""
         if guest.end == "released":
             self._released(guest.name)

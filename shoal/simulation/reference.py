@@ -28,7 +28,7 @@ from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import ColumnBlocks, CscColumns
-from shoal.nodes.factory import dealing_for
+from shoal.nodes.factory import scheduler_for
 from shoal.store.table.table import ServerTable
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.block_proximal.order import BlockOrder
@@ -44,7 +44,7 @@ def serial(job: Job, dataset: Dataset) -> Floats:
         job = msgspec.structs.replace(job, strategy=Sync(combine=job.strategy.combine, slots_per_step=job.workers))
     elif not job.strategy.on_servers:  # every slot is a step
         job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
-    workload = dealing_for(job, dataset).workload
+    workload = scheduler_for(job, dataset).workload
     steps = workload.steps_until(workload.limit)
     return next(islice(weights_by_step(job, dataset), steps, None))
 
@@ -60,7 +60,7 @@ def weights_by_step(
         yield from weights_by_iteration(job, dataset, hands, starts)
         return
     rows = job.linear.keys(dataset.features)
-    workload = dealing_for(job, dataset).workload
+    workload = scheduler_for(job, dataset).workload
     table = ServerTable(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])
     gradient = ReferenceGradient(job, dataset)
     everything = np.arange(rows, dtype=np.uint64)

@@ -11,11 +11,10 @@ from unittest import mock
 from msgspec.structs import replace
 
 from shoal import limits
-from shoal.cluster.assignment import Assignment
-from shoal.cluster.roster import Roster
+from shoal.cluster.roster import Assignment, Roster
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.server import Server
 from shoal.simulation.scenarios import Mutants
 from shoal.store.client import dispatch
@@ -244,12 +243,12 @@ def promote_any_member(_: Any) -> Any:
     return lambda self, changes, arrays: HandlerResult()
 
 
-@mutant(Roster, "_without")
+@mutant(Assignment, "without")
 def promote_a_filling_server(real: Any) -> Any:
     """A server that is being filled is taken for one that has everything."""
 
-    def without(self: Roster, server: str) -> None:
-        for table in list(self.tables.values()):
+    def without(self: Assignment, server: str) -> None:
+        for table in list(self.roster.tables.values()):
             places = [
                 replace(place, servers=[place.servers[0], place.filling, *place.servers[1:]], filling="")
                 if place.filling not in ("", server) and place.servers[:1] == [server]
@@ -425,9 +424,9 @@ def cut_off_and_blames_the_others() -> Any:
         self.heard = now
 
     def is_needed(self: Assignment, name: str) -> bool:
-        return any(place.servers == [name] for table in self.tables.values() for place in table.places)
+        return any(place.servers == [name] for table in self.roster.tables.values() for place in table.places)
 
-    return _all(mock.patch.object(Roster, "_hear", hear), mock.patch.object(Assignment, "_is_needed", is_needed))
+    return _all(mock.patch.object(Roster, "_hear", hear), mock.patch.object(Assignment, "is_needed", is_needed))
 
 
 @moved(Roster, "_until_they_go")
@@ -534,12 +533,12 @@ def move_does_not_change_the_epoch(real: Any) -> Any:
     """What was said of a segment's set before it changed hands passes for news."""
 
     def full(self: Assignment, primary: str, told: m.Full) -> Any:
-        before = {table.name: table.places for table in self.tables.values()}
+        before = {table.name: table.places for table in self.roster.tables.values()}
         taken = real(self, primary, told)
-        for name, table in list(self.tables.items()):
+        for name, table in list(self.roster.tables.items()):
             pairs = zip(before[name], table.places, strict=True)
             places = [replace(new, epoch=old.epoch, since=old.since) if new != old else new for old, new in pairs]
-            self.tables[name] = replace(table, places=places)
+            self.roster.tables[name] = replace(table, places=places)
         return taken
 
     return full
@@ -568,11 +567,11 @@ def heirs_not_asked() -> Any:
     return mock.patch.object(dispatch, "servers_to_ask", asked)
 
 
-@moved(DrainableServer, "handle")
+@moved(DrainableNode, "handle")
 def leave_said_only_once(real: Any) -> Any:
     """A server that wants to go says so once: if that is lost, it stays for ever."""
 
-    def handle(self: DrainableServer, now: int, event: Event) -> Any:
+    def handle(self: DrainableNode, now: int, event: Event) -> Any:
         if self._said:
             self._said = now
         return real(self, now, event)
@@ -580,11 +579,11 @@ def leave_said_only_once(real: Any) -> Any:
     return handle
 
 
-@moved(DrainableServer, "_listen")
+@moved(DrainableNode, "_listen")
 def gone_before_it_is_let_go(real: Any) -> Any:
     """A server that wants to go ends as soon as the coordinator has heard of it."""
 
-    def listen(self: DrainableServer, message: m.Message) -> None:
+    def listen(self: DrainableNode, message: m.Message) -> None:
         real(self, message)
         if self.leaving and not self.end and isinstance(message, m.View):
             self._ends("released", "it was heard")
@@ -592,11 +591,11 @@ def gone_before_it_is_let_go(real: Any) -> Any:
     return listen
 
 
-@moved(DrainableServer, "_listen")
+@moved(DrainableNode, "_listen")
 def let_go_by_a_word_to_its_former_life(real: Any) -> Any:
     """A server believes a release that was meant for the process that had its name before."""
 
-    def listen(self: DrainableServer, message: m.Message) -> None:
+    def listen(self: DrainableNode, message: m.Message) -> None:
         if isinstance(message, m.Release):
             message = m.Release(self.member.incarnation)
         real(self, message)

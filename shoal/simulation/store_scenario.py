@@ -18,9 +18,9 @@ from shoal.errors import ShoalError
 from shoal.events import RolledBack, RunEvent
 from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableServer
-from shoal.nodes.factory import make_dealing
-from shoal.nodes.scheduling import Scheduler
+from shoal.nodes.drainable import DrainableNode
+from shoal.nodes.factory import make_scheduler
+from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation import moves_plan
@@ -63,7 +63,7 @@ _JOB = Job.of({"data": {"source": "none", "batch": 1}, "strategy": "async", "sto
 
 def idle_scheduler() -> Scheduler:
     """The coordinator's run in a store: the real one, which no worker asks for slots."""
-    return make_dealing(_JOB, "none", rows=1, test_rows=1, features=1, elsewhere=True)
+    return make_scheduler(_JOB, "none", rows=1, test_rows=1, features=1, elsewhere=True)
 
 
 class StoreRun:
@@ -448,7 +448,7 @@ def run_plan(plan: FaultPlan, trace: Trace | None = None) -> Verdict:
     return StoreRun(plan, trace).verdict()
 
 
-NODES = (Coordinator, DrainableServer, Server, Worker)
+NODES = (Coordinator, DrainableNode, Server, Worker)
 STORE = Scenario(
     draw=FaultPlan.draw,
     run=run_plan,

@@ -25,7 +25,7 @@ import numpy as np
 from shoal.errors import ShoalError
 from shoal.events import Evaluated, RolledBack, Saved, Started, Stopped, Voided
 from shoal.keys import Values
-from shoal.schedule.runs import spread
+from shoal.schedule.intervals import spread
 from shoal.schedule.slot_queue import DEATHS
 from shoal.schedule.stop_rules import ENDLESS
 from shoal.simulation.reference import weights_by_step
@@ -53,7 +53,7 @@ class TrainingChecker:
 
     def __init__(self, run: TrainingWorld, ends: FinalTables, resumed: bool) -> None:
         self.run, self.plan, self.ends, self.resumed = run, run.plan, ends, resumed
-        self.work = run.dealing.workload
+        self.work = run.scheduler.workload
         self.held = 0  # models that were held against the serial run
         self._limit, self._limit_reason = limit_of(run.plan)
         per_pass = run.plan.slots_per_pass or 1
@@ -67,7 +67,7 @@ class TrainingChecker:
         yield from self._evaluations()
         yield from self._exactly_once()
         yield from self._same_bits()
-        if not self.run.dealing.failed:
+        if not self.run.scheduler.failed:
             yield from self._stop_rules()
         if self.resumed and not self.plan.faults and not self.plan.settings.get("second_copies"):
             yield from self._nothing_twice()
@@ -86,7 +86,7 @@ class TrainingChecker:
         for name, error in self.run.broken.items():
             what = f"{name} ended with {type(error).__name__}: {error}"
             yield Violation("P10 goes on" if isinstance(error, ShoalError) else f"raised {type(error).__name__}", what)
-        failed = self.run.dealing.failed
+        failed = self.run.scheduler.failed
         if failed and not self._may_fail(failed):
             yield Violation("P10 goes on", f"the run failed: {failed}")
         if (self.ends.weights is None or self.ends.tally is None) and not self.plan.beyond:
@@ -170,15 +170,15 @@ class TrainingChecker:
         while every < ENDLESS and at < self._limit:
             at = self.work.slots_until(self.work.steps_until((at // every + 1) * every))
             planned.append(self.work.steps_until(at))
-        if self.run.dealing.counts["evaluations of a later step"]:
+        if self.run.scheduler.counts["evaluations of a later step"]:
             if not self.resumed and sum(one.client.session.role == "evaluator" for one in self.run.nodes.everyone) < 2:
                 yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
             return  # an evaluator died, and another judged what was there: the bits are checked
         for event in judged:
-            last = self.run.dealing.ended and event is judged[-1]
+            last = self.run.scheduler.ended and event is judged[-1]
             if event.steps not in planned and not last:
                 yield Violation("evaluations", f"one at step {event.steps}, and not at one of {planned[:9]}")
-        if self.run.dealing.ended and not self.run.dealing.failed:
+        if self.run.scheduler.ended and not self.run.scheduler.failed:
             steps = [event.steps for event in judged]
             missing = [step for step in planned if steps and steps[0] <= step < steps[-1] and step not in steps]
             if missing:
@@ -207,7 +207,7 @@ class TrainingChecker:
     # ------------------------------------------------------------ the model
 
     def _exactly_once(self) -> Iterator[Violation]:
-        tally, work, failed = self.ends.tally, self.work, bool(self.run.dealing.failed)
+        tally, work, failed = self.ends.tally, self.work, bool(self.run.scheduler.failed)
         if tally is None:
             return
         counted = np.array([work.is_counted(slot) for slot in range(len(tally))], np.float32)
@@ -230,7 +230,7 @@ class TrainingChecker:
         They are assigned again and found counted, unless the run ends within an epoch, with other
         slots of it.
         """
-        return self.work.step is None and (self.run.dealing._former or self.rolled_back)
+        return self.work.step is None and (self.run.scheduler._resumed or self.rolled_back)
 
     def _counted_in_weights(self, weights: Values) -> Iterator[Violation]:
         """Every counted slot is in the model once.
@@ -264,13 +264,13 @@ class TrainingChecker:
     def _is_exact(self) -> bool:
         """Nothing that is documented to change the bits has happened."""
         died = any(why.startswith(f"{DEATHS} workers died") for why in self.work.voids.values())
-        newer = self.run.dealing.counts["slots with newer weights"]
+        newer = self.run.scheduler.counts["slots with newer weights"]
         behind = self.plan.settings.get("max_delay")
         # a part that changes its holder begins with newer weights
         if self.plan.strategy == "block-proximal":
             behind = behind and (self.plan.faults or self.resumed)
             # it repeated a part of what was judged
-            behind = behind or (self.rolled_back and self.run.dealing.failed)
+            behind = behind or (self.rolled_back and self.run.scheduler.failed)
         return not (died or newer or behind)
 
     def _same_bits(self) -> Iterator[Violation]:
@@ -278,7 +278,7 @@ class TrainingChecker:
             return
         found = [(event.steps, f"the model of evaluation {event.number}", weights) for event, weights in self._judged]
         self.held += sum(weights is not None for _, _, weights in found)
-        if not self.run.dealing.failed:
+        if not self.run.scheduler.failed:
             found.append((self.work.steps_until(self.work.limit), "the model", self.ends.weights))
         models = [(step, what, weights) for step, what, weights in found if weights is not None]
         wrong = ""

@@ -13,19 +13,21 @@ from shoal.cluster.roster import Roster
 from shoal.files import Disk
 from shoal.nodes import factory
 from shoal.nodes.evaluator import EvaluationOrder, Evaluator
-from shoal.nodes.scheduler import SchedulerNode
-from shoal.nodes.scheduler_journal import JournalledSchedule
-from shoal.nodes.scheduler_state import ScheduleState
-from shoal.nodes.scheduling import Scheduler
-from shoal.nodes.slot_stream import SlotStream
+from shoal.nodes.scheduler import (
+    Scheduler,
+)
+from shoal.nodes.scheduler_journal import ScheduleState
+from shoal.nodes.scheduler_node import (
+    SchedulerNode,
+)
 from shoal.nodes.strategy import Slot, SlotRows
-from shoal.nodes.trainer import Trainer
+from shoal.nodes.trainer import SlotStream, Trainer
 from shoal.nodes.worker import Worker
-from shoal.schedule.auto_delay import AutoDelay
 from shoal.schedule.evaluations import Evaluations
-from shoal.schedule.runs import Runs
+from shoal.schedule.intervals import Runs
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import StopDecision
+from shoal.schedule.stragglers import AutoDelay
 from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.scenarios import Mutants
 from shoal.store.checkpoint import segment_file
@@ -44,9 +46,8 @@ def slot_reported_before_it_is_counted(_: Any) -> Any:
     """A worker tells that a slot is done when its gradient is sent."""
 
     def push(self: SlotStream, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
-        number = self._trainer.number(slot)
-        self._trainer.tally(self, slot)
-        self._trainer.pushed(number, 0 if local is None else len(local), loss, Task("sent"))
+        self._tally(slot)
+        self._trainer.pushed(self._number(slot), 0 if local is None else len(local), loss, Task("sent"))
 
     return push
 
@@ -134,7 +135,7 @@ def resume_skips_slots() -> Any:
     return mock.patch("shoal.simulation.training_world.state_to_resume", state)
 
 
-@mutant(JournalledSchedule, "state")
+@mutant(Scheduler, "state")
 def checkpoint_says_what_is_counted_now(real: Any) -> Any:
     """A checkpoint of a step says what is counted when it begins, not at that step."""
     return lambda self, cut=m.NO_CLOCK: real(self)
@@ -197,12 +198,12 @@ def auto_delay_past_its_bound(real: Any) -> Any:
     return longer
 
 
-@mutant(JournalledSchedule, "rollback")
+@mutant(Scheduler, "rollback")
 def rollback_keeps_what_was_counted(real: Any) -> Any:
     """After a rollback the slots since the checkpoint stay counted."""
 
     def rollback(
-        self: JournalledSchedule,
+        self: Scheduler,
         now: int,
         state: ScheduleState | None,
         counted: Runs,
@@ -226,11 +227,11 @@ def fenced_trainer_keeps_its_slots(real: Any) -> Any:
     return forget
 
 
-@mutant(JournalledSchedule, "resume")
+@mutant(Scheduler, "resume")
 def run_ends_with_slots_that_nobody_asked_about(real: Any) -> Any:
     """A coordinator that was started again ends a run without asking what workers hold."""
 
-    def resume(self: JournalledSchedule, lines: Any, workers: Any = ()) -> None:
+    def resume(self: Scheduler, lines: Any, workers: Any = ()) -> None:
         real(self, lines, ())
 
     return resume
@@ -242,7 +243,7 @@ def time_counts_before_the_first_weights_are_read(real: Any) -> Any:
 
     def tick(self: Scheduler, now: int) -> Any:
         held = self.evaluations.held
-        early = self._begun and held < 0 and not self.over and not self.ended
+        early = self.begun and held < 0 and not self.over and not self.ended
         if early and (why := self.stopping.out_of_time(self.seconds)):
             self._stop(why)
         return real(self, now)

@@ -7,10 +7,12 @@ from collections import Counter
 from shoal.events import RolledBack, Saved, Stopped
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.scheduler import SchedulerNode
-from shoal.nodes.scheduling import Scheduler
+from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_node import (
+    SchedulerNode,
+)
 from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.nodes.trainer import Trainer
@@ -60,7 +62,7 @@ class TrainingScenario:
     def _run(self) -> list[Violation]:
         first = self._life(self.plan)
         found = self._live(first, None)
-        if found is None and not self.plan.ends and self.plan.group and "resume" in first.dealing.failed:
+        if found is None and not self.plan.ends and self.plan.group and "resume" in first.scheduler.failed:
             self.counts["runs of a group that were resumed"] += 1
         elif found is not None or not self.plan.ends:
             return found or []
@@ -91,16 +93,16 @@ class TrainingScenario:
             ends = began + run.plan.ends * MILLISECOND
             run.world.at(ends, lambda: None)
             bare = run.plan.seed % 8 == 0  # it may end before there is any checkpoint
-            run.until(lambda: (run.world.now >= ends and (bare or run.saved)) or run.dealing.ended, AFTER)
-            if not run.dealing.ended:
+            run.until(lambda: (run.world.now >= ends and (bare or run.saved)) or run.scheduler.ended, AFTER)
+            if not run.scheduler.ended:
                 return None
         run.until(lambda: nemesis.over or run.over, run.plan.lasts * MILLISECOND + AFTER)
         nemesis.stop()
         run.until(lambda: nemesis.over, AFTER)
-        within = patience_of(run.plan, min(run.dealing.workload.limit, 4 * run.plan.slots)) * MILLISECOND
+        within = patience_of(run.plan, min(run.scheduler.workload.limit, 4 * run.plan.slots)) * MILLISECOND
         if not run.until(lambda: run.over, within):
             return [Violation("I13 live", f"not over {within // SECOND} s after all was healed: {self._stuck(run)}")]
-        if run.plan.group and "resume this run" in run.dealing.failed and run.plan.beyond:
+        if run.plan.group and "resume this run" in run.scheduler.failed and run.plan.beyond:
             return None
         ends_with = FinalTables(run.pull(TABLE), run.pull(TALLY))
         checker = TrainingChecker(run, ends_with, origin is not None)
@@ -112,9 +114,9 @@ class TrainingScenario:
         return found
 
     def _stuck(self, run: TrainingWorld) -> str:
-        dealing = run.dealing
-        work = dealing.workload
-        parts = [f"{work.done} of {work.limit} slots, over {dealing.over!r}, failed {dealing.failed!r}"]
+        scheduler = run.scheduler
+        work = scheduler.workload
+        parts = [f"{work.done} of {work.limit} slots, over {scheduler.over!r}, failed {scheduler.failed!r}"]
         parts += [f"events {run.world.events}"]
         for name, task in run.nodes.ends.items():
             if not task.done and name in run.world.hosts:
@@ -143,9 +145,9 @@ def _counts(run: TrainingWorld) -> Counter[str]:
     counts = Counter({w if ":" in w else f"network: {w}": n for w, n in run.world.counts.items()})
     counts.update(type(event).__name__.lower() for event in run.told)
     if run.cluster.coordinators:
-        dealing = run.dealing
-        counts.update({f"run: {what}": n for what, n in dealing.counts.items() if len(what) < 40})
-        counts["void slots"] += len(dealing.workload.voids)
+        scheduler = run.scheduler
+        counts.update({f"run: {what}": n for what, n in scheduler.counts.items() if len(what) < 40})
+        counts["void slots"] += len(scheduler.workload.voids)
     for event in run.told:
         if isinstance(event, Stopped):
             counts.update(f"stopped: {word}" for word in _WORDS if word in event.why)
@@ -168,7 +170,7 @@ TRAINING = Scenario(
     mutants=TRAINING_MUTANTS,
     nodes=(
         *(Async, BlockProximal, Bounded, Sync),
-        *(Coordinator, Scheduler, Evaluator, DrainableServer, SchedulerNode, Server, Trainer, Worker),
+        *(Coordinator, Scheduler, Evaluator, DrainableNode, SchedulerNode, Server, Trainer, Worker),
     ),
     sometimes=(
         "answers held against the staleness bound",

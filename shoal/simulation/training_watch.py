@@ -25,10 +25,17 @@ from shoal.errors import ShoalError
 from shoal.events import Delayed, RunEvent
 from shoal.keys import Values
 from shoal.limits import MILLISECOND
-from shoal.nodes.scheduling import Scheduler
-from shoal.nodes.strategy import TABLE, TALLY, Slot, StrategyContext
+from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.strategy import (
+    TABLE,
+    TALLY,
+    Slot,
+)
+from shoal.nodes.trainer import (
+    SlotStream,
+)
 from shoal.nodes.worker import Worker
-from shoal.schedule import auto_delay
+from shoal.schedule import stragglers
 from shoal.simulation.reference import BlocksBegun, BlockTurn, Hands
 from shoal.simulation.scenarios import Violation
 from shoal.simulation.training_plan import TrainingPlan
@@ -138,9 +145,9 @@ class DelayWatch:
             return
         before, self._delay = self._delay, event.max_delay
         self.changes += 1
-        if not 0 <= event.max_delay <= auto_delay.LONGEST:
-            self.violations.append(Violation("P11 delay", f"{event.max_delay} steps, of at most {auto_delay.LONGEST}"))
-        if before is not None and (event.waiting > auto_delay.MOST_WAITING) != (event.max_delay > before):
+        if not 0 <= event.max_delay <= stragglers.LONGEST:
+            self.violations.append(Violation("P11 delay", f"{event.max_delay} steps, of at most {stragglers.LONGEST}"))
+        if before is not None and (event.waiting > stragglers.MOST_WAITING) != (event.max_delay > before):
             what = f"from {before} to {event.max_delay}, with {event.waiting:.0%} of the time waited"
             self.violations.append(Violation("P11 delay", what))
 
@@ -178,7 +185,7 @@ class PartsWatch:
             return is_newer(client, pull, slot)
 
         async def begun(
-            strategy: BlockProximal, lane: StrategyContext, slot: Slot, part: algorithm.RowPart
+            strategy: BlockProximal, lane: SlotStream, slot: Slot, part: algorithm.RowPart
         ) -> HeldPart | None:
             client = lane.client
             held = await begin(strategy, lane, slot, part)
@@ -187,7 +194,7 @@ class PartsWatch:
             return held
 
         async def iterated(
-            strategy: BlockProximal, lane: StrategyContext, slot: Slot, held: dict[int, HeldPart]
+            strategy: BlockProximal, lane: SlotStream, slot: Slot, held: dict[int, HeldPart]
         ) -> Task | None:
             push = await iterate(strategy, lane, slot, held)
             turns: BlockOrder = lane.local(slot).turns  # type: ignore[attr-defined]
@@ -213,8 +220,8 @@ class PartsWatch:
 class TrainingAudit:
     """Of one life of a run, which may have been resumed from a checkpoint."""
 
-    def __init__(self, reader: Worker, dealing: Callable[[], Scheduler], plan: TrainingPlan, resumed: bool) -> None:
-        self._reader, self._dealing, self._random = reader, dealing, Random(f"{plan.seed}/audit")
+    def __init__(self, reader: Worker, scheduler: Callable[[], Scheduler], plan: TrainingPlan, resumed: bool) -> None:
+        self._reader, self._scheduler, self._random = reader, scheduler, Random(f"{plan.seed}/audit")
         # In step mode a checkpoint is of a step, and of the count without what is in flight to it.
         self._restored_whole, self._resumed = plan.kind == "each", resumed
         self._last: tuple[tuple[int, int], Values] | None = None
@@ -239,10 +246,10 @@ class TrainingAudit:
 
     def _generations(self) -> tuple[int, int]:
         """The generations known to this client and to the scheduler; a rollback is between."""
-        return self._reader.client.session.view.generation, self._dealing().generation
+        return self._reader.client.session.view.generation, self._scheduler().generation
 
     def _counted(self) -> list[int]:
-        work = self._dealing().workload
+        work = self._scheduler().workload
         return [slot for slot in range(min(work.limit, 1 << 12)) if work.is_counted(slot)]
 
     def _check(self, generations: tuple[int, int], counted: list[int], found: Values) -> None:

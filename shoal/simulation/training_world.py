@@ -30,15 +30,22 @@ from shoal.models.learner import Learner
 from shoal.nodes import evaluator as evaluating
 from shoal.nodes import trainer as training
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.factory import dealing_for, make_judge, make_saving, make_table, make_trainer, state_to_resume
-from shoal.nodes.scheduler import SchedulerNode
-from shoal.nodes.scheduler_state import counted_everywhere
-from shoal.nodes.scheduling import JournalSnapshot, Scheduler
+from shoal.nodes.factory import make_judge, make_saving, make_table, make_trainer, scheduler_for, state_to_resume
+from shoal.nodes.scheduler import (
+    Scheduler,
+)
+from shoal.nodes.scheduler_journal import (
+    JournalSnapshot,
+    counted_everywhere,
+)
+from shoal.nodes.scheduler_node import (
+    SchedulerNode,
+)
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
-from shoal.schedule import auto_delay
-from shoal.schedule.runs import spread
+from shoal.schedule import stragglers
+from shoal.schedule.intervals import spread
 from shoal.simulation.cluster import COORDINATOR, ROOT, SimulatedCluster
 from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.faults import STRAGGLING, Fault
@@ -234,10 +241,10 @@ class TrainingWorld:
         return dealer(self.plan.group)
 
     @property
-    def dealing(self) -> Scheduler:
-        dealing = self.schedulers[-1].dealing if self.plan.group else self.cluster.coordinator.dealing
-        assert dealing is not None
-        return dealing
+    def scheduler(self) -> Scheduler:
+        scheduler = self.schedulers[-1].scheduler if self.plan.group else self.cluster.coordinator.scheduler
+        assert scheduler is not None
+        return scheduler
 
     @property
     def starts(self) -> list[int]:
@@ -248,7 +255,7 @@ class TrainingWorld:
     @property
     def over(self) -> bool:
         """The run has ended and all its processes have left."""
-        return self.dealing.ended and all(
+        return self.scheduler.ended and all(
             task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
         )
 
@@ -285,13 +292,13 @@ class TrainingWorld:
             self.nodes.hire(self.local(name))
         if self.plan.seed % 3 == 0:  # not in all: it takes time
             self.auditor = TrainingAudit(
-                self.nodes.client("auditor"), lambda: self.dealing, self.plan, origin is not None
+                self.nodes.client("auditor"), lambda: self.scheduler, self.plan, origin is not None
             )
             self.auditor.start()
         return True
 
     def _scheduler(self) -> Scheduler:
-        found = dealing_for(self.job, self.dataset)
+        found = scheduler_for(self.job, self.dataset)
         found.elsewhere = "elsewhere" in self.plan.habits
         return found
 
@@ -436,7 +443,7 @@ class TrainingWorld:
                 self.stragglers.straggle(fault, until)
                 return True
             case "hire":
-                if fault.who in self.world.hosts or fault.who in self.left or self.dealing.ended:
+                if fault.who in self.world.hosts or fault.who in self.left or self.scheduler.ended:
                     return False
                 self.nodes.hire(self.local(fault.who))
                 return True
@@ -476,9 +483,9 @@ class TrainingWorld:
         self.nodes.close()
 
 
-def _slots_in(manifest: Manifest, dealing: Scheduler) -> int:
+def _slots_in(manifest: Manifest, scheduler: Scheduler) -> int:
     """How many slots the model of a checkpoint has, by its step or by the books of its segments."""
-    work = dealing.workload
+    work = scheduler.workload
     if work.step is not None:
         return work.slots_until(manifest.steps)
     everywhere = counted_everywhere((one.books for one in manifest.segments), work.per_pass)
@@ -496,9 +503,9 @@ def data_of(plan: TrainingPlan) -> Dataset:
 def paced(plan: TrainingPlan) -> Iterator[None]:
     """Adapts the pace to short runs: few slots at a time, and computing takes time."""
     with ExitStack() as stack:
-        window = mock.patch.multiple(auto_delay, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND)
+        window = mock.patch.multiple(stragglers, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND)
         stack.enter_context(window)
-        stack.enter_context(mock.patch.object(auto_delay, "LONGEST", 3))  # so that some runs reach it
+        stack.enter_context(mock.patch.object(stragglers, "LONGEST", 3))  # so that some runs reach it
         slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
         stack.enter_context(slow)
         stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))

@@ -22,7 +22,7 @@ from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Floats, Linear
-from shoal.nodes.dense_batches import DenseBatches, seed_of
+from shoal.nodes.batches import DenseBatches, seed_of
 from shoal.store.table.codegen import DenseKernels, dense_kernels
 from shoal.store.table.update import rule_named
 from shoal.training.one_core import OneCore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.schedule.auto_delay import MOST_WAITING
+from shoal.schedule.stragglers import MOST_WAITING
 from shoal.views import axes as draw
 from shoal.views import format
 from shoal.views.axes import INK, PALE, SERIES

@@ -16,7 +16,7 @@ import pytest
 from shoal.data.datasets import load
 from shoal.events import Delayed, Evaluated, Gone, Progress, Spans, Started
 from shoal.job import Job
-from shoal.schedule.auto_delay import LONGEST, MOST_WAITING
+from shoal.schedule.stragglers import LONGEST, MOST_WAITING
 from shoal.simulation.reference import serial
 from shoal.testing.conformance import PASSES, ROWS, Candidate
 from shoal.testing.watch import Watched, kill, watch

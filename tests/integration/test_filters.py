@@ -103,13 +103,13 @@ def test_filters_that_lose_nothing_leave_a_sync_run_as_it_is_bit_for_bit() -> No
 def test_what_a_killed_worker_had_left_is_told_and_counted_as_lost(rows: Dataset) -> None:
     ship = Ship(rows, seed=2, strategy="async", workers=3, filters=["one_bit"])
     ship.until(lambda: ship.slots_done() > 30)
-    ship.until(lambda: ship.dealing.traffic.remainder()[0] > 0)
+    ship.until(lambda: ship.scheduler.traffic.remainder()[0] > 0)
     ship.kill("worker-1")
     ship.home()
     (gone,) = [event for event in ship.all(Gone) if event.name == "worker-1"]
-    left, lost = ship.dealing.traffic.remainder()
+    left, lost = ship.scheduler.traffic.remainder()
     assert gone.left > 0 and left > 0 and lost == pytest.approx(gone.left)
-    assert ship.slots_done() == ship.dealing.workload.limit
+    assert ship.slots_done() == ship.scheduler.workload.limit
 
 
 def test_a_worker_that_leaves_in_order_pushes_what_it_had_left(rows: Dataset) -> None:
@@ -118,17 +118,17 @@ def test_a_worker_that_leaves_in_order_pushes_what_it_had_left(rows: Dataset) ->
     ship.trainers["worker-1"].leave()
     ship.until(lambda: ship.ends["worker-1"].done)
     assert ship.trainers["worker-1"].worker.client.session.left() == (0.0, 0.0)
-    assert ship.home().dealing.traffic.remainder()[1] == 0
+    assert ship.home().scheduler.traffic.remainder()[1] == 0
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async"])
 def test_bytes_of_filters_survive_the_coordinator(rows: Dataset, strategy: str) -> None:
     ship = Ship(rows, seed=5, strategy=strategy, workers=2, filters=["int8", "delta"])
     ship.until(lambda: ship.slots_done() > 25)
-    before = ship.dealing.traffic.through()["all"][0]
+    before = ship.scheduler.traffic.through()["all"][0]
     ship.restart_coordinator()
     ship.home()
-    after = ship.dealing.traffic.through()
+    after = ship.scheduler.traffic.through()
     assert after["all"][0] >= before > 0 and after["int8"][1] < after["int8"][0] / 2
 
 

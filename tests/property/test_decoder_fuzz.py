@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from shoal.errors import WireError
 from shoal.keys import KeyRange
 from shoal.limits import PROTOCOL, SECOND
-from shoal.nodes.early_requests import longest
-from shoal.nodes.server import Server
+from shoal.nodes.server import Server, longest
 from shoal.store.table.update import Assign
 from shoal.tables import Dense, Sparse, Step, Table
 from shoal.timing import DEFAULT

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shoal.cluster import placement
-from shoal.cluster.balance_plan import WantedMove
-from shoal.cluster.load_balance import split
-from shoal.cluster.rebalance import plan, together
+from shoal.cluster.rebalance import WantedMove, plan, split, together
 from shoal.limits import COPIES_WITHIN, LOAD_ABOVE, MOVE_BYTES
 from shoal.tables import Dense
 from shoal.wire.messages import Replicas, TablePlaces

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.schedule.runs import runs, spread
+from shoal.schedule.intervals import runs, spread
 from shoal.schedule.slot_queue import (
     AGAIN,
     AHEAD,

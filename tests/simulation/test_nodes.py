@@ -21,7 +21,7 @@ import pytest
 
 import shoal
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.scheduling import Scheduler
+from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.trainer import Trainer
 from shoal.simulation import SCENARIOS
 from shoal.simulation.scenarios import scenario
@@ -96,11 +96,11 @@ def test_the_package_has_the_nodes_that_everybody_knows() -> None:
     names = {one.__name__ for one in nodes()}
     assert names >= {
         "Coordinator",
-        "DrainableServer",
+        "DrainableNode",
         "GossipController",
         "GossipWorker",
         "PeerNode",
-        "Scheduler",
+        "SchedulerNode",
         "Server",
         "Worker",
     }

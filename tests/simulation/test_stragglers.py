@@ -48,7 +48,7 @@ def train(strategy: str, **facts: Any) -> TrainingWorld:
         nemesis_of(one).begin()
         assert one.until(lambda: one.over, 120 * SECOND)
     one.close()
-    assert stopped(one.told) == "3 epochs done" and one.dealing.workload.done == 72
+    assert stopped(one.told) == "3 epochs done" and one.scheduler.workload.done == 72
     return one
 
 
@@ -57,9 +57,9 @@ def test_slots_of_a_slow_worker_are_lent_and_counted_once() -> None:
     alone, helped = (
         train("sync", settings={**steps, "second_copies": second}, faults=(SLOW,)) for second in (False, True)
     )
-    assert alone.dealing.counts["second copies"] == 0 < helped.dealing.counts["second copies"]
+    assert alone.scheduler.counts["second copies"] == 0 < helped.scheduler.counts["second copies"]
     assert (
-        helped.dealing.counts["second copies first"] > 0
+        helped.scheduler.counts["second copies first"] > 0
     )  # how long the whole takes is chance: 72 slots, and evaluations
 
 
@@ -68,8 +68,8 @@ def test_a_delay_is_found_while_they_run_and_every_server_hears_of_it(crashes: t
     faults = (SLOW, *(Fault("crash", at, 300, "coordinator") for at in crashes))
     one = train("bounded", settings={"max_delay": "auto"}, faults=faults)
     assert one.world.counts["fault: crash coordinator"] == len(crashes)
-    assert one.dealing.auto is not None
-    assert one.delays.changes > 0 and one.cluster.delays(TABLE) == {one.dealing.auto.delay}
+    assert one.scheduler.auto is not None
+    assert one.delays.changes > 0 and one.cluster.delays(TABLE) == {one.scheduler.auto.delay}
 
 
 def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:

@@ -74,15 +74,15 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
     )  # fmt: skip
     run, weights, tally = trained(plan)
     assert run.dealt == {0, 1, 2, 3}
-    key = run.dealing.workload.order.content(0, 3)
+    key = run.scheduler.workload.order.content(0, 3)
 
     def wrong(by: int, is_counted: bool, restarted: bool) -> list[str]:
         """Slot 3 is in the model once, and ``by`` times more."""
-        work = run.dealing.workload
+        work = run.scheduler.workload
         mine, found = (replaced(work) if not is_counted else work), weights.copy()
         found[key] += by * STEP
         checker = TrainingChecker(run, FinalTables(found, tally), resumed=False)
-        checker.work, run.dealing._former = mine, restarted
+        checker.work, run.scheduler._resumed = mine, restarted
         return [one.what for one in checker._counted_in_weights(found)]
 
     def replaced(work: SlotQueue) -> SlotQueue:

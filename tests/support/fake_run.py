@@ -9,8 +9,13 @@ from typing import TypeVar
 from shoal.data.slots import Slots
 from shoal.events import RunEvent, Started, Stopped
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.scheduling import JOURNAL_TOKEN, Scheduler
-from shoal.schedule.runs import runs, spread
+from shoal.nodes.scheduler import (
+    Scheduler,
+)
+from shoal.nodes.scheduler_journal import (
+    JOURNAL_TOKEN,
+)
+from shoal.schedule.intervals import runs, spread
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import ENDLESS, StopDecision, StopRules
 from shoal.tables import Step
@@ -21,7 +26,7 @@ PER_PASS = 8
 E = TypeVar("E", bound=RunEvent)
 
 
-def dealing(rules: StopRules | None = None, slots: int = 0, workers: int = 2, every: float = 1.0) -> Scheduler:
+def scheduler(rules: StopRules | None = None, slots: int = 0, workers: int = 2, every: float = 1.0) -> Scheduler:
     """A run with epochs of eight slots, in steps of so many if there are steps."""
     step = Step(slots=slots, slots_per_pass=PER_PASS) if slots else None
     workload = SlotQueue(Slots(PER_PASS, 1, seed=3), ENDLESS, step)
@@ -40,7 +45,7 @@ def dealing(rules: StopRules | None = None, slots: int = 0, workers: int = 2, ev
 class Desk:
     """A run, its two workers and its evaluator, in one thread."""
 
-    dealing: Scheduler
+    scheduler: Scheduler
     now: int = 100 * SECOND
     told: list[RunEvent] = field(default_factory=list)
     journal: list[bytes] = field(default_factory=list)
@@ -59,7 +64,7 @@ class Desk:
                 case Persist(token, record):
                     assert token == JOURNAL_TOKEN
                     self.journal += [record] if not self.disk_error else []
-                    said += self.feed(self.dealing.durable(self.now, self.disk_error))
+                    said += self.feed(self.scheduler.durable(self.now, self.disk_error))
                 case Send(_, message):
                     said.append(message)
         return said
@@ -70,8 +75,8 @@ class Desk:
         return self.send(who, m.Want(self.requests, who, more, told, **rest))  # type: ignore[arg-type]
 
     def send(self, who: int, want: m.Want) -> m.Deal:
-        (deal,) = self.feed(self.dealing.want(self.now, f"worker-{who}", want))
-        self.feed(self.dealing.tick(self.now))  # as the coordinator does after every event
+        (deal,) = self.feed(self.scheduler.want(self.now, f"worker-{who}", want))
+        self.feed(self.scheduler.tick(self.now))  # as the coordinator does after every event
         assert isinstance(deal, m.Deal)
         self.hands.setdefault(who, []).extend(spread([*deal.again, *deal.slots], 1 << 20))
         self.over[who] = deal.over
@@ -80,7 +85,7 @@ class Desk:
     def ready(self, holds: int = -1, found: int = -1, loss: float = 0.5, error: str = "") -> m.EvaluateNow:
         self.requests += 1
         ready = m.EvaluationReady(self.requests, 90, holds, found, loss, {}, error)
-        (judge,) = self.feed(self.dealing.ready(self.now, "evaluator", ready))
+        (judge,) = self.feed(self.scheduler.ready(self.now, "evaluator", ready))
         assert isinstance(judge, m.EvaluateNow)
         return judge
 
@@ -112,15 +117,15 @@ class Desk:
             for who in (1, 2):
                 self.work(who)
             self.judge(loss)
-            self.feed(self.dealing.tick(self.now))
-            if self.dealing.ended:
+            self.feed(self.scheduler.tick(self.now))
+            if self.scheduler.ended:
                 break
         return self
 
     def run_until_asked(self) -> None:
         """Until another evaluation is asked for."""
-        asked = self.dealing.evaluations.asked
-        while self.dealing.evaluations.asked == asked:
+        asked = self.scheduler.evaluations.asked
+        while self.scheduler.evaluations.asked == asked:
             self.now += 10 * MILLISECOND
             for who in (1, 2):
                 self.work(who)
@@ -128,14 +133,14 @@ class Desk:
 
     def gone(self, who: int, died: bool = True, role: str = "worker") -> None:
         member = m.Member(f"{role}-{who}", who, role, "")
-        self.feed(self.dealing.gone(self.now, member, "it is gone", died))
+        self.feed(self.scheduler.gone(self.now, member, "it is gone", died))
         self.hands.pop(who, None)
 
     def wait(self, seconds: float) -> None:
         steps = max(10, round(seconds))  # as a loop turns that does not sleep
         for _ in range(steps):
             self.now += int(seconds * SECOND / steps)
-            self.feed(self.dealing.tick(self.now))
+            self.feed(self.scheduler.tick(self.now))
 
     def all(self, kind: type[E]) -> list[E]:
         return [event for event in self.told if isinstance(event, kind)]

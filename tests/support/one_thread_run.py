@@ -16,10 +16,10 @@ from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.factory import dealing_for
-from shoal.nodes.scheduling import Scheduler
+from shoal.nodes.factory import scheduler_for
+from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.trainer import Trainer
 from shoal.settings import changed
@@ -75,10 +75,10 @@ class CalmWorld:
         self.world.add(node)
         self.feed(node.name, Tick())  # it has begun, also if the test never lets time pass
 
-    def serve(self, name: str) -> DrainableServer:
+    def serve(self, name: str) -> DrainableNode:
         """One more server, as it runs everywhere: inside a guest."""
         server = Server(name, f"token of {name}", f"memory:{name}")
-        guest = DrainableServer(server, server.member)
+        guest = DrainableNode(server, server.member)
         self.board(guest)
         return guest
 
@@ -109,7 +109,7 @@ class CalmWorld:
 
     def _after_event(self, name: str) -> None:
         node = self.world.hosts[name].node if name in self.world.hosts else None
-        if isinstance(node, DrainableServer) and node.end:  # its process ends
+        if isinstance(node, DrainableNode) and node.end:  # its process ends
             self.world.end(name)
 
 
@@ -159,8 +159,8 @@ class Ship(CalmWorld):
         self._coordinate(self.journal)
 
     def _coordinate(self, journal: list[bytes]) -> None:
-        self.dealing: Scheduler = dealing_for(self.job, self.rows)
-        made = Coordinator(copies=self.job.copies, journal=journal, dealing=self.dealing, moves=self.job.moves)
+        self.scheduler: Scheduler = scheduler_for(self.job, self.rows)
+        made = Coordinator(copies=self.job.copies, journal=journal, scheduler=self.scheduler, moves=self.job.moves)
         self.board(made)
 
     def home(self) -> Ship:
@@ -169,7 +169,7 @@ class Ship(CalmWorld):
         return self
 
     def slots_done(self) -> int:
-        return self.dealing.workload.done
+        return self.scheduler.workload.done
 
     @property
     def weights(self) -> Any:

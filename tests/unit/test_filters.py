@@ -16,7 +16,7 @@ from shoal.errors import BadValues, Invalid
 from shoal.filters.chain import Chain, Flow
 from shoal.job import Job
 from shoal.keys import KeyRange
-from shoal.nodes.scheduler_state import (
+from shoal.nodes.scheduler_journal import (
     RunSummary,
     ScheduleState,
     TrafficTotals,

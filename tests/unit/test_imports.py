@@ -51,8 +51,6 @@ LEVELS = (
     ),
 )
 FRIENDS = ({"wire", "security"}, {"job", "strategy"})
-# Until all strategies have one run, one tracker and one set of processes: this list only ever gets shorter.
-PENDING = frozenset((ROOT / "tests/unit/pending_imports.txt").read_text().split("\n"))
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 PROTOCOL = (
@@ -130,13 +128,7 @@ def is_set(node: ast.expr) -> bool:
 @pytest.mark.parametrize("path", [path for path in MODULES if path not in DOORS])
 def test_imports_point_one_way(path: str) -> None:
     assert room_of(path) in LEVEL, f"give {room_of(path)!r} its place among the levels"
-    assert [name for name in wrong_way(path, (ROOT / path).read_text()) if f"{path} {name}" not in PENDING] == []
-
-
-def test_no_import_is_pending_that_is_not_there() -> None:
-    inside = [path for path in MODULES if path not in DOORS]
-    found = {f"{path} {name}" for path in inside for name in wrong_way(path, (ROOT / path).read_text())}
-    assert PENDING - {""} <= found
+    assert wrong_way(path, (ROOT / path).read_text()) == []
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.startswith(PROTOCOL)])

@@ -15,7 +15,7 @@ from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.membership_journal import afresh
 from shoal.store.client.client import Client
 from shoal.timing import DEFAULT, LEAST, MOST, SCALES, Timing, TimingSettings, others_than, seconds_of, timing_from
@@ -212,9 +212,9 @@ def test_a_guest_waits_for_the_coordinator_as_that_one_said_or_as_its_host_does(
         def handle(self, now: int, event: object) -> list[Effect]:
             return []
 
-    assert DrainableServer(Node(), member).patience == QUICKER.patience
-    assert DrainableServer(Node(), member, 7 * SECOND).patience == 7 * SECOND
-    assert DrainableServer(Node(), member, None).patience is None
+    assert DrainableNode(Node(), member).patience == QUICKER.patience
+    assert DrainableNode(Node(), member, 7 * SECOND).patience == 7 * SECOND
+    assert DrainableNode(Node(), member, None).patience is None
 
 
 @pytest.mark.parametrize("wrong", [0, -1, MOST + 1, 1 << 62])

@@ -34,7 +34,11 @@ from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import SOLVED, CscColumns
 from shoal.models.learner import Learner, LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.strategy import TABLE, ServerStrategy, Slot, StrategyContext
+from shoal.nodes.strategy import (
+    TABLE,
+    ServerStrategy,
+    Slot,
+)
 from shoal.store.client.task import Task
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer
@@ -44,6 +48,7 @@ from shoal.tables import Apply, Step, Table, Update
 if TYPE_CHECKING:
     from shoal.data.slots import SlotOrder
     from shoal.job import Job
+    from shoal.nodes.trainer import SlotStream
 
 _BLOCKS = 1 << 16
 _DELAY = 32  # iterations; servers hold 64 steps ahead
@@ -170,7 +175,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         assert isinstance(learner, LinearLearner)
         return ObjectiveLearner(learner.model, learner.train, job.update.l1, job.update.l2)
 
-    def shelf(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
+    def batches(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
         """The rows in parts, column by column."""
         importlib.import_module("shoal.models.column_kernels")  # now: who compiles them as a member is silent meanwhile
         from shoal.models.columns import ColumnBlocks
@@ -181,83 +186,83 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         blocks = ColumnBlocks.cut(self.by, self.blocks, data.counts, bias, data.rows)
         return ColumnParts(data, slots, blocks, bias, learner.model.loss)
 
-    async def run(self, lane: StrategyContext) -> None:
+    async def run(self, stream: SlotStream) -> None:
         """Slot after slot, until it is over."""
         held: dict[int, HeldPart] = {}  # the parts that are with this lane
         pushed: deque[Task] = deque()
         while True:
-            slot = lane.next()
+            slot = stream.next()
             if slot is not None:
-                if (push := await self._iterate(lane, slot, held)) is not None:
+                if (push := await self._iterate(stream, slot, held)) is not None:
                     pushed.append(push)
                 while pushed and (pushed[0].done or len(pushed) > SLOTS_PER_STEP):
                     await pushed.popleft()  # one that failed for good ends this life: somebody may wait for it
-            elif lane.over:
+            elif stream.over:
                 break
             else:
-                more = lane.more()
+                more = stream.more()
                 await more
-                lane.waited(more)
+                stream.waited(more)
         while pushed:
             await pushed[0]
-            lane.waited(pushed.popleft())
+            stream.waited(pushed.popleft())
 
-    async def _iterate(self, lane: StrategyContext, slot: Slot, held: dict[int, HeldPart]) -> Task | None:
+    async def _iterate(self, stream: SlotStream, slot: Slot, held: dict[int, HeldPart]) -> Task | None:
         """One part's side of one iteration: take what came, and push gradient and curvature of this block."""
-        part: Any = lane.local(slot)
+        part: Any = stream.local(slot)
         turns: BlockOrder = part.turns
         t, number = turns.iteration(slot), turns.part(slot)
         one = held.pop(number, None)
-        if lane.is_void(slot):
-            void = lane.client.push(TABLE, (), (), slot=slot, void=True)
-            lane.push(slot, None, 0.0, void)
+        if stream.is_void(slot):
+            void = stream.client.push(TABLE, (), (), slot=slot, void=True)
+            stream.push(slot, None, 0.0, void)
             return void
         if one is None or one.next != t:
-            one = await self._begin(lane, slot, part)
+            one = await self._begin(stream, slot, part)
             if one is None:
                 return None
         came = one.coming.pop(t - self.max_delay - 1, None)
         weights = None
         if came is not None:
             weights = await came.task
-            lane.waited(came.task)
+            stream.waited(came.task)
         everything = slot[0] % self.recheck == 0
         cost = one.standing.cost(turns.block(t)) + (0 if came is None else one.standing.cost(came.block))
-        found = lane.compute(partial(one.turn, turns.block(t), everything, came, weights), cost, len(part))
+        found = stream.compute(partial(one.turn, turns.block(t), everything, came, weights), cost, len(part))
         try:
             loss, places, listed, values = await found
-            push = lane.client.push_pull(TABLE, listed, values, slot=slot, of=None if came is None else came.task)
+            push = stream.client.push_pull(TABLE, listed, values, slot=slot, of=None if came is None else came.task)
         except BadValues as error:
-            lane.refuse(slot, str(error))
+            stream.refuse(slot, str(error))
             return None
         one.coming[t], one.next = InflightBlock(turns.block(t), places, push), t + 1
         held[number] = one
-        lane.push(slot, part, loss * len(part) / max(1, one.standing.columns.rows), push)
+        stream.push(slot, part, loss * len(part) / max(1, one.standing.columns.rows), push)
         return push
 
-    async def _begin(self, lane: StrategyContext, slot: Slot, part: RowPart) -> HeldPart | None:
+    async def _begin(self, stream: SlotStream, slot: Slot, part: RowPart) -> HeldPart | None:
         """A part that was not here, or was elsewhere meanwhile: its weights as they are before this iteration.
 
         Those of the last ``max_delay`` iterations may be among them already, or come later: they are asked for again.
         """
         turns, t = part.turns, part.turns.iteration(slot)
-        columns: CscColumns = await lane.compute(part.columns, part.nonzeros, 0)
+        columns: CscColumns = await stream.compute(part.columns, part.nonzeros, 0)
         one = HeldPart(BlockMargins(columns, self.max_delay), t)
         if t == 0:
             return one  # all weights are 0
-        pull = lane.client.pull(TABLE, columns.listed, slot=slot)
+        pull = stream.client.pull(TABLE, columns.listed, slot=slot)
         weights = await pull
-        lane.waited(pull)
-        if is_newer(lane.client, pull, slot):
-            if lane.leaves(slot):
+        stream.waited(pull)
+        if is_newer(stream.client, pull, slot):
+            if stream.leaves(slot):
                 return None  # another one pushed it, and some servers have that already
-            await lane.admits()
-        await lane.compute(partial(one.standing.refresh, weights), part.nonzeros, 0)
+            await stream.admits()
+        await stream.compute(partial(one.standing.refresh, weights), part.nonzeros, 0)
         for s in range(max(0, t - self.max_delay), t):
             block = turns.block(s)
             places = one.standing.places(block, everything=True)
             listed = one.listed(block, places)
-            pull = lane.client.pull(TABLE, listed, clock=s + 1 + self.max_delay)
+            pull = stream.client.pull(TABLE, listed, clock=s + 1 + self.max_delay)
             one.coming[s] = InflightBlock(block, places, pull)
         return one
 

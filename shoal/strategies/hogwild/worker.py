@@ -33,7 +33,7 @@ from shoal.launch.shared_memory import SharedLayout, SharedMemory, open_of
 from shoal.launch.worker_process import number_of
 from shoal.models.learner import Data, learner_of
 from shoal.models.linear import Linear
-from shoal.nodes.dense_batches import DenseBatches
+from shoal.nodes.batches import DenseBatches
 from shoal.store.table.codegen import dense_kernels
 from shoal.store.table.update import rule_named
 from shoal.strategies.hogwild import Hogwild, loop

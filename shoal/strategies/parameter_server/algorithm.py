@@ -13,15 +13,23 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import BadValues, Invalid
 from shoal.limits import ADMIT, SLOTS_PER_STEP
-from shoal.nodes.strategy import TABLE, ServerStrategy, Slot, SlotRows, StrategyContext
+from shoal.nodes.strategy import (
+    TABLE,
+    ServerStrategy,
+    Slot,
+    SlotRows,
+)
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.strategy import register
 from shoal.tables import Apply, Each, Sparse, Step, Table, Update
+
+if TYPE_CHECKING:
+    from shoal.nodes.trainer import SlotStream
 
 MAX_DELAY = 1 << 53  # steps; more is no bound at all, and strategy = "async" says so
 _UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they count at once
@@ -65,79 +73,79 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
         apply, max_delay = self.consistency(slots_per_pass)
         return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay, admit=self.admit, evict=self.evict)
 
-    async def run(self, lane: StrategyContext) -> None:
+    async def run(self, stream: SlotStream) -> None:
         """Slot after slot, until it is over."""
         begun: deque[InflightStep] = deque()  # slots whose weights are on their way, in order
         pushed: deque[Task] = deque()
         clock: int | None = None  # our steps, once we know where we were entered
         while True:
             room = self.prefetch if self.in_steps or clock is not None else 0
-            while len(begun) <= room and (slot := lane.next()) is not None:
-                begun.append(self._pull(lane, slot, None if clock is None else clock + len(begun)))
+            while len(begun) <= room and (slot := stream.next()) is not None:
+                begun.append(self._pull(stream, slot, None if clock is None else clock + len(begun)))
             if begun:
                 one = begun.popleft()
                 weights = await one.pull
-                lane.waited(one.pull)
-                clock = lane.client.session.clock if clock is None else clock
-                push = await self._push(lane, one, weights, clock + 1 + len(begun), begun[0] if begun else None)
+                stream.waited(one.pull)
+                clock = stream.client.session.clock if clock is None else clock
+                push = await self._push(stream, one, weights, clock + 1 + len(begun), begun[0] if begun else None)
                 if push is not None:
                     clock = None if one.local is None else clock + 1
                     pushed.append(push.pull)
                     if push.local is not None:
                         begun.append(push)
-                await self._settle(lane, pushed)
-            elif lane.over:
+                await self._settle(stream, pushed)
+            elif stream.over:
                 break
             else:
                 clock = None
                 if not self.in_steps:
-                    await _all(lane, pushed)
-                    await lane.client.park()  # nobody waits for who has nothing to do
-                more = lane.more()
+                    await _all(stream, pushed)
+                    await stream.client.park()  # nobody waits for who has nothing to do
+                more = stream.more()
                 await more
-                lane.waited(more)
-        await _all(lane, pushed)
+                stream.waited(more)
+        await _all(stream, pushed)
         if not self.in_steps:  # there nobody waits for workers, and another lane may be at work
-            await lane.client.park()
+            await stream.client.park()
 
-    def _pull(self, lane: StrategyContext, slot: Slot, clock: int | None) -> InflightStep:
-        if lane.is_void(slot):
+    def _pull(self, stream: SlotStream, slot: Slot, clock: int | None) -> InflightStep:
+        if stream.is_void(slot):
             nothing = Task("nothing to pull")
             nothing.finish()
             return InflightStep(slot, None, nothing)
-        local = lane.local(slot)
+        local = stream.local(slot)
         if self.in_steps:
-            return InflightStep(slot, local, lane.client.pull(TABLE, local.listed, slot=slot))
+            return InflightStep(slot, local, stream.client.pull(TABLE, local.listed, slot=slot))
         # Used when the slots before it are pushed: that is the clock it has to be good for.
-        return InflightStep(slot, local, lane.client.pull(TABLE, local.listed, clock=clock))
+        return InflightStep(slot, local, stream.client.pull(TABLE, local.listed, clock=clock))
 
     async def _push(
-        self, lane: StrategyContext, one: InflightStep, weights: Any, clock: int, second: InflightStep | None
+        self, stream: SlotStream, one: InflightStep, weights: Any, clock: int, second: InflightStep | None
     ) -> InflightStep | None:
         """The gradient of a slot goes; where it can, the same message asks for the weights of the next (then it is named).
 
         ``second`` is the slot that is computed next: it need not wait until this one is pushed.
         """
-        client, slot, local = lane.client, one.slot, one.local
+        client, slot, local = stream.client, one.slot, one.local
         if local is None:
             void = client.push(TABLE, (), (), slot=slot, void=True)
-            lane.push(slot, None, 0.0, void)
+            stream.push(slot, None, 0.0, void)
             return InflightStep(slot, None, void)
         if self.in_steps and is_newer(client, one.pull, one.slot):
-            if lane.leaves(slot):
+            if stream.leaves(slot):
                 return None  # another one pushed it, and some servers have that already
-            await lane.admits()
-        found = one.found or lane.gradient(local, weights, self.combine == "mean")
+            await stream.admits()
+        found = one.found or stream.gradient(local, weights, self.combine == "mean")
         if second is not None:
-            second.pull.then(partial(self._begin_early, lane, second, found))
+            second.pull.then(partial(self._begin_early, stream, second, found))
         try:
             loss, gradient = await found
         except BadValues as error:
-            lane.refuse(slot, str(error))
+            stream.refuse(slot, str(error))
             return None
-        client = lane.client  # not in the name of another life, if this one ended meanwhile
-        following = None if self.in_steps else lane.next()
-        coming = None if following is None or lane.is_void(following) else lane.local(following)
+        client = stream.client  # not in the name of another life, if this one ended meanwhile
+        following = None if self.in_steps else stream.next()
+        coming = None if following is None or stream.is_void(following) else stream.local(following)
         push: Task | None
         try:
             if coming is None or not client.may_look_ahead(TABLE, local.listed, coming.listed):
@@ -148,29 +156,29 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                     TABLE, local.listed, gradient, slot=slot, of=one.pull, ahead=coming.listed, clock=clock
                 )
         except BadValues as error:
-            lane.refuse(slot, str(error))
+            stream.refuse(slot, str(error))
             push = None
         if push is None or coming is None:
-            lane.put_back(following)
+            stream.put_back(following)
         if push is None:
             return None
-        lane.push(slot, local, loss, push)
+        stream.push(slot, local, loss, push)
         return InflightStep(slot if following is None or coming is None else following, coming, push)
 
-    def _begin_early(self, lane: StrategyContext, one: InflightStep, before: Task, pull: Task) -> None:
+    def _begin_early(self, stream: SlotStream, one: InflightStep, before: Task, pull: Task) -> None:
         """Its weights are here while the slot before is computed: whoever computes goes on without a break."""
         if before.done or pull.error is not None or one.local is None:
             return
-        if not (self.in_steps and is_newer(lane.client, one.pull, one.slot)):
-            one.found = lane.early(one.local, pull.value, self.combine == "mean")
+        if not (self.in_steps and is_newer(stream.client, one.pull, one.slot)):
+            one.found = stream.early(one.local, pull.value, self.combine == "mean")
 
-    async def _settle(self, lane: StrategyContext, pushed: deque[Task]) -> None:
+    async def _settle(self, stream: SlotStream, pushed: deque[Task]) -> None:
         """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
         # A slot of a step is counted only when the step is whole; a push that looks ahead is done when that pull is, which may
         # wait for all of ours that are begun.
         most = SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2)
         while len(pushed) > most or (pushed and pushed[0].done):
-            await _one(lane, pushed)
+            await _one(stream, pushed)
 
 
 @register
@@ -219,12 +227,12 @@ def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
     return any(taken) and not all(taken)  # all: it was counted before, and what is computed now counts nowhere
 
 
-async def _all(lane: StrategyContext, tasks: deque[Task]) -> None:
+async def _all(stream: SlotStream, tasks: deque[Task]) -> None:
     while tasks:
-        await _one(lane, tasks)
+        await _one(stream, tasks)
 
 
-async def _one(lane: StrategyContext, tasks: deque[Task]) -> None:
+async def _one(stream: SlotStream, tasks: deque[Task]) -> None:
     task = tasks.popleft()
     await task
-    lane.waited(task)
+    stream.waited(task)

@@ -44,7 +44,10 @@ from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.evaluator import Evaluator, Judgement
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
-from shoal.nodes.scheduling import JournalSnapshot, ScheduleState
+from shoal.nodes.scheduler_journal import (
+    JournalSnapshot,
+    ScheduleState,
+)
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker

@@ -26,6 +26,7 @@ class PeerToPeer(Strategy, frozen=True, tag="peer-to-peer", kw_only=True):
     """The settings of a peer-to-peer run."""
 
     runs: ClassVar[str] = "shoal.strategies.peers.run"
+    observer: ClassVar[str] = "shoal.strategies.peers.observer"
     has_links: ClassVar[bool] = True
     mixes: ClassVar[bool] = True
     can_be_watched: ClassVar[bool] = True

@@ -12,8 +12,7 @@ import numpy as np
 
 from shoal.errors import BadCheckpoint
 from shoal.models.linear import Floats
-from shoal.schedule.intervals import Intervals, count
-from shoal.schedule.runs import runs
+from shoal.schedule.intervals import Intervals, count, runs
 from shoal.schedule.stop_rules import Patience
 from shoal.strategies.peers.run_log import RunLogState
 from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints, LocalProgress

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from shoal import limits
 from shoal.emulation import Slowdown
 from shoal.errors import BadValues
-from shoal.schedule.intervals import Intervals, count
-from shoal.schedule.runs import Runs
+from shoal.schedule.intervals import Intervals, Runs, count
 from shoal.strategies.peers.run_log import RunLogState
 from shoal.wire.effects import Compute
 from shoal.wire.messages import peers as p

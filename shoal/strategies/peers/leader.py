@@ -28,8 +28,7 @@ import numpy as np
 from shoal import limits
 from shoal.data.slots import Slots
 from shoal.job import Job
-from shoal.schedule.intervals import Intervals, count
-from shoal.schedule.runs import Runs
+from shoal.schedule.intervals import Intervals, Runs, count
 from shoal.schedule.stop_rules import ENDLESS, Patience, StopDecision, StopRules
 from shoal.strategies.peers import PeerToPeer
 from shoal.strategies.peers.compute import Floats

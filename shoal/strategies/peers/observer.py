@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -45,6 +46,9 @@ from shoal.wire.messages.peers import (
     Watch,
     Weigh,
 )
+
+if TYPE_CHECKING:
+    from shoal.security.safety import Safety
 
 LEFT = "it left"
 SPENT = ("compute", "communicate", "idle")  # what ``PeerStatus.spent`` counts, in its order
@@ -328,3 +332,18 @@ class PeerEvents:
                 by=self.names.get(one.by, one.by),
             )
         )
+
+
+def answers(address: str, safety: Safety, seconds: float) -> bool:
+    """Whether a peer answers at this address."""
+    from shoal.wire.zmq import ZmqTransport
+
+    observer = PeerObserver(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
+    try:
+        observer.meet([Peer("door", "door", 0, address)])
+        observer.greet("door", seconds)
+        return True
+    except Unanswered:
+        return False
+    finally:
+        observer.close()

@@ -25,7 +25,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import ShoalError
-from shoal.schedule.runs import Runs
+from shoal.schedule.intervals import Runs
 from shoal.strategies.peers.broadcast import Delivery
 from shoal.strategies.peers.compute import (
     Change,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal import limits
-from shoal.cluster.balance_plan import WantedMove
+from shoal.cluster.rebalance import WantedMove
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.limits import SECOND
@@ -296,11 +296,11 @@ def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_w
     made.leave("bob")
     smaller = [WantedMove("w", segment, "bob", "", "leaving") for segment in range(len(made.tables["w"].places))]
     made.people["bob"].view = made.number
-    assert made.begin(0, smaller) == [] and holders(made, "w") == {"ann", "bob"}
+    assert made.assignment.begin(0, smaller) == [] and holders(made, "w") == {"ann", "bob"}
     made.people["ann"].view, made.people["ann"].suspected = made.number, True
-    assert made.begin(0, smaller) == []
+    assert made.assignment.begin(0, smaller) == []
     made.people["ann"].suspected = False
-    assert made.begin(0, smaller) == smaller and holders(made, "w") == {"ann"}
+    assert made.assignment.begin(0, smaller) == smaller and holders(made, "w") == {"ann"}
 
 
 def test_a_new_table_has_all_its_copies_while_one_that_is_to_hold_them_is_still_leaving() -> None:
@@ -310,7 +310,7 @@ def test_a_new_table_has_all_its_copies_while_one_that_is_to_hold_them_is_still_
     made.create("w", Dense(rows=64))
     assert {tuple(place.servers) for place in made.tables["w"].places} == {("ann", "bob")}
     made.remove("ann", "it was killed")
-    assert not made.has_lost()
+    assert not made.assignment.has_lost()
 
 
 def test_a_server_that_leaves_is_given_nothing_where_enough_others_stay() -> None:
@@ -327,9 +327,9 @@ def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> N
     first = made.tables["w"].places[0].servers
     swap = [WantedMove("w", 0, first[0], first[1], "count")]
     made.people[first[0]].view = made.people[first[1]].view = made.number
-    assert made.begin(0, swap) == []
+    assert made.assignment.begin(0, swap) == []
     made.people[first[2]].view = made.number
-    assert made.begin(0, swap) == swap
+    assert made.assignment.begin(0, swap) == swap
     assert made.tables["w"].places[0].servers == [first[1], first[0], first[2]]
 
 
@@ -341,8 +341,8 @@ def test_half_a_trade_is_not_begun() -> None:
     mine, other = owners.index("ann"), owners.index("bob")
     trade = [WantedMove("w", mine, "ann", "bob", "load", "", 1), WantedMove("w", other, "bob", "ann", "load", "", 1)]
     made.people["ann"].view = made.people["bob"].view = made.number
-    made.apart["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
+    made.assignment.apart["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
     before = dict(made.tables)
-    assert made.begin(0, trade) == [] and made.tables == before
-    assert made.begin(10, trade) == trade
+    assert made.assignment.begin(0, trade) == [] and made.tables == before
+    assert made.assignment.begin(10, trade) == trade
     assert [made.tables["w"].places[one].filling for one in (mine, other)] == ["bob", "ann"]

@@ -21,7 +21,7 @@ from shoal.models.torch_learner import ModuleLearner  # noqa: E402
 from shoal.models.torch_module import Module  # noqa: E402
 from shoal.models.trained_module import TrainedModule  # noqa: E402
 from shoal.models.zoo import cnn, sheet  # noqa: E402
-from shoal.nodes.dense_batches import DenseBatches, RowsPiece  # noqa: E402
+from shoal.nodes.batches import DenseBatches, RowsPiece  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same tests on a GPU, where there is one
 NETS = """

@@ -254,7 +254,7 @@ def test_a_coordinator_that_was_cut_off_removes_nobody_because_of_the_last_word_
     office.beat("bob", 2)
     office.wait(DEFAULT.dead, ("bob", 2), ("cat", 3))
     assert office.members == ["bob", "cat"]  # ann is missed in the end
-    assert not office.coordinator.roster.has_lost()
+    assert not office.coordinator.roster.assignment.has_lost()
 
 
 def test_a_coordinator_that_slept_blames_nobody() -> None:

@@ -43,7 +43,7 @@ def sail(rows: Dataset, strategy: str, seed: int, lose: str = "") -> Ship:
 @pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
 def test_a_run_goes_on_whenever_its_coordinator_is_killed(rows: Dataset, strategy: str, seed: int) -> None:
     ship = sail(rows, strategy, seed)
-    assert ship.slots_done() == 50 and ship.dealing.examples == 800
+    assert ship.slots_done() == 50 and ship.scheduler.examples == 800
     assert {event.why for event in ship.all(Stopped)} == {"2 epochs done"}
     assert not ship.all(Gone)
     coordinator = ship.nodes["coordinator"]

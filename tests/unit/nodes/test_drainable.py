@@ -6,7 +6,7 @@ import pytest
 
 from shoal import limits
 from shoal.cluster.membership_client import MembershipClient
-from shoal.nodes.drainable import DrainableServer
+from shoal.nodes.drainable import DrainableNode
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Received, Send, Tick
@@ -34,9 +34,9 @@ def view(leaving: bool = False, held: int = 0) -> m.View:
     return m.View(1, 4 + leaving, 0, [member], [])
 
 
-def joined(patience: int | None = 60 * SECOND) -> DrainableServer:
+def joined(patience: int | None = 60 * SECOND) -> DrainableNode:
     node = Plain()
-    guest = DrainableServer(node, node.member, patience)
+    guest = DrainableNode(node, node.member, patience)
     guest.handle(SECOND, Tick())
     guest.handle(SECOND, Received("coordinator", m.Welcome("t.0", 3, view())))
     assert guest.member.joined
@@ -82,7 +82,7 @@ def test_a_refusal_of_its_wish_is_remembered_and_it_stays() -> None:
 
 def test_a_newcomer_that_is_refused_ends_unless_it_may_be_tried_again() -> None:
     node = Plain()
-    guest = DrainableServer(node, node.member)
+    guest = DrainableNode(node, node.member)
     guest.handle(SECOND, Received("coordinator", m.Refusal(0, "full", "the journal cannot be written")))
     assert not guest.end
     guest.handle(SECOND, Received("coordinator", m.Refusal(0, "setting", "the name is taken")))

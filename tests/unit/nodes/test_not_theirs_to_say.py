@@ -12,8 +12,8 @@ from shoal.cluster.membership_client import MembershipClient
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
+from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.rollback import RollbackDriver
 from shoal.nodes.server_checkpoint import ServerCheckpoints
 from shoal.store.server.table_server import TableServer
 from shoal.tables import Dense, Given, Table

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 
 from shoal import limits
-from shoal.cluster.balance_plan import WantedMove
+from shoal.cluster.rebalance import WantedMove
 from shoal.data.datasets import Dataset, load
-from shoal.events import Gone, Handed, Joined, Leaving, Warned
+from shoal.events import Gone, Handed, Joined, Leaving, Shared, Warned
 from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableServer
-from shoal.nodes.rebalancer import OpeningMove
+from shoal.nodes.drainable import DrainableNode
+from shoal.nodes.rebalancer import OpeningMove, OwnershipEvents
 from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE
 from shoal.store.server.table_server import TableServer
+from shoal.tables import Dense
 from shoal.wire import messages as m
 from shoal.wire.effects import Received, Tell
-from tests.support.fake_run import dealing
+from tests.support.fake_run import scheduler
 from tests.support.one_thread_run import JOB, Ship
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
@@ -66,13 +68,13 @@ def is_moving(ship: Ship) -> bool:
     return bool(coordinator(ship).elastic.standing(ship.now, coordinator(ship)))
 
 
-def join(ship: Ship, name: str) -> DrainableServer:
+def join(ship: Ship, name: str) -> DrainableNode:
     return ship.serve(name)
 
 
-def server_of(ship: Ship, name: str) -> DrainableServer:
+def server_of(ship: Ship, name: str) -> DrainableNode:
     guest = ship.nodes[name]
-    assert isinstance(guest, DrainableServer)
+    assert isinstance(guest, DrainableNode)
     return guest
 
 
@@ -93,7 +95,7 @@ def test_a_server_that_joins_gets_its_share_while_the_run_goes_on(rows: Dataset,
     if copies == 2:
         assert sum(held(ship, 1).values()) == sum(held(ship).values())
     ship.home()
-    assert ship.slots_done() == ship.dealing.workload.limit
+    assert ship.slots_done() == ship.scheduler.workload.limit
     handed = ship.all(Handed)
     assert {one.target for one in handed} == {"server-2"} and all(one.stall >= 0 for one in handed)
     assert any(one.name == "server-2" for one in ship.all(Joined))
@@ -130,7 +132,7 @@ def test_members_of_a_set_change_places_while_the_run_goes_on(
             if place.servers[0] == "server-0"
         ]
         node = coordinator(ship)
-        node.elastic._note(ship.now, node.roster.begin(ship.now, swaps), node)
+        node.elastic._note(ship.now, node.roster.assignment.begin(ship.now, swaps), node)
         ship.until(lambda ship=ship: not is_moving(ship))
         assert before["server-0"] == 8 and held(ship) == {"server-1": 16} and held(ship, 1) == {"server-0": 16}
         ship.home()
@@ -154,7 +156,7 @@ def test_a_server_that_is_drained_hands_all_over_and_is_let_go(rows: Dataset, st
     gone = [one for one in ship.all(Gone) if one.name == "server-1"]
     assert len(gone) == 1 and "left" in gone[0].why
     ship.home()
-    assert ship.slots_done() == ship.dealing.workload.limit
+    assert ship.slots_done() == ship.scheduler.workload.limit
 
 
 def test_every_server_can_be_replaced_by_another_one_after_the_other(rows: Dataset, weights: np.ndarray) -> None:
@@ -215,7 +217,7 @@ def test_a_worker_that_is_drained_finishes_what_it_has_and_goes(rows: Dataset, w
     ship = sail(rows, "sync", seed=4)
     drain(ship, "worker-1")
     ship.until(lambda: ship.ends["worker-1"].done)
-    assert not ship.dealing.workload.finished
+    assert not ship.scheduler.workload.finished
     ship.feed("coordinator", Received("worker-1", m.Leave(ship.trainers["worker-1"].worker.member.incarnation)))
     ship.home()
     assert np.array_equal(np.array(ship.weights), weights)
@@ -307,9 +309,9 @@ def test_a_move_to_one_that_the_owner_cannot_reach_is_given_up(rows: Dataset) ->
     ship = sail(rows, "async", seed=1, servers=2)
     ship.drop = lambda sender, to, message: "server-2" in (sender, to) and "server-0" in (sender, to)
     join(ship, "server-2")
-    ship.until(lambda: coordinator(ship).roster.apart.get(("server-0", "server-2"), 0) > 0)
+    ship.until(lambda: coordinator(ship).roster.assignment.apart.get(("server-0", "server-2"), 0) > 0)
     ship.home()
-    assert ship.slots_done() == ship.dealing.workload.limit
+    assert ship.slots_done() == ship.scheduler.workload.limit
 
 
 def test_nothing_new_moves_while_a_checkpoint_is_written(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,9 +335,9 @@ def test_copies_come_before_balance(rows: Dataset) -> None:
     def look() -> bool:
         roster = coordinator(ship).roster
         places = roster.tables[TABLE].places
-        if not roster.has_copies and any(place.instead for place in places):
+        if not roster.assignment.has_copies and any(place.instead for place in places):
             named.append(True)
-        return roster.has_copies and bool(held(ship)["server-3"])
+        return roster.assignment.has_copies and bool(held(ship)["server-3"])
 
     ship.until(look)
     assert not named
@@ -354,7 +356,7 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
         ship.until(lambda ship=ship, until=until: ship.now > until)
         found: dict[int, set[str]] = {}
         for node in ship.nodes.values():
-            if isinstance(node, DrainableServer) and isinstance(node.node, Server):
+            if isinstance(node, DrainableNode) and isinstance(node.node, Server):
                 for holding in node.node.tables.values():
                     assert isinstance(holding, TableServer)
                     for segment, digest in holding.status(m.TableStatusRequest(1, 1, 1, digests=True)).digests.items():
@@ -365,7 +367,7 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
 def test_a_move_whose_server_was_lost_on_the_way_is_told_so() -> None:
     """And not as one that evens out the load, which took long."""
     coordinator = Coordinator()
-    coordinator.dealing = dealing()
+    coordinator.scheduler = scheduler()
     coordinator.roster.lost |= {"killed": "silent for 5 s", "gone": "it left: others have what it had"}
 
     def told(source: str) -> tuple[str, str]:
@@ -376,3 +378,37 @@ def test_a_move_whose_server_was_lost_on_the_way_is_told_so() -> None:
 
     assert told("killed") == ("lost", "")
     assert told("gone") == told("server-1") == ("load", "it had 90%")
+
+
+def view(*places: list[str], servers: tuple[str, ...] = ("a", "b")) -> m.View:
+    members = [m.Member(name, number + 1, "server", "") for number, name in enumerate(servers)]
+    members.append(m.Member("worker-0", 9, "worker", ""))
+    table = m.TablePlaces(
+        1, "weights", Dense(rows=60), list(range(len(places))), [m.Replicas(1, one) for one in places]
+    )
+    return m.View(1, 1, 0, members, [table] if places else [])
+
+
+def test_parts_and_copies_are_told_by_server_once_for_each_change() -> None:
+    holders, run = OwnershipEvents(), scheduler()
+    assert holders.told(view(), run) == []  # no table yet
+    two = view(["a", "b"], ["b"], ["a", "b"])
+    assert holders.told(two, run) == [Tell(Shared(seconds=0.0, serves={"a": 2, "b": 1}, copies={"a": 0, "b": 2}))]
+    assert holders.told(msgspec.structs.replace(two, number=7), run) == []
+    (told,) = holders.told(view(["a", "b"], ["b"], [], servers=("a", "b", "c")), run)
+    assert isinstance(told, Tell) and isinstance(told.event, Shared)
+    assert told.event.serves == {"a": 1, "b": 1, "c": 0}  # a part that nobody has is nobody's; a newcomer has none
+
+
+def test_of_a_store_and_of_a_run_that_is_over_nothing_is_told() -> None:
+    run = scheduler()
+    assert OwnershipEvents().told(view(["a"], ["b"]), None) == []
+    run.failed = "somebody ended it"
+    assert OwnershipEvents().told(view(["a"], ["b"]), run) == []
+
+
+def test_parts_of_a_groups_tables_are_not_the_runs() -> None:
+    ours, run = view(["a"], ["b"]), scheduler()
+    theirs = msgspec.structs.replace(ours.tables[0], number=2, name="b/weights")
+    (told,) = OwnershipEvents().told(msgspec.structs.replace(ours, tables=[*ours.tables, theirs]), run)
+    assert told == Tell(Shared(seconds=0.0, serves={"a": 1, "b": 1}, copies={"a": 0, "b": 0}))

@@ -12,9 +12,7 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
-from shoal.nodes.backlog import Backlog
-from shoal.nodes.early_requests import longest
-from shoal.nodes.server import Server
+from shoal.nodes.server import Backlog, Server, longest
 from shoal.store.table import slab
 from shoal.tables import Dense, Sparse, Table, Update
 from shoal.timing import DEFAULT

@@ -15,9 +15,9 @@ from shoal.events import Evaluated, Gone, Started, Stopped, Voided
 from shoal.job import Job
 from shoal.models.learner import LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.slot_stream import SlotStream
+from shoal.nodes.trainer import SlotStream
 from shoal.schedule.slot_queue import SlotQueue
-from shoal.schedule.speculative import SpeculativeCopies
+from shoal.schedule.stragglers import SpeculativeCopies
 from shoal.wire import messages as m
 from shoal.wire.effects import ProcessEnd, Tick
 from tests.support.one_thread_run import JOB, Ship
@@ -39,7 +39,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def test_a_run_counts_every_slot_once_and_learns(rows: Dataset, strategy: str) -> None:
     ship = Ship(rows, strategy=strategy).home()
     assert ship.all(Stopped)[0].why == "3 epochs done"
-    assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+    assert ship.slots_done() == 75 and ship.scheduler.examples == 3 * 400
     losses = [event.test_loss for event in ship.all(Evaluated)]
     assert losses[0] == pytest.approx(np.log(2)) and losses[-1] < 0.98 * losses[0]
     assert all(task.error is None for task in ship.ends.values())
@@ -87,15 +87,15 @@ def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Datas
     calm, left = Ship(rows, workers=1, **settings).home(), 0
     for seed in range(4):
         ship = Ship(rows, seed=seed, workers=3, strategy__second_copies=True, **settings)
-        ship.dealing.second = Generous()
+        ship.scheduler.speculative = Generous()
         ship.drop = partial(lost_on_the_way_to_one_server, ship)
         if dies:
             ship.until(lambda ship=ship: ship.slots_done() >= 9)  # type: ignore[misc]
             ship.kill("worker-1")
         ship.home()
         left += sum(len(trainer._left) for trainer in ship.trainers.values())
-        assert ship.slots_done() == 50 and ship.dealing.examples == 2 * 400
-        newer = ship.dealing.counts["slots with newer weights"]
+        assert ship.slots_done() == 50 and ship.scheduler.examples == 2 * 400
+        newer = ship.scheduler.counts["slots with newer weights"]
         assert dies or not newer
         if not newer:
             np.testing.assert_array_equal(ship.weights, calm.weights)
@@ -105,11 +105,11 @@ def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Datas
 def test_a_slot_that_read_newer_weights_is_admitted_before_it_goes_on(rows: Dataset) -> None:
     ship = Ship(rows, strategy="sync", workers=1)
     ship.until(lambda: ship.slots_done() >= 2)
-    lane = ship.trainers["worker-0"]._lane
+    lane = ship.trainers["worker-0"]._stream
     admitted = lane.admits()
     assert not admitted.done
     ship.until(lambda: admitted.done)
-    assert admitted.error is None and ship.dealing.counts["slots with newer weights"] == 1
+    assert admitted.error is None and ship.scheduler.counts["slots with newer weights"] == 1
     again = lane.admits()
     lane.close(Fenced("worker-0", 1))  # it is not told in the name of the next life
     assert again.error is not None and lane.admits().error is not None
@@ -152,10 +152,10 @@ def test_who_is_asked_to_leave_finishes_what_it_began_and_gives_back_the_rest(ro
     ship.until(lambda: ship.ends["worker-0"].done)
     assert ship.ends["worker-0"].error is None
     incarnation = leaver.worker.client.session.incarnation
-    assert ship.dealing.workload.has(incarnation) == 0  # counted or given back, all of it
+    assert ship.scheduler.workload.has(incarnation) == 0  # counted or given back, all of it
     ship.home()
     assert ship.slots_done() == 75
-    assert ship.dealing.counts["workers lost"] == 0
+    assert ship.scheduler.counts["workers lost"] == 0
     assert sum(trainer._done for trainer in ship.trainers.values()) == 75  # what was given back, it did not compute
 
 
@@ -170,7 +170,7 @@ def test_a_worker_that_was_declared_dead_starts_afresh_and_counts_nothing_twice(
         ship.home()
         assert trainer.worker.client.session.incarnation > before
         assert ship.slots_done() == 75
-        assert ship.dealing.examples <= 3 * 400
+        assert ship.scheduler.examples <= 3 * 400
         assert all(task.error is None for task in ship.ends.values())
 
 
@@ -184,7 +184,7 @@ def test_a_lane_of_a_former_life_pushes_nothing_in_the_name_of_the_next(rows: Da
     assert trainer.worker.on_fenced is not None
     trainer.worker.on_fenced()
     ship.feed("worker-0", Tick())
-    assert [type(run.error) for run in trainer._lanes.values()] == [Fenced, Fenced]
+    assert [type(run.error) for run in trainer._streams.values()] == [Fenced, Fenced]
     for call in (lane.next, lambda: lane.client, task.result, lane.more().result):
         with pytest.raises(Fenced):
             call()
@@ -218,7 +218,7 @@ def test_answers_that_are_lost_delay_a_run_and_change_nothing(rows: Dataset) -> 
     ship.drop = drop
     ship.home()
     assert min(lost.values()) >= 1  # the fault did happen
-    assert ship.slots_done() == 75 and ship.dealing.examples == 1_200
+    assert ship.slots_done() == 75 and ship.scheduler.examples == 1_200
 
 
 # ---------------------------------------------------------------- rows
@@ -226,19 +226,19 @@ def test_answers_that_are_lost_delay_a_run_and_change_nothing(rows: Dataset) -> 
 
 def test_rows_that_a_worker_had_are_kept_up_to_a_bound(rows: Dataset) -> None:
     free = Ship(rows, strategy="async", workers=1).trainers["worker-0"]
-    first = free.local((0, 0))
-    assert free.local((0, 0)) is first
+    first = free.batches.local((0, 0))
+    assert free.batches.local((0, 0)) is first
     same = next(number for number in range(25) if free.slots.content(1, number) == free.slots.content(0, 0))
-    assert free.local((1, same)) is first  # the same group of rows in the next pass
+    assert free.batches.local((1, same)) is first  # the same group of rows in the next pass
     tight = Ship(rows, strategy="async", workers=1, cache=0).trainers["worker-0"]
-    assert tight.local((0, 0)) is not tight.local((0, 0))
-    assert tight.local((0, 0)).keys.tolist() == first.keys.tolist()
+    assert tight.batches.local((0, 0)) is not tight.batches.local((0, 0))
+    assert tight.batches.local((0, 0)).keys.tolist() == first.keys.tolist()
 
 
 def test_penalties_per_count_are_those_of_the_whole_set(rows: Dataset) -> None:
     ship = Ship(rows, strategy="async", workers=1, model__l2_per_count=0.5)
     trainer = ship.trainers["worker-0"]
-    local = trainer.local((0, 0))
+    local = trainer.batches.local((0, 0))
     weights = np.ones(len(local.keys), np.float32)
     _, gradient = trainer.learner.gradient(local, weights, False)
     counts = np.append(rows.train.counts[local.keys[:-1]], 1).astype(np.float32)
@@ -267,11 +267,11 @@ def test_gradients_that_are_no_numbers_become_void_slots_and_the_run_ends_well(r
     ship = Ship(rows, strategy=strategy, workers=2, model="squared", stop__epochs=1)
     ship.until(lambda: bool(ship.all(Started)))
     for trainer in ship.trainers.values():
-        trainer.learner = Poisoned(trainer.learner.model, rows.train, trainer.local((0, 3)).keys.tolist())
+        trainer.learner = Poisoned(trainer.learner.model, rows.train, trainer.batches.local((0, 3)).keys.tolist())
     ship.home()
     assert [event.slot for event in ship.all(Voided)] == [(0, 3)]
     assert ship.slots_done() == 25 and ship.all(Stopped)[0].why == "1 epoch done"
-    assert ship.dealing.examples == 400 - 16
+    assert ship.scheduler.examples == 400 - 16
 
 
 # ---------------------------------------------------------------- the evaluator

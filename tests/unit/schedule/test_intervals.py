@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from shoal.schedule.intervals import Intervals, count
-from shoal.schedule.runs import runs
+from shoal.schedule.intervals import Intervals, count, runs
 
 
 def test_it_is_a_set_of_numbers_whatever_is_done_to_it() -> None:
@@ -35,3 +34,11 @@ def test_the_lowest_are_taken_out_first_and_none_beyond_where_it_ends() -> None:
     assert spans.pop(12) == [(10, 20), (30, 32)]
     assert spans.pop(100, below=35) == [(32, 35)]
     assert spans.pop(0) == [] and spans.runs == [(35, 40)]
+
+
+def test_runs_are_joined_and_taken_away() -> None:
+    assert Intervals([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]).runs == [(0, 3), (5, 9)]
+    assert Intervals([(0, 10)]).without([(2, 4), (6, 7)]).runs == [(0, 2), (4, 6), (7, 10)]
+    both = Intervals([(0, 3), (5, 9)])
+    assert both.without([(2, 6)]).runs == [(0, 2), (6, 9)]
+    assert not both.without([(0, 99)]) and both.without([]).runs == both.runs == [(0, 3), (5, 9)]

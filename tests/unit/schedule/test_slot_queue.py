@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shoal.schedule.runs import runs, spread
+from shoal.schedule.intervals import runs, spread
 from shoal.schedule.slot_queue import (
     AHEAD,
     DEATHS,

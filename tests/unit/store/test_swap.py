@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shoal.cluster.split import halved
+from shoal.cluster.placement import halved
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
 from shoal.wire import messages as m

@@ -62,7 +62,7 @@ def test_the_weights_are_those_of_the_serial_run_bit_for_bit(
     settings = {"strategy__max_delay": delay, "workers": workers, "servers": servers, "strategy__by": by}
     ship = ship_of(rows, seed=workers, **settings).home()
     np.testing.assert_array_equal(ship.weights, serial(ship.job, rows))
-    assert (ship.slots_done(), ship.dealing.examples) == (8 * 6 * 4, 8 * 400)
+    assert (ship.slots_done(), ship.scheduler.examples) == (8 * 6 * 4, 8 * 400)
 
 
 def test_a_sparse_table_gives_the_same_bits(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_parts_of_workers_that_are_gone_are_taken_over(rows: Dataset, delay: int
     ship.until(lambda: ship.ends["worker-0"].done)
     ship.home()
     assert [event.name for event in ship.all(Gone)] == ["worker-1", "worker-0"]
-    assert ship.slots_done() == 8 * 6 * 4 and not ship.dealing.workload.voids
+    assert ship.slots_done() == 8 * 6 * 4 and not ship.scheduler.workload.voids
     # Who takes a part over does not know how far its margins moved last, and with a delay reads weights that may be newer than
     # they need be: no longer the same run, and no worse.
     assert objective(ship.weights, rows) == pytest.approx(objective(serial(ship.job, rows), rows), rel=ABOUT)

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from shoal import limits
 from shoal.data.batch import Ids, Local
 from shoal.data.csr_file import CsrFile
 from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
+from shoal.keys import KeyRange
+from shoal.models.inputs import ModelInputs, RowsPiece
 from shoal.nodes.worker import Worker
 from shoal.store.client.task import Task
 
@@ -88,3 +93,28 @@ class BatchCache:
             while len(self._orders) > _ORDERS:
                 del self._orders[next(iter(self._orders))]
         return int(order[number])
+
+
+class DenseBatches:
+    """What one worker reads."""
+
+    def __init__(self, data: Any, slots: Slots, keys: int) -> None:
+        self._data, self._slots, self._whole = data, slots, KeyRange(0, keys)
+        self._inputs = ModelInputs.of(data)
+
+    def local(self, slot: tuple[int, int]) -> RowsPiece:
+        start, stop = self._slots.span(self._slots.content(*slot))
+        return RowsPiece(self._data, self._inputs, start, stop, seed_of(self._slots.seed, slot), self._whole)
+
+    def make_ready(self, queue: Iterable[int]) -> None:
+        """The map is ready as it is."""
+
+
+def seed_of(seed: int, slot: tuple[int, int]) -> int:
+    """Below 2^63, as PyTorch wants it."""
+    from shoal.jit import mix
+
+    found = np.uint64(seed)
+    for part in slot:
+        found = mix(np.uint64(int(found) ^ part))
+    return int(found) >> 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.events import Evaluated, Joined, Progress, Warned
-from shoal.nodes.public_info import PublicInfo
+from shoal.nodes.status import PublicInfo
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
@@ -32,10 +32,10 @@ def joined(number: int) -> Tell:
 
 def test_whoever_asks_is_told_what_the_run_is_about_and_whether_it_is_over() -> None:
     doorway, run = PublicInfo(m.Described(0, "data = 'x'", "x", 5)), Run()
-    dealing: Any = run
-    assert doorway.take("ann", m.Describe(7), dealing) == [Send("ann", m.Described(7, "data = 'x'", "x", 5))]
+    scheduler: Any = run
+    assert doorway.take("ann", m.Describe(7), scheduler) == [Send("ann", m.Described(7, "data = 'x'", "x", 5))]
     run.ended = True
-    (answer,) = doorway.take("ann", m.Describe(8), dealing)
+    (answer,) = doorway.take("ann", m.Describe(8), scheduler)
     assert isinstance(answer, Send) and isinstance(answer.message, m.Described) and answer.message.ended
 
 
@@ -65,8 +65,8 @@ def test_only_so_much_is_remembered_and_an_evaluation_without_its_workers() -> N
 
 
 def test_who_cannot_take_part_is_told_of_so_many_times_and_no_more() -> None:
-    doorway, dealing = PublicInfo(), Run()
-    given: Any = dealing
+    doorway, scheduler = PublicInfo(), Run()
+    given: Any = scheduler
     told = [doorway.take("x", m.Unfit("w" * 500, "y" * 5_000), given) for _ in range(2 * limits.UNFIT)]
     assert sum(map(bool, told)) == limits.UNFIT
     (effect,) = told[0]

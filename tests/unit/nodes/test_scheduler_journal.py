@@ -16,25 +16,23 @@ from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided, 
 from shoal.job import Job
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.evaluator import Judgement
-from shoal.nodes.scheduler_state import (
-    about_dealing,
-    counted_everywhere,
-    folded,
-    joined,
-    without,
+from shoal.nodes.scheduler import (
+    Scheduler,
 )
-from shoal.nodes.scheduling import (
+from shoal.nodes.scheduler_journal import (
     JournalMark,
     JournalSnapshot,
-    Scheduler,
     ScheduleState,
+    counted_everywhere,
+    folded,
+    scheduler_lines,
 )
-from shoal.schedule.runs import runs, spread
-from shoal.schedule.speculative import SpeculativeCopies
+from shoal.schedule.intervals import Intervals, runs, spread
 from shoal.schedule.stop_rules import StopRules
+from shoal.schedule.stragglers import SpeculativeCopies
 from shoal.wire import messages as m
 from shoal.wire.effects import Persist, ProcessEnd, Send
-from tests.support.fake_run import PER_PASS, Desk, dealing
+from tests.support.fake_run import PER_PASS, Desk, scheduler
 from tests.support.one_thread_run import JOB, Ship
 
 BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
@@ -49,14 +47,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def next_life(desk: Desk, workers: Sequence[int] = (), **made: Any) -> Desk:
     """The coordinator is started again, and waits for these workers; all keep what is in their hands."""
-    again = dealing(**made)
-    again.resume(about_dealing(desk.journal), workers)
+    again = scheduler(**made)
+    again.resume(scheduler_lines(desk.journal), workers)
     return Desk(again, desk.now + 5 * SECOND, journal=list(desk.journal), hands=desk.hands, requests=desk.requests)
 
 
 def new_run(state: ScheduleState, counted: list[tuple[int, int]] | None = None, **made: Any) -> Desk:
     """Everything is started again, from a checkpoint, and all workers are here."""
-    again = dealing(**made)
+    again = scheduler(**made)
     again.restore(0, msgspec.json.decode(msgspec.json.encode(state), type=ScheduleState), counted)
     desk = Desk(again)
     desk.want(1)
@@ -70,22 +68,22 @@ def new_run(state: ScheduleState, counted: list[tuple[int, int]] | None = None, 
 @BOTH
 def test_a_run_goes_on_where_its_coordinator_was_started_again(slots: int) -> None:
     made: dict[str, Any] = {"rules": StopRules(epochs=4), "slots": slots, "every": 0.5}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     for _ in range(5):
         desk.now += SECOND
         for who in (1, 2):
             desk.work(who)
         desk.judge(0.6)
-    former, told = desk.dealing, len(desk.all(Evaluated))
+    former, told = desk.scheduler, len(desk.all(Evaluated))
     again = next_life(desk, **made)
     assert not again.all(Started)
-    assert again.dealing.workload.barrier == former.workload.barrier
-    assert again.dealing.seconds == pytest.approx(
+    assert again.scheduler.workload.barrier == former.workload.barrier
+    assert again.scheduler.seconds == pytest.approx(
         former.seconds, abs=1.1
     )  # what was journalled last; being away is not counted
     again.run(loss=0.5)
     assert again.why == "4 epochs done"
-    assert again.dealing.workload.done == again.dealing.workload.limit
+    assert again.scheduler.workload.done == again.scheduler.workload.limit
     numbers = [event.number for event in (*desk.all(Evaluated), *again.all(Evaluated))]
     assert numbers == list(range(len(numbers))) and told > 1  # none is judged twice, none is left out
 
@@ -93,7 +91,7 @@ def test_a_run_goes_on_where_its_coordinator_was_started_again(slots: int) -> No
 @BOTH
 def test_what_workers_did_for_the_former_life_counts_in_the_next(slots: int) -> None:
     made: dict[str, Any] = {"slots": slots, "every": math.inf}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     desk.want(1, 3)
     desk.want(2, 3)
     had = sorted(desk.hands[1] + desk.hands[2])
@@ -102,16 +100,16 @@ def test_what_workers_did_for_the_former_life_counts_in_the_next(slots: int) -> 
     for who in (1, 2):
         mine, again.hands[who] = again.hands[who], []
         again.want(who, 0, counted=mine, examples=len(mine), loss=0.5 * len(mine))
-    assert spread(again.dealing.workload.counted(), 99) == had
-    assert again.dealing.examples == len(had)
+    assert spread(again.scheduler.workload.counted(), 99) == had
+    assert again.scheduler.examples == len(had)
     again.run()
-    assert again.dealing.workload.done == again.dealing.examples == 16
+    assert again.scheduler.workload.done == again.scheduler.examples == 16
 
 
 @BOTH
 def test_a_report_that_the_former_life_had_journalled_counts_nothing_twice(slots: int) -> None:
     made: dict[str, Any] = {"slots": slots, "every": math.inf}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     desk.want(1, 3)
     mine = list(desk.hands[1])
     report = m.Want(50, 1, 0, runs(sorted(mine)), examples=len(mine), loss=1.0)
@@ -119,40 +117,40 @@ def test_a_report_that_the_former_life_had_journalled_counts_nothing_twice(slots
     desk.wait(0.3)
     again = next_life(desk, **made)
     again.requests = 60
-    assert again.dealing.examples == len(mine)
+    assert again.scheduler.examples == len(mine)
     again.send(1, report)  # the answer was lost
-    assert again.dealing.examples == again.dealing.workload.done == len(mine)
+    assert again.scheduler.examples == again.scheduler.workload.done == len(mine)
 
 
 def test_who_joined_in_this_life_cannot_claim_what_nobody_dealt_it() -> None:
-    desk = next_life(Desk(dealing()).begin())
-    desk.feed(desk.dealing.joined(desk.now, "worker-7", "worker"))
+    desk = next_life(Desk(scheduler()).begin())
+    desk.feed(desk.scheduler.joined(desk.now, "worker-7", "worker"))
     desk.want(7, 0, counted=[0, 1, 2])
-    assert desk.dealing.workload.done == 0
+    assert desk.scheduler.workload.done == 0
     desk.want(1, 0, counted=[0, 1, 2, 1 << 40])
-    assert desk.dealing.workload.done == 3
+    assert desk.scheduler.workload.done == 3
 
 
 @BOTH
 def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_hold(slots: int) -> None:
     """Who was dealt what is not in the journal: a run that ended at once would leave it out, or have two compute it."""
     made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots, "every": math.inf}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     for who in (1, 2):
         desk.want(who, 3)
     had = sorted(desk.hands[1] + desk.hands[2])
     again = next_life(desk, workers=(1, 2), **made)
     again.wait(1.2)
-    assert again.dealing.over == "1 seconds are over" and not again.dealing.workload.finished
+    assert again.scheduler.over == "1 seconds are over" and not again.scheduler.workload.finished
     third = next_life(again, workers=(1, 2), **made)  # it remembers that it ends, and asks again what they hold
-    assert third.dealing.over == "1 seconds are over" and not third.dealing.workload.finished
+    assert third.scheduler.over == "1 seconds are over" and not third.scheduler.workload.finished
     for who in (1, 2):
         third.want(who, 4, holds=runs(sorted(third.hands[who])))
     third.run()
     assert third.why == "1 seconds are over"
-    counted = spread(third.dealing.workload.counted(), 99)
-    assert set(had) <= set(counted) and third.dealing.workload.done == third.dealing.workload.limit
-    assert counted == had or (slots and len(counted) == third.dealing.workload.slots_until(2))  # whole steps
+    counted = spread(third.scheduler.workload.counted(), 99)
+    assert set(had) <= set(counted) and third.scheduler.workload.done == third.scheduler.workload.limit
+    assert counted == had or (slots and len(counted) == third.scheduler.workload.slots_until(2))  # whole steps
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -162,7 +160,7 @@ def test_a_run_that_ends_after_a_restart_has_the_slots_of_a_worker_that_cannot_s
 ) -> None:
     """It may have pushed them: a run that ended before them would have a model of more steps than it counted."""
     made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots, "every": math.inf}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     desk.want(1, 2)
     desk.want(2, 4)
     had = sorted(desk.hands[1] + desk.hands[2])
@@ -171,52 +169,52 @@ def test_a_run_that_ends_after_a_restart_has_the_slots_of_a_worker_that_cannot_s
         mine, desk.hands[2] = desk.hands[2], []
         desk.want(2, 0, counted=mine, examples=len(mine), loss=0.5 * len(mine))
     again = next_life(desk, workers=(1, 2), **made)
-    assert again.dealing.workload.done == 0
+    assert again.scheduler.workload.done == 0
     again.wait(1.2)
     again.gone(2)
     again.want(1, 0, holds=runs(sorted(again.hands[1])))
-    assert again.dealing.over == "1 seconds are over"
+    assert again.scheduler.over == "1 seconds are over"
     assert (
         had[-1]
-        < again.dealing.workload.limit
-        == again.dealing.workload.slots_until(again.dealing.workload.steps_until(had[-1] + 1))
+        < again.scheduler.workload.limit
+        == again.scheduler.workload.slots_until(again.scheduler.workload.steps_until(had[-1] + 1))
     )
     again.run()
     assert again.why == "1 seconds are over"
-    assert set(had) <= set(spread(again.dealing.workload.counted(), 99))
+    assert set(had) <= set(spread(again.scheduler.workload.counted(), 99))
 
 
 def test_in_steps_nobody_is_dealt_what_a_full_disk_does_not_know_of() -> None:
-    desk = Desk(dealing(slots=3)).begin()
+    desk = Desk(scheduler(slots=3)).begin()
     desk.disk_error = "no space left on device"
     desk.requests += 1
     want = m.Want(desk.requests, 1, 3)
-    assert desk.feed(desk.dealing.want(desk.now, "worker-1", want)) == []
-    assert desk.feed(desk.dealing.want(desk.now, "worker-1", want)) == []  # it asks again
+    assert desk.feed(desk.scheduler.want(desk.now, "worker-1", want)) == []
+    assert desk.feed(desk.scheduler.want(desk.now, "worker-1", want)) == []  # it asks again
     desk.disk_error, desk.now = "", desk.now + SECOND
-    (deal,) = desk.feed(desk.dealing.tick(desk.now))
+    (deal,) = desk.feed(desk.scheduler.tick(desk.now))
     assert isinstance(deal, m.Deal) and deal.slots
-    assert next_life(desk, slots=3).dealing.workload.next == desk.dealing.workload.next > 0
+    assert next_life(desk, slots=3).scheduler.workload.next == desk.scheduler.workload.next > 0
 
 
 def test_in_steps_a_line_says_a_little_more_than_was_dealt_so_that_few_deals_wait_for_one() -> None:
     made: dict[str, Any] = {"rules": StopRules(epochs=40), "slots": 1, "every": math.inf}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     lines, furthest = [], 0
     for turn in range(60):  # each of them has all that it asks for in 10 ms
         desk.now += 10 * MILLISECOND
         before = len(desk.journal)
         for who in (1, 2):
             desk.work(who, most=2)
-        assert next_life(desk, **made).dealing.workload.next >= desk.dealing.workload.next > furthest
-        furthest = desk.dealing.workload.next
+        assert next_life(desk, **made).scheduler.workload.next >= desk.scheduler.workload.next > furthest
+        furthest = desk.scheduler.workload.next
         lines += [turn] * (len(desk.journal) - before)
     assert len([turn for turn in lines if turn > 30]) <= 6  # of 29 turns, in a bit more than a quarter of a second
 
 
 def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
-    desk = Desk(dealing(slots=1, every=math.inf, rules=StopRules(epochs=40))).begin()
-    run, work = desk.dealing, desk.dealing.workload
+    desk = Desk(scheduler(slots=1, every=math.inf, rules=StopRules(epochs=40))).begin()
+    run, work = desk.scheduler, desk.scheduler.workload
     for _ in range(45):
         desk.now += 10 * MILLISECOND
         for who in (1, 2):
@@ -231,39 +229,39 @@ def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
             break
         (dealt,) = (one for one in said if isinstance(one, m.Deal))
         desk.hands[who] = spread(dealt.slots, 99)
-    assert not said and run._promised < work.next <= folded(about_dealing([line.record])).account.dealt
+    assert not said and run.journal.promised < work.next <= folded(scheduler_lines([line.record])).account.dealt
     (deal,) = (one.message for one in run.durable(desk.now, "") if isinstance(one, Send))
-    assert isinstance(deal, m.Deal) and not run._held.writing  # and no other line had to be written for it
+    assert isinstance(deal, m.Deal) and not run.journal.held.writing  # and no other line had to be written for it
 
 
 @BOTH
 def test_nobody_hears_of_what_a_full_disk_did_not_take_until_it_does(slots: int) -> None:
-    desk = Desk(dealing(slots=slots)).begin()
+    desk = Desk(scheduler(slots=slots)).begin()
     desk.run_until_asked()
     desk.disk_error = "no space left on device"
     asked, told = desk.requests, len(desk.told)
-    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
+    assert desk.feed(desk.scheduler.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
     assert (
-        desk.feed(desk.dealing.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
+        desk.feed(desk.scheduler.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
     )  # it asks again
     desk.wait(3)
     assert [event.what for event in desk.all(Warned)] == ["the journal cannot be written: no space left on device"]
     assert not [event for event in desk.told[told:] if not isinstance(event, Warned)]
     before = next_life(desk, slots=slots)
-    assert before.dealing.evaluations.held == 0
+    assert before.scheduler.evaluations.held == 0
     desk.disk_error, desk.now = "", desk.now + SECOND
-    (judge,) = desk.feed(desk.dealing.tick(desk.now))
+    (judge,) = desk.feed(desk.scheduler.tick(desk.now))
     assert isinstance(judge, m.EvaluateNow) and judge.request == asked + 1
     after = next_life(desk, slots=slots)
-    assert after.dealing.evaluations.held == 1
-    assert after.dealing.workload.counted() == desk.dealing.workload.counted()  # that line says everything
+    assert after.scheduler.evaluations.held == 1
+    assert after.scheduler.workload.counted() == desk.scheduler.workload.counted()  # that line says everything
 
 
 def test_a_disk_that_stays_full_does_not_hold_a_run_up_for_good() -> None:
-    desk = Desk(dealing()).begin()
+    desk = Desk(scheduler()).begin()
     desk.run_until_asked()
     desk.disk_error = "no space left on device"
-    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.EvaluationReady(desk.requests + 1, 90, 1))) == []
+    assert desk.feed(desk.scheduler.ready(desk.now, "evaluator", m.EvaluationReady(desk.requests + 1, 90, 1))) == []
     desk.wait(40)
     desk.run()
     assert desk.why == "2 epochs done"
@@ -271,41 +269,41 @@ def test_a_disk_that_stays_full_does_not_hold_a_run_up_for_good() -> None:
 
 @BOTH
 def test_what_the_last_line_of_a_journal_was_to_tell_is_told_again_as_it_was(slots: int) -> None:
-    desk = Desk(dealing(slots=slots)).begin()
+    desk = Desk(scheduler(slots=slots)).begin()
     desk.run_until_asked()
     desk.ready(holds=1)
     desk.requests += 1
     found = m.EvaluationReady(desk.requests, 90, 1, 1, 0.25, {}, "")
-    (line,) = desk.dealing.ready(desk.now, "evaluator", found)
+    (line,) = desk.scheduler.ready(desk.now, "evaluator", found)
     assert isinstance(line, Persist)
     desk.journal.append(line.record)  # and there the process ended
     again = next_life(desk, slots=slots)
-    again.feed(again.dealing.tick(again.now))
+    again.feed(again.scheduler.tick(again.now))
     (told,) = again.all(Evaluated)
-    assert (told.number, told.test_loss, told.seconds) == (1, 0.25, desk.dealing.seconds)
+    assert (told.number, told.test_loss, told.seconds) == (1, 0.25, desk.scheduler.seconds)
     third = next_life(again, slots=slots)  # by now the journal says that it was told
-    third.feed(third.dealing.tick(third.now))
+    third.feed(third.scheduler.tick(third.now))
     assert not third.all(Evaluated)
 
 
 def test_no_view_shows_tables_of_another_past_than_the_journal_would_take_the_run_up_from() -> None:
-    desk = Desk(dealing()).begin()
+    desk = Desk(scheduler()).begin()
     desk.work(1)
     desk.disk_error = "no space left on device"
-    desk.feed(desk.dealing.rollback(desk.now, None, [], "all copies are lost"))
-    assert desk.dealing.is_behind and not desk.all(RolledBack)
+    desk.feed(desk.scheduler.rollback(desk.now, None, [], "all copies are lost"))
+    assert desk.scheduler.is_behind and not desk.all(RolledBack)
     desk.disk_error, desk.now = "", desk.now + SECOND
-    desk.feed(desk.dealing.tick(desk.now))
-    assert not desk.dealing.is_behind and len(desk.all(RolledBack)) == 1
-    assert next_life(desk).dealing.generation == 1
+    desk.feed(desk.scheduler.tick(desk.now))
+    assert not desk.scheduler.is_behind and len(desk.all(RolledBack)) == 1
+    assert next_life(desk).scheduler.generation == 1
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["started again", "rolled back"])
 def test_a_run_does_not_wait_for_good_for_an_evaluator_that_nobody_misses(back: bool) -> None:
-    desk = Desk(dealing()).begin()
+    desk = Desk(scheduler()).begin()
     desk.work(1)
     if back:
-        desk.feed(desk.dealing.rollback(desk.now, None, [], "all copies are lost"))
+        desk.feed(desk.scheduler.rollback(desk.now, None, [], "all copies are lost"))
     else:
         desk = next_life(desk)
     for _ in range(40):
@@ -318,7 +316,7 @@ def test_a_run_does_not_wait_for_good_for_an_evaluator_that_nobody_misses(back: 
 def test_after_a_restart_the_last_pass_has_as_many_slots_as_it_should_whoever_holds_them() -> None:
     """Where pushes count at once half a pass is any half of it: what a worker holds is part of that half."""
     made: dict[str, Any] = {"rules": StopRules(epochs=1.5), "every": math.inf}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     for _ in range(3):
         desk.work(1, 3)
         desk.work(2, 3)
@@ -329,30 +327,30 @@ def test_after_a_restart_the_last_pass_has_as_many_slots_as_it_should_whoever_ho
     for who in (2, 1):
         again.want(who, 4, holds=runs(sorted(again.hands[who])))
     again.run()
-    assert again.why == "1.5 epochs done" and again.dealing.workload.done == 12
+    assert again.why == "1.5 epochs done" and again.scheduler.workload.done == 12
 
 
 @BOTH
 def test_a_slot_that_is_void_is_on_disk_before_it_is_dealt(slots: int) -> None:
-    desk = Desk(dealing(slots=slots)).begin()
+    desk = Desk(scheduler(slots=slots)).begin()
     desk.want(1, 1)
     (slot,) = desk.hands[1]
     desk.want(1, refused={slot: "nan"})
     desk.requests += 1
-    effects = desk.dealing.want(desk.now, "worker-1", m.Want(desk.requests, 1, 1, refused={slot: "nan"}))
+    effects = desk.scheduler.want(desk.now, "worker-1", m.Want(desk.requests, 1, 1, refused={slot: "nan"}))
     assert [type(effect) for effect in effects] == [Persist]  # it is answered when that is on disk
     (deal,) = desk.feed(effects)
     assert isinstance(deal, m.Deal) and deal.void == [slot]
     again = next_life(desk, slots=slots)
-    assert slot in again.dealing.workload.voids
+    assert slot in again.scheduler.workload.voids
     again.run()
-    assert not again.all(Voided) and again.dealing.workload.done == 16
+    assert not again.all(Voided) and again.scheduler.workload.done == 16
 
 
 @BOTH
 def test_an_evaluation_under_way_is_judged_once_whatever_the_coordinator_remembers(slots: int) -> None:
     made: dict[str, Any] = {"slots": slots, "rules": StopRules(epochs=5)}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     for _ in range(20):
         desk.work(1)
         desk.work(2)
@@ -372,7 +370,7 @@ def test_an_evaluation_under_way_is_judged_once_whatever_the_coordinator_remembe
 
 def test_stop_rules_remember_what_they_have_seen() -> None:
     made: dict[str, Any] = {"rules": StopRules(patience=3)}
-    desk = Desk(dealing(**made)).begin(loss=0.5)
+    desk = Desk(scheduler(**made)).begin(loss=0.5)
     number = 0
     while number < 2:
         for who in (1, 2):
@@ -387,16 +385,18 @@ def test_stop_rules_remember_what_they_have_seen() -> None:
 @BOTH
 def test_a_run_that_was_stopping_stops_and_one_that_had_ended_has_ended(slots: int) -> None:
     made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     desk.work(1)
     desk.wait(1.2)
-    assert desk.dealing.over and not desk.dealing.ended
+    assert desk.scheduler.over and not desk.scheduler.ended
     again = next_life(desk, **made)
-    assert again.dealing.over == "1 seconds are over" and again.dealing.workload.limit == desk.dealing.workload.limit
+    assert (
+        again.scheduler.over == "1 seconds are over" and again.scheduler.workload.limit == desk.scheduler.workload.limit
+    )
     again.run()
     assert again.why == "1 seconds are over"
     third = next_life(again, **made)
-    assert third.dealing.ended and third.ready().over and third.want(1, 4).over
+    assert third.scheduler.ended and third.ready().over and third.want(1, 4).over
     assert not third.told
 
 
@@ -409,7 +409,7 @@ def test_every_slot_counts_once_when_the_coordinator_is_started_again(rows: Data
             ship.until(lambda ship=ship, share=share: ship.slots_done() >= share)  # type: ignore[misc]
             ship.restart_coordinator()
         ship.home()
-        assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+        assert ship.slots_done() == 75 and ship.scheduler.examples == 3 * 400
         assert ship.all(Stopped)[-1].why == "3 epochs done" and len(ship.all(Started)) == 1
         # What was told and was not on disk yet is told again by the next life.
         numbers = list(dict.fromkeys(event.number for event in ship.all(Evaluated)))
@@ -447,7 +447,7 @@ def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
         ship.restart_coordinator()
         ship.kill("worker-1")
         ship.home()
-        assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+        assert ship.slots_done() == 75 and ship.scheduler.examples == 3 * 400
         assert [event.name for event in ship.all(Gone)] == ["worker-1"]
 
 
@@ -489,106 +489,106 @@ def test_every_better_model_is_kept_and_one_of_a_former_life_if_it_is_better(row
 @BOTH
 def test_a_checkpoint_says_all_that_is_needed_to_go_on(slots: int) -> None:
     made: dict[str, Any] = {"rules": StopRules(epochs=3, patience=5), "slots": slots, "every": 0.5}
-    desk = Desk(dealing(**made)).begin(loss=0.7)
+    desk = Desk(scheduler(**made)).begin(loss=0.7)
     for _ in range(4):
         desk.now += SECOND
         for who in (1, 2):
             desk.work(who)
         desk.judge(0.6)
-    cut = desk.dealing.cut
+    cut = desk.scheduler.cut
     assert cut is not None
-    state = desk.dealing.state(cut)
+    state = desk.scheduler.state(cut)
     again = new_run(state, **made)
-    work = again.dealing.workload
-    assert work.counted() == state.counted and again.dealing.examples == work.done
+    work = again.scheduler.workload
+    assert work.counted() == state.counted and again.scheduler.examples == work.done
     if slots:
         assert state.counted == [(0, work.slots_until(cut))] and work.steps == cut
-    assert again.dealing.seconds == desk.dealing.seconds
+    assert again.scheduler.seconds == desk.scheduler.seconds
     assert again.all(Started)
     again.run(loss=0.5)
-    assert again.why == "3 epochs done" and again.dealing.examples == work.done == work.limit
+    assert again.why == "3 epochs done" and again.scheduler.examples == work.done == work.limit
     numbers = [event.number for event in again.all(Evaluated)]
     assert numbers == list(range(state.account.judgements.found + 1, numbers[-1] + 1))
 
 
 def test_a_slot_that_becomes_void_while_servers_are_on_their_way_to_the_cut_is_void_in_the_checkpoint() -> None:
     """Servers are asked for a step that is yet to come, and one of its slots turns out to be void before it is taken."""
-    desk = Desk(dealing(slots=1)).begin()
+    desk = Desk(scheduler(slots=1)).begin()
     (slot,) = spread(desk.want(1, 1).slots, 9)
-    cut = desk.dealing.cut
+    cut = desk.scheduler.cut
     assert slot == 0 and cut == 2
-    state = desk.dealing.state(cut)  # as servers are asked
+    state = desk.scheduler.state(cut)  # as servers are asked
     for _ in range(2):
         desk.want(1, refused={slot: "nan"})
-    assert slot in desk.dealing.workload.voids
-    state = desk.dealing.completed(state)  # as the manifest is written
+    assert slot in desk.scheduler.workload.voids
+    state = desk.scheduler.completed(state)  # as the manifest is written
     again = new_run(state, slots=1)
-    assert again.dealing.workload.voids == {slot: "nan"}
-    assert again.dealing.workload.counted() == [(0, 2)] and again.dealing.examples == 1
+    assert again.scheduler.workload.voids == {slot: "nan"}
+    assert again.scheduler.workload.counted() == [(0, 2)] and again.scheduler.examples == 1
 
 
 def test_a_slot_that_read_newer_weights_while_servers_were_on_their_way_to_the_cut_is_counted_in_the_checkpoint() -> (
     None
 ):
     """It is in the model of that checkpoint: a run that is taken up from there is not the serial run's any more, and says so."""
-    desk = Desk(dealing(slots=1)).begin()
+    desk = Desk(scheduler(slots=1)).begin()
     desk.want(1, 1)
-    cut = desk.dealing.cut
+    cut = desk.scheduler.cut
     assert cut is not None
-    state = desk.dealing.state(cut)
+    state = desk.scheduler.state(cut)
     desk.want(1, newer=1)
-    again = new_run(desk.dealing.completed(state), slots=1)
-    assert again.dealing.counts["slots with newer weights"] == 1
+    again = new_run(desk.scheduler.completed(state), slots=1)
+    assert again.scheduler.counts["slots with newer weights"] == 1
 
 
 def test_who_says_that_a_slot_read_newer_weights_is_answered_when_the_journal_has_it() -> None:
     """It is pushed then, and whoever pushed it may die: nobody else would know of it."""
-    desk = Desk(dealing(slots=3)).begin()
+    desk = Desk(scheduler(slots=3)).begin()
     desk.disk_error = "no space left on device"
     desk.requests += 1
-    assert desk.feed(desk.dealing.want(desk.now, "worker-1", m.Want(desk.requests, 1, 0, newer=1))) == []
-    assert next_life(desk, slots=3).dealing.counts["slots with newer weights"] == 0
+    assert desk.feed(desk.scheduler.want(desk.now, "worker-1", m.Want(desk.requests, 1, 0, newer=1))) == []
+    assert next_life(desk, slots=3).scheduler.counts["slots with newer weights"] == 0
     desk.disk_error, desk.now = "", desk.now + SECOND
-    (deal,) = desk.feed(desk.dealing.tick(desk.now))
+    (deal,) = desk.feed(desk.scheduler.tick(desk.now))
     assert isinstance(deal, m.Deal)
-    assert next_life(desk, slots=3).dealing.counts["slots with newer weights"] == 1
+    assert next_life(desk, slots=3).scheduler.counts["slots with newer weights"] == 1
 
 
 @pytest.mark.parametrize("turns", range(1, 14))
 def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(turns: int) -> None:
     """In step mode: at the same steps, whatever was under way when it was cut."""
     made: dict[str, Any] = {"rules": StopRules(epochs=3), "slots": 3, "every": 0.5}
-    calm = Desk(dealing(**made)).begin().run()
-    desk = Desk(dealing(**made)).begin()
+    calm = Desk(scheduler(**made)).begin().run()
+    desk = Desk(scheduler(**made)).begin()
     for turn in range(turns):
         desk.work(1 + turn % 2, 2)
         if turn % 3 == 0:
             desk.judge()
-    cut = desk.dealing.cut
+    cut = desk.scheduler.cut
     if cut is None:  # an evaluation before it is being judged
-        assert desk.dealing.evaluations.open >= 0
+        assert desk.scheduler.evaluations.open >= 0
         return
-    again = new_run(desk.dealing.state(cut), **made).run()
+    again = new_run(desk.scheduler.state(cut), **made).run()
     found = {event.number: event.steps for event in (*desk.all(Evaluated), *again.all(Evaluated))}
     assert found == {event.number: event.steps for event in calm.all(Evaluated)}
 
 
 def test_a_checkpoint_of_the_end_is_judged_again_and_ends() -> None:
-    desk = Desk(dealing(StopRules(epochs=1), slots=4)).begin().run()
-    again = new_run(desk.dealing.state(2), rules=StopRules(epochs=1), slots=4)
+    desk = Desk(scheduler(StopRules(epochs=1), slots=4)).begin().run()
+    again = new_run(desk.scheduler.state(2), rules=StopRules(epochs=1), slots=4)
     again.run()
-    assert again.why == "1 epoch done" and again.dealing.workload.done == 8
+    assert again.why == "1 epoch done" and again.scheduler.workload.done == 8
 
 
 def test_nothing_is_cut_before_the_first_weights_are_read() -> None:
-    desk = Desk(dealing(slots=3))
-    assert desk.dealing.cut is None
+    desk = Desk(scheduler(slots=3))
+    assert desk.scheduler.cut is None
     desk.want(1)
     desk.want(2)
-    assert desk.dealing.cut is None
+    assert desk.scheduler.cut is None
     desk.judge()
-    assert desk.dealing.cut == 1
-    assert Desk(dealing()).begin().dealing.cut == m.NO_CLOCK
+    assert desk.scheduler.cut == 1
+    assert Desk(scheduler()).begin().scheduler.cut == m.NO_CLOCK
 
 
 def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
@@ -602,11 +602,11 @@ def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
     assert counted == [(0, 7), (8, 10)]
     assert counted_everywhere([*books, m.SegmentBooks(0)], PER_PASS) == counted_everywhere([], PER_PASS) == []
     desk = new_run(ScheduleState(), counted, rules=StopRules(epochs=2))
-    assert desk.dealing.workload.done == desk.dealing.examples == 9
+    assert desk.scheduler.workload.done == desk.scheduler.examples == 9
     desk.judge()
     again = sorted(spread([*desk.want(1, 9).again, *desk.want(2, 9).again], 99))
     assert again == [7, *range(10, 16)]
-    assert desk.run().dealing.workload.done == 16
+    assert desk.run().scheduler.workload.done == 16
 
 
 # ---------------------------------------------------------------- rollback
@@ -616,38 +616,38 @@ def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
 @pytest.mark.parametrize("checkpoint", [4, None])
 def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, checkpoint: int | None) -> None:
     made: dict[str, Any] = {"rules": StopRules(epochs=3), "slots": slots, "every": 0.5}
-    desk = Desk(dealing(**made)).begin()
+    desk = Desk(scheduler(**made)).begin()
     for _ in range(3):
         desk.work(1), desk.work(2)
         desk.judge()
-    cut = desk.dealing.cut
+    cut = desk.scheduler.cut
     assert cut is not None
-    state = desk.dealing.state(cut) if checkpoint is not None else None
-    while not desk.dealing.workload.done >= 15:
+    state = desk.scheduler.state(cut) if checkpoint is not None else None
+    while not desk.scheduler.workload.done >= 15:
         desk.now += SECOND
         desk.work(1), desk.work(2)
         desk.judge()
-    before, counted = desk.dealing.workload, desk.dealing.workload.counted()
-    seconds = desk.dealing.seconds
-    desk.feed(desk.dealing.rollback(desk.now, state, state.counted if state else [], "server-0 is gone", checkpoint))
+    before, counted = desk.scheduler.workload, desk.scheduler.workload.counted()
+    seconds = desk.scheduler.seconds
+    desk.feed(desk.scheduler.rollback(desk.now, state, state.counted if state else [], "server-0 is gone", checkpoint))
     (told,) = desk.all(RolledBack)
     assert (told.checkpoint, told.steps_before, told.why) == (checkpoint, before.steps, "server-0 is gone")
-    assert told.steps_after == desk.dealing.workload.steps < told.steps_before
-    assert told.slots == without(counted, state.counted if state else [])
-    assert desk.dealing.seconds == seconds and desk.dealing.generation == 1  # time goes on
-    assert desk.dealing.examples == desk.dealing.workload.done
+    assert told.steps_after == desk.scheduler.workload.steps < told.steps_before
+    assert told.slots == Intervals(counted).without(state.counted if state else []).runs
+    assert desk.scheduler.seconds == seconds and desk.scheduler.generation == 1  # time goes on
+    assert desk.scheduler.examples == desk.scheduler.workload.done
     desk.hands = {}
     for _ in range(200):  # all of them are others now
         desk.now += SECOND // 100
         for who in (11, 12):
             desk.work(who)
         desk.judge()
-        if desk.dealing.ended:
+        if desk.scheduler.ended:
             break
-    assert desk.why == "3 epochs done" and desk.dealing.examples == desk.dealing.workload.done == 24
-    assert desk.dealing.counts["rollbacks"] == 1
+    assert desk.why == "3 epochs done" and desk.scheduler.examples == desk.scheduler.workload.done == 24
+    assert desk.scheduler.counts["rollbacks"] == 1
     again = next_life(desk, **made)  # the journal knows of it
-    assert again.dealing.generation == 1 and again.dealing.workload.done == 24
+    assert again.scheduler.generation == 1 and again.scheduler.workload.done == 24
 
 
 @pytest.mark.variants(slow=["async", "bounded"])
@@ -662,7 +662,7 @@ def test_a_run_that_lost_a_server_goes_back_and_ends_well(rows: Dataset, strateg
         ship.home()
         (told,) = ship.all(RolledBack)
         assert "server-0 is gone" in told.why and (told.checkpoint, told.steps_after) == (None, 0)
-        assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+        assert ship.slots_done() == 75 and ship.scheduler.examples == 3 * 400
         assert all(task.error is None for task in ship.ends.values())
         if strategy == "sync":
             np.testing.assert_array_equal(ship.weights, calm.weights)
@@ -679,43 +679,36 @@ def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
 
 def test_after_a_rollback_nothing_is_known_of_who_was_slow_before() -> None:
     """All are others then: a turn is kept for nobody who is gone, and slots that come again may be copied again."""
-    desk = Desk(dealing(StopRules(epochs=3), slots=3))
-    second = desk.dealing.second = SpeculativeCopies()
+    desk = Desk(scheduler(StopRules(epochs=3), slots=3))
+    second = desk.scheduler.speculative = SpeculativeCopies()
     desk.begin()
     for who, each in ((1, 5_000), (2, 1_000), (3, 1_000)):
         second.take(who, 9 * each, 9)
     assert second.slow() == {1}
-    desk.feed(desk.dealing.rollback(desk.now, None, [], "server-0 is gone", None))
-    assert desk.dealing.second is not None and desk.dealing.second is not second
-    assert desk.dealing.second.slow() == set()
+    desk.feed(desk.scheduler.rollback(desk.now, None, [], "server-0 is gone", None))
+    assert desk.scheduler.speculative is not None and desk.scheduler.speculative is not second
+    assert desk.scheduler.speculative.slow() == set()
 
 
 def test_a_rollback_after_the_end_is_none() -> None:
-    desk = Desk(dealing(StopRules(epochs=1))).begin().run()
-    assert desk.dealing.rollback(desk.now, None, [], "too late") == []
-
-
-def test_runs_are_joined_and_taken_away() -> None:
-    assert joined([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]) == [(0, 3), (5, 9)]
-    assert without([(0, 10)], [(2, 4), (6, 7)]) == [(0, 2), (4, 6), (7, 10)]
-    assert without([(0, 3), (5, 9)], [(2, 6)]) == [(0, 2), (6, 9)]
-    assert without([(0, 3), (5, 9)], [(0, 99)]) == [] and without([(0, 3)], []) == [(0, 3)]
+    desk = Desk(scheduler(StopRules(epochs=1))).begin().run()
+    assert desk.scheduler.rollback(desk.now, None, [], "too late") == []
 
 
 def test_a_state_survives_as_json(tmp_path: Path) -> None:
-    desk: Scheduler = Desk(dealing(slots=3)).begin(loss=0.5).run().dealing
-    for state in (desk.state(), ScheduleState(), dealing().state()):
+    desk: Scheduler = Desk(scheduler(slots=3)).begin(loss=0.5).run().scheduler
+    for state in (desk.state(), ScheduleState(), scheduler().state()):
         assert msgspec.json.decode(msgspec.json.encode(state), type=ScheduleState) == state
 
 
 @BOTH
 def test_what_a_worker_was_dealt_and_never_got_is_dealt_again(slots: int) -> None:
     """Two lives of the coordinator answered one question, and the worker took the other's answer."""
-    desk = Desk(dealing(slots=slots)).begin()
+    desk = Desk(scheduler(slots=slots)).begin()
     lost = desk.want(1, more=4)
     desk.hands[1] = []
     again = desk.want(1, holds=[])  # who asks gets them: somebody may wait for them
-    assert desk.dealing.counts["slots that never came"] == len(spread(lost.slots, 99)) > 0
+    assert desk.scheduler.counts["slots that never came"] == len(spread(lost.slots, 99)) > 0
     assert spread(again.again, 99) == sorted(spread(lost.slots, 99))
     desk.run()
-    assert desk.dealing.workload.done == 2 * PER_PASS
+    assert desk.scheduler.workload.done == 2 * PER_PASS

@@ -1,0 +1,278 @@
+"""A scheduler: it deals slots to the workers of one group, and has its model judged and kept (Li et al., OSDI 2014, section 3).
+
+The coordinator stays the manager of the servers, of all members and tables; what a group computes is its scheduler's matter. It is a
+member of its group and hears of the others, and of the servers, by the views. So it may be killed and started again, with its
+journal, as a coordinator may: pushes and pulls go on meanwhile, as far as the deals reach. What the servers lose for good, its run
+loses too, also when they end: it ends, says so, and can be resumed from its own checkpoint. It never changes who is a member: it only tells the
+coordinator which processes of its group it was told have ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal import limits
+from shoal.cluster import groups
+from shoal.cluster.membership_client import MembershipClient
+from shoal.events import LEFT, Evaluated
+from shoal.nodes.checkpointing import CheckpointProtocol, nowhere
+from shoal.nodes.membership_journal import split
+from shoal.nodes.scheduler import (
+    Scheduler,
+)
+from shoal.nodes.scheduler_journal import (
+    JOURNAL_TOKEN,
+    Line,
+)
+from shoal.nodes.strategy import TABLE
+from shoal.store.checkpoint.manifest import folder_of
+from shoal.wire import messages as m
+from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Tell, Wake
+from shoal.wire.messages.groups import (
+    SCHEDULER,
+    GroupProcessEnded,
+    dealer,
+    whole,
+)
+
+
+@dataclass(slots=True)
+class _ServerQuestion:
+    """Something that the coordinator is to do, said again until the view shows it."""
+
+    message: m.Message
+    since: int = 0
+
+
+class SchedulerNode:
+    """One group's, without its loop."""
+
+    def __init__(
+        self,
+        group: str,
+        token: str,
+        address: str,
+        scheduler: Scheduler,
+        points: CheckpointProtocol | None = None,
+        journal: list[bytes] | None = None,
+    ) -> None:
+        self.group, self.name = group, dealer(group)
+        self.scheduler, self.points = scheduler, points
+        if points is not None:
+            points.group = group
+        self.member = MembershipClient(self.name, SCHEDULER, token, address)
+        self.member.group, self.member.reaches = group, {"server"}
+        self.counts: Counter[str] = Counter()
+        self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
+        self.manager = ""  # where the coordinator is reached
+        self._here: dict[int, m.Member] = {}  # of our group, and the servers
+        self._came: set[str] = set()  # names of those that were ever here
+        self._going: set[int] = set()  # workers that said that they go, or were told that it is over
+        self._lost: dict[str, _ServerQuestion] = {}  # processes that have ended and are members still
+        self._generation: int | None = None
+        self._askers: list[tuple[str, int]] = []  # who wants to know when the next checkpoint is saved
+        self._requests = 0
+        self._delay_at = 0  # when the bound on delay may be asked for again
+        self._journal = [msgspec.msgpack.decode(record, type=Line) for record in split(journal or [])[1]]
+
+    @property
+    def _of_ours(self) -> m.View:
+        return groups.part_of(self.member.view, self.group)
+
+    def handle(self, now: int, event: Event) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case Received(self.member.coordinator, m.Dismissed(why)):
+                effects += self.scheduler.fail(
+                    f"the cluster has ended ({why}): start its servers again, and resume this run"
+                )
+            case Received(self.member.coordinator, message):
+                effects += self._greeting(now, message)
+            case Received(sender, message):
+                effects += self._asked(now, sender, message)
+            case ProcessEnd(name, reason, token):
+                effects += self._ended(now, name, reason, token)
+            case Stored() if self.points is not None:
+                effects += self.points.stored(now, event)
+            case Durable(token, error) if token == JOURNAL_TOKEN:
+                effects += self.scheduler.durable(now, error)
+            case _:
+                pass
+        effects += self.member.tick(now)
+        if self.member.view.number:
+            effects += self._tick(now)
+        effects += self._heard(effects)
+        effects.append(Wake(min(self.member.next, now + self.member.timing.heartbeat)))
+        return effects
+
+    def _tick(self, now: int) -> list[Effect]:
+        effects = [*self.scheduler.tick(now), *self._set_delay(now)]
+        timing = self.member.timing
+        if now - self.member.heard > timing.gone:  # one that was killed is back sooner
+            why = f"the cluster's coordinator did not answer for {timing.gone / limits.SECOND:g} s"
+            effects += self.scheduler.fail(f"{why}: see that it runs, and resume this run")
+        for one in self._lost.values():
+            if now - one.since >= timing.resend_first:
+                one.since = now
+                effects.append(Send(self.member.coordinator, one.message))
+        if self.points is not None:
+            effects += self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.scheduler)
+            if self._askers and not self.points.busy:
+                effects += [Send(name, self.points.answer(request)) for name, request in self._askers]
+                self._askers.clear()
+        return effects
+
+    def _set_delay(self, now: int) -> list[Effect]:
+        """Where workers may be as far apart as they should be, the coordinator tells the servers how far that is."""
+        auto, name = self.scheduler.auto, whole(TABLE, self.group)
+        spec = next((one.spec for one in self.member.view.tables if one.name == name), None)
+        if auto is None or spec is None or spec.max_delay == auto.delay or now < self._delay_at:
+            return []
+        self._delay_at = now + self.member.timing.notice
+        self._requests += 1
+        request = self.member.incarnation << 32 | self._requests
+        return [Send(self.member.coordinator, m.Delay(request, name, auto.delay))]
+
+    # ------------------------------------------------------------ who is here
+
+    def _greeting(self, now: int, message: m.Message) -> list[Effect]:
+        change, effects = self.member.handle(now, message)
+        if change.refused and not change.may_pass:
+            effects += self.scheduler.fail(f"group {self.group!r} cannot take part: {change.refused}")
+        if change.view:
+            self.member.shown, self.scheduler.timing = self.member.view.number, self.member.timing
+            if self.points is not None:
+                self.points.timing = self.member.timing
+            effects += self._take_view(now, self.member.view)
+        return effects
+
+    def _take_view(self, now: int, view: m.View) -> list[Effect]:
+        ours = [one for one in view.members if one.group == self.group or one.role == "server"]
+        here = {one.incarnation: one for one in ours if one.name != self.name}
+        effects: list[Effect] = []
+        if self._journal:  # a former life of ours dealt before: whoever is here now was here then
+            workers = [number for number, one in here.items() if one.role == "worker"]
+            self.scheduler.resume(self._journal, workers)
+            if workers:
+                effects += self.scheduler.started_again(now, view.term)
+                self._here = here
+            self._journal = []
+        for number in [number for number in self._here if number not in here]:
+            member = self._here[number]
+            asked = self._lost.pop(member.name, None)
+            lost = asked.message.why if asked is not None and isinstance(asked.message, GroupProcessEnded) else ""
+            died = bool(lost) or not (number in self._going or (member.role == "server" and member.leaving))
+            effects += self.scheduler.gone(now, member, lost or ("it is no member any more" if died else LEFT), died)
+            self._going.discard(number)
+        for number, member in here.items():
+            if number not in self._here:
+                effects += self.scheduler.joined(now, member.name, member.role)
+        self._here = here
+        self._came.update(one.name for one in here.values())
+        return [*effects, *self._check_tables(view)]
+
+    def _check_tables(self, view: m.View) -> list[Effect]:
+        """What the servers have lost does not come back by itself."""
+        if self._generation is None:
+            self._generation = view.generation
+        lost = next((p.last for t in self._of_ours.tables for p in t.places if not p.servers), None)
+        if view.generation == self._generation and lost is None:
+            return []
+        why = f"{lost} is gone" if lost is not None else "the cluster went back to a checkpoint of its own run"
+        return self.scheduler.fail(f"{why}, and with it a part of the model of group {self.group!r}: resume this run")
+
+    def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
+        """The launcher saw it. Whether it is a member, and the same one, is the coordinator's to know."""
+        if name not in self._came:
+            return self.scheduler.never_came(now, name, reason) if "/worker" in name else []
+        if any(one.name == name for one in self._here.values()):
+            self._lost[name] = _ServerQuestion(GroupProcessEnded(self.member.incarnation, name, token, reason))
+        return []
+
+    # ------------------------------------------------------------ what is asked
+
+    def _asked(self, now: int, sender: str, message: m.Message) -> list[Effect]:
+        match message:
+            case m.Want() | m.EvaluationReady():
+                return self._train(now, sender, message)
+            case m.Hello():
+                why = f"this is the scheduler of group {self.group!r}, not the coordinator: join at {self.manager or 'its address'}"
+                return [Send(sender, m.Refusal(0, "setting", why))]
+            case m.StatusRequest(request):
+                return [Send(sender, self._standing(now, request))]
+            case m.Refresh(request):  # whoever looks at this run sees what its members see
+                return [Send(sender, self._of_ours), Send(sender, m.Done(request))]
+            case m.Describe(request):  # nobody takes part from elsewhere, but who wants to read finds the way
+                return [Send(sender, m.Described(request, group=self.group, manager=self.manager))]
+            case m.Feed(request):  # what happens is in the events of its own run
+                return [Send(sender, m.Fed(request, 0))]
+            case m.Save(request) if any(one.name == sender for one in self._here.values()):
+                return self._save(sender, request)
+            case m.Snapped() if self.points is not None:
+                return self.points.snapped(now, sender, message)
+        self.counts["unexpected"] += 1
+        return []
+
+    def _train(self, now: int, sender: str, ask: m.Want | m.EvaluationReady) -> list[Effect]:
+        member = self._here.get(ask.incarnation)
+        if member is None or member.name != sender:
+            self.counts["not here"] += 1
+            return []  # it is not in our view yet, and asks again; or it is no member any more, and is told so
+        role = "worker" if isinstance(ask, m.Want) else "evaluator"
+        if member.role != role:
+            why = f"only a {role} may ask this, you are a {member.role}"
+            return [Send(sender, m.Refusal(ask.request, "setting", why))]
+        if isinstance(ask, m.EvaluationReady):
+            return self.scheduler.ready(now, sender, ask)
+        effects = self.scheduler.want(now, sender, ask)
+        if ask.leaving or self.scheduler.is_done:  # that it is over is in the answer, which may be held back
+            self._going.add(ask.incarnation)
+        return effects
+
+    def _heard(self, effects: list[Effect]) -> list[Effect]:
+        """A model was judged, perhaps: its checkpoint may be the best."""
+        told = [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Evaluated)]
+        points = self.points
+        return [] if points is None else [one for event in told for one in points.judged(event.steps, event.test_loss)]
+
+    def _save(self, sender: str, request: int) -> list[Effect]:
+        if self.points is None:
+            return [Send(sender, nowhere(request))]
+        if (sender, request) in self._askers:
+            return [Send(sender, m.PushHeld(request, "the checkpoint that is being written"))]
+        self._askers.append((sender, request))
+        self.points.soon()
+        return []
+
+    def _standing(self, now: int, request: int) -> m.StatusReply:
+        view = self.member.view
+        silence = max(0, now - self.member.heard)  # by the coordinator's last word they are here
+        copies = max((len(place.servers) for one in self._of_ours.tables for place in one.places), default=1)
+        members = [
+            m.MemberStatus(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
+            for one in self._here.values()
+        ]
+        counts = {**self.counts, **self.also()}
+        return m.StatusReply(
+            request,
+            view.term,
+            view.number,
+            view.generation,
+            max(1, copies),
+            members,
+            {},
+            self.scheduler.progress(),
+            self._newest(),
+            counts,
+            timing=self.member.timing,
+        )
+
+    def _newest(self) -> str:
+        """The folder of the last checkpoint, of this life; empty if there is none."""
+        if self.points is None or not self.points.saved:
+            return ""
+        return str(folder_of(self.points.root, self.points.saved))

@@ -30,7 +30,7 @@ from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.launch.cluster import START_WITHIN
 from shoal.launch.forkserver import ForkserverSetup
-from shoal.launch.process_main import ProcessOrders, state_of, sweep
+from shoal.launch.process_main import ProcessMessage, ProcessOrders, state_of, sweep
 from shoal.launch.process_pool import DONE, ProcessPool
 from shoal.launch.processes import short_folder
 from shoal.models.learner import Data
@@ -116,17 +116,23 @@ class Crew:
         bind: str = "",
         coordinator: str = "",
         safety: str = "local",
+        inbox: bool = False,
     ) -> None:
-        """Start a worker process; ``wait_until_running`` waits for it."""
+        """Start a worker process; ``wait_until_running`` waits for it. ``inbox``: for ``pass_on``."""
         self.wait_until_settled()
         work = msgspec.to_builtins(spec)
-        orders = ProcessOrders(name, self._main, token, bind, coordinator, self.folder, work, safety=safety)
-        self._processes.order(orders)
+        self._processes.order(
+            ProcessOrders(name, self._main, token, bind, coordinator, self.folder, work, safety=safety, inbox=inbox)
+        )
 
     def wait_until_running(self, names: Sequence[str]) -> list[str]:
         """The addresses of these worker processes, as soon as all run."""
         self._processes.wait_until_running(names, time.monotonic() + START_WITHIN)
         return [self._processes.known[name].address for name in names]
+
+    def pass_on(self, name: str, line: ProcessMessage) -> None:
+        """Send a line to the inbox of a worker process, if it runs."""
+        self._processes.pass_on(name, line)
 
     def run_thread(self, name: str, call: Callable[[], None]) -> None:
         """Start a worker as a thread of this process."""
@@ -146,6 +152,10 @@ class Crew:
         """Send a signal to a process."""
         if self._pool is None:
             raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
+        if name not in self._pool.known:
+            raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
+        if number not in signal.valid_signals():
+            raise Invalid(f"signal={number!r}: there is none of that number")
         self._pool.signal(name, number)
 
     def is_stopped(self, name: str) -> bool:

@@ -110,7 +110,7 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
             f"{theirs[0]:,} of {theirs[1]:,} there: bring the same files to {job.data.source}"
         )
     say(f"{counted(len(greeting.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")
-    parts = PeerParts(PeerSpec(greeting.job, str(dataset.folder), greeting.number))
+    parts = PeerParts(PeerSpec(job=greeting.job, rows=str(dataset.folder), number=greeting.number))
     with _folder(address) as folder:
         life = PeerIncarnation(parts, sockets(parts, folder))
         say(f"this is {life.me.name}, at {life.me.address}: shoal status, join and leave find the run there, too")

@@ -32,7 +32,7 @@ from shoal.strategies.peers import PeerToPeer
 from shoal.strategies.peers.checkpoint import check_left, keep
 from shoal.strategies.peers.mesh import is_over
 from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
-from shoal.strategies.peers.processes import PeerCrew, crew_of
+from shoal.strategies.peers.worker import PeerWorkers
 from shoal.training.local_checkpoint import BestModel, LocalCheckpoint, LocalCheckpoints
 from shoal.training.preflight import check
 from shoal.training.run import RunStart
@@ -80,7 +80,7 @@ class PeerRun:
             self.events.resume(kept.facts.standing.evaluations, kept.facts.standing.seconds)
             if self._best is not None:
                 self._best_model = self._best.read()
-        self._crew: PeerCrew = crew_of(job, dataset, None if kept is None else kept.path, self._ended)
+        self._workers = PeerWorkers(job, dataset, kept, self._ended)
         self._ends: deque[tuple[str, str]] = deque()  # names of our processes that ended, and why
         self._news = threading.Event()
         self._observer: PeerObserver | None = None
@@ -96,8 +96,8 @@ class PeerRun:
     def __enter__(self) -> PeerRun:
         try:
             self.learner.settle()
-            founders = self._crew.start(self.job.workers)
-            self._observer = PeerObserver(self._crew.open_observer())
+            founders = self._workers.start(self.job.workers)
+            self._observer = PeerObserver(self._workers.open_observer())
             self._observer.meet(founders)
             self._write_address(founders[0])
         except BaseException:
@@ -113,7 +113,7 @@ class PeerRun:
         if self._folder is not None:
             (self._folder / ADDRESS).unlink(missing_ok=True)
         try:
-            self._crew.close()
+            self._workers.close()
         finally:
             if self._observer is not None:
                 self._observer.close()
@@ -123,12 +123,12 @@ class PeerRun:
 
     @property
     def pids(self) -> dict[str, int]:
-        return self._crew.pids
+        return self._workers.crew.pids
 
     @property
     def workers(self) -> list[str]:
         """Those that were started here and have not ended, and those that joined from elsewhere."""
-        return self._crew.here + [name for name in self.events.living if name not in self._crew.peers]
+        return self._workers.here + [name for name in self.events.living if name not in self._workers.peers]
 
     @property
     def address(self) -> str:
@@ -138,12 +138,12 @@ class PeerRun:
 
     def add_worker(self) -> str:
         """Start one more; it learns as soon as it has the model."""
-        names = {*self._crew.peers, *self._crew.failed, *self.events.names.values()}
+        names = {*self._workers.peers, *self._workers.failed, *self.events.names.values()}
         number = 1 + max((int(name.rpartition("-")[2]) for name in names), default=-1)
         through = [one for one in self.observer.known if not self._has_ended(one.life)]
         if not through:
             raise ClusterError("no peer is here whom a newcomer could ask for the model: start the run again")
-        peer = self._crew.add(number, through)
+        peer = self._workers.add(number, through)
         self.observer.meet([peer])
         return peer.name
 
@@ -156,7 +156,7 @@ class PeerRun:
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process."""
-        self._crew.signal(name, number)
+        self._workers.crew.signal(name, number)
 
     # ------------------------------------------------------------ progress and result
 
@@ -226,8 +226,8 @@ class PeerRun:
         if self._began:
             return
         self._began = True
-        self.events.started(self.dataset, len(self._crew.peers))
-        for name, why in self._crew.failed.items():
+        self.events.started(self.dataset, len(self._workers.peers))
+        for name, why in self._workers.failed.items():
             self._warn(f"{name} did not start, and the others begin without it: {why}")
 
     def _check(self) -> None:
@@ -258,7 +258,7 @@ class PeerRun:
     def _report_ends(self) -> None:
         """Tell all peers that a process ended, at each check, until one says that it is gone."""
         for name, why in list(self._ends):
-            life = self._crew.peers[name].life
+            life = self._workers.peers[name].life
             self.events.why[life] = why
             self.observer.forget(life)
             if life in self.events.gone or not self._lives():
@@ -271,7 +271,7 @@ class PeerRun:
         now = time.monotonic()
         self._silent_since = min(self._silent_since, now)
         silent = now - self._silent_since
-        if not self._crew.here and (not self._lives() or silent > self.patience):
+        if not self._workers.here and (not self._lives() or silent > self.patience):
             self._report_ends()
             last = next(iter(reversed(self.events.gone.items())), None)
             who = f" (the last was {self.events.names.get(last[0], last[0])}: {last[1] or LEFT})" if last else ""
@@ -337,7 +337,7 @@ class PeerRun:
     # ------------------------------------------------------------ details
 
     def _has_ended(self, life: str) -> bool:
-        return life in self.events.gone or life in [self._crew.peers[name].life for name, _ in self._ends]
+        return life in self.events.gone or life in [self._workers.peers[name].life for name, _ in self._ends]
 
     def _ended(self, name: str, why: str) -> None:
         """A worker of ours ended; on another thread."""

@@ -1,8 +1,13 @@
-"""One peer in a process or thread of its own, from its start until it may go.
+"""Peers as threads or processes: one peer from start to end, and all that a run starts.
 
-It may have several lives: a peer that was evicted by the others (it was stopped, or cut off)
+A peer may have several lives: one that was evicted by the others (it was stopped, or cut off)
 rejoins under a new name on the wire, with a copy of their model. In a resumed run all founders
 start from the checkpoint.
+
+The peers of a run each start at an address of their own; when all have started, each gets the list
+of all (``Founders``) and they begin. One more joins by asking any peer that is here. However the
+process that started them ends, its peers end with it; those that joined from elsewhere do not
+belong to it.
 """
 
 from __future__ import annotations
@@ -10,19 +15,22 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from shoal import limits
+from shoal.data.datasets import Dataset
 from shoal.data.mapped import whole_set
 from shoal.data.slots import Slots
-from shoal.errors import ClusterError
+from shoal.errors import ClusterError, StartFailed
+from shoal.events import counted
 from shoal.job import Job
+from shoal.launch.crew import Crew, CrewSpec, name_of
 from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders
 from shoal.models.learner import learner_of
 from shoal.models.linear import Linear
@@ -35,12 +43,14 @@ from shoal.strategies.peers.local_model import PeerLocalModel
 from shoal.strategies.peers.mesh import Mesh, RunInfo
 from shoal.strategies.peers.peer import PeerNode
 from shoal.strategies.peers.run_log import RunLogState
-from shoal.training.local_checkpoint import read
+from shoal.training.local_checkpoint import LocalCheckpoint
 from shoal.wire import Transport
 from shoal.wire.effects import Received
+from shoal.wire.memory import Hub
 from shoal.wire.messages.peers import Peer, StopPeers
 from shoal.wire.zmq import ZmqTransport
 
+MAIN = "shoal.strategies.peers.worker"
 _CHECK = 0.5  # seconds at most between two checks whether it may go
 
 # Made before this process was forked. A peer is one process, so nobody shares it.
@@ -49,15 +59,12 @@ _preforked: dict[tuple[str, str, str], PeerParts] = {}
 Open = Callable[[str], Transport]  # a transport for a life of this name
 
 
-class PeerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a peer needs to know, as plain data."""
+class PeerSpec(CrewSpec, frozen=True, kw_only=True):
+    """What a peer needs to know; ``rows`` is the folder of the whole set, with its test rows."""
 
-    job: str  # as TOML
-    data: str  # the folder of the packed set
     number: int = 0
     life: str = ""
     through: list[Peer] = []  # for a newcomer: peers that it may ask
-    kept: str = ""  # the checkpoint to continue from
 
 
 class Founders(ProcessMessage, frozen=True, tag="founders"):
@@ -76,15 +83,14 @@ class PeerParts:
 
     def __init__(self, spec: PeerSpec) -> None:
         self.spec = spec
-        self.job = Job.of(tomllib.loads(spec.job))
-        self.dataset = whole_set(Path(spec.data), self.job.data, self.job.seed)
+        self.job = spec.load_job()
+        self.dataset = whole_set(Path(spec.rows), self.job.data, self.job.seed)
         train = self.dataset.train
         self.learner = learner_of(self.job.model, train, self.job.seed, spec.number)
         self.slots = Slots(train.rows, self.job.data.batch, self.job.seed)
         self.model = PeerLocalModel(self.job, train, self.learner, self.slots)
         self.begin: RunLogState | None = None
-        if spec.kept:
-            kept = read(Path(spec.kept))
+        if (kept := spec.load_checkpoint()) is not None:
             self.begin = begin_of(kept, self.slots.per_pass)
             self.model.restore(kept.slab)
 
@@ -116,7 +122,7 @@ class PeerIncarnation:
 
     def __init__(self, parts: PeerParts, open_: Open, number: int | None = None) -> None:
         """``number``: its rank among those who may lead; by default that of its name."""
-        name = f"worker-{parts.spec.number}"
+        name = name_of(parts.spec.number)
         life = parts.spec.life or life_of(name)
         self.parts, self._open = parts, open_
         self.transport = open_(life)
@@ -197,8 +203,8 @@ def prefork(work: dict[str, object]) -> None:
     Not with a module: PyTorch has threads, so each peer makes its own.
     """
     spec = msgspec.convert(work, PeerSpec)
-    if isinstance(Job.of(tomllib.loads(spec.job)).model, Linear):
-        _preforked[spec.job, spec.data, spec.kept] = PeerParts(spec)
+    if isinstance(spec.load_job().model, Linear):
+        _preforked[spec.job, spec.rows, spec.kept] = PeerParts(spec)
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
@@ -206,7 +212,7 @@ def main(orders: ProcessOrders, process: Process) -> None:
     asked, never = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     spec = msgspec.convert(orders.work, PeerSpec)
-    parts = _preforked.pop((spec.job, spec.data, spec.kept), None) or PeerParts(spec)
+    parts = _preforked.pop((spec.job, spec.rows, spec.kept), None) or PeerParts(spec)
     parts.spec = spec
     parts.learner.settle(alone=True)
     life = PeerIncarnation(parts, sockets(parts, "" if orders.bind.startswith("tcp:") else orders.folder))
@@ -220,3 +226,100 @@ def main(orders: ProcessOrders, process: Process) -> None:
     node = live(life, founders, [(one.life, one.address) for one in spec.through], never, asked)
     if node.why:
         raise ClusterError(node.why)
+
+
+class PeerWorkers:
+    """The peers that a run has started."""
+
+    def __init__(
+        self, job: Job, dataset: Dataset, kept: LocalCheckpoint | None, ended: Callable[[str, str], None]
+    ) -> None:
+        """``ended`` gets the name of a peer and why it ended, on another thread."""
+        self._job, self._on_ended = job, ended
+        self._spec = PeerSpec(job=job.toml(), rows=str(dataset.folder), kept="" if kept is None else str(kept.path))
+        self.crew = Crew(job, MAIN, self._ended, sockets=True)
+        self.peers: dict[str, Peer] = {}  # by name
+        self.failed: dict[str, str] = {}  # by name: why it did not start
+        self._lives: dict[str, str] = {}  # by name
+        self._gone: dict[str, None] = {}  # names of those that have ended
+        self._hub, self._closing = Hub(), threading.Event()  # of threads
+        self._why: dict[str, str] = {}  # why a thread left
+
+    @property
+    def here(self) -> list[str]:
+        """The names of those that have not ended."""
+        return [name for name in list(self.peers) if name not in self._gone]
+
+    def start(self, count: int) -> list[Peer]:
+        """Start so many, which know of each other; one that does not start is left out."""
+        if not self.crew.has_processes:
+            lives = [self._open_life(number) for number in range(count)]
+            founders = [life.me for life in lives]
+            for life in lives:
+                self._run_thread(life, founders, [])
+            return founders
+        self.crew.start("peers")
+        for number in range(count):
+            self._fork(number)
+        for number in range(count):
+            try:
+                self._wait(number)
+            except StartFailed as error:
+                self.failed[name_of(number)] = str(error)
+                if not self.crew.pids:
+                    raise
+        founders = list(self.peers.values())
+        for peer in founders:
+            self.crew.pass_on(peer.name, Founders(founders))
+        return founders
+
+    def add(self, number: int, through: list[Peer]) -> Peer:
+        """Start one more, which joins ``through`` these."""
+        if self.crew.has_processes:
+            self._fork(number, through)
+            return self._wait(number)
+        life = self._open_life(number)
+        self._run_thread(life, [], [(one.life, one.address) for one in through])
+        return life.me
+
+    def open_observer(self) -> Transport:
+        """A transport for an observer."""
+        name = f"home-{secrets.token_hex(4)}"
+        return ZmqTransport(name) if self.crew.has_processes else self._hub.open(name)
+
+    def close(self) -> None:
+        """End them all."""
+        self._closing.set()
+        self.crew.close()
+        if not self.crew.has_processes and (late := self.here):
+            print(f"shoal: {counted(len(late), 'thread')} did not end: {', '.join(late)}", file=sys.stderr)
+
+    def _fork(self, number: int, through: Sequence[Peer] = ()) -> None:
+        name = name_of(number)
+        self._lives[name] = life = life_of(name)
+        spec = msgspec.structs.replace(self._spec, number=number, life=life, through=list(through))
+        tcp = self._job.launch.transport == "tcp"
+        self.crew.fork(name, spec, bind="tcp://127.0.0.1:*" if tcp else f"ipc://{self.crew.folder}/{life}", inbox=True)
+
+    def _wait(self, number: int) -> Peer:
+        name = name_of(number)
+        (address,) = self.crew.wait_until_running([name])
+        self.peers[name] = Peer(self._lives[name], name, number, address)
+        return self.peers[name]
+
+    def _open_life(self, number: int) -> PeerIncarnation:
+        return PeerIncarnation(PeerParts(msgspec.structs.replace(self._spec, number=number)), self._hub.open)
+
+    def _run_thread(self, life: PeerIncarnation, founders: list[Peer], through: list[tuple[str, str]]) -> None:
+        name = life.me.name
+        self.peers[name] = life.me
+
+        def run() -> None:
+            self._why[name] = live(life, founders, through, self._closing).why
+
+        self.crew.run_thread(name, run)
+
+    def _ended(self, name: str, why: str) -> None:
+        self._gone[name] = None
+        if not self._closing.is_set():
+            self._on_ended(name, why or self._why.get(name, ""))

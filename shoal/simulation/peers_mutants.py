@@ -1,4 +1,4 @@
-"""Broken variants of how peers find, hear and replace each other. Each must be caught within the seeds of a normal test run."""
+"""Broken variants of the mesh. Each must be caught within the seeds of a normal test run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def words_heard_again() -> Any:
 
 @mutant
 def nothing_handed_on() -> Any:
-    """Each says its own words, and nobody those of one that is gone."""
+    """Nobody relays the words of a peer that is gone."""
     real = Broadcast.lacking
 
     def lacking(self: Broadcast, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
-        first = next(iter(self.heard), "")  # a founder's own life; one that came copied this from others
+        first = next(iter(self.heard), "")  # a founder's own life
         return (one for one in real(self, theirs) if one.delivery.origin == first)
 
     return mock.patch.object(Broadcast, "lacking", lacking)
@@ -59,7 +59,7 @@ def copied_before_entered() -> Any:
 
 @mutant
 def nothing_kept_for_newcomers() -> Any:
-    """What all that have a model have heard is forgotten."""
+    """Words that all with a model have heard are dropped."""
 
     def others(self: Mesh) -> list[dict[str, int]]:
         return [one.heard for one in self.members.values() if one.has_model]
@@ -69,7 +69,7 @@ def nothing_kept_for_newcomers() -> Any:
 
 @mutant
 def version_off_by_one() -> Any:
-    """A donor says of a copy that it has one word more than is in it."""
+    """A donor claims one word more than is in its copy."""
     real = SnapshotServer.give
 
     def give(self: SnapshotServer, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
@@ -81,7 +81,7 @@ def version_off_by_one() -> Any:
 
 @mutant
 def taken_from_the_dead() -> Any:
-    """What comes from one that is gone is heard like anything else."""
+    """Words from a peer that is gone are accepted."""
     real = Mesh._on_relay
 
     def heard(self: Mesh, now: int, sender: str, said: p.Relay, arrays: Arrays) -> list[Effect]:
@@ -94,19 +94,19 @@ def taken_from_the_dead() -> Any:
 
 @mutant
 def closed_at_once() -> Any:
-    """Who is gone is done with, whatever others have heard of it: its slots are dealt again."""
+    """A life that is gone is closed at once, though others may have heard more of it."""
     return mock.patch.object(Mesh, "is_closed", lambda self, life: life in self.gone)
 
 
 @mutant
 def early_words_of_the_dead() -> Any:
-    """What came out of order from one that is gone is heard when the gap is filled, though nobody was told of it."""
+    """Early words of a life that is gone are heard when the gap is filled."""
     return mock.patch.object(Broadcast, "drop_early", lambda self, origin: None)
 
 
 @mutant
 def adopted_at_once() -> Any:
-    """A newcomer takes its copy over though others have not heard all that is in it."""
+    """A newcomer adopts its copy before the others have heard all that is in it."""
     real = Newcomer.ready
 
     def ready(self: Newcomer, members: Mapping[str, DonorState]) -> p.Heard | None:
@@ -117,7 +117,7 @@ def adopted_at_once() -> Any:
 
 @mutant
 def halves_that_never_call() -> Any:
-    """Nobody calls those who fell silent."""
+    """Nobody calls peers that fell silent."""
     return mock.patch.object(PartitionMerge, "call", lambda self, now, pause, beat: [])
 
 

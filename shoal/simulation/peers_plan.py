@@ -1,6 +1,7 @@
-"""What befalls a mesh of peers, drawn from one seed, all as data.
+"""The faults of a mesh of peers, drawn from one seed, as data.
 
-Peers come and go, so a fault does not name its victim: ``pick`` chooses among those who are there when it strikes.
+Peers join and leave, so a fault does not name its victim: ``pick`` chooses among those who are
+here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ WEATHER = ("loss", "repeat", "slow")
 
 
 class PeersFault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong, or somebody who comes or goes."""
+    """One fault, join or leave."""
 
     kind: str
     at: int  # milliseconds from the beginning
@@ -29,13 +30,13 @@ class PeersFault(msgspec.Struct, frozen=True):
 
 
 class PeersPlan(msgspec.Struct, frozen=True):
-    """One mesh and its fate."""
+    """One mesh and its faults."""
 
     seed: int
     founders: int
     lasts: int  # milliseconds until all is healed
     delay: int  # milliseconds that a message takes, on average
-    told: bool  # the launcher tells of deaths at once
+    told: bool  # the launcher reports deaths at once
     every: int  # milliseconds between two words of a peer
     faults: tuple[PeersFault, ...] = ()
     send: str = "all"  # or owned; or "": they only talk
@@ -134,7 +135,7 @@ def _hushed(plan: PeersPlan, random: Random) -> list[PeersFault]:
 
 
 def _mid_word(plan: PeersPlan, random: Random) -> list[PeersFault]:
-    """It dies when it has told some and not all."""
+    """It dies after it has sent a word to some and not to all."""
     return [
         PeersFault("crash on word", at, random.choice([0, 1_000]), random.random()) for at in _times(plan, random, 3)
     ]

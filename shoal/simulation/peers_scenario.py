@@ -1,14 +1,16 @@
-"""Peers without a server, from one seed to the verdict: they come, leave, die, are cut off and held for dead, and agree in the end.
+"""Peers from one seed to the verdict: they join, leave, die, are cut off, and agree.
 
-When all faults are over, and what was said is heard:
+When all faults are over, and all words are heard:
 
     equal     all that live have the same weights and versions, to the last bit
-    once      no slot is in them twice; every slot that one said who lives is in them
-    closed    of one that was closed nothing more was heard by anybody, ever
-    copied    nobody must begin anew for words that another has copied, but one that had no model itself when it entered that other
+    once      no slot is in them twice; every slot that a living peer published is in them
+    closed    of a life that was closed nothing more was heard by anybody, ever
+    copied    nobody must rejoin for words that another has copied, except one that had no model
+              itself when it entered that other
     lead      of two that hold each other for here, with a model, at most one leads, at any time
-    live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more (bounded); where a founder died before another
-              had ever heard it, ``timing.join_within`` later: for the other it is one whose process has yet to begin
+    live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more; where a
+              founder died before another had ever heard it, ``timing.join_within`` later: for the
+              other its process has yet to start
 """
 
 from __future__ import annotations
@@ -19,9 +21,8 @@ from random import Random
 from traceback import format_tb
 
 from shoal.limits import MILLISECOND, SECOND
-from shoal.simulation.counting_peer import CountingLearner
-from shoal.simulation.mesh_peer import SLOTS, MeshPeer
-from shoal.simulation.peer_mutants import MUTANTS
+from shoal.simulation.peers_mutants import MUTANTS
+from shoal.simulation.peers_nodes import SLOTS, CountingLearner, MeshPeer
 from shoal.simulation.peers_plan import WEATHER, PeersFault, PeersPlan
 from shoal.simulation.scenarios import Scenario, Verdict, Violation
 from shoal.simulation.world import World
@@ -31,7 +32,7 @@ from shoal.wire.messages import peers as p
 
 MOST_EVENTS = 40_000
 LIVE_WITHIN = 40 * SECOND
-ANSWER_WITHIN = 15 * SECOND  # a newcomer that nobody answers is started again, through somebody who is there
+ANSWER_WITHIN = 15 * SECOND  # then a newcomer without an answer is started again
 
 NODES = (Mesh, PeerNode)
 # What must happen in some seed or other, or the faults are not reaching where they should.
@@ -67,7 +68,7 @@ SOMETIMES = (
 
 
 class PeersScenario:
-    """One mesh and what befalls it."""
+    """One mesh and its faults."""
 
     def __init__(self, plan: PeersPlan, trace: Callable[[str], None] | None = None) -> None:
         self.plan, self.world = plan, World(plan.seed)
@@ -77,10 +78,8 @@ class PeersScenario:
         self.world.after_event = self._after
         self.world.on_send = {p.ModelPiece: self._on_piece, p.Relay: self._on_said}
         self.peers: dict[str, MeshPeer | CountingLearner] = {}
-        self._closed: dict[
-            str, dict[str, int]
-        ] = {}  # by life: of whom it was sure that nothing more comes, at which number
-        self._entered: dict[str, dict[str, bool]] = {}  # by life: whom, and whether it had a model before that
+        self._closed: dict[str, dict[str, int]] = {}  # whom it closed, after how many words
+        self._entered: dict[str, dict[str, bool]] = {}  # whom; did it have a model then
         self._had: dict[str, bool] = {}  # by life: it had a model after the last event
         self.counts: Counter[str] = Counter()
         self.violations: list[Violation] = []
@@ -148,7 +147,7 @@ class PeersScenario:
         )
 
     def _still_alone(self, mesh: Mesh) -> None:
-        """As whoever started it would: it is begun again, through somebody who is there."""
+        """Its user would start it again, through a peer that is here."""
         life = mesh.me.life
         if life in self.peers and not mesh.has_model and not mesh.evicted and not mesh.members and self._filled:
             self._end(life, told=False)
@@ -189,7 +188,7 @@ class PeersScenario:
             self.counts["donors lost"] += newcomer.donors_lost
 
     def _after(self, life: str) -> None:
-        """Whoever has left goes; whoever is put out begins anew."""
+        """A peer that has left goes; one that is evicted rejoins."""
         peer = self.peers.get(life)
         if peer is None:
             return
@@ -221,12 +220,12 @@ class PeersScenario:
                     self.violations.append(found)
 
     def _check_copies(self, mesh: Mesh) -> None:
-        """It begins anew, and so no other promise is broken: but that must not hide copies that were taken too soon."""
+        """It rejoins, so no other rule is broken: find copies that were made too soon."""
         told = [(one.heard, one.copied) for one in mesh.members.values() if one.has_model]
         for life, one in mesh.members.items():
             if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
                 self._wrong(
-                    "copied", f"{life} adopted what {mesh.me.life} had not heard, who had a model and entered it"
+                    "copied", f"{life} adopted what {mesh.me.life}, which had a model and entered it, had not heard"
                 )
 
     # ------------------------------------------------------------ faults
@@ -313,7 +312,7 @@ class PeersScenario:
         fault = self._on_pieces.pop()
         others = [life for life in self.peers if life not in (sender, to)] or [to]
         victim = {"donor": sender, "newcomer": to}.get(fault.how) or self._pick(others, fault.pick)
-        after = int(fault.pick * 600) * MILLISECOND  # on its way, just there, or entered by everybody
+        after = int(fault.pick * 600) * MILLISECOND  # in flight, arrived, or entered
         self.world.at(self.world.now + after, lambda: self._crash_on(victim, "piece"))
 
     def _on_said(self, sender: str, to: str, said: p.Relay) -> None:
@@ -321,7 +320,7 @@ class PeersScenario:
             victim, fault = one
             if victim == sender == said.origin and not self._healed and fault.pick * 7 % 1 < 0.5:
                 self._on_words.remove(one)
-                for life in self.peers:  # from here on nobody is told
+                for life in self.peers:  # from here on nobody hears it
                     self.world.weather.cuts[sender, life] = self.world.now + 1
                 self.world.at(self.world.now, lambda: self._crash_on(sender, "word"))
                 return
@@ -376,7 +375,7 @@ class PeersScenario:
             mesh = peer.mesh
             told.append(
                 f"{life}: filled={mesh.has_model} quiet={mesh.is_quiet} kept={mesh.broadcast.kept} early={mesh.broadcast.early} "
-                f"{peer.told()} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
+                f"{peer.describe()} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
             )
         return "not at rest: " + "; ".join(told)
 

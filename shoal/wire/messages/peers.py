@@ -1,7 +1,8 @@
-"""What peers say to each other where there is no server. Part of the page that ``messages`` is.
+"""The messages of peer-to-peer runs: words that all peers hear, membership, and observers.
 
-Everything that matters to all is *said*: each peer numbers what it says from 1, and all others hear it in that order, each thing once,
-whoever hands it on. What a peer has heard of each is its version of the run.
+A *word* is broadcast: each peer numbers its words from 1, and all others hear them in that order,
+each once, from the peer itself or relayed by another. What a peer has heard of each other is its
+version of the run. A *life* is one incarnation of a peer.
 """
 
 from __future__ import annotations
@@ -12,47 +13,47 @@ import msgspec
 
 from shoal.wire.messages.base import Count, Message
 
-Run = tuple[Count, Count]  # slots from the first up to, not including, the second, counted over all passes
-Heard = dict[str, Count]  # of each peer, by the name of its life: all up to this number
+Run = tuple[Count, Count]  # slots [first, stop), counted over all epochs
+Heard = dict[str, Count]  # by life: all of its words up to this number
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """One that learns."""
+    """A peer, in one of its lives."""
 
-    life: str  # its name on the wire: worker-1.3f9c, another one after every start
+    life: str  # its name on the wire: worker-1.3f9c, a new one after every start
     name: str  # worker-1
-    number: Count  # the lowest one that is here leads
+    number: Count  # the lowest one leads
     address: str
 
 
-# ---------------------------------------------------------------- what is said to all
+# ---------------------------------------------------------------- words
 
 
 class Learned(msgspec.Struct, frozen=True, array_like=True, tag="learned"):
-    """ "I have learned from these slots, and this is what it changed"; owned: the change went to the owners."""
+    """ "I have learned from these slots, with this change"; or it went to the owners."""
 
     slots: list[Run]
     rows: Count
     loss: float  # summed over them
-    spent: list[Count] = []  # microseconds since the last of these: computed, communicated, idle
+    spent: list[Count] = []  # microseconds since the last one: computed, communicated, idle
     moved: tuple[Count, Count] = (0, 0)  # bytes sent and received, in this life
-    part: Count = 0  # owned: which contribution of its this is; 0: the change rides with it
-    stale: Count = 0  # changes of others that were told before this one, and that it was computed without
+    part: Count = 0  # number of its contribution to the owners; 0: the change is attached
+    stale: Count = 0  # changes of others, published before this one, that it did not know
 
 
 class SlotsDealt(msgspec.Struct, frozen=True, array_like=True, tag="dealt"):
-    """The one that leads: "learn from these"."""
+    """Leader: "learn from these"."""
 
     slots: list[tuple[str, list[Run]]]  # by life
-    again: Count = 0  # so many of them were somebody's who is gone
+    again: Count = 0  # so many of them belonged to a peer that is gone
 
 
 class EvaluationDone(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
-    """The one that leads: "I have judged the model"."""
+    """Leader: "I have evaluated the model"."""
 
     number: Count
     seconds: float  # of the run, when the weights were read
-    now: float  # when it was judged
+    now: float  # when the evaluation was done
     done: Count  # slots in it
     rows: Count
     loss: float | None  # None: not finite
@@ -60,24 +61,24 @@ class EvaluationDone(msgspec.Struct, frozen=True, array_like=True, tag="judged")
     train: float | None
     workers: Count
     best: bool
-    patience: list[float | None]  # what the stop rules remember: cluster.stopping.Patience
-    by: str = ""  # the life of the one that judged it, and has its weights
+    patience: list[float | None]  # the state of the stop rules: schedule.stop_rules.Patience
+    by: str = ""  # the life that made it, and has the weights
 
 
 class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
-    """The one that leads: "it is over: finish what you are at, say what you learned, and rest"."""
+    """Leader: "the run is over: finish, publish what you learned, and rest"."""
 
     why: str
     failed: bool = False
-    judge: bool = True  # what was learned since the last evaluation is judged
+    judge: bool = True  # evaluate what was learned since the last evaluation
 
 
 class Rested(msgspec.Struct, frozen=True, array_like=True, tag="rested"):
-    """ "I say nothing more" (after Halt)."""
+    """ "I publish nothing more" (after Halt)."""
 
 
 class PeersEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """The one that leads: "all rest, and have heard all: go"."""
+    """Leader: "all rest, and have heard all: go"."""
 
     why: str
     failed: bool
@@ -85,30 +86,30 @@ class PeersEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class PeerLeaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
-    """ "I leave; these slots I shall not do"."""
+    """ "I leave, and give these slots back"."""
 
-    why: str  # empty: in order; otherwise what went wrong, and the others stop talking to me (S4-05)
+    why: str  # empty: in order; otherwise an error, and the others stop talking to me
     back: list[Run] = []
 
 
 class OwnersChanged(msgspec.Struct, frozen=True, array_like=True, tag="owners"):
-    """The one that leads, owned: "from now on these own the parts of the weights"."""
+    """Leader: "from now on these own the parts of the weights"."""
 
     version: Count
     lives: list[str]  # of part 0, 1, ...
-    others: list[str] = []  # those who own nothing, and contribute
+    others: list[str] = []  # those who own nothing, and only contribute
 
 
 class Yielded(msgspec.Struct, frozen=True, array_like=True, tag="yielded"):
-    """ "I have given away what I do not own by this version"."""
+    """ "I have published all I had as an owner before this version"."""
 
     version: Count
 
 
 class Owned(msgspec.Struct, frozen=True, array_like=True, tag="owned"):
-    """An owner: "this is what came for these parts, of everybody up to these contributions"."""
+    """Owner: "this is the sum for these parts, of everybody up to these contributions"."""
 
-    parts: list[tuple[Count, dict[str, Count]]]  # part, and of each peer (by life) up to which contribution
+    parts: list[tuple[Count, dict[str, Count]]]  # part; by life, up to which contribution
 
 
 Word = (
@@ -117,55 +118,53 @@ Word = (
 
 
 class Relay(Message, frozen=True, tag="said"):
-    """Peer to peer: "this was said, by me or by one that is gone"."""
+    """Peer to peer: "this is a word, of mine or of another"."""
 
     frames: ClassVar[str] = "KV"
     origin: str  # its life
     number: Count
     word: Word
-    heard: Heard = {}  # by the sender of this message: it need not be told so in a beat
-    after: Heard = {}  # whoever has not heard all of this has not heard the word, either
+    heard: Heard = {}  # what the sender has heard; empty: not said
+    after: Heard = {}  # must be heard before the word
 
 
-# ---------------------------------------------------------------- who is here
+# ---------------------------------------------------------------- membership
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """Peer to peer, now and then: "I am here, this is what I have heard, these are here, these are gone"."""
+    """Peer to peer, often: "I am here; I have heard this; these are here, and these are gone"."""
 
     me: Peer
     heard: Heard
     peers: list[Peer]
     gone: dict[str, str]  # by life, and why
-    filled: bool = True  # False: I am new, and have no model yet
-    new: list[str] = []  # lives of those others who have none, as far as I know
-    copied: Heard = {}  # what was in the copy that I began with: those words I cannot hand on
+    filled: bool = True  # False: I have no model yet
+    new: list[str] = []  # lives of others that have none, as far as I know
+    copied: Heard = {}  # what was in the model that I copied: I cannot relay these words
 
 
 class Greet(Message, frozen=True, tag="greet"):
-    """Newcomer, or whoever was called, to any peer: "who is here, and what is it about?"."""
+    """Newcomer or observer to any peer: "who is here, and what is the run about?"."""
 
     request: int
-    comes: str = ""  # whoever wants to take part, and a word that nobody else says: it gets a number of its own
+    comes: str = ""  # a random token of one that joins: it gets a number of its own
 
 
 class PeerGreeting(Message, frozen=True, tag="here"):
-    """Peer: "these are, and this is the run"."""
+    """Peer: "these are here, and this is the run"."""
 
     request: int
     job: str  # as TOML
-    rows: Count  # of the set, to see that it is the same
+    rows: Count  # of the data set, which must be the same
     features: Count
     peers: list[Peer]
     gone: dict[str, str]
-    lost: list[
-        Peer
-    ] = []  # gone by their silence, and called now and then: they may be cut off, and go on by themselves
-    number: Count = 0  # for one that comes
+    lost: list[Peer] = []  # gone since they were silent: they may be cut off, and go on elsewhere
+    number: Count = 0  # for one that joins
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
-    """Newcomer to a peer that knows it: "give me the model"; ``piece`` by piece."""
+    """Newcomer to a peer that has entered it: "give me this piece of the model"."""
 
     request: int
     life: str
@@ -173,21 +172,21 @@ class Fetch(Message, frozen=True, tag="fetch"):
 
 
 class ModelPiece(Message, frozen=True, tag="piece"):
-    """Peer: "this is a piece of it, of the version that the first one names"."""
+    """Peer: "this is a piece of the model, at the version that the first piece names"."""
 
     frames: ClassVar[str] = "V"
     request: int
     piece: Count
     pieces: Count
     heard: Heard = {}
-    state: bytes = b""  # of the first: what is known besides the weights
+    state: bytes = b""  # of the first piece: the run log
 
 
 class PeerStatus(Message, frozen=True, tag="account"):
-    """Peer to whoever was called: "this is how it stands" (an answer to ``Watch``)."""
+    """Peer to observer: "this is the state of the run" (answers ``Watch``)."""
 
     request: int
-    lead: str  # life of the one that leads
+    lead: str  # the life that leads
     peers: list[Peer]
     gone: dict[str, str]
     done: Count
@@ -198,7 +197,7 @@ class PeerStatus(Message, frozen=True, tag="account"):
     seconds: float
     spent: list[Count]
     moved: tuple[Count, Count]
-    judged: list[EvaluationDone]  # after the one that was asked for
+    judged: list[EvaluationDone]  # from the number on that was asked for
     staleness: list[Count]
     counts: dict[str, Count]
     over: str = ""
@@ -207,16 +206,17 @@ class PeerStatus(Message, frozen=True, tag="account"):
 
 
 class Watch(Message, frozen=True, tag="watch"):
-    """Whoever was called, to a peer, a few times a second: "how does it stand?"."""
+    """Observer to a peer, a few times a second: "what is the state of the run?"."""
 
     request: int
-    judged: Count = 0  # evaluations that it knows
+    judged: Count = 0  # how many evaluations it knows
 
 
 class Weigh(Message, frozen=True, tag="weigh"):
-    """Whoever was called, to a peer: "give me the weights of this evaluation", piece by piece (``ModelPiece``; none: it has them not).
+    """Observer to a peer: "give me this piece of the weights of an evaluation" (``ModelPiece``).
 
-    ``whole``: "give me all that you have, as it is now"; a new request is a new moment.
+    ``whole``: "give me a snapshot of model and log"; every new request is a new snapshot. The
+    answer has no pieces if the peer does not have the weights.
     """
 
     request: int
@@ -226,7 +226,10 @@ class Weigh(Message, frozen=True, tag="weigh"):
 
 
 class StopPeers(Message, frozen=True, tag="stop"):
-    """Whoever was called, to the one that leads: "end it"; to any peer, with ``leave``: "you leave"; ``ended``: "this life ended"."""
+    """Observer to the leader: "end the run".
+
+    To any peer, with ``leave``: "you leave"; with ``ended``: "the process of this life has ended".
+    """
 
     request: int
     why: str
@@ -235,12 +238,12 @@ class StopPeers(Message, frozen=True, tag="stop"):
 
 
 class OwnedShare(Message, frozen=True, tag="share"):
-    """Peer to an owner, again until ``Owned`` has it: "this is what I changed in your parts"."""
+    """Peer to an owner, repeated until ``Owned`` has it: "this is my change to your parts"."""
 
     frames: ClassVar[str] = "KV"
     life: str
-    number: Count  # of the contribution, counted from 1; each owner gets each, empty if need be
-    version: Count  # of the owners that it was cut by
+    number: Count  # of the contribution, from 1; every owner gets every one, maybe empty
+    version: Count  # of the owners
     parts: list[Count]
 
 

@@ -402,7 +402,7 @@ def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> No
     joined = command(den, "join", folder)
     until_said(joined, "evaluation")
     out, err = command(den, "status", folder).communicate(timeout=60)
-    assert "3 peers" in out and "of 500 passes" in out and "worker-0" in out and "leads" in out, err
+    assert "3 peers" in out and "of 500 epochs" in out and "worker-0" in out and "leads" in out, err
     out, err = command(den, "status", folder, "--json").communicate(timeout=60)
     assert [peer["name"] for peer in msgspec.json.decode(out)["peers"]].count("worker-2") == 1, err
     out, err = command(den, "query", folder).communicate(timeout=60)

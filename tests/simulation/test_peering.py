@@ -76,7 +76,9 @@ def test_all_that_live_have_the_same_weights_and_nothing_twice(seeds: range, sel
     check(seeds, "peers", seldom)
 
 
-@pytest.mark.variants(slow=["130", "221", "1130", "1247", "1521", "1649", "1982", "100463", "100483", "200743", "132000468"])
+@pytest.mark.variants(
+    slow=["130", "221", "1130", "1247", "1521", "1649", "1982", "100463", "100483", "200743", "132000468"]
+)
 @pytest.mark.parametrize("seed", BROKE)
 def test_what_was_broken_once_holds(seed: int) -> None:
     assert PEERS.simulate(seed).violations == []

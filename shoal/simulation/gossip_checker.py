@@ -256,7 +256,7 @@ class MeetingChecker:
                 self.violations.append(
                     Violation("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
                 )
-            elif (was_gone or half.asker in self.nodes[half.who]._gone) and not self.nodes[half.who].hands.is_at_work:
+            elif (was_gone or half.asker in self.nodes[half.who]._gone) and not self.nodes[half.who].queue.is_at_work:
                 counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
                 if counted < size - CLOSE:
                     self.violations.append(

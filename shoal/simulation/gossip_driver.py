@@ -140,7 +140,7 @@ class GossipDriver:
         self._count()
         while self._ended and not self._pausing:
             self._lose(self._ended.popleft())
-        for name, one in controller.home.told.items():
+        for name, one in controller.home.states.items():
             if one.slab is not None:
                 self.slabs[controller.home.leg].setdefault(name, one.slab.copy())
         if self.over or self._pausing or not controller.resting:
@@ -171,7 +171,7 @@ class GossipDriver:
     def _set_off(self, effects: list[Effect]) -> None:
         home, graph = self.controller.home, self.controller.graph
         self.matrices[home.leg], self.rounds[home.leg], self.slabs[home.leg] = graph.mixing(), home.rounds, {}
-        self.dealt[home.leg] = {name: one.slots.tolist() for name, one in home.told.items()}
+        self.dealt[home.leg] = {name: one.slots.tolist() for name, one in home.states.items()}
         self.world.carry_out(HOME, effects)
 
     def _count(self) -> None:
@@ -180,7 +180,7 @@ class GossipDriver:
 
     def _lose(self, name: str) -> None:
         home = self.controller.home
-        done = home.told[name].done if name in home.told else 0
+        done = home.states[name].done if name in home.states else 0
         kept = [slot for leg, dealt in self.dealt.items() if leg < home.leg for slot in dealt.get(name, [])]
         self.kept[name] = kept + self.dealt[home.leg].get(name, [])[:done]
         loss = self.controller.lose(self._now(), name)

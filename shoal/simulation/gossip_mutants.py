@@ -43,7 +43,7 @@ def met_applied_twice(real: Any) -> Any:
 
     def answers(self: Pairwise, sender: str, met: MeetReply, arrays: Any) -> None:
         if self.asked is None and arrays and self._number == met.number:
-            self._hands.do(lambda: self._hands.model.add(arrays[0], -1.0), lambda nothing: None, 1, first=True)
+            self._queue.do(lambda: self._queue.model.add(arrays[0], -1.0), lambda nothing: None, 1, first=True)
             return
         real(self, sender, met, arrays)
 
@@ -147,25 +147,25 @@ def dead_worker_waited_for(real: Any) -> Any:
     """Home goes on waiting for the model of a worker that is lost."""
 
     def lose(self: Controller, now: int, name: str) -> Any:
-        told = dict(self.told)
+        told = dict(self.states)
         effects = real(self, now, name)
-        self.told = told
+        self.states = told
         return effects
 
     return lose
 
 
-@mutant(GossipProgress, "hear")
+@mutant(GossipProgress, "add")
 def rest_counted_twice(real: Any) -> Any:
     """What a worker reports when it is done is counted again when it shows its model."""
 
-    def hear(self: GossipProgress, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
+    def add(self: GossipProgress, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
         if isinstance(said, LegDone) and one.rest is not None:
             one.rounds = one.rows = 0
             one.loss = 0.0
         real(self, name, one, said)
 
-    return hear
+    return add
 
 
 @mutant(Shards, "_deal")
@@ -179,7 +179,7 @@ def slots_of_the_dead_taken_for_done(real: Any) -> Any:
     """All that a lost worker was dealt counts as done."""
 
     def lose(self: GossipController, now: int, name: str) -> Any:
-        if (one := self.home.told.get(name)) is not None:
+        if (one := self.home.states.get(name)) is not None:
             one.rounds = len(one.slots)
         return real(self, now, name)
 
@@ -204,7 +204,7 @@ def loss_told_only_once(real: Any) -> Any:
 
     def withouts(self: Controller) -> Any:
         found = real(self)
-        for one in self.told.values():
+        for one in self.states.values():
             one.without = []
         return found
 

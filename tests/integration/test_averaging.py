@@ -62,7 +62,7 @@ def by_hand(of: Job, every: int | None) -> Floats:
         mean = sum(np.float64(weight) * cores[rank].slab for rank, weight in parts.weights().items())
         parts.settle(parts.living)
         if every is not None:
-            parts.fed()
+            parts.commit()
             for core in cores:
                 core.slab[:] = mean
     return cores[0].weights_in(mean.astype(np.float32))

@@ -20,7 +20,7 @@ from shoal.models.learner import learner_of
 from shoal.settings import changed
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import Gossip
-from shoal.strategies.gossip.model import GossipLocalModel, dealt
+from shoal.strategies.gossip.model import GossipLocalModel, assign_rows
 from shoal.strategies.gossip.topology import Graph
 from shoal.testing.watch import Watched, watch
 from shoal.training.local_checkpoint import LocalCheckpoints
@@ -51,7 +51,7 @@ def by_hand(of: Job, room: int) -> list[Floats]:
     mixing, slots = Graph.of(of.strategy, of.workers, of.seed).mixing(), Slots(train.rows, of.data.batch, of.seed)
     learners = [learner_of(of.model, train, of.seed, number) for number in range(of.workers)]
     cores = [GossipLocalModel(of, train, learner, slots, number, None) for number, learner in enumerate(learners)]
-    parts = Shards(slots, of.workers, dealt(of, train, of.workers)[1])
+    parts = Shards(slots, of.workers, assign_rows(of, train, of.workers)[1])
     lists: dict[int, list[int]] = {rank: [] for rank in range(of.workers)}
     while room:
         for rank, ids in parts.plan(room).items():

@@ -3,7 +3,7 @@
     period = parts.plan(room)           what each rank does next; together at most so many slots
     ... all compute, and sum; some ranks were in the sum ...
     lost = parts.settle(inside)         the others are gone: their slots are dealt again
-    parts.fed()                         all continue from the mean: it cannot be lost any more
+    parts.commit()                      all continue from the mean: it cannot be lost any more
 
 ``Shards`` cuts an epoch into one part for each living rank, by their shares; a rank takes its part
 in the random order of the epoch. ``StepSlots``, of all-reduce, gives every living rank the next
@@ -119,7 +119,7 @@ class Shards:
             self._deal(np.concatenate([again, queue]))
         return len(again)
 
-    def fed(self) -> None:
+    def commit(self) -> None:
         """All continue from a mean."""
         for rank, since in self._since.items():
             since.clear()

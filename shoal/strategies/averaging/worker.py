@@ -179,7 +179,7 @@ class AveragingRank:
                 self._averaged(self.model.slab)[:] = mean
                 if self._resets:
                     self._forget()
-            self._mine.fed()
+            self._mine.commit()
         if result.bad:
             self.model.slab[:] = np.nan
         now = time.perf_counter()

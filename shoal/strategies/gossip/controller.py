@@ -22,7 +22,7 @@ from shoal import limits
 from shoal.data.batch import Ids
 from shoal.models.linear import Floats
 from shoal.strategies.averaging.shards import Shards
-from shoal.strategies.gossip.model import whole
+from shoal.strategies.gossip.model import from_frames
 from shoal.strategies.gossip.topology import Graph
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Effect, Event, Received, Send, Tick, Wake
@@ -51,7 +51,7 @@ class WorkerState:
     """What is known of one worker in this leg."""
 
     slots: Ids
-    heard: bool = False  # it has reported in this leg
+    reported: bool = False  # it has reported in this leg
     rounds: int = 0
     rows: int = 0  # of the slots that are done
     loss: float = 0.0
@@ -82,7 +82,7 @@ class Controller:
         self._again = timing.resend_first // 2
         self.leg = 0  # its number
         self.rounds = 0
-        self.told: dict[str, WorkerState] = {}  # of the living
+        self.states: dict[str, WorkerState] = {}  # of the living
         self._graph: Graph | None = None  # of this leg, with those that were lost since it began,
         self._left: Graph | None = None  # and without them
         self._apart_then = False  # ``was_apart`` when the leg began
@@ -90,13 +90,13 @@ class Controller:
         # nothing: where they were only given away they went to 0.
         self.was_apart = False
         self._mixing = np.zeros((0, 0))
-        self.heard: Callable[[str, GossipProgressReport | LegDone], None] = lambda name, said: None
+        self.on_report: Callable[[str, GossipProgressReport | LegDone], None] = lambda name, said: None
         """Called with each new report, before it is noted."""
 
     @property
     def resting(self) -> bool:
         """All workers rest, and their models are here."""
-        return all(one.slab is not None for one in self.told.values())
+        return all(one.slab is not None for one in self.states.values())
 
     def set_off(self, now: int, graph: Graph, slots: Mapping[str, Ids]) -> list[Effect]:
         """Start the next leg, with these slots for each living worker."""
@@ -105,52 +105,52 @@ class Controller:
         self._look_at(graph)
         self._apart_then = self.was_apart
         self.rounds = max((len(ids) for ids in slots.values()), default=0)
-        self.told = {name: WorkerState(ids) for name, ids in slots.items()}
-        return [*self._legs(self.told), Wake(now + self._again)]
+        self.states = {name: WorkerState(ids) for name, ids in slots.items()}
+        return [*self._legs(self.states), Wake(now + self._again)]
 
     def lose(self, now: int, name: str) -> list[Effect]:
         """A worker is gone: until the next leg its neighbours keep its weight themselves."""
-        self.told.pop(name, None)
+        self.states.pop(name, None)
         if self._left is not None:
             self._look_at(self._left.without(self._names.index(name)))
-        for one in self.told.values():
+        for one in self.states.values():
             one.without.append(name)
         return [*self._withouts(), *self._shows(), Wake(now + self._again)]
 
     def dismiss(self) -> list[Effect]:
         """It was the last leg."""
-        return [Send(name, LegReceived(self.leg, over=True)) for name in self.told]
+        return [Send(name, LegReceived(self.leg, over=True)) for name in self.states]
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
             case Received(sender, GossipProgressReport() as along):
                 return self._along(sender, along)
             case Received(sender, LegDone() as rest, arrays):
-                return self._rest(sender, rest, whole(arrays) if arrays else None)
+                return self._rest(sender, rest, from_frames(arrays) if arrays else None)
             case Tick():
-                unheard = [name for name, one in self.told.items() if not one.heard]
-                return [*self._legs(unheard), *self._withouts(), *self._shows(), Wake(now + self._again)]
+                silent = [name for name, one in self.states.items() if not one.reported]
+                return [*self._legs(silent), *self._withouts(), *self._shows(), Wake(now + self._again)]
         return []
 
     # ------------------------------------------------------------ reports
 
     def _along(self, sender: str, along: GossipProgressReport) -> list[Effect]:
-        one = self.told.get(sender)
+        one = self.states.get(sender)
         if one is not None and along.leg == self.leg:
-            one.heard = True
+            one.reported = True
             if one.rest is None:
-                self.heard(sender, along)
-        elif one is not None and along.leg == 0 and not one.heard:
+                self.on_report(sender, along)
+        elif one is not None and along.leg == 0 and not one.reported:
             return self._legs([sender])  # it was not connected when the leg was sent
         return []
 
     def _rest(self, sender: str, rest: LegDone, slab: Floats | None) -> list[Effect]:
-        one = self.told.get(sender)
+        one = self.states.get(sender)
         if one is None or rest.leg != self.leg:
             return [Send(sender, LegReceived(rest.leg))]
         if one.slab is None:
-            one.heard = True
-            self.heard(sender, rest)
+            one.reported = True
+            self.on_report(sender, rest)
             was, one.rest, one.slab = one.rest, rest, slab
             if was is None and slab is None:
                 return self._shows()
@@ -165,18 +165,18 @@ class Controller:
         for name in names:
             own, hears, tells = self._links(name)
             leg = Leg(self.leg, self.rounds, own, hears, tells, rides)
-            found.append(Send(name, leg, (self.told[name].slots.astype(np.uint64),)))
+            found.append(Send(name, leg, (self.states[name].slots.astype(np.uint64),)))
         return found
 
     def _withouts(self) -> list[Effect]:
-        told = self.told.items()
-        return [Send(name, Without(self.leg, gone)) for name, one in told if one.slab is None for gone in one.without]
+        states = self.states.items()
+        return [Send(name, Without(self.leg, gone)) for name, one in states if one.slab is None for gone in one.without]
 
     def _shows(self) -> list[Effect]:
         """Ask for the models when all are done."""
-        if any(one.rest is None for one in self.told.values()):
+        if any(one.rest is None for one in self.states.values()):
             return []
-        return [Send(name, Show(self.leg)) for name, one in self.told.items() if one.slab is None]
+        return [Send(name, Show(self.leg)) for name, one in self.states.items() if one.slab is None]
 
     def _look_at(self, graph: Graph) -> None:
         self._left = graph
@@ -219,7 +219,7 @@ class GossipProgress:
         found, self._fresh = self._fresh, NewProgress()
         return found
 
-    def hear(self, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
+    def add(self, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
         """A report in this leg; ``one`` is what is known of its worker so far."""
         if isinstance(said, LegDone):
             rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
@@ -327,7 +327,7 @@ class GossipController:
         """``names``: in the order of the graph. ``by_speed``: fast workers may get more slots."""
         self.graph, self.parts = graph, parts
         self.home = Controller(names, addresses, timing)
-        self.home.heard = self._heard
+        self.home.on_report = self._take
         self.mixed = 0  # rounds of the legs that are over
         self.counted = [0, 0]  # slots and rows that were counted in this leg
         self.on_ready: Callable[[str], None] = lambda name: None
@@ -335,7 +335,7 @@ class GossipController:
         self.on_failed: Callable[[str, str], None] = lambda name, why: None
         """Called when a worker reports an error: end it, and call ``lose``."""
         self._names, self._by_speed = names, by_speed
-        self._pace, self._tally = LegPace(mode), GossipProgress(parts.rows)
+        self._pace, self._progress = LegPace(mode), GossipProgress(parts.rows)
         self._lost: dict[str, float] = {}  # what each says went with lost neighbours, in its life
         self._now = 0
 
@@ -380,9 +380,9 @@ class GossipController:
     def end_leg(self, now: int) -> None:
         """Everybody rests."""
         assert self.resting
-        self._pace.end(now / limits.SECOND, {name: one.done for name, one in self.home.told.items()})
+        self._pace.end(now / limits.SECOND, {name: one.done for name, one in self.home.states.items()})
         self.mixed += self.home.rounds
-        self.parts.fed()
+        self.parts.commit()
 
     def dismiss(self) -> list[Effect]:
         """It was the last leg."""
@@ -392,13 +392,13 @@ class GossipController:
 
     def fresh(self) -> NewProgress:
         """What workers reported since the last time."""
-        found = self._tally.fresh()
+        found = self._progress.fresh()
         self.counted = [self.counted[0] + found.slots, self.counted[1] + found.rows]
         return found
 
     def exchanges(self) -> tuple[int, float]:
         """After a leg: its meetings, and how much at most was newly lost with neighbours."""
-        rests = {name: one.rest for name, one in self.home.told.items() if one.rest is not None}
+        rests = {name: one.rest for name, one in self.home.states.items() if one.rest is not None}
         lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
         self._lost |= {name: rest.lost for name, rest in rests.items()}
         return sum(rest.met for rest in rests.values()), lost
@@ -407,21 +407,21 @@ class GossipController:
         """This worker is gone; None if that was known."""
         if name not in self.living:
             return None
-        number, told, before = self._names.index(name), self.home.told.get(name), self.graph
-        again = self.parts.lose(number, 0 if told is None else told.done)
+        number, state, before = self._names.index(name), self.home.states.get(name), self.graph
+        again = self.parts.lose(number, 0 if state is None else state.done)
         self.graph = before.without(number)
         apart = bool(self.graph.living) and len(self.graph.parts()) > len(before.parts())
         return WorkerLoss(again, apart, self.home.lose(now, name))
 
-    def _heard(self, name: str, said: GossipProgressReport | LegDone) -> None:
-        one = self.home.told[name]
+    def _take(self, name: str, said: GossipProgressReport | LegDone) -> None:
+        one = self.home.states[name]
         if isinstance(said, LegDone):
             if said.error:
                 self.on_failed(name, said.error)
                 return
             if self.home.leg == 1 and one.rest is None:
                 self.on_ready(name)
-        self._tally.hear(name, one, said)
+        self._progress.add(name, one, said)
         # Rounds in which only others have slots do not count for its speed: a worker with few slots
         # would seem slow, and get few again.
         if isinstance(said, LegDone) or 0 < len(one.slots) < one.rounds:

@@ -4,9 +4,9 @@ The gradient is taken at the weights before a mean and applied after it (Lian et
 worker stores it in between. Means are summed in double precision and rounded once: whatever the
 order of the neighbours, all who take the same mean have the same weights but for one rounding.
 
-``dealt`` says whose rows are whose. The rows are sorted by worker and cut at whole slots: the few
-rows at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what it
-is in every other run.
+``assign_rows`` says whose rows are whose. The rows are sorted by worker and cut at whole slots: the
+few rows at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what
+it is in every other run.
 
 A model that is longer than one frame of a message travels in up to four pieces (``cut``,
 ``whole``).
@@ -98,7 +98,7 @@ def check_size(numbers: int, what: str = "a model") -> None:
         )
 
 
-def cut(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
+def to_frames(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
     """Pieces that fit into frames, at least one; no copy."""
     flat, most = vector.reshape(-1), limits.FRAME_BYTES // vector.itemsize
     if flat.size <= most:
@@ -106,8 +106,8 @@ def cut(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
     return tuple(flat[at : at + most] for at in range(0, flat.size, most))
 
 
-def whole(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The opposite of ``cut``."""
+def from_frames(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The opposite of ``to_frames``."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
@@ -115,7 +115,7 @@ class GossipLocalModel:
     """The model of one worker: a ``GossipModel``."""
 
     def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, number: int, slab: Floats | None) -> None:
-        """With ``slab`` it continues from that. ``train`` is in the order that ``dealt`` says."""
+        """Continues from ``slab``, if given. ``train`` is in the order of ``assign_rows``."""
         assert isinstance(job.strategy, Gossip)
         self._model, self._slots = StepModel(job, train, learner, slots), slots
         if slab is not None:
@@ -185,12 +185,12 @@ class Consensus:
     def take(self, models: Sequence[tuple[Floats, float]]) -> None:
         """These are the slabs now, and their weights in the mean (of push-sum; otherwise all 1)."""
         slabs = [slab.reshape(self._shape) for slab, _ in models]
-        total, whole = np.zeros(self._shape, np.float64), 0.0
+        total, from_frames = np.zeros(self._shape, np.float64), 0.0
         with np.errstate(**RUNAWAY):
             for slab, (_, weight) in zip(slabs, models, strict=True):
                 total += np.multiply(slab, weight, dtype=np.float64)
-                whole += weight
-            total /= whole
+                from_frames += weight
+            total /= from_frames
             self._slabs, self.mean = slabs, total.astype(np.float32)
 
     def weights_in(self, slab: Floats) -> Floats:
@@ -219,7 +219,7 @@ class Consensus:
         return {"best": min(losses), "worst": max(losses), "distance": distance}
 
 
-def dealt(job: Job, train: Data, nodes: int) -> tuple[Ids | None, list[float], list[str]]:
+def assign_rows(job: Job, train: Data, nodes: int) -> tuple[Ids | None, list[float], list[str]]:
     """The order of the rows (None: as they are), the share of each node, and notes for the user."""
     assert isinstance(job.strategy, Gossip)
     if job.strategy.split == "even":
@@ -229,7 +229,7 @@ def dealt(job: Job, train: Data, nodes: int) -> tuple[Ids | None, list[float], l
     return np.argsort(owner, kind="stable"), shares, notes
 
 
-def who_learns(job: Job, train: Data, nodes: int) -> str:
+def describe_split(job: Job, train: Data, nodes: int) -> str:
     """Who learns from which rows, in a few words; "" where they are dealt evenly and at random."""
     assert isinstance(job.strategy, Gossip)
     if job.strategy.split in ("even", "shuffled"):
@@ -255,7 +255,7 @@ def model_of(spec: CrewSpec, number: int) -> tuple[Job, GossipLocalModel]:
     job, data = spec.load()
     learner = learner_of(job.model, data, job.seed, number)
     learner.settle(alone=job.launch.how == "processes")
-    order, _, _ = dealt(job, data, job.workers)
+    order, _, _ = assign_rows(job, data, job.workers)
     train = data if order is None else ordered(data, order)
     slots, kept = Slots(data.rows, job.data.batch, job.seed), spec.load_checkpoint()
     return job, GossipLocalModel(job, train, learner, slots, number, None if kept is None else kept.slab)

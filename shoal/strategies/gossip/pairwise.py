@@ -28,8 +28,8 @@ from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import (
     RUNAWAY,
     Floats,
-    cut,
-    whole,
+    from_frames,
+    to_frames,
 )
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import Arrays
@@ -54,15 +54,15 @@ class Pairwise:
     def __init__(
         self,
         name: str,
-        hands: ComputeQueue,
+        queue: ComputeQueue,
         chance: Random,
         link: int,
         finished: Callable[[], None],
         timing: TimingSettings = DEFAULT,
     ) -> None:
         self._name, self._timing = name, timing
-        self._hands, self._chance, self._link, self._finished = hands, chance, link, finished
-        self._size = hands.model.size
+        self._queue, self._chance, self._link, self._finished = queue, chance, link, finished
+        self._size = queue.model.size
         self.leg = self.round = self._rounds = 0
         self.met = 0  # meetings that this worker asked for, and that are settled
         self.lost = 0.0
@@ -94,7 +94,7 @@ class Pairwise:
         return [self.asked.name] if self._waits and self.asked is not None else []
 
     def waits_since(self) -> int:
-        return self.asked.since if self.asked is not None else self._hands.now
+        return self.asked.since if self.asked is not None else self._queue.now
 
     def begin(self, leg: Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
         self.leg, self._rounds, self._slots = leg.number, leg.rounds, slots
@@ -114,7 +114,7 @@ class Pairwise:
         if self.round >= self._rounds:
             self._end()
         elif self.round < len(self._slots):
-            self._hands.gradient(self._slots[self.round], self._step)
+            self._queue.gradient(self._slots[self.round], self._step)
         elif self._neighbours:
             self._stepped(None)
         else:  # no slots, and no neighbours
@@ -122,7 +122,7 @@ class Pairwise:
             self._end()
 
     def _step(self) -> None:
-        self._hands.do(self._hands.model.step, self._stepped, self._size)
+        self._queue.do(self._queue.model.step, self._stepped, self._size)
 
     def _stepped(self, nothing: None) -> None:
         if self._is_open:
@@ -134,18 +134,18 @@ class Pairwise:
         """Ask a neighbour, and go on meanwhile."""
         self._waits = False
         if self._neighbours:
-            self._hands.do(lambda: self._hands.model.weights, self._send, self._size)
+            self._queue.do(lambda: self._queue.model.weights, self._send, self._size)
         else:
             self._asked()
 
     def _send(self, weights: Floats) -> None:
         if self._neighbours:  # some may have gone meanwhile
-            self._number, self._since = self._number + 1, self._hands.now
+            self._number, self._since = self._number + 1, self._queue.now
             name = self._chance.choice(self._neighbours)
             self.asked = PendingMeeting(
-                name, self._number, weights, self._hands.now, self._timing.resend_first + 2 * self._link
+                name, self._number, weights, self._queue.now, self._timing.resend_first + 2 * self._link
             )
-            self._hands.send(name, Meet(self._number), cut(weights))
+            self._queue.send(name, Meet(self._number), to_frames(weights))
         self._asked()
 
     def _asked(self) -> None:
@@ -162,7 +162,7 @@ class Pairwise:
         self.asked = None
         if not self._waits:
             return
-        self._hands.waited(self._since, 2 * self._link)
+        self._queue.waited(self._since, 2 * self._link)
         if self.round >= self._rounds:
             self._end()
         else:
@@ -184,18 +184,18 @@ class Pairwise:
                 self._moved(sender, meet.number, None)  # it answers us
                 return
             self._answering[sender] = meet.number
-            self._hands.do(
+            self._queue.do(
                 lambda: self._move(sender, values), lambda d: self._moved(sender, meet.number, d), 2 * self._size, first=True
             )  # fmt: skip
 
     def _move(self, sender: str, values: Floats) -> Floats | None:
         if self.frozen or sender not in self._neighbours:
             return None
-        d = self._hands.model.weights
+        d = self._queue.model.weights
         with np.errstate(**RUNAWAY):
             np.subtract(values, d, out=d)
             d *= np.float32(0.5)
-        self._hands.model.add(d)
+        self._queue.model.add(d)
         return d
 
     def _moved(self, sender: str, number: int, d: Floats | None) -> None:
@@ -208,7 +208,7 @@ class Pairwise:
             self._count_lost(sender)
 
     def _answer(self, sender: str, number: int, d: Floats | None) -> None:
-        self._hands.send(sender, MeetReply(number), cut(d) if d is not None else ())
+        self._queue.send(sender, MeetReply(number), to_frames(d) if d is not None else ())
 
     def answers(self, sender: str, met: MeetReply, arrays: Arrays) -> None:
         asked = self.asked
@@ -217,12 +217,12 @@ class Pairwise:
         if not arrays:
             self._settled()
             return
-        d: Floats = whole(arrays)
+        d: Floats = from_frames(arrays)
         if d.size != self._size:
             self.dropped += 1
             return
         self.asked, self._applying = None, True  # the answer may come twice
-        self._hands.do(lambda: self._hands.model.add(d, -1.0), self._came, self._size, first=True)
+        self._queue.do(lambda: self._queue.model.add(d, -1.0), self._came, self._size, first=True)
 
     def _came(self, nothing: None) -> None:
         self._applying = False
@@ -241,7 +241,7 @@ class Pairwise:
         number, moved = self.answered.get(name, (0, None))
         if moved is not None:
             self.answered[name] = number, None
-            self._hands.do(lambda: float(np.linalg.norm(moved)), self._add_lost, self._size, first=True)
+            self._queue.do(lambda: float(np.linalg.norm(moved)), self._add_lost, self._size, first=True)
 
     def _add_lost(self, size: float) -> None:
         self.lost += size
@@ -251,4 +251,4 @@ class Pairwise:
         if asked is not None and now >= asked.at:
             asked.wait = min(2 * asked.wait, self._timing.resend_most + 2 * self._link)
             asked.at = now + asked.wait
-            self._hands.send(asked.name, Meet(asked.number), cut(asked.weights))
+            self._queue.send(asked.name, Meet(asked.number), to_frames(asked.weights))

@@ -27,7 +27,7 @@ from shoal.store.table.update import rule_named
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.controller import GossipController
-from shoal.strategies.gossip.model import Consensus, check_size, dealt, who_learns
+from shoal.strategies.gossip.model import Consensus, assign_rows, check_size, describe_split
 from shoal.strategies.gossip.processes import GossipWorkers
 from shoal.strategies.gossip.topology import graph_of, keep_links
 from shoal.training.local_checkpoint import Snapshot, is_finite
@@ -56,7 +56,7 @@ class GossipRun(CrewRun):
         if self.resume is not None:
             self.resume.check_shape(shape)
             position = self.resume.position
-        _, shares, notes = dealt(job, self.dataset.train, job.workers)
+        _, shares, notes = assign_rows(job, self.dataset.train, job.workers)
         self._notes = [*changed, *notes]
         parts = Shards(self.tracker.slots, job.workers, shares, None, *position)
         self._workers = GossipWorkers(job, self.dataset, self.resume)
@@ -106,7 +106,7 @@ class GossipRun(CrewRun):
         keep_links(self._legs.graph, self.folder)
         for note in self._notes:
             self.tracker.warn(note)
-        self.listener(self._linked(rows=who_learns(self.job, self.dataset.train, self.job.workers)))
+        self.listener(self._linked(rows=describe_split(self.job, self.dataset.train, self.job.workers)))
         self._carry_out(self._legs.begin(time.monotonic_ns()))
 
     def _start_done(self) -> bool:
@@ -135,7 +135,7 @@ class GossipRun(CrewRun):
         while not self._legs.resting:
             self._attend()
         self._legs.end_leg(time.monotonic_ns())
-        if not self._home.told:
+        if not self._home.states:
             tracker.take_back(*self._legs.counted)  # no worker has it any more
             self._nobody_left()
             self._keep()
@@ -162,10 +162,10 @@ class GossipRun(CrewRun):
 
     def _remember(self) -> None:
         """Take the mean of all models, and how far that is."""
-        told = [(one.slab, one.rest) for one in self._home.told.values()]
+        models = [(one.slab, one.rest) for one in self._home.states.values()]
         # Where the graph fell apart, weights gather at the ends of its links: then all count alike.
         whole = self._legs.graph.directed and not self._home.was_apart
-        self._models.take([(slab, rest.weight if whole else 1.0) for slab, rest in told if slab is not None and rest])
+        self._models.take([(slab, rest.weight if whole else 1.0) for slab, rest in models if slab is not None and rest])
         self._mean = self._models.mean
         self._at = self._position(self._mean)
 
@@ -204,15 +204,15 @@ class GossipRun(CrewRun):
         return not self._begun
 
     def _workers_left(self) -> bool:
-        return bool(self._home.told)
+        return bool(self._home.states)
 
     def _awaited(self) -> tuple[list[str], list[str]]:
-        told = self._home.told
+        states = self._home.states
         # One that is done with its slots is awaited, too: for answers, and for its model.
-        awaited = [name for name, one in told.items() if one.slab is None]
-        names = [name for name in awaited if told[name].rest is None] or awaited
-        lacked = {name for one in told.values() for name in one.lacks}
-        return awaited, [name for name in names if name in lacked and not told[name].lacks] or names
+        awaited = [name for name, one in states.items() if one.slab is None]
+        names = [name for name in awaited if states[name].rest is None] or awaited
+        lacked = {name for one in states.values() for name in one.lacks}
+        return awaited, [name for name in names if name in lacked and not states[name].lacks] or names
 
     def _listen(self) -> bool:
         self._loop.turn(LOOK)

@@ -33,7 +33,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
-from shoal.strategies.gossip.model import Floats, cut
+from shoal.strategies.gossip.model import Floats, to_frames
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages.gossip import Leg, Offer, Reached
 
@@ -54,10 +54,10 @@ class Synchronous:
     """One worker's part in the legs of a run."""
 
     def __init__(
-        self, hands: ComputeQueue, link: int, finished: Callable[[], None], timing: TimingSettings = DEFAULT
+        self, queue: ComputeQueue, link: int, finished: Callable[[], None], timing: TimingSettings = DEFAULT
     ) -> None:
-        self._hands, self._link, self._finished, self._timing = hands, link, finished, timing
-        self._size = hands.model.size
+        self._queue, self._link, self._finished, self._timing = queue, link, finished, timing
+        self._size = queue.model.size
         self.weight = 1.0  # of push-sum
         self.leg = self.round = self._rounds = self._rides = 0
         self.lost = 0.0
@@ -125,7 +125,7 @@ class Synchronous:
         if self.is_over:
             self._finished()
         else:
-            self._hands.do(lambda: self._hands.model.weights, self._start, self._size)
+            self._queue.do(lambda: self._queue.model.weights, self._start, self._size)
 
     # ------------------------------------------------------------ one round
 
@@ -137,15 +137,15 @@ class Synchronous:
             self._offer(name, self.round)
         for name in self._hears:
             if name not in self._tells:  # one-way: it gets no offers of ours
-                self._hands.send(name, Reached(self.leg, self.round))
+                self._queue.send(name, Reached(self.leg, self.round))
         self._ready = False
         if self.round < len(self._slots):
-            self._hands.gradient(self._slots[self.round], self._have_gradient)
+            self._queue.gradient(self._slots[self.round], self._have_gradient)
         else:
             self._have_gradient()
 
     def _have_gradient(self) -> None:
-        self._ready, self._since = True, self._hands.now
+        self._ready, self._since = True, self._queue.now
         self._wait = self._timing.resend_first + 2 * self._link
         self._ask_at = self._since + self._wait
         self._try()
@@ -154,12 +154,12 @@ class Synchronous:
         """Take the mean and the step, if all is here."""
         if not self._is_waiting or not self._has_all():
             return
-        self._hands.waited(self._since, self._link)
+        self._queue.waited(self._since, self._link)
         self._settling = True
         parts = {name: part for (number, name), part in sorted(self._offers.items()) if number == self.round}
         own, mean, weight = self._weighed(parts)
         learns, scale = self.round < len(self._slots), 1.0 / weight if self._rides == 1 else 1.0
-        model = self._hands.model
+        model = self._queue.model
 
         def settle() -> Floats:
             if mean:
@@ -169,8 +169,8 @@ class Synchronous:
             return model.weights
 
         self._last = (self._said[self.round].model, parts) if parts else None
-        self._hands.spent.computing()
-        self._hands.do(settle, lambda weights: self._settled(weights, weight), self._size * (2 + len(parts)))
+        self._queue.spent.computing()
+        self._queue.do(settle, lambda weights: self._settled(weights, weight), self._size * (2 + len(parts)))
 
     def _weighed(self, parts: dict[str, Part]) -> tuple[float, list[Part], float]:
         """The weights of all models in the mean; and the push-sum weight after it."""
@@ -181,7 +181,7 @@ class Synchronous:
         return kept / total, [(share / total, values) for share, values in parts.values()], total
 
     def _settled(self, weights: Floats, weight: float) -> None:
-        self._hands.spent.computed()
+        self._queue.spent.computed()
         self.weight, self._settling = weight, False
         self._offers = {key: part for key, part in self._offers.items() if key[0] > self.round}
         self.round += 1
@@ -214,7 +214,7 @@ class Synchronous:
             return
         if sender not in self._tells:
             if sender in self._hears:
-                self._hands.send(sender, Reached(self.leg, self.round))
+                self._queue.send(sender, Reached(self.leg, self.round))
             return
         self._is_in(sender, message.round)
         if message.lacks and message.round in self._said:
@@ -233,7 +233,7 @@ class Synchronous:
                 self.lost += self._tells.get(name, 0.0) * sum(said.weight for said in self._said.values())
             elif last is not None and name in last[1]:
                 mine, theirs = last[0], last[1][name][1]
-                self._hands.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
+                self._queue.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
             self._leave(name)
             self._try()
 
@@ -243,14 +243,14 @@ class Synchronous:
         self._wait = min(2 * self._wait, self._timing.resend_most + 2 * self._link)
         self._ask_at = now + self._wait
         for name in lacking:
-            self._hands.send(name, Reached(self.leg, self.round, name in self._hears))
+            self._queue.send(name, Reached(self.leg, self.round, name in self._hears))
 
     # ------------------------------------------------------------ odds and ends
 
     def _offer(self, name: str, number: int) -> None:
         said = self._said[number]
         weight = self._tells[name] * said.weight if self._rides else 1.0
-        self._hands.send(name, Offer(self.leg, number, weight), cut(said.model))
+        self._queue.send(name, Offer(self.leg, number, weight), to_frames(said.model))
 
     def _is_in(self, name: str, number: int) -> None:
         if name in self._reached:

@@ -1,7 +1,7 @@
 """Who hears whom, how much each takes of the others, and how soon all agree.
 
     graph = Graph.of(strategy, workers, seed)       by its name, or from a file
-    graph.check(strategy.allow_disconnected)        refused unless everybody hears of everybody
+    graph.check(strategy.allow_disconnected)        refused unless it is connected
     graph.mixing()                                  the matrix W: row i is what node i takes of whom
     graph.gap(), graph.rounds()                     1 - |second eigenvalue|, and rounds to agree
 
@@ -83,12 +83,12 @@ class Graph:
         return [i for i in range(self.nodes) if i not in self.gone]
 
     def hears(self, node: int) -> list[int]:
-        """Whose word comes to this one."""
-        return self._heard[node]
+        """The nodes that this one hears."""
+        return self._hears[node]
 
     def tells(self, node: int) -> list[int]:
-        """To whom its word comes."""
-        return self._told[node]
+        """The nodes that hear this one."""
+        return self._tells[node]
 
     def without(self, node: int) -> Graph:
         """The same places; this one is gone, and its links with it."""
@@ -114,7 +114,7 @@ class Graph:
             return
         how = "strongly connected" if self.directed else "connected"
         move = f"add links {'that lead back' if self.directed else 'between them'}"
-        if lonely := [i for i in self.living if not self._heard[i] and not self._told[i]]:
+        if lonely := [i for i in self.living if not self._hears[i] and not self._tells[i]]:
             said = " ".join(map(str, lonely[:NAMED])) + (" ..." if len(lonely) > NAMED else "")
             move = f"add links to {said}, which {'has' if len(lonely) == 1 else 'have'} none at all, take fewer workers"
         raise Invalid(
@@ -129,8 +129,8 @@ class Graph:
         """W: row i is what node i takes of whom. Who is gone keeps to itself."""
         weights = np.zeros((self.nodes, self.nodes))
         for i in range(self.nodes):
-            for j in self._heard[i]:
-                d = len(self._told[j]) if self.directed else max(len(self._heard[i]), len(self._heard[j]))
+            for j in self._hears[i]:
+                d = len(self._tells[j]) if self.directed else max(len(self._hears[i]), len(self._hears[j]))
                 weights[i, j] = 1 / (1 + d)
         own = weights.sum(axis=0)
         np.fill_diagonal(weights, 1 - own)
@@ -170,11 +170,11 @@ class Graph:
     # ------------------------------------------------------------ inside
 
     @cached_property
-    def _heard(self) -> list[list[int]]:
+    def _hears(self) -> list[list[int]]:
         return self._neighbours(reverse=True)
 
     @cached_property
-    def _told(self) -> list[list[int]]:
+    def _tells(self) -> list[list[int]]:
         return self._neighbours(reverse=False)
 
     def _neighbours(self, reverse: bool) -> list[list[int]]:
@@ -192,10 +192,10 @@ class Graph:
         order: list[int] = []
         seen = set(self.gone)
         for start in self.living:
-            order += _done(start, self._told, seen)
+            order += _search(start, self._tells, seen)
         found, seen = [], set(self.gone)
         for start in reversed(order):
-            if part := _done(start, self._heard, seen):
+            if part := _search(start, self._hears, seen):
                 found.append(sorted(part))
         return sorted(found, key=lambda part: (-len(part), part))
 
@@ -212,7 +212,7 @@ class Graph:
         return second if second > NOTHING else 0.0
 
 
-def _done(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
+def _search(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
     """Nodes that can be reached and were not seen, in the order in which the search leaves them."""
     if start in seen:
         return []

@@ -27,8 +27,8 @@ from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import (
     Floats,
     GossipModel,
-    cut,
-    whole,
+    from_frames,
+    to_frames,
 )
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous
@@ -71,16 +71,16 @@ class GossipWorker:
         """``link``: seconds. ``clock`` is finer than the times of events. ``traffic``: bytes."""
         self.name, self.home, self._model, self._traffic = name, home, model, traffic
         self._link, self._timing = int(link * limits.SECOND), timing
-        self.hands = ComputeQueue(model, pace, clock, quick)
+        self.queue = ComputeQueue(model, pace, clock, quick)
         self.part: Synchronous | Pairwise
         if mode == "sync":
-            self.part = Synchronous(self.hands, self._link, self._finished, timing)
+            self.part = Synchronous(self.queue, self._link, self._finished, timing)
         else:
-            self.part = Pairwise(name, self.hands, chance, self._link, self._finished, timing)
+            self.part = Pairwise(name, self.queue, chance, self._link, self._finished, timing)
         self.over = False
         self.rests = True  # until the next leg
         self._failed = False
-        self._heard = True
+        self._received_by_home = True
         self._slab: Floats | None = None  # sent to home
         self._gone: dict[str, int] = {}  # lost workers, and in which leg
         self._links: dict[str, str] = {}  # where neighbours are
@@ -92,20 +92,20 @@ class GossipWorker:
         self._wait = 0
 
     def handle(self, now: int, event: Event) -> list[Effect]:
-        self.hands.now = now
+        self.queue.now = now
         if isinstance(event, Received):
             if self._link and isinstance(event.message, _LINKED):
                 self._late.append((now + self._link, event))
             else:
                 self._received(event)
         elif isinstance(event, Computed):
-            self.hands.computed(event)
+            self.queue.computed(event)
         while self._late and self._late[0][0] <= now:
             self._received(self._late.popleft()[1])
         if not self.rests:
             self.part.tick(now)
-        self.hands.turn(now)
-        if self.hands.error and not self._failed:
+        self.queue.turn(now)
+        if self.queue.error and not self._failed:
             self._failed = True
             self._finished()
         if self.part.round > self._slots and not self.rests:
@@ -113,8 +113,8 @@ class GossipWorker:
         self._tell(now)
         late = self._late[0][0] if self._late else NEVER
         part = NEVER if self.rests else self.part.due
-        self.hands.emit(Wake(min(self.hands.due, part, late, self._along_at, self._rest_at)))
-        return self.hands.effects()
+        self.queue.emit(Wake(min(self.queue.due, part, late, self._along_at, self._rest_at)))
+        return self.queue.effects()
 
     # ------------------------------------------------------------ messages in
 
@@ -122,15 +122,15 @@ class GossipWorker:
         sender, message, part = event.sender, event.message, self.part
         if sender == self.home:
             self._told(event)
-        elif self.hands.error or (isinstance(message, Offer | Meet) and not event.arrays):
+        elif self.queue.error or (isinstance(message, Offer | Meet) and not event.arrays):
             return
         elif isinstance(part, Synchronous):
             if isinstance(message, Offer):
-                part.offered(sender, message, whole(event.arrays))
+                part.offered(sender, message, from_frames(event.arrays))
             elif isinstance(message, Reached):
                 part.reached(sender, message)
         elif isinstance(message, Meet):
-            part.asks(sender, message, whole(event.arrays))
+            part.asks(sender, message, from_frames(event.arrays))
         elif isinstance(message, MeetReply):
             part.answers(sender, message, event.arrays)
 
@@ -141,28 +141,28 @@ class GossipWorker:
             case Without(number, name):
                 if number >= self.part.leg:
                     self._gone[name] = max(number, self._gone.get(name, 0))
-                if number == self.part.leg and not self.hands.error:
+                if number == self.part.leg and not self.queue.error:
                     self.part.without(name)
             case Show(number):
                 if number == self.part.leg and self.rests and isinstance(self.part, Pairwise) and not self.part.frozen:
-                    self.part.frozen, self._heard = True, False
+                    self.part.frozen, self._received_by_home = True, False
                     self._show()
             case LegReceived(number, over):
                 self.over |= over
-                if number == self.part.leg and (self._slab is not None or self.hands.error):
-                    self._heard, self._slab, self._rest_at = True, None, NEVER
+                if number == self.part.leg and (self._slab is not None or self.queue.error):
+                    self._received_by_home, self._slab, self._rest_at = True, None, NEVER
 
     def _begin(self, leg: Leg, event: Received) -> None:
         if leg.number == self.part.leg:
-            self._along_at = self.hands.now  # repeated: report again
-        if leg.number <= self.part.leg or not self.rests or self.hands.error:
+            self._along_at = self.queue.now  # repeated: report again
+        if leg.number <= self.part.leg or not self.rests or self.queue.error:
             return
-        self._heard, self._slab, self.rests, self._rest_at = True, None, False, NEVER
-        self.hands.rows, self.hands.loss = 0, 0.0
-        self.hands.idled()
+        self._received_by_home, self._slab, self.rests, self._rest_at = True, None, False, NEVER
+        self.queue.rows, self.queue.loss = 0, 0.0
+        self.queue.idled()
         self._gone = {name: number for name, number in self._gone.items() if number >= leg.number}
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
-        self._along_at = self.hands.now + self._timing.heartbeat
+        self._along_at = self.queue.now + self._timing.heartbeat
         slots = event.arrays[0].tolist() if event.arrays else []
         # The rounds after them say nothing about our speed: home must know when they begin.
         self._slots = len(slots) if isinstance(self.part, Pairwise) and slots else NEVER
@@ -171,30 +171,30 @@ class GossipWorker:
     def _connect(self, links: dict[str, str]) -> None:
         """Both ends of a link connect to each other."""
         for name in sorted(self._links.keys() - links.keys()):
-            self.hands.emit(Connect(name, ""))
+            self.queue.emit(Connect(name, ""))
         for name, address in links.items():
             if self._links.get(name) != address:
-                self.hands.emit(Connect(name, address, mutual=True))
+                self.queue.emit(Connect(name, address, mutual=True))
         self._links = links
 
     # ------------------------------------------------------------ messages out
 
     def _finished(self) -> None:
         """The leg is done."""
-        self.rests, self._heard, self._along_at = True, False, NEVER
+        self.rests, self._received_by_home, self._along_at = True, False, NEVER
         self._wait = self._timing.resend_first
-        if isinstance(self.part, Synchronous) and not self.hands.error:
+        if isinstance(self.part, Synchronous) and not self.queue.error:
             self._show()
         else:
-            self._rest_at = self.hands.now
+            self._rest_at = self.queue.now
 
     def _show(self) -> None:
         """Send a copy of the model to home."""
         slab = self._model.slab
-        self.hands.do(slab.copy, self._have_slab, slab.size)
+        self.queue.do(slab.copy, self._have_slab, slab.size)
 
     def _have_slab(self, slab: Floats) -> None:
-        self._slab, self._rest_at, self._wait = slab, self.hands.now, self._timing.resend_first
+        self._slab, self._rest_at, self._wait = slab, self.queue.now, self._timing.resend_first
 
     def _tell(self, now: int) -> None:
         if now >= self._along_at:
@@ -205,24 +205,24 @@ class GossipWorker:
                 else []
             )
             sent, received = self._moved()
-            hands = self.hands
-            self.hands.send(
+            queue = self.queue
+            self.queue.send(
                 self.home,
                 GossipProgressReport(
-                    self.part.leg, self.part.round, hands.rows, hands.loss, self._spent_by_now(), sent, received, lacks
+                    self.part.leg, self.part.round, queue.rows, queue.loss, self._spent_by_now(), sent, received, lacks
                 ),
             )
-        if now >= self._rest_at and not self._heard:
+        if now >= self._rest_at and not self._received_by_home:
             self._rest_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
-            self.hands.send(self.home, self._rest(), cut(self._slab) if self._slab is not None else ())
+            self.queue.send(self.home, self._rest(), to_frames(self._slab) if self._slab is not None else ())
             self._shown += self._slab.nbytes if self._slab is not None else 0
 
     def _rest(self) -> LegDone:
-        part, hands = self.part, self.hands
+        part, queue = self.part, self.queue
         moved = map(float, (*self._moved(), *self._spent_by_now()))
-        along = [float(part.round), float(hands.rows), hands.loss, *moved]
+        along = [float(part.round), float(queue.rows), queue.loss, *moved]
         weight, met = (part.weight, 0) if isinstance(part, Synchronous) else (1.0, part.met)
-        return LegDone(part.leg, along, weight, met, part.lost, hands.error)
+        return LegDone(part.leg, along, weight, met, part.lost, queue.error)
 
     def _moved(self) -> tuple[int, int]:
         """Bytes sent and received, without the models that home gets for evaluation."""
@@ -230,5 +230,7 @@ class GossipWorker:
         return max(0, sent - self._shown), received
 
     def _spent_by_now(self) -> list[int]:
-        self._spent = [whole + more for whole, more in zip(self._spent, self.hands.spent.told()[0][:3], strict=True)]
+        self._spent = [
+            from_frames + more for from_frames, more in zip(self._spent, self.queue.spent.told()[0][:3], strict=True)
+        ]
         return self._spent

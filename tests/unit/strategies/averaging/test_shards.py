@@ -21,7 +21,7 @@ def walk(parts: Shards, room: int) -> list[int]:
         seen += ids.tolist()
         room -= len(ids)
         parts.settle(parts.living)
-        parts.fed()
+        parts.commit()
     return seen
 
 
@@ -117,7 +117,7 @@ def test_what_a_lost_rank_has_told_stays_done_and_the_rest_is_the_others() -> No
         parts.settle(parts.living)
     kept, lost = done[1][:20], done.pop(1)[20:]
     assert parts.lose(1, 20) == len(lost)
-    parts.fed()
+    parts.commit()
     assert sorted(kept + done[0] + done[2] + walk(parts, 100 - 50 + len(lost))) == list(range(200))
 
 

@@ -76,7 +76,7 @@ def test_what_comes_of_another_leg_changes_nothing_and_is_answered() -> None:
     set_off(node)
     (answer,) = node.handle(1, Received("worker-0", LegDone(0, [9, 9, 9.0, 9, 9]), (SLAB,)))
     assert isinstance(answer, Send) and answer.message == LegReceived(0)
-    assert not node.told["worker-0"].heard and not node.resting
+    assert not node.states["worker-0"].reported and not node.resting
 
 
 def test_all_are_asked_for_their_models_when_the_last_one_is_done() -> None:
@@ -140,8 +140,8 @@ def test_push_sum_steps_are_not_divided_by_weights_any_more_once_the_workers_wer
 def test_what_is_told_twice_or_late_is_counted_once() -> None:
     tally, one = GossipProgress(lambda some: 8 * len(some)), WorkerState(ids(1, 2))
     for rounds in (1, 1, 0):
-        tally.hear("worker-0", one, GossipProgressReport(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60))
-    tally.hear("worker-0", one, LegDone(1, [3, 16, 1.0, 70, 80]))
+        tally.add("worker-0", one, GossipProgressReport(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60))
+    tally.add("worker-0", one, LegDone(1, [3, 16, 1.0, 70, 80]))
     fresh = tally.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 1.0)  # the third round had no slot
     assert (fresh.sent, fresh.received) == (70, 80)
@@ -151,11 +151,9 @@ def test_what_is_told_twice_or_late_is_counted_once() -> None:
 
 def test_a_gradient_of_a_round_that_is_not_done_counts_neither_as_rows_nor_as_loss() -> None:
     tally, one = GossipProgress(lambda some: 8 * len(some)), WorkerState(ids(1, 2, 3))
-    tally.hear(
-        "worker-0", one, GossipProgressReport(1, 1, 16, 8.0)
-    )  # in the second round, of which it has the gradient
+    tally.add("worker-0", one, GossipProgressReport(1, 1, 16, 8.0))  # in the second round, of which it has the gradient
     fresh = tally.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (1, 8, 4.0)
-    tally.hear("worker-0", one, LegDone(1, [3, 24, 12.0, 0, 0]))
+    tally.add("worker-0", one, LegDone(1, [3, 24, 12.0, 0, 0]))
     fresh = tally.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 8.0)

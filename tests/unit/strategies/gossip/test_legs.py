@@ -32,7 +32,7 @@ def controller(topology: str = "ring") -> GossipController:
 
 
 def rest(made: GossipController, name: str, slab: bool = True, error: str = "") -> None:
-    done = len(made.home.told[name].slots)
+    done = len(made.home.states[name].slots)
     said = LegDone(made.home.leg, [done, done, float(done), 0, 0], error=error)
     made.handle(SECOND, Received(name, said, (SLAB,) if slab else ()))
 
@@ -55,7 +55,7 @@ def begun(topology: str = "ring") -> GossipController:
 def test_in_the_first_leg_everybody_shows_its_model_and_has_no_slots() -> None:
     made = controller()
     made.begin(0)
-    assert [len(one.slots) for one in made.home.told.values()] == [0, 0, 0] and not made.resting
+    assert [len(one.slots) for one in made.home.states.values()] == [0, 0, 0] and not made.resting
     for name in NAMES:
         rest(made, name)
     assert made.resting and made.fresh().slots == 0
@@ -79,7 +79,7 @@ def test_every_slot_of_a_pass_is_dealt_once_and_no_more_than_there_is_room_for()
     made, dealt, counted = begun(), list[int](), 0
     while len(dealt) < PER_PASS:
         made.next_leg(SECOND, min(5, PER_PASS - len(dealt)), None)
-        slots = [slot for one in made.home.told.values() for slot in one.slots.tolist()]
+        slots = [slot for one in made.home.states.values() for slot in one.slots.tolist()]
         assert 0 < len(slots) <= 5
         dealt += slots
         for name in NAMES:
@@ -95,7 +95,7 @@ def test_what_a_lost_worker_had_not_reported_is_dealt_to_the_others() -> None:
         run_leg(made, 3)
         made.fresh()
     made.next_leg(SECOND, 6, None)
-    theirs = made.home.told["worker-1"].slots.tolist()
+    theirs = made.home.states["worker-1"].slots.tolist()
     assert len(theirs) == 2
     made.handle(SECOND, Received("worker-1", GossipProgressReport(made.home.leg, 1, 1, 1.0)))
     loss = made.lose(SECOND, "worker-1")
@@ -143,7 +143,7 @@ def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() 
     now = SECOND
     for _ in range(8):  # a slot takes everybody a tenth of a second, and so does a round without one
         made.next_leg(now, 300, None)
-        told, rounds = made.home.told, made.home.rounds
+        told, rounds = made.home.states, made.home.rounds
         for name, one in told.items():
             if 0 < (slots := len(one.slots)) < rounds:
                 made.handle(
@@ -156,7 +156,7 @@ def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() 
                 now, Received(name, LegDone(made.home.leg, [rounds, len(told[name].slots), 1.0, 0, 0]), (SLAB,))
             )
         made.end_leg(now)
-    dealt = [len(one.slots) for one in made.home.told.values()]
+    dealt = [len(one.slots) for one in made.home.states.values()]
     assert max(dealt) < 1.5 * min(dealt), dealt
 
 

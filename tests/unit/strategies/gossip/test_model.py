@@ -19,9 +19,9 @@ from shoal.settings import changed
 from shoal.strategies.gossip.model import (
     Consensus,
     GossipLocalModel,
-    dealt,
+    assign_rows,
+    describe_split,
     model_of,
-    who_learns,
 )
 
 JOB = {
@@ -84,7 +84,7 @@ def test_everybody_begins_alike_unless_told_otherwise() -> None:
 def test_every_row_is_somebodys_and_nobody_has_it_twice(split: str) -> None:
     of = job(strategy__split=split)
     train = load(of.data, of.seed).train
-    order, shares, _ = dealt(of, train, 4)
+    order, shares, _ = assign_rows(of, train, 4)
     if order is not None:
         assert sorted(order.tolist()) == list(range(train.rows))
         assert sum(shares) == train.rows and len(shares) == 4
@@ -95,7 +95,7 @@ def test_every_row_is_somebodys_and_nobody_has_it_twice(split: str) -> None:
 def test_by_label_the_first_worker_has_other_labels_than_the_last() -> None:
     of = job(strategy__split="label")
     train = load(of.data, of.seed).train
-    order, _, _ = dealt(of, train, 4)
+    order, _, _ = assign_rows(of, train, 4)
     assert order is not None
     labels = train.labels[order]
     assert set(labels[:50]) == {labels.min()} and set(labels[-50:]) == {labels.max()}
@@ -123,6 +123,6 @@ def test_how_far_models_are_apart_is_told_of_the_weights_alone() -> None:
 
 def test_who_learns_from_which_rows_is_told_where_it_is_not_left_to_chance() -> None:
     train = load(job().data, 0).train
-    assert who_learns(job(), train, 4) == "" == who_learns(job(strategy__split="shuffled"), train, 4)
-    said = who_learns(job(strategy__split="label"), train, 4)
+    assert describe_split(job(), train, 4) == "" == describe_split(job(strategy__split="shuffled"), train, 4)
+    said = describe_split(job(strategy__split="label"), train, 4)
     assert said == f"rows by label: each worker has {train.rows // 4} rows and 1 to 2 of 2 labels"

@@ -18,9 +18,9 @@ from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.model import (
     Floats,
     check_size,
-    cut,
+    from_frames,
     mix_into,
-    whole,
+    to_frames,
 )
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous
@@ -424,7 +424,7 @@ def test_others_are_answered_while_a_worker_is_held_up_to_seem_slow() -> None:
     room.leg_of(0, 1, 1, [4])
     room.leg_of(1, 1, 0, [])
     room.compute()
-    assert room.nodes[0].hands.due == room.now + 10 * limits.SECOND
+    assert room.nodes[0].queue.due == room.now + 10 * limits.SECOND
     room.say(0, Meet((1 << 32) + 1), (room.starts[1],), "w1")
     assert len(room.letters(MeetReply)) == 1
 
@@ -523,8 +523,8 @@ def test_an_error_in_a_computation_goes_to_home_and_nothing_is_computed_after_it
 def test_a_model_that_is_longer_than_a_frame_travels_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FRAME_BYTES", 8)
     vector: Floats = np.arange(7, dtype=np.float32)
-    assert [one.tolist() for one in cut(vector)] == [[0, 1], [2, 3], [4, 5], [6]]
-    assert np.array_equal(whole(cut(vector)), vector)
+    assert [one.tolist() for one in to_frames(vector)] == [[0, 1], [2, 3], [4, 5], [6]]
+    assert np.array_equal(from_frames(to_frames(vector)), vector)
     room = pair()
     room.leg()
     assert len(room.letters(Offer)[0][1].arrays) == 2

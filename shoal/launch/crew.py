@@ -32,7 +32,6 @@ from shoal.launch.cluster import START_WITHIN
 from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.process_main import ProcessMessage, ProcessOrders, state_of, sweep
 from shoal.launch.process_pool import DONE, ProcessPool
-from shoal.launch.processes import short_folder
 from shoal.models.learner import Data
 from shoal.training.local_checkpoint import LocalCheckpoint, read
 from shoal.training.run import RunStart, TrackedRun
@@ -87,6 +86,8 @@ class Crew:
         if job.launch.how != "threads":
             self._pool = ProcessPool(lambda name, why: None, self._ended)
             if sockets:  # the forkserver makes it, and removes it if this process is killed
+                from shoal.launch.processes import short_folder  # late: workers need no cluster
+
                 self.folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from shoal import limits
 from shoal.data.datasets import Dataset
@@ -107,6 +107,13 @@ class TrackedRun(ABC):
         if self.resume is not None:
             self.tracker.restore(self.resume.facts.standing)
         self._deadline: float | None = None
+
+    @classmethod
+    def open(cls, start: RunStart, begin: Callable[[], None]) -> Self:
+        """The run, not yet begun; ``begin`` is called when nothing refuses it any more."""
+        run = cls(start)
+        begin()
+        return run
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -16,7 +16,6 @@ A checkpoint holds the mean: in a resumed run all workers begin from it, without
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from shoal.data.batch import Ids
 from shoal.events import RunEvent
@@ -262,8 +261,4 @@ class GossipRun(CrewRun):
         return self._legs.graph.event(self.tracker.seconds, self._workers.names, why, pairs, rows)
 
 
-def open_run(start: RunStart, begin: Callable[[], None]) -> GossipRun:
-    """The run, not yet begun."""
-    run = GossipRun(start)
-    begin()
-    return run
+open_run = GossipRun.open

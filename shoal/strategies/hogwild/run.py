@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
@@ -304,8 +303,4 @@ def check_possible(job: Job, strategy: Hogwild) -> None:
         )
 
 
-def open_run(start: RunStart, begin: Callable[[], None]) -> HogwildRun:
-    """The run, not yet begun."""
-    run = HogwildRun(start)
-    begin()
-    return run
+open_run = HogwildRun.open

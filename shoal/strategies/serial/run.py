@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -70,8 +69,4 @@ class SerialRun(TrackedRun):
         return took
 
 
-def open_run(start: RunStart, begin: Callable[[], None]) -> SerialRun:
-    """The run, not yet begun."""
-    run = SerialRun(start)
-    begin()
-    return run
+open_run = SerialRun.open

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Literal
 
 import shoal
-from shoal.nodes.strategy import TABLE, ServerStrategy, StrategyContext
+from shoal.nodes.strategy import TABLE, ServerStrategy
+from shoal.nodes.trainer import SlotStream
 from shoal.strategy import register
 from shoal.tables import Apply, Each
 
@@ -22,19 +23,19 @@ class OneByOne(ServerStrategy, frozen=True, tag="one-by-one", kw_only=True):
     def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
         return Each(), None  # a push counts on arrival, and nobody waits for anybody
 
-    async def run(self, lane: StrategyContext) -> None:
-        while not lane.over:
-            slot = lane.next()
+    async def run(self, stream: SlotStream) -> None:
+        while not stream.over:
+            slot = stream.next()
             if slot is None:
-                await lane.more()
+                await stream.more()
                 continue
-            rows = lane.local(slot)
-            weights = await lane.client.pull(TABLE, rows.listed)
-            loss, gradient = await lane.gradient(rows, weights, self.combine == "mean")
-            push = lane.client.push(TABLE, rows.listed, gradient, slot=slot)
-            lane.push(slot, rows, loss, push)
+            rows = stream.local(slot)
+            weights = await stream.client.pull(TABLE, rows.listed)
+            loss, gradient = await stream.gradient(rows, weights, self.combine == "mean")
+            push = stream.client.push(TABLE, rows.listed, gradient, slot=slot)
+            stream.push(slot, rows, loss, push)
             await push
-        await lane.client.park()
+        await stream.client.park()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -139,6 +140,32 @@ def test_the_reference_is_what_the_code_says() -> None:
         written = (ROOT / "docs/reference" / page).read_text()
         now = "\n".join(lines()).rstrip() + "\n"
         assert written == now, f"docs/reference/{page} is old: run python docs/make_reference.py"
+
+
+def methods() -> dict[str, set[str]]:
+    """The methods of every class of the package, those of its base classes included."""
+    own: dict[str, set[str]] = {}
+    bases: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "shoal").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                own[node.name] = {
+                    one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+                }
+                bases[node.name] = [one.id for one in node.bases if isinstance(one, ast.Name)]
+    return {name: own[name].union(*(own.get(base, set()) for base in bases[name])) for name in own}
+
+
+def test_what_the_journey_names_exists() -> None:
+    """Files are checked with those of the other internals; here every `Class` and `Class.method`."""
+    text = (ROOT / "docs/internals/journey.md").read_text()
+    assert len(re.findall(r"`shoal/[\w/]+\.py`", text)) >= 40
+    known = methods()
+    named = re.findall(r"`([A-Z]\w+)(?:\.(\w+))?(?:\(.*?\))?`", text)
+    assert len(named) >= 40
+    for kind, method in named:
+        assert kind in known, f"the journey names {kind}"
+        assert not method or method in known[kind], f"the journey names {kind}.{method}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/internals/")])

@@ -133,12 +133,11 @@ def _look_on(looking: StatusClient, where: str, watching: WatchedState, show: Ca
 
 @contextlib.contextmanager
 def _shown(watching: WatchedState) -> Iterator[Callable[[list[str]], None]]:
-    if not sys.stdout.isatty():
+    from shoal.views.board import Board
+
+    board = Board.on(sys.stdout, lambda width, height, plain: watching.page(width - 1, height))
+    if board is None:
         yield lambda lines: click.echo("\n".join(lines)) if lines else None
         return
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="crop") as live:
-        yield lambda lines: live.update(watching.page(console.width, console.height), refresh=True)
+    with board:
+        yield lambda lines: board.start()

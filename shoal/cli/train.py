@@ -206,7 +206,7 @@ def _run(job: Job, folder: RunFolder, quiet: bool, head: Head | None, guests: Gu
     try:
         with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
             hears = None if quiet and not sys.stderr.isatty() else show
-            return execute(job, folder, hears, show.note, launcher=launcher)
+            return execute(job, folder, hears, show.note, show.follow, launcher)
     except (KeyboardInterrupt, SystemExit) as error:
         if (folder.path / "summary.json").exists():
             shown = click.format_filename(folder.path)

@@ -148,7 +148,7 @@ def train(
 
         with views(epochs=job.stop.passes, verbosity=job.verbosity) as show:
             hears: list[EventCall] = [show] if on_event is None else [show, on_event]
-            return execute(job, folder, hears, said or show.note, launcher=launcher)
+            return execute(job, folder, hears, said or show.note, show.follow, launcher)
     except KeyboardInterrupt as error:
         with contextlib.suppress(KeyboardInterrupt), deferred():  # a second Ctrl-C changes nothing
             _interrupted(error)

@@ -2,7 +2,7 @@
 
 shoal sweep · delay · 54 runs · 2 at a time
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌  31 of 54   12 min 3 s   about 9 min left
- ● max_delay 4, seed 1        pass 2.3   test loss 0.4421   8.1 s
+ ● max_delay 4, seed 1        epoch 2.3   test loss 0.4421   8.1 s
  ✔ max_delay 2, seed 1        test loss 0.4398   12 s
  ✘ max_delay 1, seed 1        given up after 600 s
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,34 +21,33 @@ from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
-from shoal.events import RunEvent
 from shoal.sweep.disk import PointResult, took
 from shoal.sweep.schedule import RunningPoint, SweepListener, estimate
 from shoal.sweep.study import PlannedRun, Study
-from shoal.views import format
-from shoal.views.terminal import LineView, LiveView, view
+from shoal.views import board, format
+from shoal.views.board import Board
+from shoal.views.terminal import LineView
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-WIDEST = 110
-ENDED = 12  # of those that ended, how many are shown
+ENDED = 100  # of those that ended, how many are shown
 TAIL = 65_536  # bytes of a run's events that are looked at
 
 
 @contextmanager
 def audience(study: Study, results: Sequence[PointResult], stream: TextIO | None = None) -> Iterator[SweepListener]:
-    """Those who look on, by what the stream (standard error if none is given) is."""
+    """A live board where the stream (standard error if none is given) is a terminal, else lines."""
     stream = stream or sys.stderr
-    shown = view(stream)  # it knows what a terminal is
-    so_far = SweepProgress(study, results)
-    if isinstance(shown, LiveView):
-        with SweepBoard(stream, shown._console, None) as board:
-            yield SweepLive(so_far, board)
+    progress = SweepProgress(study, results)
+    live = SweepLive(progress)
+    if (board := Board.on(stream, live.draw)) is not None:
+        with board:
+            board.start()
+            yield live
     else:
-        with shown:
-            assert isinstance(shown, LineView)
-            yield SweepLines(so_far, shown)
+        with LineView(stream) as lines:
+            yield SweepLines(progress, lines)
 
 
 class SweepProgress:
@@ -79,7 +79,7 @@ class SweepProgress:
 
 
 class SweepLines(SweepListener):
-    """Lines."""
+    """A line for each run."""
 
     def __init__(self, so_far: SweepProgress, out: LineView) -> None:
         self._so_far, self._out = so_far, out
@@ -93,80 +93,56 @@ class SweepLines(SweepListener):
 
 
 class SweepLive(SweepListener):
-    """A board."""
+    """A board, drawn from what is known."""
 
-    def __init__(self, so_far: SweepProgress, board: SweepBoard) -> None:
-        self._so_far, self._board = so_far, board
-        board.show(so_far)
+    def __init__(self, progress: SweepProgress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
 
     def ended(self, result: PointResult, seconds: float) -> None:
-        self._so_far.end(result, seconds)
-        self._board.show(self._so_far)
+        with self._lock:
+            self._progress.end(result, seconds)
 
     def goes_on(self, running: Sequence[RunningPoint], waiting: int) -> None:
-        self._so_far.running = [(title(one.run), one.seconds, how_far(one.folder)) for one in running]
-        self._board.show(self._so_far)
-
-
-class SweepBoard(LiveView):
-    """The live view, with a sweep on it instead of a run."""
-
-    _so_far_of_all: SweepProgress | None = None
-
-    def show(self, so_far: SweepProgress) -> None:
+        known = [(title(one.run), one.seconds, how_far(one.folder)) for one in running]
         with self._lock:
-            self._so_far_of_all = so_far
-            self._start()
+            self._progress.running = known
 
-    def __call__(self, event: RunEvent) -> None:
-        raise AssertionError("it shows sweeps, not events")
-
-    def _frame(self, width: int, height: int) -> list[Text]:
-        return frame(self._so_far_of_all, width, height, self._plain)
+    def draw(self, width: int, height: int, plain: bool) -> list[Text]:
+        with self._lock:
+            return frame(self._progress, width, height, plain)
 
 
-def frame(so_far: SweepProgress | None, width: int, height: int, plain: bool = False) -> list[Text]:
+def frame(progress: SweepProgress, width: int, height: int, plain: bool = False) -> list[Text]:
     """At most ``height - 1`` lines of less than ``width`` columns; ``plain``: ASCII only."""
     from rich.text import Text
 
-    if so_far is None:
-        return [Text("")]
-    width, budget = max(1, min(width, WIDEST) - 1), max(1, height - 1)
-    dot = " | " if plain else " · "
-    heads = ["shoal sweep", format.clean(so_far.study.name), format.many(so_far.total, "run")]
-    lines = [Text(dot.join(heads), "bold"), _bar(so_far, width, plain)]
+    across, budget = max(1, width - 1), max(1, height - 1)
+    heads = ["shoal sweep", format.clean(progress.study.name), format.many(progress.total, "run")]
+    failed = f", {progress.failed} failed" if progress.failed else ""
+    spent = format.duration(time.monotonic() - progress.began)
+    parts = (f"{progress.done} of {progress.total}{failed}", spent, progress.left())
+    label = "   ".join(part for part in parts if part)
+    lines = [
+        Text((" | " if plain else " · ").join(heads), "bold"),
+        board.bar(progress.done / max(1, progress.total), label, across, plain),
+    ]
     sign = "*" if plain else "●"
-    lines += [
+    running = [
         Text.assemble(
             (f" {sign} ", "cyan"),
             format.clean(who),
-            ("  " + "   ".join(x for x in (far, format.duration(s)) if x), "dim"),
+            ("  " + "   ".join(part for part in (far, format.duration(seconds)) if part), "dim"),
         )
-        for who, s, far in so_far.running
+        for who, seconds, far in progress.running
     ]
+    lines += board.first_of(running, max(1, budget // 2), "runs")
     signs = {"+": ("✔", "green"), "!": ("!", "yellow"), "x": ("✘", "red")}
     room = max(0, budget - len(lines))
-    for kind, said in list(so_far.ended)[-room:] if room else []:
+    for kind, text in list(progress.ended)[-room:] if room else []:
         shown, colour = signs[kind]
-        lines.append(Text.assemble((f" {kind if plain else shown} ", colour), format.clean(said)))
-    for line in lines[:budget]:
-        if plain:
-            line.plain = line.plain.encode("ascii", "replace").decode()
-        line.truncate(width, overflow="crop" if plain else "ellipsis")
-        line.no_wrap = True
-    return lines[:budget]
-
-
-def _bar(so_far: SweepProgress, width: int, plain: bool) -> Text:
-    from rich.text import Text
-
-    failed = f", {so_far.failed} failed" if so_far.failed else ""
-    spent = format.duration(time.monotonic() - so_far.began)
-    said = "   ".join(x for x in (f"{so_far.done} of {so_far.total}{failed}", spent, so_far.left()) if x)
-    cells = max(0, width - len(said) - 2)
-    done = round(cells * so_far.done / max(1, so_far.total))
-    full, empty = ("#", "-") if plain else ("━", "╌")
-    return Text.assemble((full * done, "green"), (empty * (cells - done), "dim"), "  ", said)
+        lines.append(Text.assemble((f" {kind if plain else shown} ", colour), format.clean(text)))
+    return board.fit(lines, width, height, plain)
 
 
 def title(run: PlannedRun) -> str:

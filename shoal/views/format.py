@@ -6,6 +6,7 @@ Plain functions that never raise: a loss may be no number, a name may hold escap
 from __future__ import annotations
 
 import math
+import re
 
 from shoal.limits import STALENESS_BUCKETS
 
@@ -22,6 +23,11 @@ def finite(value: float | None) -> bool:
 def number(value: object) -> float | None:
     """A figure of a summary, if it is one."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """For sorting: worker-2 before worker-10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name[:200])]
 
 
 def many(count: int, what: str) -> str:

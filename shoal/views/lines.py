@@ -1,17 +1,15 @@
-"""A run in few calm lines, for a log: an hour takes tens of them, however much happens. How much is told may be chosen:
+"""A run in few calm lines, for a log: an hour takes tens of them, however much happens.
 
-    0   nothing
-    1   as below
-    2   also who joins, checkpoints, delays that change, and where the workers' time went; what happens each by itself
-    3   every event
+Verbosity 0 says nothing, 1 is as below, 2 adds who joins, checkpoints, delays and where the workers' time
+went, 3 is every event.
 
-    told                        when
-    progress                    after 1 s, then 2, 4, 8, ... s after the last such line, at last every 10 minutes
-    evaluations                 the first; then at the same pace; the last one when the run ends
-    joined, gone, warnings, ... at once; where they do not cease, at the same pace, summed up
-    notes                       a new subject at once, the same one with other figures at the same pace
+    progress               after 1 s, then 2, 4, 8, ... s after the last such line, later every 10 minutes
+    evaluations            the first; then at the same pace, with the best in between; the last at the end
+    joined, gone, ...      at once; while they do not cease, at the same pace, summed up
+    a lost server          what became of its segments, once all copies are back
+    notes                  a new subject at once, the same one with other figures at the same pace
 
-Times are those of the events (for notes, handed in), so the same events always make the same lines.
+Times are those of the events (for notes, the caller's), so the same events always make the same lines.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from shoal.events import (
     Stopped,
 )
 from shoal.views import event_line, format
+from shoal.views.failover import Failover
 from shoal.views.live_state import LiveState
 
 FIRST = 1.0  # seconds
@@ -66,6 +65,8 @@ class EventLines:
         self._notes = LinePacing()
         self._counted = (0.0, 0)  # seconds and examples when the last rate was told
         self._held: Evaluated | None = None  # evaluated, not told yet
+        self._best: Evaluated | None = None  # the same, and the best so far
+        self._failovers = LinePacing(-math.inf)
         self._news: list[event_line.News] = []  # happened, not told yet
         self._last_news = -math.inf
         self._shown = 0.0  # the latest time that a line has
@@ -73,11 +74,15 @@ class EventLines:
         self._spent: Counter[str] = Counter()  # by the workers, not told yet
 
     def take(self, event: RunEvent) -> list[str]:
-        self._so_far.take(event)
+        ended = self._so_far.take(event)
         if self._verbosity < 1:
             return []
         if self._verbosity > 2 and not isinstance(event, Stopped):
             return [event_line.line(event)]
+        outcome = [] if ended is None or not self._failovers.due(event.seconds) else [self._outcome(event, ended)]
+        return [*self._lines_of(event), *outcome]
+
+    def _lines_of(self, event: RunEvent) -> list[str]:
         match event:
             case Started():
                 return [event_line.started(event)]
@@ -109,11 +114,15 @@ class EventLines:
 
     def end(self) -> list[str]:
         """What was held back and would otherwise never be told."""
-        told = self._tell_news(math.inf)
+        told = [*self._tell_news(math.inf), *self._tell_best()]
         if self._held is not None:
             told.append(_evaluated(self._held))
             self._held = None
         return told
+
+    def _outcome(self, event: RunEvent, ended: Failover) -> str:
+        self._shown = max(self._shown, event.seconds)
+        return f"{event_line.clock(self._shown)}  {ended.sentence()}"
 
     def _tell_progress(self, event: Progress) -> list[str]:
         self._spent.update(event.spent)
@@ -133,10 +142,26 @@ class EventLines:
         first = len(self._so_far.evaluations) == 1
         if first or self._evaluations.due(event.seconds):
             self._held = None
+            best = [] if event.best else self._tell_best()
+            self._best = None
             self._shown = max(self._shown, event.seconds)
-            return [_evaluated(event)]
+            return [*best, _evaluated(event)]
+        if event.best:
+            self._best = event
         self._held = event
         return []
+
+    def _tell_best(self) -> list[str]:
+        """The best evaluation is never left out, whatever comes after it."""
+        best, self._best = self._best, None
+        if best is None or best is self._held:
+            return []
+        if best.seconds >= self._shown:
+            self._shown = best.seconds
+            return [_evaluated(best)]
+        at = f"epoch {format.epochs(best.passes):<3}"  # others were told meanwhile: times go one way
+        when = f"(at {format.duration(best.seconds)})"
+        return [f"{event_line.clock(self._shown)}  {at}  {event_line.evaluation(best)} {when}"]
 
     def _tell_happening(self, event: event_line.News) -> list[str]:
         if event.seconds - self._last_news > max(QUIET, self._happenings.wait):

@@ -1,19 +1,28 @@
-"""What is known of a run so far: a fold over its events, in bounded memory, however long the run.
+"""What is known of a run so far: a fold over its events, in bounded memory.
 
 Nothing here reads the time or writes anything: the seconds are those of the events.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
+from shoal.events import Evaluated, Gone, Progress, RunEvent, Started, Stopped
 from shoal.views import event_line, format
+from shoal.views.event_line import DOING
+from shoal.views.failover import Failover, Failovers
 
-EVALUATIONS = 6  # kept to be shown
+if TYPE_CHECKING:
+    from shoal.inspect.status import ClusterStatus
+
+EVALUATIONS = 24  # kept to be shown
 HAPPENINGS = 32  # kept: many moves become one line
 RECENT = 5.0  # seconds over which the rate is taken
+HOT = 1.5  # times the mean load: worth a mark
+IDLE_LOAD = 100.0  # keys a second: below, no server is hot
 POINTS = 256  # of a curve; past that, neighbours are merged
 
 
@@ -44,6 +53,23 @@ def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
     )  # divided first: no overflow
 
 
+def hot_servers(loads: Mapping[str, float]) -> set[str]:
+    """Those that are asked for much more than the mean of all, by keys a second."""
+    mean = sum(loads.values()) / len(loads) if loads else 0.0
+    return {name for name, load in loads.items() if len(loads) > 1 and load > max(HOT * mean, IDLE_LOAD)}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """A server, as a look at the cluster shows it."""
+
+    name: str
+    keys: float  # a second
+    segments: int
+    copies: int  # of segments that others serve
+    state: str = ""  # suspected, leaving
+
+
 @dataclass(slots=True)
 class LiveState:
     """The run as it stands. ``None``: not known yet."""
@@ -57,32 +83,80 @@ class LiveState:
     best: Evaluated | None = None
     evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=EVALUATIONS))
     happenings: deque[event_line.News] = field(default_factory=lambda: deque(maxlen=HAPPENINGS))
+    failovers: Failovers = field(default_factory=Failovers)
     train: Curve = field(default_factory=Curve)
     test: Curve = field(default_factory=Curve)
+    spent: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker: shares of its time, of late
+    servers: list[ServerFigures] = field(default_factory=list)  # from looks at the cluster
+    bytes_per_second: float | None = None
+    staleness: tuple[float, int] | None = None  # of pushes so far: mean, max
+    rate: float | None = None  # rows a second over the last seconds; at the end, over the whole run
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque([(0.0, 0)]))  # seconds, examples
+    _moved: tuple[float, int] | None = None  # when, bytes
     _progressed: bool = False
 
-    def take(self, event: RunEvent) -> None:
+    def take(self, event: RunEvent) -> Failover | None:
+        """The loss of a server whose outcome is known with this event, if one is."""
         if format.finite(event.seconds):
             self.seconds = max(self.seconds, event.seconds)
+        ended = self.failovers.take(event)
         match event:
             case Started():
                 self.started = event
                 self.workers = event.workers
             case Progress():
-                self._far(event)
+                self._measure(event)
                 self.train_loss = event.train_loss if event.train_loss is not None else self.train_loss
                 self._progressed = True
                 self.train.add(event.seconds, event.train_loss)
             case Evaluated():
-                self._far(event)
+                if event.examples >= self._recent[-1][1]:  # its weights may be older than the last progress
+                    self._measure(event)
                 self._judge(event)
+            case Gone():
+                self.spent.pop(event.name, None)
+                self.servers = [one for one in self.servers if one.name != event.name]
             case Stopped():
                 self.stopped = event
+                seconds, examples = self._recent[-1]
+                self.rate = examples / seconds if seconds > 0 else self.rate
         if event_line.is_news(event):
             self.happenings.append(event)
+        return ended
 
-    def _far(self, event: Progress | Evaluated) -> None:
+    def look(self, now: float, status: ClusterStatus) -> None:
+        """What a look at the cluster adds: events do not say how busy servers are."""
+        held = status.standing.members, status.segments()
+        self.servers = [
+            ServerFigures(
+                one.name,
+                one.load,
+                sum(bool(part.copies) and part.copies[0].server == one.name for part in held[1]),
+                sum(any(copy.server == one.name for copy in part.copies[1:]) for part in held[1]),
+                "suspected" if one.suspected else "leaving" if one.leaving else "",
+            )
+            for one in held[0]
+            if one.role == "server"
+        ]
+        if (course := status.standing.course) is not None:
+            moved = course.sent + course.received
+            if self._moved is not None and now > self._moved[0]:
+                self.bytes_per_second = max(0.0, (moved - self._moved[1]) / (now - self._moved[0]))
+            self._moved = now, moved
+        counts: Counter[int] = Counter()
+        for reply in status.told.values():
+            counts.update(dict(enumerate(reply.staleness)))
+        if pushes := counts.total():
+            mean = sum(age * number for age, number in counts.items()) / pushes
+            self.staleness = mean, max(age for age, number in counts.items() if number)
+
+    def left(self, epochs: float | None) -> float | None:
+        """About how many seconds are left, at the mean speed of the run so far."""
+        if epochs is None or not format.finite(epochs) or not self.passes > 0 or self.stopped is not None:
+            return None
+        return max(0.0, self.seconds * (epochs - self.passes) / self.passes)
+
+    def _measure(self, event: Progress | Evaluated) -> None:
         self.passes = event.passes
         self.workers = event.workers
         if event.examples < self._recent[-1][1]:  # a rollback: what was counted before is done again
@@ -90,20 +164,19 @@ class LiveState:
         self._recent.append((event.seconds, event.examples))
         while len(self._recent) > 2 and self._recent[1][0] <= event.seconds - RECENT:
             self._recent.popleft()
+        first, last = self._recent[0], self._recent[-1]
+        if last[0] > first[0]:
+            self.rate = (last[1] - first[1]) / (last[0] - first[0])
 
     def _judge(self, event: Evaluated) -> None:
         self.evaluations.append(event)
         self.test.add(event.seconds, event.test_loss)
-        if not self._progressed:  # nobody tells the loss in between
+        if not self._progressed:  # nobody reports the loss in between
             self.train_loss = event.train_loss
             self.train.add(event.seconds, event.train_loss)
         if event.best and format.finite(event.test_loss):
             self.best = event
-
-    @property
-    def rate(self) -> float | None:
-        """Rows a second, over the last seconds; over the whole run once it has ended."""
-        first, last = self._recent[0], self._recent[-1]
-        if self.stopped is not None and last[0] > 0:
-            return last[1] / last[0]
-        return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else None
+        for name, spent in event.each.items():
+            seconds = {kind: value for kind in DOING if (value := spent.get(kind, 0.0)) > 0}
+            if whole := sum(seconds.values()):
+                self.spent[name] = {kind: value / whole for kind, value in seconds.items()}

@@ -11,7 +11,7 @@ from shoal.views import axes as draw
 from shoal.views import format
 from shoal.views.axes import INK, JOINED, LOST, PALE, SERIES
 from shoal.views.members import ROLES, Membership, Move, kind, moves_of, role_of
-from shoal.views.run_record import RunMetrics, natural, seconds_of
+from shoal.views.run_record import RunMetrics, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -159,7 +159,7 @@ def there(run: RunMetrics) -> Figure | None:
     by_name: dict[tuple[str, str], list[Membership]] = {}
     for stay in run.attendance.stays:
         by_name.setdefault((stay.role, stay.name), []).append(stay)
-    rows = sorted(by_name, key=lambda one: (ROLES.index(one[0]), natural(one[1])))
+    rows = sorted(by_name, key=lambda one: (ROLES.index(one[0]), format.natural(one[1])))
     # Of many, those who came or went: the others were there throughout.
     rows = rows if len(rows) <= ROWS else [one for one in rows if _moved(by_name[one])][:ROWS]
     end = run.seconds or 1.0
@@ -204,7 +204,7 @@ def parts(run: RunMetrics) -> Figure | None:
     if len(run.shared) < 2:
         return None
     kept = any(number for event in run.shared for number in event.copies.values())
-    servers = sorted({name for event in run.shared for name in event.serves}, key=natural)
+    servers = sorted({name for event in run.shared for name in event.serves}, key=format.natural)
     figure = draw.canvas(4.3 if kept else 2.8)
     panels = figure.subplots(2 if kept else 1, 1, sharex=True, squeeze=False)[:, 0]
     _bands(panels[0], run, servers, [event.serves for event in run.shared])

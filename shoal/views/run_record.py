@@ -198,7 +198,7 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
     for node in one.nodes.values():
         _settle(node)
         node.here = _here(node.name, one.happened)
-    one.nodes = dict(sorted(one.nodes.items(), key=lambda item: (item[1].role != "worker", natural(item[0]))))
+    one.nodes = dict(sorted(one.nodes.items(), key=lambda item: (item[1].role != "worker", format.natural(item[0]))))
     return one
 
 
@@ -223,11 +223,6 @@ def median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """worker-2 before worker-10."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name[:200])]
 
 
 def _node(one: RunMetrics, name: str) -> NodeMetrics:

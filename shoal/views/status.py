@@ -18,6 +18,8 @@ from shoal.schedule.stop_rules import ENDLESS
 from shoal.security.address import parsed
 from shoal.timing import others_than, seconds_of
 from shoal.views import format
+from shoal.views.board import bar
+from shoal.views.live_state import hot_servers
 from shoal.views.ring import band, ring, style_of
 from shoal.wire.messages import MemberStatus
 from shoal.wire.messages.groups import SCHEDULER
@@ -132,12 +134,7 @@ def letters_of(status: ClusterStatus) -> dict[str, str]:
     names = {one.name for one in status.standing.members if one.role == "server"}
     names |= {copy.server for one in status.segments() for copy in one.copies}
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-    return {name: alphabet[i % len(alphabet)] for i, name in enumerate(sorted(names, key=_by_number))}
-
-
-def _by_number(name: str) -> tuple[str, int]:
-    head, _, tail = name.rpartition("-")
-    return (head, int(tail)) if tail.isdigit() else (name, 0)
+    return {name: alphabet[i % len(alphabet)] for i, name in enumerate(sorted(names, key=format.natural))}
 
 
 def fitted(line: Text) -> Text:
@@ -171,8 +168,6 @@ def _head(status: ClusterStatus, where: str, width: int, numbers: bool) -> list[
 
 
 def _course(status: ClusterStatus, width: int) -> Text:
-    from rich.text import Text
-
     course = status.standing.course
     assert course is not None
     said = f"epoch {format.epochs(course.done / course.per_pass)}"
@@ -181,11 +176,8 @@ def _course(status: ClusterStatus, width: int) -> Text:
     said += f"   {course.steps:,} steps   {format.duration(course.seconds)}"
     if course.over:
         said += f"   {format.clean(course.over)}"
-    cells = min(width, 100) - len(said) - 3
-    if course.limit >= ENDLESS or cells < 8:
-        return Text(said)
-    done = round(cells * min(1.0, course.done / max(1, course.limit)))
-    return Text.assemble(("━" * done, "green"), ("╌" * (cells - done), "dim"), "  ", said)
+    share = None if course.limit >= ENDLESS else course.done / max(1, course.limit)
+    return bar(share, said, min(width, 120) - 1)
 
 
 def _order(role: str) -> int:
@@ -195,7 +187,8 @@ def _order(role: str) -> int:
 
 def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> Table:
     clocks, newest = status.clocks(), status.standing.view
-    members = sorted(status.standing.members, key=lambda one: (_order(one.role), _by_number(one.name)))
+    members = sorted(status.standing.members, key=lambda one: (_order(one.role), format.natural(one.name)))
+    hot = hot_servers({one.name: one.load for one in members if one.role == "server"})
     rows: list[dict[str, Text | str]] = []
     for one in members:
         clock = clocks.get(one.name)
@@ -208,7 +201,7 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
             "view": _styled(f"{one.view:,}", "yellow" if one.view < newest else "") if numbers else "",
             "steps": "" if clock is None else "parked" if clock < 0 else f"{clock:,}",
             "segments": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
-            "keys/s": f"{one.load:,.0f}" if one.load else "",
+            "keys/s": _styled(f"{one.load:,.0f} HOT", "bold red") if one.name in hot else f"{one.load:,.0f}" if one.load else "",
             "at": _styled(_place(one.address), ""),
         })  # fmt: skip
     heads = [head for head in (rows[0] if rows else {}) if head == "" or any(row[head] for row in rows)]

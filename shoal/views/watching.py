@@ -1,7 +1,7 @@
-"""A cluster as it goes on: the page of ``views.status`` again and again, with what changes hands, how fast it goes, and what happened.
+"""A cluster while it runs: the page of ``views.status``, with speed, moves and news.
 
-A fold over looks: nothing here asks anybody, reads the time or prints. Where there is no terminal it is told in lines, one for each
-thing that happened, and now and then one about how it goes.
+A fold over looks at the cluster: nothing here asks, reads the time or prints. Where there is no terminal,
+a line for each event, and now and then one about how it goes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from shoal import limits
 from shoal.events import Evaluated, RunEvent
 from shoal.inspect.status import ClusterStatus
 from shoal.views import event_line, format
+from shoal.views.board import first_of, fit, lines_of
 from shoal.views.event_line import MoveSummary, together
 from shoal.views.lines import EventLines
-from shoal.views.status import fitted, page
+from shoal.views.status import page
 from shoal.wire.messages import Move
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
 
 EVERY = 5.0  # seconds between two lines about how it goes
 SHOWN = 8  # things that happened, on a page
-MOVES = 6  # ways that parts go, on a page
-HEAD = 6  # lines of who is here, before news take their place
-_TOLD = 2  # verbosity: who comes and goes, what is saved
+MOVES = 6  # ways that segments go, on a page
+_VERBOSITY = 2  # who joins and leaves, what is saved
 
 
 class WatchedState:
@@ -34,7 +34,7 @@ class WatchedState:
 
     def __init__(self, where: str, numbers: bool = False) -> None:
         self._where, self._numbers = where, numbers
-        self._lines = EventLines(_TOLD)
+        self._lines = EventLines(_VERBOSITY)
         self._last: deque[str] = deque(maxlen=SHOWN)
         self._status: ClusterStatus | None = None
         self._loss: float | None = None
@@ -75,22 +75,27 @@ class WatchedState:
             said.append(f"{format.many(len(standing.moves), 'segment')} on the way")
         return ", ".join(said)
 
-    def page(self, width: int, height: int = 0) -> RenderableType:
-        """The same on a terminal, so many lines high (0: of any height): what is new is at the bottom, and never cut off."""
-        from rich.console import Group
+    def page(self, width: int, height: int = 0) -> list[Text]:
+        """The same on a terminal so many lines high (0: of any height), the newest at the bottom.
+
+        What does not fit is counted.
+        """
         from rich.text import Text
 
         assert self._status is not None
-        below = [Text(""), fitted(Text(self.summary(), "bold"))]
-        ways = _ways(self._status.standing.moves)
-        below += [fitted(Text(f"  {line}", "yellow")) for line in ways[:MOVES]]
-        if len(ways) > MOVES:
-            below.append(Text(f"  and {len(ways) - MOVES:,} more ways", "yellow"))
-        room = height - 1 - len(below) if height else 0
-        news = list(self._last)[-max(1, room - HEAD) :] if height else list(self._last)
-        below += [fitted(Text(line, "dim")) for line in news]
-        top = page(self._status, self._where, width, brief=True, numbers=self._numbers)
-        return Group(WatchedUpTo(top, max(1, room - len(news))) if height else top, *below)
+        top = lines_of(page(self._status, self._where, width, brief=True, numbers=self._numbers), width)
+        ways = [Text(f"  {line}", "yellow") for line in _ways(self._status.standing.moves)]
+        below = [
+            Text(""),
+            Text(self.summary(), "bold"),
+            *first_of(ways, MOVES if height == 0 else max(1, height // 6), "ways"),
+        ]
+        news = [Text(line, "dim") for line in list(self._last)]
+        if height:
+            room = max(1, height - 1 - len(below) - len(top))
+            news = news[-max(room, 1 + height // 8) :]
+            top = first_of(top, max(1, height - 1 - len(below) - len(news)), "lines")
+        return fit([*top, *below, *news], width + 1, height or len(top) + len(below) + len(news) + 1, False)
 
     def _said(self, group: RunEvent | MoveSummary) -> list[str]:
         """Many moves are one line."""
@@ -123,21 +128,6 @@ class WatchedState:
             if one.leaving and life in was and not was[life].leaving
         ]
         return news
-
-
-class WatchedUpTo:
-    """The first lines of something."""
-
-    def __init__(self, what: RenderableType, lines: int) -> None:
-        self._what, self._lines = what, lines
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-
-        found = console.render_lines(self._what, options.update(height=None), pad=False)
-        for line in found[: self._lines]:
-            yield from line
-            yield Segment.line()
 
 
 def _ways(moves: Sequence[Move]) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shoal.events import Handed, Stopped, Voided, Warned
+from shoal.events import Gone, Handed, Joined, Shared, Stopped, Voided, Warned
 from shoal.views.braille import Stroke, chart
 from shoal.views.frame import frame
-from shoal.views.live_state import LiveState
+from shoal.views.live_state import LiveState, ServerFigures
 
 
 def seen(events: Any) -> LiveState:
@@ -28,9 +28,9 @@ def text(so_far: LiveState, width: int = 80, height: int = 24, **settings: Any) 
 def test_the_whole_run_is_on_one_screen(story: Any) -> None:
     shown = text(seen(list(story.run())[:200]), epochs=10)
     assert shown.splitlines()[0] == "rcv1 · logistic · bounded · 4 workers x 2 servers · 2 cores"
-    for part in ("epoch 7.8 of 10   47 s", "━╌", "3,374 rows/s", "train loss 0.1", "4 workers at work"):
+    for part in ("epoch 7.8 of 10   47 s   about 13 s left", "━╌", "3,374 rows/s", "train loss 0.1", "4 workers"):
         assert part in shown
-    assert " pass seconds test loss accuracy    auc" in shown
+    assert "epoch seconds test loss accuracy    auc" in shown
     assert "    7      42  ★ 0.1303   0.9499 0.9880" in shown
     assert shown.count("★") == 1
     for part in ("worker-3 gone: its process ended", "12 slots dealt again", "worker-4 joined", "slot 17 of epoch 6"):
@@ -42,8 +42,8 @@ def test_the_last_picture_says_why_it_ended_and_what_was_best(story: Any) -> Non
     shown = text(seen(story.run()), epochs=10, now=99.0)
     assert "epoch 10 of 10   60 s" in shown  # the time stands still
     assert shown.endswith("stopped: 10 passes are done\nbest test loss 0.1303 at epoch 7")
-    assert "no word" not in shown
-    assert "at work" not in shown
+    assert "no event" not in shown
+    assert "4 workers   " not in shown
 
 
 @pytest.mark.parametrize("width", [1, 2, 9, 20, 40, 41, 79, 80, 133, 400])
@@ -72,16 +72,16 @@ def test_forty_columns_still_have_all_figures(story: Any) -> None:
 
 def test_a_missing_worker_and_a_long_silence_are_said(story: Any) -> None:
     so_far = seen([story.started(), story.progress(4, 1, workers=3)])
-    assert "3 of 4 workers at work" in text(so_far)
-    assert "no word" not in text(so_far, now=8.0)
-    assert "no word for 8.0 s" in text(so_far, now=12.0)
+    assert "3 of 4 workers" in text(so_far)
+    assert "no event" not in text(so_far, now=8.0)
+    assert "no event for 8.0 s" in text(so_far, now=12.0)
 
 
-def test_the_best_is_said_when_it_is_not_among_the_last(story: Any) -> None:
-    worse = [story.evaluated(at, at, at, 0.5, best=False) for at in range(1, 9)]
-    shown = text(seen([story.started(), story.evaluated(0, 0, 0, 0.25), *worse]))
-    assert "best test loss 0.2500" in shown
-    assert "★" not in shown
+@pytest.mark.parametrize("height", [10, 24, 40])
+def test_the_best_evaluation_stays_in_sight(story: Any, height: int) -> None:
+    worse = [story.evaluated(at, at, at, 0.5, best=False) for at in range(1, 90)]
+    shown = text(seen([story.started(), story.evaluated(0, 0, 0, 0.25), *worse]), height=height)
+    assert "★ 0.2500" in shown and "   89      89    0.5000" in shown
 
 
 def test_without_a_number_of_passes_there_is_no_bar(story: Any) -> None:
@@ -152,18 +152,87 @@ def test_one_point_is_no_curve() -> None:
 
 
 def test_many_moves_are_one_of_the_last_happenings(story: Any) -> None:
-    so_far = LiveState()
-    so_far.take(story.started())
-    so_far.take(story.joined(1.0, "server-2", "server"))
-    for part in range(8):
-        so_far.take(
+    state = LiveState()
+    state.take(story.started())
+    state.take(story.joined(1.0, "server-2", "server"))
+    for segment in range(8):
+        state.take(
             Handed(
-                seconds=2.0 + part / 10, table="weights", segments=[part], source="server-0", target="server-2", why="count", took=0.1,
-                stall=0.01,
+                seconds=2.0 + segment / 10, table="weights", segments=[segment], source="server-0", target="server-2", why="count",
+                took=0.1, stall=0.01,
             )
         )  # fmt: skip
-    told = [line.plain for line in frame(so_far, 100, 30) if " s  " in line.plain]
-    assert [line[:92] for line in told] == [
-        "   1.0 s  server-2 joined",
-        "   2.0 s  8 segments of weights moved (to even out their number): from server-0 to server-2;",
+    lines = [line.plain for line in frame(state, 100, 30)]
+    at = lines.index("   1.0 s  server-2 joined")
+    assert lines[at + 1 :] == [  # wrapped between words, not cut
+        "   2.0 s  8 segments of weights moved (to even out their number): from server-0 to server-2; 10 ms",
+        "          without an answer at most",
     ]
+
+
+def looked_at(state: LiveState) -> LiveState:
+    """A cluster of three servers, of which one is asked for much more than the others."""
+    state.servers = [
+        ServerFigures("server-0", 1_000.0, 8, 7),
+        ServerFigures("server-1", 1_200.0, 8, 5, "suspected"),
+        ServerFigures("server-10", 9_000.0, 8, 12),
+    ]
+    state.bytes_per_second, state.staleness = 7_100_000.0, (3.14159, 9)
+    state.spent = {f"worker-{at}": {"compute": 0.02, "communicate": 0.95, "wait": 0.03} for at in range(12)}
+    return state
+
+
+def test_every_server_and_worker_has_a_row_and_the_hot_one_a_mark(story: Any) -> None:
+    shown = text(looked_at(seen([story.started(), story.progress(4, 1)])), width=120, height=40)
+    assert "7.1 MB/s   staleness 3.14, max 9" in shown
+    assert " server-0         1,000 keys/s    8 segments     7 copies\n" in shown
+    assert " server-1         1,200 keys/s    8 segments     5 copies  suspected\n" in shown
+    assert " server-10        9,000 keys/s    8 segments    12 copies  HOT\n" in shown
+    assert " worker-11  compute   2%  communicate  95%  wait   3%" in shown
+
+
+def test_nodes_that_do_not_fit_are_counted(story: Any) -> None:
+    lines = text(looked_at(seen(list(story.run())[:200])), height=24, epochs=10).splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith(" ... "))
+    assert int(lines[at].split()[1]) == 15 - sum(line.startswith((" server-", " worker-")) for line in lines)
+    assert len(lines) <= 23 and any("★" in line for line in lines)
+
+
+def test_the_picture_fills_the_window(story: Any) -> None:
+    state = seen(list(story.run())[:200])
+    small, large = (text(state, width, height, epochs=10).splitlines() for width, height in ((80, 24), (160, 50)))
+    assert len(large) > len(small) and max(map(len, large)) > 150
+    assert large[-1 - [line.strip()[:1] for line in reversed(large)].index("0")].split() == ["0", "24", "s", "47", "s"]
+
+
+def test_rows_a_second_do_not_flicker(story: Any) -> None:
+    state = seen([story.started(), story.progress(4, 2)])
+    state.take(story.evaluated(1, 4.1, 1.9, 0.5))  # its weights are older than the progress
+    assert "10,121 rows/s" in text(state)
+    state.take(story.progress(5, 1))  # a rollback
+    assert "10,121 rows/s" in text(state)
+
+
+def lost_server() -> list[Any]:
+    before = Shared(
+        seconds=0.0,
+        serves={"server-0": 8, "server-1": 8, "server-2": 8},
+        copies={"server-0": 7, "server-1": 5, "server-2": 12},
+    )
+    gone = Gone(seconds=3.5, name="server-1", role="server", why="its process ended (killed by signal 9)")
+    after = Shared(seconds=3.5, serves={"server-0": 10, "server-2": 14}, copies={"server-0": 5, "server-2": 6})
+    joined = Joined(seconds=3.6, name="server-1", role="server")
+    whole = Shared(
+        seconds=3.8, serves={"server-0": 10, "server-2": 14, "server-1": 0}, copies={"server-0": 14, "server-2": 10}
+    )
+    return [before, gone, after, joined, whole]  # fmt: skip
+
+
+def test_the_outcome_of_a_kill_is_said(story: Any) -> None:
+    state = seen([story.started(), *lost_server()])
+    said = " ".join(text(state, width=200).split())
+    assert said.endswith(
+        "3.5 s server-1 killed; server-0 and server-2 took over its 8 segments, nothing lost; restarted, copies back after 300 ms"
+    )
+    early = " ".join(text(seen([story.started(), *lost_server()[:3]]), width=200).split())
+    assert early.endswith("server-1 killed; server-0 and server-2 took over its 8 segments, nothing lost")

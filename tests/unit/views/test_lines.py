@@ -8,6 +8,7 @@ import pytest
 
 from shoal.events import (
     Delayed,
+    Gone,
     Handed,
     Joined,
     Leaving,
@@ -15,6 +16,7 @@ from shoal.events import (
     Progress,
     RunEvent,
     Saved,
+    Shared,
     Spans,
     Split,
     Stopped,
@@ -220,3 +222,33 @@ def test_who_left_in_order_is_not_said_to_be_gone(story: Any) -> None:
     left = story.gone(1.0, "server-1", "it left: others have what it had")
     (line,) = told([left])
     assert line.endswith("left: others have what it had; 12 slots dealt again") and "gone" not in line
+
+
+def test_the_best_evaluation_is_never_left_out(story: Any) -> None:
+    losses = [0.69, 0.5, 0.41, 0.43, 0.44, 0.45, 0.46, 0.47]
+    evaluations = [
+        story.evaluated(at, at / 5, at, loss, best=loss == min(losses[: at + 1])) for at, loss in enumerate(losses)
+    ]
+    for progress in (False, True):
+        events: list[RunEvent] = [story.started()]
+        for event in evaluations:
+            events += [event, *([story.progress(event.seconds + 0.1, event.passes)] if progress else [])]
+        lines = told([*events, Stopped(seconds=1.5, why="done")])
+        assert sum("test loss 0.4100" in line and line.rpartition("  ")[2].startswith("best") for line in lines) == 1
+        assert any("test loss 0.4700" in line for line in lines)
+        seconds = [float(line.split()[0]) for line in lines[1:]]
+        assert seconds == sorted(seconds)
+
+
+def test_what_became_of_a_lost_server_is_a_line(story: Any) -> None:
+    lines = told([
+        story.started(),
+        Shared(seconds=0.0, serves={"server-0": 4, "server-1": 4}, copies={"server-0": 4, "server-1": 4}),
+        Gone(seconds=3.0, name="server-1", role="server", why="its process ended (killed by signal 9)"),
+        Shared(seconds=3.0, serves={"server-0": 8}, copies={}),
+        Joined(seconds=3.2, name="server-1", role="server"),
+        Shared(seconds=5.5, serves={"server-0": 8, "server-1": 0}, copies={"server-1": 8}),
+    ])  # fmt: skip
+    assert lines[-1] == (
+        "   5.5 s  server-1 killed; server-0 took over its 4 segments, nothing lost; restarted, copies back after 2.5 s"
+    )

@@ -157,7 +157,7 @@ def test_a_run_is_shown_in_place_and_its_last_picture_stays(terminal: Terminal, 
         events = list(story.run())
         for event in events[:-1]:
             show(event)
-        terminal.wait_for("4 workers at work")
+        terminal.wait_for("4 workers")
         show(events[-1])
     shown = terminal.look()
     assert terminal.screen.cursor

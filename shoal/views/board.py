@@ -1,0 +1,266 @@
+"""A board: lines that a thread of its own draws again and again in place, on a terminal.
+
+    if (board := Board.on(stream, draw)) is not None:
+        with board:
+            board.start()       ``draw(width, height, plain)`` makes the lines, four times a second
+
+Training, sweeps, drills and ``status --watch`` differ only in what they draw. The functions below make
+the pieces: a bar, a curve with axes, lines that fit. A board never breaks what it shows, and never holds
+it up: a terminal that is gone, or that nobody reads, costs the board and nothing else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from shoal.background import GONE
+from shoal.views import format
+from shoal.views.braille import Stroke, chart
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+REFRESHES = 4  # a second
+
+Draw = Callable[[int, int, bool], "list[Text]"]  # width, height, ASCII only
+
+
+def terminal(stream: TextIO) -> Console | None:
+    """The stream as a console that can be drawn on; None if it is none."""
+    try:
+        if not stream.isatty():
+            return None
+    except (AttributeError, ValueError):
+        return None
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False)
+    return console if console.is_terminal and console.is_interactive and not console.is_dumb_terminal else None
+
+
+class Board:
+    """Use as a context, which gives the cursor back; nothing is drawn before ``start``."""
+
+    def __init__(self, stream: TextIO, console: Console, draw: Draw) -> None:
+        self._stream, self._console, self._lines = stream, console, draw
+        self._plain = not console.encoding.lower().startswith("utf")
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._shown: list[Text] = []
+        self._width = 0
+        self._process = os.getpid()
+
+    @classmethod
+    def on(cls, stream: TextIO, draw: Draw) -> Board | None:
+        """None where the stream is no terminal that can be drawn on."""
+        console = terminal(stream)
+        return None if console is None else cls(stream, console, draw)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin to draw; a second call does nothing."""
+        with self._lock:
+            if self._live is not None or self._over.is_set():
+                return
+            from rich.live import Live
+
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                redirect_stdout=_same_terminal(sys.stdout, self._stream),  # print() goes above; a pipe stays one
+                redirect_stderr=_same_terminal(sys.stderr, self._stream),
+            )
+            self._thread = threading.Thread(target=self._redraw, args=(self._live,), name="shoal-view", daemon=True)
+            atexit.register(self.close)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Draw for the last time and give the terminal back; a second call does nothing."""
+        if os.getpid() != self._process:
+            return  # a forked child: the terminal is its parent's
+        with self._lock:
+            self._over.set()
+            live, thread, self._live = self._live, self._thread, None
+        if live is None or thread is None:
+            return
+        try:
+            thread.join()
+            self._draw(live)
+        except GONE:
+            pass
+        finally:
+            with contextlib.suppress(*GONE):
+                live.stop()
+            atexit.unregister(self.close)
+
+    def _redraw(self, live: Live) -> None:
+        try:
+            self._resize()
+            live.start()
+            while True:
+                self._draw(live)
+                if self._over.wait(1 / REFRESHES):
+                    return
+        except GONE:
+            return
+
+    def _resize(self) -> None:
+        """Take the size of the stream's own terminal: rich would ask standard input first."""
+        try:
+            width, height = os.get_terminal_size(self._stream.fileno())
+        except GONE:
+            width, height = 0, 0
+        self._console.size = (width or 80, height or 24)
+
+    def _draw(self, live: Live) -> None:
+        from rich.console import Group
+
+        self._resize()
+        width, height = self._console.size
+        try:
+            lines = self._lines(width, height, self._plain)
+        except RuntimeError:  # a collection changed while it was read: the next picture has it
+            return
+        if lines == self._shown and width == self._width:
+            return  # nothing new, and nothing that could flicker
+        self._unwrap(width)
+        self._shown, self._width = lines, width
+        live.update(Group(*lines), refresh=True)
+
+    def _unwrap(self, width: int) -> None:
+        """Terminals wrap lines when made narrower: go up by the lines that rich does not know of."""
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        if width < self._width:
+            extra = sum((max(line.cell_len, 1) - 1) // width for line in self._shown)
+            self._console.control(*[Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))] * extra)
+
+
+def _same_terminal(one: TextIO | None, other: TextIO) -> bool:
+    try:
+        return one is not None and os.ttyname(one.fileno()) == os.ttyname(other.fileno())
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+# ---------------------------------------------------------------- pieces of a picture
+
+
+def fit(lines: Sequence[Text], width: int, height: int, plain: bool) -> list[Text]:
+    """At most ``height - 1`` lines of less than ``width`` columns; ``plain``: ASCII only."""
+    fitted = list(lines[: max(1, height - 1)])
+    for line in fitted:
+        if plain:
+            line.plain = line.plain.encode("ascii", "replace").decode()
+        line.rstrip()
+        line.truncate(max(1, width - 1), overflow="crop" if plain else "ellipsis")
+        line.no_wrap = True
+    return fitted
+
+
+def bar(share: float | None, label: str, width: int, plain: bool = False) -> Text:
+    """How much is done, before a label; the label alone if that is not known, or there is no room."""
+    from rich.text import Text
+
+    cells = width - len(label) - 2
+    if share is None or not format.finite(share) or cells < 6:
+        return Text(label)
+    done = round(cells * min(1.0, max(0.0, share)))
+    full, empty = ("#", "-") if plain else ("━", "╌")
+    return Text.assemble((full * done, "green"), (empty * (cells - done), "dim"), "  ", label)
+
+
+def joined(parts: Sequence[Text], between: Text, width: int) -> list[Text]:
+    """The parts one after another, on as many lines as they need."""
+    from rich.text import Text
+
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + between.cell_len + part.cell_len <= width:
+            lines[-1].append_text(between).append_text(part)
+        else:
+            lines.append(Text().append_text(part))
+    return lines
+
+
+def wrapped(head: str, text: str, width: int, most: int, style: str = "") -> list[Text]:
+    """A text after a head, on at most so many lines, broken between words; later lines are indented."""
+    from rich.text import Text
+
+    room = max(8, width - len(head))
+    rows = textwrap.wrap(text, room, max_lines=most, placeholder=" …") or [""]
+    return [Text(f"{' ' * len(head) if at else head}{row}", style) for at, row in enumerate(rows)]
+
+
+def first_of(lines: Sequence[Text], most: int, what: str) -> list[Text]:
+    """So many of the lines; the last one says how many more there are."""
+    from rich.text import Text
+
+    if len(lines) <= most:
+        return list(lines)
+    left = len(lines) - max(0, most - 1)
+    return [*lines[: max(0, most - 1)], Text(f" ... {format.many(left, f'more {what}')}", "dim")][: max(0, most)]
+
+
+def curve(
+    strokes: Sequence[Stroke], width: int, height: int, right: float, label: Callable[[float], str], side: int = 9
+) -> list[Text]:
+    """Curves with the values of their edges at the left, and seconds below; nothing if there is no curve."""
+    from rich.text import Text
+
+    drawn = chart(list(strokes), width - side, height - 1, right)
+    if drawn is None:
+        return []
+    last = len(drawn.rows) - 1
+    heads = {0: label(drawn.top), last: label(drawn.bottom)}
+    lines = [Text.assemble((f"{heads.get(at, ''):>{side - 1}} ", "dim"), *row) for at, row in enumerate(drawn.rows)]
+    return [*lines, Text(" " * side + _seconds_axis(width - side, right), "dim")]
+
+
+def _seconds_axis(width: int, right: float) -> str:
+    """0 at the left, the end at the right, the middle between them where there is room."""
+    end = format.duration(right)
+    middle = format.duration(right / 2) if width > 40 else ""
+    cells = [" "] * width
+    for text, at in (("0", 0), (middle, width // 2 - len(middle) // 2), (end, width - len(end))):
+        if at >= 0:
+            cells[at : at + len(text)] = text
+    return "".join(cells[:width])
+
+
+def lines_of(what: RenderableType, width: int) -> list[Text]:
+    """Anything that rich can print, as lines of such a width."""
+    import io
+
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(width=max(1, width), file=io.StringIO(), color_system="256", force_terminal=True, highlight=False)
+    lines = []
+    for row in console.render_lines(what, pad=False):
+        line = Text()
+        for segment in row:
+            if not segment.control:
+                line.append(segment.text, segment.style)
+        lines.append(line)
+    return lines

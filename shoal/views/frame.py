@@ -3,7 +3,7 @@
     rcv1 · logistic · bounded · 4 workers x 2 servers · 2 cores
     ━━━━━━━━━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━  epoch 6.4 of 10   12 s   about 7 s left
     1,204,331 rows/s   train loss 0.1312   7.1 MB/s   staleness 3.1, max 9
-     server-0   512,300 keys/s   8 segments   10 copies   HOT       a row for each server and worker
+     server-0   512,300 keys/s   HOT   8 segments   10 copies       a row for each server and worker
      worker-0   compute 71%   communicate 21%   wait 8%
     epoch seconds test loss accuracy    auc                         the best evaluation, then the last ones
     ...                                                             a curve of the losses, the latest news
@@ -53,7 +53,7 @@ def frame(
     now = max(now, state.seconds)
     head = _head(state, room_across, now, epochs, plain)[:budget]
     room = budget - len(head)
-    tail = _tail(state, format.clean(note), room_across, max(3, room // 4))
+    tail = _tail(state, format.clean(note), room_across, max(5, room // 4))
     tail = tail[-room:] if room > 0 else []
     room -= len(tail)
     nodes = [] if state.stopped else board.first_of(_nodes(state), max(0, min(room - 4, room // 2)), "nodes")
@@ -123,10 +123,9 @@ def _nodes(state: LiveState) -> list[Text]:
     lines = []
     for one in servers:
         line = Text(f" {format.clean(one.name):<{wide}}  {one.keys:>11,.0f} keys/s  ")
-        line.append(f"{format.many(one.segments, 'segment'):>12}  {one.copies:>4,} copies")
-        lines.append(line.append("  HOT", f"bold {BAD}") if one.name in hot else line)
-        if one.state:
-            line.append(f"  {one.state}", BAD)
+        line.append(f"{'HOT' if one.name in hot else '':<3}", f"bold {BAD}")
+        line.append(f"{format.many(one.segments, 'segment'):>13}  {one.copies:>4,} copies")
+        lines.append(line.append(f"  {one.state}", BAD) if one.state else line)
     for name in workers:
         spent = state.spent[name]
         shares = "  ".join(f"{kind} {spent[kind]:>4.0%}" for kind in DOING if spent.get(kind, 0.0) >= 0.005)

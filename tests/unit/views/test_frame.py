@@ -185,9 +185,9 @@ def looked_at(state: LiveState) -> LiveState:
 def test_every_server_and_worker_has_a_row_and_the_hot_one_a_mark(story: Any) -> None:
     shown = text(looked_at(seen([story.started(), story.progress(4, 1)])), width=120, height=40)
     assert "7.1 MB/s   staleness 3.14, max 9" in shown
-    assert " server-0         1,000 keys/s    8 segments     7 copies\n" in shown
-    assert " server-1         1,200 keys/s    8 segments     5 copies  suspected\n" in shown
-    assert " server-10        9,000 keys/s    8 segments    12 copies  HOT\n" in shown
+    assert " server-0         1,000 keys/s        8 segments     7 copies\n" in shown
+    assert " server-1         1,200 keys/s        8 segments     5 copies  suspected\n" in shown
+    assert " server-10        9,000 keys/s  HOT   8 segments    12 copies\n" in shown
     assert " worker-11  compute   2%  communicate  95%  wait   3%" in shown
 
 

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.events import Gone, Joined, Resumed, Spans, Stopped
-from shoal.views.run_record import account, natural, seconds_of
+from shoal.views import format
+from shoal.views.run_record import account, seconds_of
 
 
 def spans(name: str, *told: tuple[str, float, float]) -> Spans:
@@ -91,7 +92,7 @@ def test_a_run_that_was_taken_up_again_has_not_stopped() -> None:
 
 
 def test_names_are_sorted_as_people_count() -> None:
-    assert natural("worker-2") < natural("worker-10")
+    assert format.natural("worker-2") < format.natural("worker-10")
 
 
 def test_nothing_makes_an_account_of_nothing() -> None:

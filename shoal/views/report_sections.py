@@ -31,7 +31,7 @@ from shoal.views.event_line import MoveSummary
 from shoal.views.explain import VERBS
 from shoal.views.members import moves_of
 from shoal.views.page import PictureSection, Section, TableSection, compact
-from shoal.views.run_record import OF_WORKERS, Happened, RunRecord, began, emulation, natural, seconds_of, unlike
+from shoal.views.run_record import OF_WORKERS, Happened, RunRecord, began, emulation, seconds_of, unlike
 
 COLUMNS = 4  # runs beside each other
 EVALUATIONS = 40  # rows of a table: of more, some are left out
@@ -349,7 +349,7 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
 def _servers(one: RunRecord, of: str) -> Section | None:
     """What the events say of the servers: segments, copies, moves, losses, and answers as workers saw them."""
     run = one.run
-    names = sorted({stay.name for stay in run.attendance.stays if stay.role == "server"}, key=natural)
+    names = sorted({stay.name for stay in run.attendance.stays if stay.role == "server"}, key=format.natural)
     if not names:
         return None
     moves = [event for event in run.happened if isinstance(event, Handed)]

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -49,7 +50,7 @@ def status(
     epoch         how often a part has changed hands, or its copies did
     term          how often the coordinator was started; generation: how often all went back to a checkpoint
 
-    Exit code 1 if nobody is there, or the run has ended.
+    Of a run that has ended, its figures. Exit code 1 if nobody answers.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.inspect.status import (
@@ -61,6 +62,9 @@ def status(
     from shoal.views.status import facts, page
 
     try:
+        if _has_ended(where):
+            _show_ended(where, as_json)
+            return
         address = address_of(where)
         safety = safety_for(where, keys, insecure)
         if is_of_peers(where, safety):
@@ -95,6 +99,28 @@ def status(
     console.print(shown, soft_wrap=False)
     if address != where:
         click.echo(f"its coordinator: {address}")  # what others take who ask for an ADDRESS
+
+
+def _has_ended(where: str) -> bool:
+    """A run's folder with figures, and nobody who could be asked."""
+    from shoal.inspect.status import ADDRESS
+
+    folder = Path(where)
+    return "://" not in where and (folder / "summary.json").is_file() and not (folder / ADDRESS).exists()
+
+
+def _show_ended(where: str, as_json: bool) -> None:
+    from shoal.cli.show_run import print_record
+    from shoal.views.run_record import read
+
+    record = read(Path(where))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode({"ended": True, **record.summary})))
+        return
+    click.echo(f"the run in {where} has ended; if it was interrupted: shoal train --resume {where}")
+    print_record(record)
 
 
 def _watch(looking: StatusClient, where: str, numbers: bool = False) -> int:

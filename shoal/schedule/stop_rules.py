@@ -64,7 +64,13 @@ class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def keeps_best(self) -> bool:
+        """The result is the best model, not the last one."""
         return self.patience is not None
+
+    @property
+    def saves_best(self) -> bool:
+        """The best model is on disk beside the result; a run that solves an objective has only the result."""
+        return not self.is_solved_by_rule
 
 
 class Patience(msgspec.Struct, frozen=True):

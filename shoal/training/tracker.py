@@ -75,7 +75,7 @@ class Tracker:
         every, per_pass = job.evaluate.every, self.slots.per_pass
         self._every = max(1, round(every * per_pass)) if every < ENDLESS / per_pass else ENDLESS
         self._best = None
-        if folder is not None and job.stop.keeps_best:
+        if folder is not None and job.stop.saves_best:
             self._best = BestModel(folder / "best.safetensors", learner, listener)
         self.seconds = self._told = 0.0
         self.workers = 1  # that take part

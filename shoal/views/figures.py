@@ -63,12 +63,6 @@ def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     return dict(zip(("hits", "misses", "forgotten", "bytes_saved"), filtered[HANDLES], strict=True))
 
 
-def saved(summary: Mapping[str, Any]) -> str:
-    """The bytes of keys that were not sent again, to follow those that moved; "" if there were none."""
-    found = summary.get("handles")
-    return f", {found['bytes_saved'] / 1e6:,.0f} MB of keys not again" if found and found["bytes_saved"] >= 1e6 else ""
-
-
 def known_keys(summary: Mapping[str, Any]) -> str:
     """How much of the keys went by a number: for a table."""
     found = summary.get("handles")

@@ -26,6 +26,7 @@ from shoal.events import (
     Warned,
 )
 from shoal.views import charts, consensus, event_line, explain, figures, format, member_plots, plots, timeline
+from shoal.views.advice import advise
 from shoal.views.axes import pictures
 from shoal.views.event_line import MoveSummary
 from shoal.views.explain import VERBS
@@ -78,9 +79,15 @@ def _beside(heads: list[str], rows: list[list[str]], runs: Sequence[RunRecord], 
 
 def _findings(runs: Sequence[RunRecord]) -> list[Section]:
     if len(runs) == 1:
-        return [Section("Findings", [*explain.of_one(runs[0]), *runs[0].problems])]
+        return [Section("Findings", [*explain.of_one(runs[0]), *runs[0].problems, *_next(runs[0])])]
     each = [f"{format.clean(one.name)}: {' '.join([*explain.of_one(one, among=True), *one.problems])}" for one in runs]
     return [Section("Findings", explain.of_several(list(runs))), Section("Findings of each run", each)]
+
+
+def _next(one: RunRecord) -> list[str]:
+    """One next move; none of a run that goes on, and none that says to make this report."""
+    found = advise(one) if one.summary else None
+    return [f"Next: {found}."] if found is not None and found.finding else []
 
 
 def _figures(runs: Sequence[RunRecord]) -> Section:

@@ -375,10 +375,12 @@ def test_without_a_terminal_there_are_plain_lines_and_the_summary_is_on_its_own(
     out, errors = finish(start("train", "rows.svm", *QUICK))
     assert "\x1b" not in out + errors and "\r" not in out + errors
     assert re.fullmatch(
-        r"test loss 0\.\d{4}, accuracy [\d.]+, auc [\d.]+ \(1 epoch done\)\n"
-        r"\d+ examples in .* s \(.* a second\)(, judged after .* s)?, \d+ steps; .*\n"
-        r"(these are the last weights; .* keeps them\n)?"
-        r"look at it: .*/runs/rows-logistic-async-1.*\n",
+        r"result     test loss 0\.\d{4}, accuracy [\d.]+, auc [\d.]+ \(1 epoch done\)\n"
+        r"best       test loss 0\.\d{4} at epoch [\d.]+: .*\n"
+        r"speed      \d+ rows in .* s(, judged after .* s)?, [\d,]+ rows/s, \d+ steps\n"
+        r"(cost       .*\n)?(staleness  .*\n)?"
+        r"next       .*\n"
+        r"look at    .*/runs/rows-logistic-async-1.*\n",
         out,
     )
     assert errors.splitlines()[0] == "packing rows.svm" and "stopped: 1 epoch done" in errors.splitlines()[-1]
@@ -450,7 +452,7 @@ def test_without_matplotlib_it_trains_and_says_how_to_get_the_picture(home: Path
     code = "import sys; sys.modules['matplotlib'] = None"
     out, errors = finish(start("train", "rows.svm", *QUICK, "--out", "run", code=code))
     assert "shoal: no loss.png: " in errors and "pip install 'shoal[view]'" in errors
-    assert out.endswith(f"look at it: {home}/run\n") and not (home / "run" / "loss.png").exists()
+    assert out.endswith(f"look at    {home}/run\n") and not (home / "run" / "loss.png").exists()
     assert shoal.Run.load("run").model is not None
 
 

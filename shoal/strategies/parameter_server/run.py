@@ -320,7 +320,7 @@ class ServerRun:
         worker = Worker(name, "evaluator", secrets.token_hex(8), group=group)
         worker.clock = time.monotonic_ns
         kept = None
-        if self._folder is not None and self.job.stop.keeps_best:
+        if self._folder is not None and self.job.stop.saves_best:
             kept = BestModel(self._folder / "best.safetensors", self.learner, self._listener)
         found = kept.read() if kept is not None and self._goes_on else None
         self._evaluator = Evaluator(

@@ -71,7 +71,7 @@ class PeerRun:
         start = self.learner.start()
         self._checkpoints = LocalCheckpoints(folder, job, "" if start is None else start[1], listener)
         self._best: BestModel | None = None
-        if folder is not None and job.stop.keeps_best:
+        if folder is not None and job.stop.saves_best:
             self._best = BestModel(folder / "best.safetensors", self.learner, listener)
         self._last_model: Judgement | None = None  # of the evaluations that were copied
         self._best_model: Judgement | None = None

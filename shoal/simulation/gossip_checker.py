@@ -178,7 +178,7 @@ class RoundChecker:
 
 
 @dataclass
-class PushSumHalf:
+class HalfMeeting:
     """One side of a meeting has moved, and the other has not (yet)."""
 
     who: str
@@ -194,7 +194,7 @@ class MeetingChecker:
     nodes: dict[str, GossipWorker]
     models: dict[str, SimulatedGossipModel]
     violations: list[Violation] = field(default_factory=list)
-    halves: list[PushSumHalf] = field(default_factory=list)
+    halves: list[HalfMeeting] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
     base: Doubles = field(init=False)
 
@@ -231,7 +231,7 @@ class MeetingChecker:
         if not moved.any():  # of two that agree: a half like any other, and no loss
             return
         if times > 0:
-            self.halves.append(PushSumHalf(who, moved))
+            self.halves.append(HalfMeeting(who, moved))
             return
         # the last one: that of a dead worker may be equal
         for i, half in reversed(list(enumerate(self.halves))):

@@ -50,14 +50,18 @@ def serial(job: Job, dataset: Dataset) -> Floats:
 
 
 def weights_by_step(
-    job: Job, dataset: Dataset, voids: Collection[int] = (), hands: Hands | None = None, starts: Sequence[int] = (0,)
+    job: Job,
+    dataset: Dataset,
+    voids: Collection[int] = (),
+    holders: PartHolders | None = None,
+    starts: Sequence[int] = (0,),
 ) -> Iterator[Floats]:
     """All weights before the first step, after it, and so on; void slots take no part.
 
-    ``hands``: the holders of parts that changed hands, by segments, which begin at ``starts``.
+    ``holders``: of parts that changed them, by segments, which begin at ``starts``.
     """
     if job.strategy.solves:
-        yield from weights_by_iteration(job, dataset, hands, starts)
+        yield from weights_by_iteration(job, dataset, holders, starts)
         return
     rows = job.linear.keys(dataset.features)
     workload = scheduler_for(job, dataset).workload
@@ -118,7 +122,7 @@ class BlockTurn(NamedTuple):
 
 
 # By segment, whose push of a slot counted; other slots were pushed by the first holder.
-Hands = Mapping[BlockTurn, tuple[BlocksBegun, ...]]
+PartHolders = Mapping[BlockTurn, tuple[BlocksBegun, ...]]
 FIRST = BlocksBegun(0, 0)
 
 
@@ -147,7 +151,7 @@ class BlockWorker:
 
 
 def weights_by_iteration(
-    job: Job, dataset: Dataset, hands: Hands | None = None, starts: Sequence[int] = (0,)
+    job: Job, dataset: Dataset, holders: PartHolders | None = None, starts: Sequence[int] = (0,)
 ) -> Iterator[Floats]:
     """All weights before the first iteration, after it, and so on; segments begin at ``starts``."""
     strategy, turns = cast("BlockProximal", job.strategy), job.slots(dataset.train.rows)
@@ -158,9 +162,9 @@ def weights_by_iteration(
     blocks = ColumnBlocks.cut(strategy.by, strategy.blocks, data.counts, job.linear.bias, data.rows)
     model, stretches = job.linear, [data.slice(*turns.part_rows(part)) for part in range(turns.parts)]
     columns = [CscColumns(one, blocks, model.bias, data.features, model.loss) for one in stretches]
-    hands = hands or {}
+    holders = holders or {}
     parts = {(part, FIRST): BlockWorker(columns[part], strategy.max_delay) for part in range(turns.parts)}
-    later = {(turn.part, one) for turn, began in hands.items() for one in began if one != FIRST}
+    later = {(turn.part, one) for turn, began in holders.items() for one in began if one != FIRST}
     everything_there = np.arange(rows, dtype=np.uint64)
     for t in count():
         yield table.pull(everything_there)[:, 0]
@@ -173,7 +177,7 @@ def weights_by_iteration(
         total, touched = np.zeros((rows, 2)), np.zeros(rows, np.bool_)
         for (part, began), hand in sorted(parts.items()):
             keys, values = hand.turn(t, turns.block(t), _is_recheck(strategy, turns, t))
-            whose = hands.get(BlockTurn(t, part), (FIRST,) * len(starts))
+            whose = holders.get(BlockTurn(t, part), (FIRST,) * len(starts))
             counts = np.array([one == began for one in whose])[np.searchsorted(starts, keys, side="right") - 1]
             total[keys[counts]] += values[counts]
             touched[keys[counts]] = True

@@ -36,16 +36,16 @@ from shoal.simulation.store_workload import (
     NAME,
     TABLE,
     BackgroundLoad,
-    CheckpointWriter,
+    HistoryRecorder,
     IncarnationEnded,
     SimulatedDealer,
     client_life,
+    few_key_lists,
     in_order,
-    little_load,
-    little_log,
-    little_room,
+    low_load_thresholds,
     nonsense,
-    second_hand,
+    returned_slots_life,
+    short_log,
     worker_life,
 )
 from shoal.simulation.world import World
@@ -75,12 +75,12 @@ class StoreRun:
         self.world.trace = trace
         self.world.after_event = self._after_event
         self.world.on_crash = self._crashed
-        self.scribe = CheckpointWriter(plan, lambda: self.world.now)
-        self.scribe.on_broken = self._stopped
+        self.recorder = HistoryRecorder(plan, lambda: self.world.now)
+        self.recorder.on_broken = self._stopped
         self.random = Random(f"{plan.seed}/run")
         self.dealer = SimulatedDealer(plan)
         self.stragglers = Stragglers(plan, lambda: self.world.now)
-        self.scribe.takes = self.stragglers.takes
+        self.recorder.takes = self.stragglers.takes
         self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
         self.rollbacks: list[Violation] = []
         self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan)
@@ -106,7 +106,7 @@ class StoreRun:
         batch = BATCH if "small batches" in self.plan.habits else limits.MOVE_BYTES
         small = mock.patch.multiple(limits, FILL_BYTES=pieces, MOVE_BYTES=batch)
         try:
-            with small, little_load(), little_room(self.plan.seed), little_log(self.plan.seed):
+            with small, low_load_thresholds(), few_key_lists(self.plan.seed), short_log(self.plan.seed):
                 violations = self._run()
         except Exception as error:
             violations = [raised(error)]
@@ -122,7 +122,7 @@ class StoreRun:
             self.world.now / limits.SECOND,
             self.world.digest,
             self.counts,
-            self.scribe.history,
+            self.recorder.history,
         )
 
     def _run(self) -> list[Violation]:
@@ -141,16 +141,16 @@ class StoreRun:
         if "change delay" in self.plan.habits and self.plan.kind == "each":
             operator.start(self._change_delay(operator))
         self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
-        self.scribe.note("healed")
+        self.recorder.note("healed")
         self._healed = self.world.now
         if not self._until(self._at_rest, self._live_within):
             what = f"not done {self._since_healed()}: {self._stuck()}"
             return [*self.rollbacks, *self.elastic.violations, Violation("I13 live", what)]
         violations = [
             *self.rollbacks,
-            *check(self.plan, self.scribe.history, self.dealer.void),
+            *check(self.plan, self.recorder.history, self.dealer.void),
         ]
-        violations += [*self.bystander.violations, *self.elastic.check(self.scribe.history)]
+        violations += [*self.bystander.violations, *self.elastic.check(self.recorder.history)]
         violations += self._check_end(operator)
         violations += self._check_copies()
         if self._silent:
@@ -183,12 +183,12 @@ class StoreRun:
         for _ in range(3):
             await operator.sleep(self.random.randrange(100, 1_000) * limits.MILLISECOND)
             delay = self.random.choice([0, 1, 2, 5, None])
-            self.scribe.note("delay asked", value=delay)
+            self.recorder.note("delay asked", value=delay)
             try:
                 await operator.client.set_max_delay(TABLE, delay)
             except ShoalError:
                 return  # either may be in force from now on: the note above says so
-            self.scribe.note("delay set", value=delay)
+            self.recorder.note("delay set", value=delay)
 
     # ------------------------------------------------------------ the stage
 
@@ -256,12 +256,12 @@ class StoreRun:
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
             column = int(name.rpartition("-")[2])
-            life = worker.start(client_life(worker, self.scribe, column, self.pushed.setdefault(name, [0]), random))
+            life = worker.start(client_life(worker, self.recorder, column, self.pushed.setdefault(name, [0]), random))
         else:
             if self.plan.kind == "step":
-                hand = worker.start(second_hand(worker, self.scribe, self.dealer, random))
+                hand = worker.start(returned_slots_life(worker, self.recorder, self.dealer, random))
                 hand.then(lambda task: self._over(worker, task))
-            life = worker.start(worker_life(worker, self.scribe, self.dealer, random))
+            life = worker.start(worker_life(worker, self.recorder, self.dealer, random))
         life.then(lambda task: self._over(worker, task))
         return worker, life
 
@@ -291,7 +291,7 @@ class StoreRun:
         self.dealer.give_back(worker.name)  # its twin's slots too: computed twice, counted once
 
     def _note_end(self, worker: Worker) -> None:
-        self.scribe.note("crashed", worker.name, worker.client.session.incarnation)
+        self.recorder.note("crashed", worker.name, worker.client.session.incarnation)
 
     def _stand_by(self) -> None:
         worker = Worker(NAME, "client", "only", seed=self.plan.seed)
@@ -379,7 +379,7 @@ class StoreRun:
         members = {member.name: member.incarnation for member in roster.view().members}
         for gone, incarnation in self._members.items():
             if members.get(gone) != incarnation:
-                self.scribe.note("removed", gone, incarnation)
+                self.recorder.note("removed", gone, incarnation)
         self._members = members
 
     def _check_end(self, operator: Worker) -> list[Violation]:
@@ -389,7 +389,7 @@ class StoreRun:
         async def look() -> None:
             while not found:
                 try:
-                    found.append(await operator.client.pull(TABLE, self.scribe.everything(layout)))
+                    found.append(await operator.client.pull(TABLE, self.recorder.everything(layout)))
                 except ShoalError:  # it was paused, and is a new incarnation by now
                     await operator.sleep(100 * limits.MILLISECOND)
 
@@ -397,13 +397,13 @@ class StoreRun:
         self.world.poke("operator")
         if not self._until(lambda: whole.done, self._live_within) or not found:
             return [Violation("I13 live", f"the last pull: {whole.error or 'no answer'}")]
-        values = found[0].reshape(-1, self.scribe.columns + 1)
+        values = found[0].reshape(-1, self.recorder.columns + 1)
         sums = [float(value) for value in values[:, -1]]
         return check_end(
             self.plan,
-            self.scribe.history,
+            self.recorder.history,
             self.dealer.void,
-            self.scribe.seen(found[0]),
+            self.recorder.seen(found[0]),
             sums,
             in_order(self.plan, self.dealer.void),
         )

@@ -38,12 +38,12 @@ TABLE = "model"
 COLUMNS = 64  # keys in one segment, as the table is made: more than any plan has slots
 
 
-def little_room(seed: int) -> AbstractContextManager[object]:
+def few_key_lists(seed: int) -> AbstractContextManager[object]:
     """Leaves a server room for few key lists in every other four seeds, so that it drops most."""
     return mock.patch.object(limits, "HANDLE_BYTES", 8_000 if seed // 4 % 2 else limits.HANDLE_BYTES)
 
 
-def little_log(seed: int) -> AbstractContextManager[object]:
+def short_log(seed: int) -> AbstractContextManager[object]:
     """In every other sixteen seeds so little may wait for a copy that pushes are put off."""
     return mock.patch.object(limits, "COPIES_HELD", 2_000 if seed // 16 % 2 else limits.COPIES_HELD)
 
@@ -105,7 +105,7 @@ class SimulatedDealer:
                     self._again.append(slot)
 
 
-class CheckpointWriter:
+class HistoryRecorder:
     """Writes the history, and knows where everybody's keys are."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], int]) -> None:
@@ -221,27 +221,27 @@ def amounts(plan: FaultPlan, segments: int, slot: int) -> Values:
     return np.tile(np.array([1.0, delicate(plan, slot)], np.float32), segments)
 
 
-async def client_life(worker: Worker, scribe: CheckpointWriter, column: int, done: list[int], random: Random) -> None:
+async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, done: list[int], random: Random) -> None:
     """A plain client that pushes and pulls. ``done`` counts its pushes over all its lives."""
-    plan = scribe.plan
+    plan = recorder.plan
     layout = await _table(worker)
-    ones = np.tile(np.array([1.0, 0.0], np.float32), len(scribe.starts(layout)))
+    ones = np.tile(np.array([1.0, 0.0], np.float32), len(recorder.starts(layout)))
     under_way: deque[Task] = deque()
     while done[0] < plan.slots:
         done[0] += 1
-        await _think(worker, scribe, random)
+        await _think(worker, recorder, random)
         if random.random() < 0.4:
-            await scribe.pull(worker, layout, None)
+            await recorder.pull(worker, layout, None)
         if random.random() < 0.1:
             _push_nonsense(worker, layout)
-        under_way.append(scribe.push(worker, layout, column, ones, done[0]))
+        under_way.append(recorder.push(worker, layout, column, ones, done[0]))
         await _no_more_than(under_way, 3 if "pipeline" in plan.habits else 0)
     await _no_more_than(under_way, 0)
 
 
-async def worker_life(worker: Worker, scribe: CheckpointWriter, dealer: SimulatedDealer, random: Random) -> None:
+async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: SimulatedDealer, random: Random) -> None:
     """A worker: pull, compute, push, slot after slot, until all are counted."""
-    plan = scribe.plan
+    plan = recorder.plan
     layout = await _table(worker)
     client, entered = worker.client, False
     under_way: deque[Task] = deque()
@@ -255,29 +255,36 @@ async def worker_life(worker: Worker, scribe: CheckpointWriter, dealer: Simulate
             elif plan.kind == "each":
                 await _no_more_than(under_way, 0)
             if entered:
-                await _park(worker, scribe)
+                await _park(worker, recorder)
                 entered = False
             await worker.sleep(random.randrange(20, 200) * MILLISECOND)
             continue
         if plan.kind == "each":
-            await scribe.pull(worker, layout, None, enter=not entered)
+            await recorder.pull(worker, layout, None, enter=not entered)
             if not entered:
                 entered = True
-                scribe.note("entered", worker.name, client.session.incarnation, client.session.clock)
+                recorder.note("entered", worker.name, client.session.incarnation, client.session.clock)
         else:
-            await scribe.pull(worker, layout, _step(layout, plan, slot))
-        await _think(worker, scribe, random)
-        task = scribe.push(
-            worker, layout, slot, amounts(scribe.plan, len(scribe.starts(layout)), slot), slot, void=slot in dealer.void
+            await recorder.pull(worker, layout, _step(layout, plan, slot))
+        await _think(worker, recorder, random)
+        task = recorder.push(
+            worker,
+            layout,
+            slot,
+            amounts(recorder.plan, len(recorder.starts(layout)), slot),
+            slot,
+            void=slot in dealer.void,
         )
         _count(task, dealer, slot)
         under_way.append(task)
         await _no_more_than(under_way, ahead)
     if entered:
-        await _park(worker, scribe)
+        await _park(worker, recorder)
 
 
-async def second_hand(worker: Worker, scribe: CheckpointWriter, dealer: SimulatedDealer, random: Random) -> None:
+async def returned_slots_life(
+    worker: Worker, recorder: HistoryRecorder, dealer: SimulatedDealer, random: Random
+) -> None:
     """Computes returned slots of a step that the worker itself is waiting for."""
     layout = await _table(worker)
     while not dealer.finished:
@@ -285,19 +292,19 @@ async def second_hand(worker: Worker, scribe: CheckpointWriter, dealer: Simulate
         if slot is None:
             await worker.sleep(50 * MILLISECOND)
         else:  # on a lane of its own: an earlier one may come back while this one waits
-            worker.start(_once_more(worker, scribe, dealer, layout, slot))
+            worker.start(_once_more(worker, recorder, dealer, layout, slot))
 
 
 async def _once_more(
-    worker: Worker, scribe: CheckpointWriter, dealer: SimulatedDealer, layout: Layout, slot: int
+    worker: Worker, recorder: HistoryRecorder, dealer: SimulatedDealer, layout: Layout, slot: int
 ) -> None:
     try:
-        await scribe.pull(worker, layout, _step(layout, scribe.plan, slot))
+        await recorder.pull(worker, layout, _step(layout, recorder.plan, slot))
     except IncarnationEnded:
-        scribe.on_broken(worker)
+        recorder.on_broken(worker)
         return
-    task = scribe.push(
-        worker, layout, slot, amounts(scribe.plan, len(scribe.starts(layout)), slot), slot, void=slot in dealer.void
+    task = recorder.push(
+        worker, layout, slot, amounts(recorder.plan, len(recorder.starts(layout)), slot), slot, void=slot in dealer.void
     )
     _count(task, dealer, slot)
 
@@ -306,8 +313,8 @@ def _count(task: Task, dealer: SimulatedDealer, slot: int) -> None:
     task.then(lambda task: dealer.counted(slot) if task.error is None else None)
 
 
-async def _park(worker: Worker, scribe: CheckpointWriter) -> None:
-    scribe.note("parking", worker.name, worker.client.session.incarnation)
+async def _park(worker: Worker, recorder: HistoryRecorder) -> None:
+    recorder.note("parking", worker.name, worker.client.session.incarnation)
     await _or_stop(worker.client.park())
 
 
@@ -326,9 +333,9 @@ async def _table(worker: Worker) -> Layout:
     return worker.client.session.layout(TABLE)
 
 
-async def _think(worker: Worker, scribe: CheckpointWriter, random: Random) -> None:
-    longest = scribe.plan.think * MILLISECOND
-    takes = scribe.takes(worker.name, random.randrange(longest // 10, longest))
+async def _think(worker: Worker, recorder: HistoryRecorder, random: Random) -> None:
+    longest = recorder.plan.think * MILLISECOND
+    takes = recorder.takes(worker.name, random.randrange(longest // 10, longest))
     await worker.sleep(takes)
 
 
@@ -381,7 +388,7 @@ WIDTH = 64  # keys in a segment
 NAME = "bystander"
 
 
-def little_load() -> AbstractContextManager[object]:
+def low_load_thresholds() -> AbstractContextManager[object]:
     """Balances by load at low rates, as runs are short; a few rows more or less must not count."""
     return mock.patch.multiple(limits, LOAD_LEAST=200.0, LOAD_ABOVE=1.0)
 

@@ -33,7 +33,7 @@ from shoal.simulation.scenarios import Violation
 from shoal.simulation.training_plan import STEP, TrainingPlan
 from shoal.simulation.training_world import TrainingWorld
 
-WAYS = 1_000  # block-proximal: in which pushes of several hands may have counted, that are tried
+WAYS = 1_000  # block-proximal: combinations of holders that are tried
 LEGITIMATE = (  # ends that a plan may bring about, with the words that say so
     "no worker was there for the first slot",
     "no worker is left to compute",
@@ -257,8 +257,8 @@ class TrainingChecker:
         """The serial run's weights by step; several ways where a part changed its holder."""
         steps, job, data = self.work.steps_until(self.work.limit) + 1, self.run.job, self.run.dataset
         starts = self.run.starts
-        for hands in self.run.parts.hands(len(starts)):
-            yield list(islice(weights_by_step(job, data, self.work.voids, hands, starts), steps))
+        for holders in self.run.parts.holders(len(starts)):
+            yield list(islice(weights_by_step(job, data, self.work.voids, holders, starts), steps))
 
     @property
     def _is_exact(self) -> bool:

@@ -36,7 +36,7 @@ from shoal.nodes.trainer import (
 )
 from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers
-from shoal.simulation.reference import BlocksBegun, BlockTurn, Hands
+from shoal.simulation.reference import BlocksBegun, BlockTurn, PartHolders
 from shoal.simulation.scenarios import Violation
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.world import World
@@ -167,7 +167,7 @@ class PartsWatch:
         # generation, and who pushed
         self._pushed: dict[BlockTurn, tuple[tuple[int, int], set[BlocksBegun]]] = {}
 
-    def hands(self, segments: int) -> Iterator[Hands]:
+    def holders(self, segments: int) -> Iterator[PartHolders]:
         """Whose pushes may have counted: one holder in all segments, then any mix."""
         pushed = {turn: sorted(began) for turn, (_, began) in self._pushed.items()}
         for alike in product(*pushed.values()):

@@ -137,12 +137,12 @@ def test_a_slot_that_several_pushed_is_of_one_of_them_or_in_some_segments_of_one
     watch, anew = PartsWatch(), BlocksBegun(1, 1)
     for turn, began in ((BlockTurn(0, 0), FIRST_HAND), (BlockTurn(1, 0), FIRST_HAND), (BlockTurn(1, 0), anew)):
         watch._note(turn, (0, 0), began)
-    ways = [hands[BlockTurn(1, 0)] for hands in watch.hands(segments=2)]
+    ways = [holders[BlockTurn(1, 0)] for holders in watch.holders(segments=2)]
     assert ways[:2] == [(FIRST_HAND,) * 2, (anew,) * 2]
     assert set(ways[2:]) == {(one, two) for one in (FIRST_HAND, anew) for two in (FIRST_HAND, anew)}
     watch._note(BlockTurn(1, 0), (0, 1), anew)  # the run went back, and did it again
     watch._note(BlockTurn(1, 0), (0, 0), FIRST_HAND)  # what is of before comes too late
-    assert [hands[BlockTurn(1, 0)] for hands in watch.hands(segments=2)] == [(anew,) * 2]
+    assert [holders[BlockTurn(1, 0)] for holders in watch.holders(segments=2)] == [(anew,) * 2]
 
     plan = TrainingPlan(
         seed=3, strategy="block-proximal", kind="step", settings={"parts": 2, "blocks": 4, "max_delay": 0},

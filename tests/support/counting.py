@@ -41,7 +41,7 @@ from shoal.simulation.store_checker import check, check_end, client_name
 from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.store_workload import (
     TABLE,
-    CheckpointWriter,
+    HistoryRecorder,
     IncarnationEnded,
     SimulatedDealer,
     client_life,
@@ -82,8 +82,8 @@ class Lines(list[Event]):
         os.write(self._file, msgspec.json.encode(record) + b"\n")
 
 
-class Diary(CheckpointWriter):
-    """A scribe whose calls are numbered apart from those of others."""
+class Diary(HistoryRecorder):
+    """A recorder whose calls are numbered apart from those of others."""
 
     def __init__(self, orders: Orders) -> None:
         super().__init__(orders.plan, time.monotonic_ns)
@@ -242,15 +242,15 @@ class Crowd:
 
     def violations(self, kv: KV) -> list[Violation]:
         """What the checker says of the history, and of what is in the table now."""
-        history, scribe = widened(self.history()), CheckpointWriter(self.plan, time.monotonic_ns)
+        history, recorder = widened(self.history()), HistoryRecorder(self.plan, time.monotonic_ns)
         assert any(isinstance(one, End) and one.seen for one in history), "nobody has pulled: nothing is shown"
         layout: Layout = kv._client.session.layout(TABLE)
-        values = kv.pull(TABLE, scribe.everything(layout)).result(PATIENCE)
-        sums = [float(value) for value in values.reshape(-1, scribe.columns + 1)[:, -1]]
+        values = kv.pull(TABLE, recorder.everything(layout)).result(PATIENCE)
+        sums = [float(value) for value in values.reshape(-1, recorder.columns + 1)[:, -1]]
         expected = in_order(self.plan, set()) if self.plan.kind == "step" else 0.0
         return [
             *check(self.plan, history, set()),
-            *check_end(self.plan, history, set(), scribe.seen(values), sums, expected),
+            *check_end(self.plan, history, set(), recorder.seen(values), sums, expected),
         ]
 
 

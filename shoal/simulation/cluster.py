@@ -53,7 +53,7 @@ class SimulatedCluster:
         world.track(Shrink)
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
-        self.guests: dict[str, DrainableNode] = {}  # what each of them runs in
+        self.drainables: dict[str, DrainableNode] = {}  # what each of them runs in
         self.former: list[Server] = []
 
     @property
@@ -79,26 +79,26 @@ class SimulatedCluster:
             return
         if name in self.servers:
             self.former.append(self.servers[name])
-        guest = self.guests[name] = self.server(name)
-        assert isinstance(guest.node, Server)
-        self.servers[name] = guest.node
-        self.add(guest)
+        drainable = self.drainables[name] = self.server(name)
+        assert isinstance(drainable.node, Server)
+        self.servers[name] = drainable.node
+        self.add(drainable)
 
     def end(self, name: str) -> None:
         """A server that was let go: its process ends, and nobody starts it again by itself."""
-        self.world.carry_out(name, self.guests.pop(name).member.leave())
+        self.world.carry_out(name, self.drainables.pop(name).member.leave())
         self.former.append(self.servers.pop(name))
         self.world.end(name)
 
     def start_again(self, name: str) -> None:
         """A server that ended by itself, and was not let go: its supervisor starts another."""
-        guest = self.guests[name]
-        self.world.carry_out(name, guest.member.leave())
+        drainable = self.drainables[name]
+        self.world.carry_out(name, drainable.member.leave())
         self.world.end(name)
 
         def start() -> None:
             # no other code has restarted it
-            if self.guests.get(name) is guest and name not in self.world.hosts:
+            if self.drainables.get(name) is drainable and name not in self.world.hosts:
                 self.restart(name)
 
         self.world.at(self.world.now + START_AGAIN, start)

@@ -134,7 +134,7 @@ class ElasticDriver:
             self._gone(leaving, "killed while it was leaving")
             return
         if leaving.how == "leave":
-            self.cluster.guests[leaving.name].leave()
+            self.cluster.drainables[leaving.name].leave()
             self.world.poke(leaving.name)
         else:
             leaving.request = self._requests = self._requests + 1
@@ -152,18 +152,20 @@ class ElasticDriver:
         """A node has done something: did a move go on, or is somebody free to go?"""
         if name == COORDINATOR:
             self._see_moves()
-        elif (guest := self.cluster.guests.get(name)) is not None and guest.end and name in self.world.hosts:
-            self._ended(guest)
+        elif (
+            (drainable := self.cluster.drainables.get(name)) is not None and drainable.end and name in self.world.hosts
+        ):
+            self._ended(drainable)
 
-    def _ended(self, guest: DrainableNode) -> None:
+    def _ended(self, drainable: DrainableNode) -> None:
         """Its process ends: it was let go, or the coordinator will not have it."""
-        if guest.end == "released":
-            self._released(guest.name)
+        if drainable.end == "released":
+            self._released(drainable.name)
             return
-        self.world.counts[f"servers that ended: {guest.end}"] += 1
-        if guest.end != "refused":  # the only end that these plans bring about
-            self.violations.append(Violation("I13 live", f"{guest.name} was {guest.end}: {guest.why}"))
-        self.cluster.start_again(guest.name)
+        self.world.counts[f"servers that ended: {drainable.end}"] += 1
+        if drainable.end != "refused":  # the only end that these plans bring about
+            self.violations.append(Violation("I13 live", f"{drainable.name} was {drainable.end}: {drainable.why}"))
+        self.cluster.start_again(drainable.name)
 
     def _released(self, name: str) -> None:
         """A server was released."""

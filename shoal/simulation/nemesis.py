@@ -31,7 +31,7 @@ class FaultTarget(Protocol):
     def restart(self, name: str) -> None: ...
 
     def carry_out(self, fault: Fault, until: int) -> bool:
-        """A fault of another kind than those of ``Nemesis``; False if there is nobody to do it to."""
+        """A fault that ``Nemesis`` does not know; False if there is nobody to do it to."""
 
     def heal(self) -> None:
         """Nobody straggles any more, and nobody else joins or leaves."""

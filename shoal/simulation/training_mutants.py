@@ -13,13 +13,9 @@ from shoal.cluster.roster import Roster
 from shoal.files import Disk
 from shoal.nodes import factory
 from shoal.nodes.evaluator import EvaluationOrder, Evaluator
-from shoal.nodes.scheduler import (
-    Scheduler,
-)
+from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import ScheduleState
-from shoal.nodes.scheduler_node import (
-    SchedulerNode,
-)
+from shoal.nodes.scheduler_node import SchedulerNode
 from shoal.nodes.strategy import Slot, SlotRows
 from shoal.nodes.trainer import SlotStream, Trainer
 from shoal.nodes.worker import Worker

@@ -10,9 +10,7 @@ from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.scheduler_node import (
-    SchedulerNode,
-)
+from shoal.nodes.scheduler_node import SchedulerNode
 from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.nodes.trainer import Trainer

@@ -26,14 +26,8 @@ from shoal.events import Delayed, RunEvent
 from shoal.keys import Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.strategy import (
-    TABLE,
-    TALLY,
-    Slot,
-)
-from shoal.nodes.trainer import (
-    SlotStream,
-)
+from shoal.nodes.strategy import TABLE, TALLY, Slot
+from shoal.nodes.trainer import SlotStream
 from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers
 from shoal.simulation.reference import BlocksBegun, BlockTurn, PartHolders

@@ -31,16 +31,9 @@ from shoal.nodes import evaluator as evaluating
 from shoal.nodes import trainer as training
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.factory import make_judge, make_saving, make_table, make_trainer, scheduler_for, state_to_resume
-from shoal.nodes.scheduler import (
-    Scheduler,
-)
-from shoal.nodes.scheduler_journal import (
-    JournalSnapshot,
-    counted_everywhere,
-)
-from shoal.nodes.scheduler_node import (
-    SchedulerNode,
-)
+from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_journal import JournalSnapshot, counted_everywhere
+from shoal.nodes.scheduler_node import SchedulerNode
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
@@ -432,7 +425,8 @@ class TrainingWorld:
                 self._twin(fault)
                 return True
             case "power":
-                others = [self.dealer] if self.plan.group else []  # its scheduler writes checkpoints too
+                # A group's scheduler writes checkpoints too.
+                others = [self.dealer] if self.plan.group else []
                 assert self.elastic.nemesis is not None
                 self.elastic.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
                 return True
@@ -505,7 +499,7 @@ def paced(plan: TrainingPlan) -> Iterator[None]:
     with ExitStack() as stack:
         window = mock.patch.multiple(stragglers, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND)
         stack.enter_context(window)
-        stack.enter_context(mock.patch.object(stragglers, "LONGEST", 3))  # so that some runs reach it
+        stack.enter_context(mock.patch.object(stragglers, "LONGEST", 3))  # some runs reach it
         slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
         stack.enter_context(slow)
         stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))

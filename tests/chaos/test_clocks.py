@@ -17,7 +17,7 @@ import pytest
 
 import shoal
 from shoal.run.finished import Run
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.sandbox import Den
 
 SETTINGS: dict[str, Any] = {

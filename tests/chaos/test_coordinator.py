@@ -30,7 +30,8 @@ from shoal.run.finished import Run
 from shoal.run.run import execute
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
-from shoal.testing.watch import PATIENCE, Watched, reach, watch
+from shoal.testing.watch import Watched, reach, watch
+from tests.support import PATIENCE
 from tests.support.sandbox import Den, soon
 
 STRATEGIES = ["sync", "bounded", "async"]

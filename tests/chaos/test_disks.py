@@ -16,7 +16,7 @@ from shoal.errors import ShoalError
 from shoal.events import RunEvent, Saved, Warned, read_run
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.disks import Volume, missing
 from tests.support.sandbox import Den, soon
 

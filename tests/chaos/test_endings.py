@@ -22,7 +22,7 @@ import pytest
 import shoal
 from shoal.errors import ClusterError, SegmentsLost, ShoalError
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.quick import QUICK
 from tests.support.sandbox import GONE_WITHIN, Den, soon
 

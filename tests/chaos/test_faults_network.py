@@ -20,9 +20,9 @@ from shoal import limits
 from shoal.chaos import proxy as zmtp
 from shoal.chaos.proxy import LinkFaults, Proxy, Where
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.watch import PATIENCE
 from shoal.wire import coding
 from shoal.wire import messages as m
+from tests.support import PATIENCE
 from tests.support.counting import (
     TABLE,
     Crowd,

@@ -25,9 +25,9 @@ from shoal.chaos.proxy import (
     Proxy,
 )
 from shoal.errors import Refused, SegmentsLost
-from shoal.testing.watch import PATIENCE
 from shoal.timing import Timing
 from shoal.wire import messages as m
+from tests.support import PATIENCE
 from tests.support.counting import (
     TABLE,
     Crowd,

@@ -22,7 +22,7 @@ from shoal.errors import Fenced, Refused, ShoalError
 from shoal.events import Begin
 from shoal.launch.processes import ProcessCluster
 from shoal.limits import SECOND
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.counting import (
     TABLE,
     Crowd,

@@ -26,7 +26,7 @@ from shoal.errors import Closed, ClusterError, Invalid, StartFailed
 from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.process_pool import ProcessPool
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.sandbox import (
     GONE_WITHIN,
     Den,

@@ -14,7 +14,7 @@ import shoal
 from shoal import limits
 from shoal.launch.exit_status import ExitReasons
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.sandbox import soon
 
 _OLD, _NEW = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")  # first and second version

@@ -30,7 +30,8 @@ from shoal.run.run import execute
 from shoal.simulation.reference import serial
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.conformance import Candidate
-from shoal.testing.watch import PATIENCE, BesideRun, Meanwhile, Watched, kill, reach, watch
+from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch
+from tests.support import PATIENCE
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 

@@ -16,9 +16,9 @@ import shoal
 from shoal.errors import Invalid, ShoalError
 from shoal.inspect.status import look_at
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.watch import PATIENCE
 from shoal.timing import Timing
 from shoal.wire import messages as m
+from tests.support import PATIENCE
 from tests.support.quick import QUICK
 from tests.support.sandbox import Den, soon
 

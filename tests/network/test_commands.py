@@ -18,7 +18,7 @@ from shoal.errors import ShoalError
 from shoal.events import Gone, Joined, read_run
 from shoal.inspect.status import StatusClient, look_at
 from shoal.security.safety import Safety
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.hosts import Hosts
 from tests.support.sandbox import soon
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.watch import PATIENCE
+from tests.support import PATIENCE
 from tests.support.hosts import Hosts, missing, sweep
 from tests.support.packet_link import Air
 from tests.support.sandbox import Den, soon

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 150.0  # seconds: a guard against hanging, not a measure; a busy machine may take long
 
 
 def with_root(environment: Mapping[str, str]) -> dict[str, str]:

@@ -49,8 +49,8 @@ from shoal.simulation.store_workload import (
     worker_life,
 )
 from shoal.store.client.split import Layout
-from shoal.testing.watch import PATIENCE
 from shoal.wire.zmq import ZmqTransport
+from tests.support import PATIENCE
 from tests.support.sandbox import Den, soon
 
 _CALLS = 1 << 20  # of one process, at most

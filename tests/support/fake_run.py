@@ -9,12 +9,8 @@ from typing import TypeVar
 from shoal.data.slots import Slots
 from shoal.events import RunEvent, Started, Stopped
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.scheduler import (
-    Scheduler,
-)
-from shoal.nodes.scheduler_journal import (
-    JOURNAL_TOKEN,
-)
+from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_journal import JOURNAL_TOKEN
 from shoal.schedule.intervals import runs, spread
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import ENDLESS, StopDecision, StopRules

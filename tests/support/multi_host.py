@@ -32,10 +32,10 @@ from shoal.security import keyring
 from shoal.security.address import with_key
 from shoal.security.safety import Safety
 from shoal.simulation.store_workload import TABLE
-from shoal.testing.watch import PATIENCE
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.zmq import ZmqTransport
+from tests.support import PATIENCE
 from tests.support.counting import Crowd, create, plan_of
 from tests.support.hosts import Hosts
 from tests.support.node_process import Post

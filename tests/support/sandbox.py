@@ -20,8 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from shoal.testing.watch import PATIENCE
-from tests.support import with_root
+from tests.support import PATIENCE, with_root
 
 GONE_WITHIN = 10.0  # seconds: what FAULTS.md promises (F43)
 _MARK = "SHOAL_TEST_MARK"

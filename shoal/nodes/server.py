@@ -19,7 +19,7 @@ from shoal.nodes.server_checkpoint import ServerCheckpoints
 from shoal.store.server.backfill import RateLimit
 from shoal.store.server.calls import PendingCalls
 from shoal.store.server.key_lists import KeyLists
-from shoal.store.server.load import told as told_loads
+from shoal.store.server.load import load_report
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.table_server import FromServer, HeldSince, TableServer, ours
 from shoal.timing import TimingSettings
@@ -126,7 +126,7 @@ class Server:
             if first
             else {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
         )
-        self.member.loads, self.member.halves = told_loads(own, seconds)
+        self.member.loads, self.member.halves = load_report(own, seconds)
 
     # ------------------------------------------------------------ views
 

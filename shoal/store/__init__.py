@@ -1,7 +1,11 @@
-"""The store: push, aggregate, update, pull.
+"""The store: key-value tables over servers, with push, aggregate, update, pull.
 
-On the way of a gradient: ``client`` makes a call ready, ``operation`` knows what each kind of call sends, ``split`` cuts it at
-segment boundaries, ``dispatch`` and ``flight`` carry it there and back. On a server ``segment`` takes it in: ``ledger`` says
-whether it was counted before, ``clock`` who waits for whom, ``aggregate`` holds the slots of a step, ``table`` and ``update``
-change the rows (``kernels`` and ``generate`` are the compiled part). Protocol code only: no socket, file, clock or thread.
+    client/       a client's calls: split by server, sent, resent, completed
+    server/       a table's segments on one server, as primary or as backup
+    table/        the rows of one table in memory, and the update rules
+    checkpoint/   a model on disk
+    query         functions that run where the rows are
+    image         a segment at one moment
+
+Protocol code only: no socket, clock or thread; files only through a ``Disk`` that is passed in.
 """

@@ -1,8 +1,8 @@
-"""A segment as it was at one moment: the one thing that is copied, moved, kept on disk and brought back.
+"""A segment at one moment: what is copied, moved, written to disk and read back.
 
-Rows are weights and optimizer state side by side, without keys: [rows, width * (1 + state)]. A dense segment has a row for
-every key of its range, in order; of a sparse one ``names`` says which keys they are, sorted. What else is known of the
-segment (version, ledger, clocks) is in ``books``, which travels and is kept as it is.
+Rows are weights and optimizer state side by side, without keys: [rows, width * (1 + state)]. A
+dense segment has a row for every key of its range, in order; for a sparse one ``names`` are the
+sorted keys. ``books`` are its version, ledger and clocks.
 """
 
 from __future__ import annotations

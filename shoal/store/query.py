@@ -305,10 +305,12 @@ def _top(keys: Keys, weights: Values, settings: Any) -> tuple[tuple[()], Keys, V
     size = np.abs(weights).reshape(-1)
     size[np.isnan(size)] = np.inf  # what has gone wrong is shown first
     k = min(int(settings.k), len(size))
-    bound = size[: len(size) // k * k].reshape(k, -1).max(axis=1).min()  # so large are k at least, one in each block
+    # So large are k at least, one in each block.
+    bound = size[: len(size) // k * k].reshape(k, -1).max(axis=1).min()
     some = np.flatnonzero(size >= bound) if bound > 0 else np.flatnonzero(size)
     if len(some) > k:
-        # All that are larger than the k-th, and of those just as large the first by key: the same ones however rows are cut.
+        # All that are larger than the k-th, and of those just as large the first by key: the same
+        # ones however rows are cut.
         least = np.partition(size[some], len(some) - k)[len(some) - k]
         above, level = some[size[some] > least], some[size[some] == least]
         order = np.lexsort((level % width, keys[level // width]))
@@ -356,7 +358,8 @@ def _as_histogram(found: Found, settings: Any) -> dict[str, Any]:
     zeros, positive, negative = counts[_CODES:], counts[:_EXPONENTS].copy(), counts[_EXPONENTS:_CODES].copy()
     strange = int(positive[-1] + negative[-1])  # infinite, or no number
     positive[-1] = negative[-1] = 0
-    positive[0] -= zeros[0]  # they stand in the lowest bin, with what is smaller than all normal numbers
+    # They stand in the lowest bin, with what is smaller than all normal numbers.
+    positive[0] -= zeros[0]
     negative[0] -= zeros[1]
     told: dict[str, Any] = {"zero": int(zeros.sum()), "minus zero": int(zeros[1]), "not finite": strange}
     used = np.flatnonzero(positive + negative)

@@ -1,10 +1,12 @@
-"""What a user, a worker or an evaluator can ask of the store.
+"""The calls that a user, a worker or an evaluator makes to the store.
 
-A call is made ready where it is made (keys sorted, repeats added up, values checked: nothing bad is ever sent) and becomes
-a ``Task``. ``dispatch`` starts it, in the loop's own time; so calls may be made from any thread that waits its turn.
+A call is checked and prepared where it is made (keys sorted, repeats added up), so nothing invalid
+is sent. It becomes an operation with a ``Task``; the dispatcher starts it in the loop. Any one
+thread at a time may make calls.
 
-A *worker* has a clock. Its first pull of a table enters it there; each push of a table with ``apply=Each()`` ends one step
-unless it names the step itself (one step may push to several tables).
+A *worker* has a clock. Its first pull of a table enters it there. Each push to a table with
+``apply=Each()`` ends one step, unless the push names its step (one step may push to several
+tables).
 """
 
 from __future__ import annotations
@@ -101,17 +103,18 @@ class Client:
         ahead: KeyList | KeyRange | None = None,
         clock: int | None = None,
     ) -> Task:
-        """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one.
+        """Count these values, once. ``of`` names the pull they were computed from, if not the last.
 
-        A worker's push ends its next step, or the one it names; step 0 is none: nobody waits for such a push.
-        ``ahead`` are other keys, whose rows come back with the answer, as from a pull at ``clock`` that follows.
+        A worker's push ends its next step, or the one it names; step 0 is none: nobody waits for
+        it. ``ahead`` are other keys, whose rows come back with the answer, as from a pull at
+        ``clock`` that follows.
         """
         return self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock, ahead)
 
     def may_look_ahead(self, table: str, keys: Any, ahead: Any) -> bool:
-        """Whether one message to each server holds both: few keys, in order, of a table that counts pushes at once.
+        """Whether ``push`` can take these keys ``ahead``: one message per server must hold both.
 
-        Of ranges only the one that is pushed can come back, too.
+        That is so for few sorted keys of a table that counts pushes at once, and for one range.
         """
         if isinstance(keys, KeyRange):
             if keys != ahead:
@@ -134,7 +137,7 @@ class Client:
         of: Task | None = None,
         after: Task | Sequence[Task] = (),
     ) -> Task:
-        """Count these values and bring back the new ones of the same keys, in one trip."""
+        """Count these values and return the new ones of the same keys, in one round trip."""
         return self._ready_push(table, keys, values, slot, step, of, False, after, pull=True, clock=clock)
 
     def pull(
@@ -148,10 +151,11 @@ class Client:
         clocks: bool = False,
         exact: bool = False,
     ) -> Task:
-        """The rows of these keys. ``clock`` or ``slot`` say when they will be used, which decides what to wait for.
+        """The rows of these keys. ``clock`` or ``slot`` say when they are used.
 
-        With ``clocks`` the task has the vector clocks of these keys, too: who has pushed to them, and how often (S1-18). With
-        ``exact`` they come as float32 also where the table's values travel in fewer bits: for a model that is judged or kept.
+        That decides what to wait for. With ``clocks`` the task also has the vector clocks of these
+        keys. With ``exact`` values come as float32 even if the table's travel shorter: for a model
+        that is evaluated or saved.
         """
         layout = self.session.layout(table)
         clock = None if clock is None else whole("clock", clock)
@@ -166,14 +170,17 @@ class Client:
         return self.dispatcher.add(op)
 
     def park(self, *, after: Task | Sequence[Task] = ()) -> Task:
-        """Nothing to do: nobody waits for this worker until its next pull. Follows all that it has under way."""
+        """This worker has nothing to do: nobody waits for it until its next pull.
+
+        Follows all calls that are under way.
+        """
         self._must_be_worker("park")
         op = ParkOperation(Task("park", (*self.dispatcher.tasks(), *_tasks(after))))
         self.session.entered, self.session.parking = {}, [op.task]
         return self.dispatcher.add(op)
 
     def flush(self, table: str, *, after: Task | Sequence[Task] = ()) -> Task:
-        """Push what filters have left for later, whole. Follows all that is under way."""
+        """Push what filters hold back, unfiltered. Follows all calls."""
         layout = self.session.layout(table)
         if isinstance(layout.spec.apply, Step):
             raise Invalid(f"table {table!r} is updated in steps: what filters left goes with the next slots")
@@ -185,9 +192,9 @@ class Client:
         return self.dispatcher.add(op)
 
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> Task:
-        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``.
+        """Make a table; from ``origin``, the folder of a checkpoint, with the same ``starts``.
 
-        With ``like``, the name of another table, it lies on the same servers as that one: lists of keys are known to them from there.
+        With ``like``, another table, it lies on the same servers: they know key lists from there.
         """
         plain, name, like = checked(spec), self._name(name), self._name(like) if like != "" else ""
         check_pushed(plain)
@@ -212,12 +219,12 @@ class Client:
         return self._admin(f"dissolve group {group!r}", lambda request: Dissolve(request, group))
 
     def ask(self, what: str, message: Callable[[int], m.Message], kind: type[m.Message]) -> Task:
-        """A question to whoever deals; ``message`` makes it from the request's number, the answer is of that kind."""
+        """A request to the scheduler: ``message`` makes it, the answer is of that ``kind``."""
         op = Admin(Task(what), message, kind, dealer(self.session.group) if self.session.group else "")
         return self.dispatcher.add(op)
 
     def save(self) -> Task:
-        """Make a checkpoint, where the run keeps any."""
+        """Make a checkpoint."""
         return self.ask("make a checkpoint", m.Save, m.Done)
 
     def refresh(self) -> Task:
@@ -237,7 +244,7 @@ class Client:
         after: Task | Sequence[Task] = (),
         **settings: float,
     ) -> Task:
-        """Ask a question of a range of keys, where the rows are; ``servers``: only of what these hold. Nobody is waited for."""
+        """Run a query over a range of keys, on the servers; ``servers``: only on these."""
         op = calling(self.session.layout(table), keys, question, servers, _tasks(after), settings)
         return self.dispatcher.add(op)
 
@@ -297,7 +304,7 @@ class Client:
         return self.dispatcher.add(op)
 
     def _given(self, layout: Layout, keys: Any, values: Any, void: bool) -> tuple[KeyValues, Any]:
-        """Sorted keys without repeats and their values; and where each of the caller's rows went."""
+        """Sorted keys without repeats, their values, and the place of each of the caller's rows."""
         spec = layout.spec
         if void:
             return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.push_width), np.float32)), None
@@ -376,7 +383,7 @@ class Client:
             entering = self.session.entered.get(layout.number)
             if entering is None:
                 op.enter = True
-                # One after another: the first decides the clock at which all the others are entered.
+                # One after another: the first decides the clock of all others.
                 before = [*self.session.entered.values(), *self.session.parking]
                 task.after = (*task.after, *(one for one in before if not one.done))
                 self.session.entered[layout.number] = task
@@ -386,7 +393,7 @@ class Client:
         return op
 
     def _enter(self, layout: Layout) -> Task:
-        """The task by which this worker entered a table: its first pull, or an empty one if it pushes first."""
+        """The pull that enters this worker in a table; an empty one if it pushes first."""
         if layout.number not in self.session.entered:
             self.dispatcher.add(self._pulling(layout, (), None, ()))
         return self.session.entered[layout.number]
@@ -403,7 +410,7 @@ class Client:
 
 
 def _again(layout: Layout, keys: Any) -> KeyList | None:
-    """The list that servers may know by a number, if it will come again."""
+    """The key list that servers may know by a number."""
     if not isinstance(keys, KeyList):
         return None
     return as_hashed(keys)[0] if layout.spec.hashed else keys
@@ -424,7 +431,7 @@ def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:
 
 
 def _check_adds_up(layout: Layout, keys: Any, places: Any) -> None:
-    """Values under a repeated key are added up, which makes no sense where a push replaces what is there."""
+    """Refuse repeated keys where a push replaces values: they cannot be added up."""
     rule = layout.spec.update.name
     if rule != "assign":
         return

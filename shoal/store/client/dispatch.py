@@ -1,19 +1,21 @@
 """Operations under way: started in turn, sent, resent, and completed from the answers.
 
-An operation starts when the tasks it follows are done and the byte window has room. It is split over
-the servers by the view of that moment. ``PushHeld`` frees the window and stops the resends, ``Busy``
-delays the request, a new incarnation ends everything. No I/O: methods that may send return effects.
+An operation starts when the tasks it follows are done and the byte window has room. It is split
+over the servers by the view of that moment. ``PushHeld`` frees the window and stops the resends,
+``Busy`` delays the request, a new incarnation ends everything. No I/O: methods that may send
+return effects.
 
-A request is for all that one server held by the view of its sender. After a placement change, only the
-requests that it affects go again, to the servers that hold the keys now, in their original order:
+A request is for all that one server held by the view of its sender. After a placement change, only
+the requests that it affects go again, to the servers that hold the keys now, in their original
+order:
 
     its server has left                      at once
-    its server holds it back (``PushHeld``)  at once: a server that gives segments away drops its waiters
+    its server holds it back (``PushHeld``)  at once: it drops those who wait with the segments
     its server's segments have changed       when it refuses (``SegmentsMoved``) or a resend is due
     its server holds what it held            never: request and answer stay valid
 
-So many placement changes in a row do not restart everything each time. What was counted before may be
-sent again; the ledgers drop it.
+So many placement changes in a row do not restart everything each time. What was counted before may
+be sent again; the ledgers drop it.
 """
 
 from __future__ import annotations
@@ -218,7 +220,8 @@ class Dispatcher:
             case m.Refusal(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
             case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):
-                session.counts["strange answers"] += 1  # dropped: the request is resent, or ends unanswered
+                # Dropped: the request is resent, or ends unanswered.
+                session.counts["strange answers"] += 1
             case _:
                 session.key_cache.answered(request)
                 self._close(op, request)
@@ -287,7 +290,8 @@ class Dispatcher:
         if view <= self._session.view.number:
             return []
         effects: list[Effect] = []
-        if self._resend.refresh is None or self._resend.refresh.done:  # one for all that wait for it
+        # One for all that wait for it.
+        if self._resend.refresh is None or self._resend.refresh.done:
             refresh = Admin(Task("refresh the view"), m.Refresh)
             self._resend.refresh = refresh.task
             effects = self._start(now, refresh)
@@ -332,7 +336,8 @@ class Dispatcher:
             elif isinstance(op, ParkOperation):
                 asked = [pending.to for pending in inflight_requests(op, self.inflight)]
                 if op.since != session.since or any(server not in alive for server in asked):
-                    effects += self._moved(now, op, view.number, asked)  # the new primary has not heard of it
+                    # The new primary has not heard of it.
+                    effects += self._moved(now, op, view.number, asked)
         return effects + self.submit(now)
 
     # ------------------------------------------------------------ time
@@ -361,7 +366,7 @@ def inflight_requests(op: Operation, inflight: Inflight) -> list[InflightRequest
 
 
 def refused_servers(op: Operation, layout: Layout, alive: Collection[str], inflight: Inflight) -> list[str]:
-    """After a new view: the servers that will not answer. Requests to others may become outdated."""
+    """After a new view: the servers that will not answer. Other requests may be outdated."""
     found: list[str] = []
     for pending in inflight_requests(op, inflight):
         then = op.split_by.get(pending.to)
@@ -377,8 +382,9 @@ def refused_servers(op: Operation, layout: Layout, alive: Collection[str], infli
 def servers_to_ask(op: Operation, layout: Layout, inflight: Inflight) -> list[str] | None:
     """The servers that now hold what the refused ones were asked for; None: ask all.
 
-    A request is for everything a server holds, so a server that inherits keys is asked for all it has.
-    What it was asked before, and has not answered, is given up; its own heirs may have to be asked too.
+    A request is for everything a server holds, so a server that inherits keys is asked for all it
+    has. What it was asked before, and has not answered, is given up; its own heirs may have to be
+    asked too.
     """
     if not op.may_keep or not all(layout.change_since(then).same_starts for then in op.split_by.values()):
         return None

@@ -1,7 +1,20 @@
-"""Where filters stand in a client: a push goes through them once, in the loop's own time, before it is split over servers.
+"""Filters at a client, and error feedback: what they lose of a push is added to a later one.
 
-So whatever is sent again, or split otherwise by a newer view, has the very same values. Pulls name filters, too: their keys and the answers
-are pressed, and values come shortened unless the pull is exact.
+A push is filtered once, in the loop, before it is split over servers: resends and other splits
+carry the same values. Pulls name filters, too: their keys and answers are compressed, and values
+come quantized unless the pull is exact.
+
+Before a push is filtered, the residual of its keys is taken out and added to it. What the filters
+leave out becomes the new residual once it is known that the push was counted:
+
+    counted by this push                 the new residual is stored
+    counted before, own number           it was this client's: the new residual is stored
+    counted before, slot sent once       another worker's push was: the old residual goes back
+    counted before, slot sent twice      unknown whose: neither; the norm is added to ``lost``
+    failed for good                      the old residual goes back
+
+Sums are float32, so this holds up to rounding. A network that duplicates messages and reorders the
+answers could break the third rule; TCP and Unix sockets do not.
 """
 
 from __future__ import annotations
@@ -31,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ErrorFeedback:
-    """What is left of one table's pushes, at one client."""
+    """The residual of one table's pushes, at one client."""
 
     def __init__(self, spec: Spec) -> None:
         width = spec.push_width
@@ -47,16 +60,16 @@ class ErrorFeedback:
 
     @property
     def norm(self) -> float:
-        """The size of all that is left."""
+        """The norm of the residual."""
         return math.sqrt(max(0.0, self._squares))
 
     @property
     def lost(self) -> float:
-        """The sizes of what could be counted for nobody, added up: what is missing is no more than that."""
+        """The norms of residuals that were counted for nobody, added up: a bound on the loss."""
         return self._lost
 
     def take(self, keys: Keys | KeyRange) -> Values:
-        """What is left under these keys, and no longer is."""
+        """Take out the residual of these keys."""
         found = self._table.pull(keys)
         self._add(keys, -found, found)
         return found
@@ -68,7 +81,7 @@ class ErrorFeedback:
         self._lost += math.sqrt(_squares(values))
 
     def take_all(self) -> KeyValues:
-        """Everything that is left; nothing is, then."""
+        """Take out the whole residual."""
         span = KeyRange(0, self._spec.span)
         if isinstance(self._spec, Dense):
             values = self._table.pull(span)
@@ -83,9 +96,9 @@ class ErrorFeedback:
         return found
 
     def forget(self) -> None:
-        """This life is over, and the run may have gone back: what is left belongs nowhere."""
+        """This incarnation is over, and the run may have rolled back: drop the residual."""
         self._table = ServerTable(self._spec, [KeyRange(0, self._spec.span)])
-        self._squares = self._lost = 0.0  # the coordinator knows how much it was
+        self._squares = self._lost = 0.0  # the coordinator has counted it
 
     def _add(self, keys: Keys | KeyRange, values: Values, before: Values) -> None:
         some = nonzero(values)
@@ -99,7 +112,7 @@ class ErrorFeedback:
 
 
 class UnconfirmedPush:
-    """One push on its way: what it took out and what it leaves, until it is known which of the two holds."""
+    """A push under way: its old and new residual, until it is known which one holds."""
 
     def __init__(self, feedback: ErrorFeedback, keys: Keys | KeyRange, taken: Values, left: Values, slot: bool) -> None:
         self._feedback, self._keys, self._slot = feedback, keys, slot
@@ -109,11 +122,11 @@ class UnconfirmedPush:
         self.resent = False  # was split and sent before
 
     def sent(self, request: int, layout: Layout, share: ServerShare) -> None:
-        """This message speaks for the rows of a share's segments, also for those that are not in it."""
+        """This request speaks for all rows of a share's segments, also for those left out of it."""
         self._rows[request] = layout.rows_of(share, self._keys)
 
     def counted(self, request: int, again: bool, new: bool, part: bool) -> None:
-        """A server says what became of its share."""
+        """A server has answered for its share."""
         mask = np.zeros(len(self._open), np.bool_)
         for start, stop in self._rows.pop(request, ()):
             mask[start:stop] = True
@@ -149,7 +162,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def checked_chain(spec: Table, flow: Flow | None = None, warm: bool = False) -> Chain | None:
-    """A table's filters, or None; Invalid if they cannot be, or not with this table's rule."""
+    """A table's filters, or None. Invalid if they do not exist or do not suit the table's rule."""
     if not spec.filters:
         return None
     chain = Chain(spec.filters, spec.wire, flow, warm)
@@ -163,7 +176,7 @@ def checked_chain(spec: Table, flow: Flow | None = None, warm: bool = False) -> 
 
 
 def check_named(named: Sequence[str | Mapping[str, Any]], update: Update, wire: Wire, modules: bool) -> None:
-    """Refuse the filters of a job that cannot be; with modules, unknown ones are for those to judge who import these."""
+    """Refuse a job's filters that cannot be; with ``modules`` servers judge unknown ones."""
     filters = described(named)
     if are_known(filters) or not modules:
         checked_chain(Dense(rows=1, update=update, wire=wire, filters=filters))
@@ -181,12 +194,12 @@ class ClientFilters:
         self.feedback = ErrorFeedback(spec) if chain.loses and adds else None
 
     def facts(self) -> dict[str, Any]:
-        """Bytes into and out of each filter, and the size of what is left for later and of what was lost."""
+        """Bytes into and out of each filter, and the norms of what is held back and lost."""
         left = (0.0, 0.0) if self.feedback is None else (self.feedback.norm, self.feedback.lost)
         return {**self.flow.by, "left": left[0], "lost": left[1]}
 
     def check(self, values: Values) -> None:
-        """Refuse, before it is a task, what would not fit; with feedback the rest of it comes later."""
+        """Refuse values that do not fit; with feedback, the rest of them comes later."""
         if self.feedback is None and self.chain.pushes is not None:
             name, by = self.chain.pushes
             cut = by.held(values) != values
@@ -198,7 +211,7 @@ class ClientFilters:
     # ------------------------------------------------------------ pushes
 
     def prepare(self, incarnation: int, op: PushOperation) -> None:
-        """Choose and shorten what a push brings, once."""
+        """Sparsify and quantize a push, once."""
         if op.exact and self.feedback is not None:
             op.given = self.feedback.take_all()
             op.unconfirmed = UnconfirmedPush(
@@ -237,12 +250,12 @@ class ClientFilters:
         if mask is not None:
             whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
             if op.pull and op.ahead is None:
-                op.look_ahead(op.listed or KeyList(whole))  # the rows of all keys are wanted, whichever are pushed
+                op.look_ahead(op.listed or KeyList(whole))  # the rows of all keys are wanted
             keys = whole[mask]
         op.given = KeyValues(keys, codes)
 
     def _may_choose(self, op: PushOperation, rows: int) -> bool:
-        """A push that brings rows back has to hold both lists of keys in one message to each server."""
+        """Whether keys may be left out: if rows come back, one message holds both lists."""
         return not op.pull or op.ahead is not None or rows <= FRAME_BYTES // (16 * op.row_bytes)
 
     def pushed(self, op: PushOperation, arrays: list[m.Array], ahead: int) -> list[m.Array]:
@@ -253,13 +266,13 @@ class ClientFilters:
     # ------------------------------------------------------------ pulls and answers
 
     def asked(self, rows: int, arrays: list[m.Array]) -> list[m.Array]:
-        """The keys of a pull, unless they are known by a number; in any case it names so many."""
+        """The keys of a pull, unless they are known by a number; it names ``rows`` keys."""
         found = self.chain.asked(arrays)
         self.flow.went(_TO, 8 * rows, sum(array.nbytes for array in found))
         return found
 
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
-        """What an answer brought, or None if it makes no sense; a filter of the user's that fails is told."""
+        """The arrays of an answer, or None if they make no sense."""
         if not isinstance(answer, m.Values) or not arrays:
             return arrays
         width = self.spec.width
@@ -280,7 +293,7 @@ class ClientFilters:
 
 
 def opened_request(chain: Chain | None, ask: m.Push | m.Pull, arrays: m.Arrays, width: int) -> m.Arrays:
-    """What a request brought to a server; ``BadValues`` if that makes no sense."""
+    """The arrays of a request, at a server; ``BadValues`` if they make no sense."""
     if not ask.filtered:
         return arrays
     if chain is None:
@@ -291,7 +304,7 @@ def opened_request(chain: Chain | None, ask: m.Push | m.Pull, arrays: m.Arrays, 
 
 
 def _seed(name: tuple[int, int], table: int) -> int:
-    """Of a push, by its name: the same wherever it is computed again."""
+    """A seed from a push's name: the same wherever it is computed."""
     first, second = name
     mixed = (first + 1) * 0x9E3779B97F4A7C15 + (second + 1) * 0xBF58476D1CE4E5B9 + (table + 1) * 0x94D049BB133111EB
     return mixed & 0xFFFFFFFFFFFFFFFF

@@ -1,15 +1,15 @@
 """Requests that await an answer: resent with back-off, within a budget, and not for ever.
 
-Any answer is a sign of life. "Held" stops the resends, since the server has the request; it is asked
-again only if the signs of life stop. "Busy" asks for a resend, so that one is not paid from the budget;
-the wait grows if the server is busy again and again. The budget is a window: a resend that is answered
-allows another one. So repeats do not kill a slow server, and what was lost all at once comes again as
-fast as the server answers.
+Any answer is a sign of life. "Held" stops the resends, since the server has the request; it is
+asked again only if the signs of life stop. "Busy" asks for a resend, so that one is not paid from
+the budget; the wait grows if the server is busy again and again. The budget is a window: a resend
+that is answered allows another one. So repeats do not kill a slow server, and what was lost all at
+once comes again as fast as the server answers.
 
-No sign for ``timing.silence`` is an error for the caller; twice as long for a request that was sent only
-once because others had used up the budget. A server that answers other requests is not silent: what was
-lost on the way to it is sent a few times before it is given up. Time in which this process slept does
-not count.
+No sign for ``timing.silence`` is an error for the caller; twice as long for a request that was
+sent only once because others had used up the budget. A server that answers other requests is not
+silent: what was lost on the way to it is sent a few times before it is given up. Time in which
+this process slept does not count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class InflightRequest:
     refusals: int = 0  # how often in a row it said so
     deferred: bool = False  # due, but others have used up the budget
     repeats: int = 0  # resends paid from the budget since the last sign of life
-    outdated: bool = False  # segments have moved since: answered or refused, never sent again as it is
+    # Segments have moved since: answered or refused, never sent again as it is.
+    outdated: bool = False
 
 
 class Inflight:
@@ -142,7 +143,8 @@ class Inflight:
                 late.append(pending)
             else:
                 self._wake_at(min(pending.resend_at, ends))
-        # Those sent least often come first: no server is called silent because others took the budget.
+        # Those sent least often come first: no server is called silent because others took the
+        # budget.
         for pending in sorted(late, key=lambda one: one.sends):
             if pending.outdated and (pending.wanted or self._may_resend(now)):
                 silent.append(pending)
@@ -189,6 +191,6 @@ class Inflight:
         self.next = min(self.next, when) if self.next else when
 
     def _jitter(self, request: int, wait: int) -> int:
-        """Three to five quarters of ``wait``, from the request number: clients do not resend in step."""
+        """Three to five quarters of ``wait``, by request number: clients do not resend in step."""
         mixed = ((request + 1) * 0x9E3779B97F4A7C15 + self._seed * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         return wait * 3 // 4 + (mixed >> 33) % (wait // 2)

@@ -1,12 +1,14 @@
-"""How a client names the lists of keys that it uses again: by a number, once a server has them.
+"""Names key lists by a number once a server has them, so their keys need not travel again.
 
-The first message with a ``KeyList`` carries its keys, and a number that the client chose; when that was answered, later ones carry
-the number, how many keys they are and their hash. A share of the list is named for itself: what one server is sent of it, which
-slices they are. So whatever changes the split is another list, and a table that is placed alike uses the same one (S1-10).
+The first message with a ``KeyList`` carries its keys and a number that the client chose. Once that
+is answered, later messages carry the number, the key count and a hash. Each server's share of a
+list has a number of its own, so any other split is another list; tables that are placed alike
+share it.
 
-A client names so many keys at a server (``limits.HANDLE_KEYS``), and no more: lists that do not fit are sent as they are. One
-that is used in turn with too many others would otherwise always be let go just before it is used. A list that nobody has any more makes room, and
-its number is given to another. Where a server forgets lists all the same, since it has many clients, fewer are named there.
+A client names at most ``limits.HANDLE_KEYS`` keys per server; lists beyond that are sent in full,
+since a cache that is too small would always drop a list just before its use. A list that is
+garbage collected frees its number. Where a server drops lists anyway, because it has many clients,
+fewer are named there.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from shoal.store.client.split import ServerShare
 from shoal.store.server.key_lists import crc_of
 from shoal.wire import messages as m
 
-Compress = Callable[[list[m.Array]], list[m.Array]]  # keys as they travel, where a table has filters
+Compress = Callable[[list[m.Array]], list[m.Array]]  # compresses keys, where a table has filters
 _Which = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slices
 
 
 @dataclass(slots=True, eq=False)
 class KeyHandle:
-    """What one server calls one share of one list."""
+    """The number of one server's share of one list."""
 
     which: _Which
     number: int
@@ -48,16 +50,16 @@ NOTHING = KeyHandle((0, "", ()), 0, 0, 0)
 
 @dataclass(slots=True)
 class _ServerHandles:
-    """What it was told so far."""
+    """The handles at one server."""
 
-    most: int  # keys that may have names there
+    most: int  # keys that may have handles there
     kept: int = 0
     last: int = 0  # number given
     free: list[int] = field(default_factory=list)
 
 
 class KeyCache:
-    """All lists that one life of a client has named."""
+    """All lists that one incarnation of a client has named."""
 
     def __init__(self) -> None:
         self.most = limits.HANDLE_KEYS
@@ -65,13 +67,14 @@ class KeyCache:
         self._servers: dict[str, _ServerHandles] = {}
         self._names: dict[_Which, KeyHandle] = {}
         self._lists: dict[int, tuple[weakref.ref[KeyList], list[_Which]]] = {}
-        self._gone: deque[int] = deque()  # lists that nobody has any more: told by whichever thread let go
-        self._flying: dict[int, list[tuple[KeyHandle, ServerShare, Keys]]] = {}  # by request: what it says, and in full
+        self._gone: deque[int] = deque()  # collected lists, from any thread
+        # By request: handles and keys.
+        self._flying: dict[int, list[tuple[KeyHandle, ServerShare, Keys]]] = {}
 
     def handle_for(
         self, request: int, listed: KeyList | None, share: ServerShare, keys: Keys
     ) -> tuple[KeyHandle, list[m.Array]]:
-        """What a message calls its share of these keys, and the keys, unless they are known by that."""
+        """The handle of a share of these keys, and the keys unless the server knows the handle."""
         name = NOTHING if listed is None or listed.keys is not keys else self._name(listed, share)
         self._flying.setdefault(request, []).append((name, share, keys))
         if name.known:
@@ -84,7 +87,7 @@ class KeyCache:
     def with_keys(
         self, message: m.Push | m.Pull, arrays: m.Arrays, compress: Compress = list
     ) -> tuple[m.Message, m.Arrays] | None:
-        """The same message with all its keys, since a server has forgotten some; None if it has had them."""
+        """The same message with all its keys, since a server forgot some; None if it had them."""
         if not message.known and not (isinstance(message, m.Push) and message.ahead_known):
             return None
         flying = self._flying.pop(message.request, [])
@@ -102,7 +105,7 @@ class KeyCache:
         return msgspec.structs.replace(message, handle=0, known=False, crc=0), keys
 
     def answered(self, request: int) -> None:
-        """It was answered: the server has what it was sent."""
+        """The request was answered: the server has what it was sent."""
         for name, _, _ in self._flying.get(request, ()):
             name.known = name is not NOTHING
 
@@ -110,11 +113,11 @@ class KeyCache:
         self._flying.pop(request, None)
 
     def clear(self) -> None:
-        """Another life, or segments changed hands: lists are named anew."""
+        """Another incarnation, or segments moved: start again."""
         self._servers, self._names, self._lists = {}, {}, {}
 
     def figures(self) -> dict[str, int]:
-        """Of this life: lists that went by number, that were sent with one, that a server had forgotten; bytes of keys saved."""
+        """Lists sent by number, sent with keys, forgotten by a server; and bytes of keys saved."""
         return {what: self.counts[what] for what in ("hits", "misses", "forgotten", "bytes saved")}
 
     def _name(self, listed: KeyList, share: ServerShare) -> KeyHandle:
@@ -146,9 +149,9 @@ class KeyCache:
                 server.free.append(name.number)
 
     def _give_up(self, name: KeyHandle) -> None:
-        """A server has let it go, for want of room: it gets no other name there, and nothing else in its place."""
+        """A server dropped it for want of room: name fewer keys there."""
         if self._names.get(name.which) is not name:
-            return  # of a former placement, or given up by another message
+            return  # of a former placement, or given up already
         del self._names[name.which]
         server = self._servers[name.server]
         server.kept -= name.rows

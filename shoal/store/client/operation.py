@@ -1,8 +1,8 @@
-"""Operations on rows: what each sends, and how it is put together from the answers. (``questions`` has those on anything else.)
+"""Operations: what each kind of call sends, and how its result is made from the answers.
 
-``letters`` says what to send, by the client's present view; ``answered`` takes one answer in and may ask on; ``value`` is
-what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view; or those
-of some servers, ``only``.
+``requests`` says what to send, by the session's present view; ``answered`` takes one answer and
+may ask on; ``value`` is what the caller gets once nothing is under way. ``restart`` forgets all
+answers, or those of the servers in ``only``, before another try.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ Places = npt.NDArray[np.intp] | None
 
 
 class Operation(ABC):
-    """One task and the messages it has under way."""
+    """One task and the requests it has under way."""
 
-    size = 0  # bytes, more or less: for the window
+    size = 0  # bytes, roughly: for the window
     since = 0  # the placement by which it was split
     started = 0  # orders operations by their first start, also when they are sent again
     resend = False  # some of its requests must be sent again
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.split_by: dict[
-            str, Layout
-        ] = {}  # by server: the placement by which it was asked last, for all that it held
+        self.split_by: dict[str, Layout] = {}  # by server: the layout it was last asked by
         self.refused: list[str] = []  # servers that will not answer that
         self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
 
@@ -70,10 +68,11 @@ class Operation(ABC):
         return isinstance(answer, m.Done)
 
     def expects(self, request: int) -> int:
+        """Bytes that the answer to a request will bring."""
         return 0
 
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
-        """What came, before filters had it; None if that makes no sense."""
+        """The arrays of an answer before filters; None if they make no sense."""
         return arrays
 
     def compressed(self, keys: list[m.Array]) -> list[m.Array]:
@@ -81,7 +80,7 @@ class Operation(ABC):
 
     @property
     def may_keep(self) -> bool:
-        """Whether some of its answers may be kept when others are asked for again."""
+        """Whether answers of some servers stay valid when others are asked again."""
         return False
 
     def restart(self, only: Sequence[str] | None = None) -> None:
@@ -92,7 +91,7 @@ class Operation(ABC):
 
 
 class _KeyedOperation(Operation):
-    """What push_pull and pull have in common: rows come back in shares and are laid where they belong."""
+    """What pushes and pulls have in common: rows come back in shares and are put in place."""
 
     def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
         super().__init__(task)
@@ -104,12 +103,12 @@ class _KeyedOperation(Operation):
         self._shares: dict[int, ServerShare] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
-        self._only: Sequence[str] | None = None  # the servers that are asked; None: all
+        self._only: Sequence[str] | None = None  # the servers to ask; None: all
 
     def restart(self, only: Sequence[str] | None = None) -> None:
         self._only = only
         if only is not None:
-            if self._rows is not None:  # it may be what one of them sent, as it came
+            if self._rows is not None:  # it may be a received buffer
                 self._rows = self._rows.copy()
             return
         self.task.clocks = []
@@ -127,7 +126,7 @@ class _KeyedOperation(Operation):
         return arrays if self.filters is None else self.filters.opened(answer, arrays)
 
     def compressed(self, keys: list[m.Array]) -> list[m.Array]:
-        """Keys that go after all, since a server does not know them by their number."""
+        """Keys that are sent after all, since a server forgot their number."""
         return keys if self.filters is None else self.filters.asked(0, keys)
 
     def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
@@ -143,14 +142,14 @@ class _KeyedOperation(Operation):
         if self.live:
             self._found.append((arrays[0], values))
         elif self._rows is None and share.slices == [(0, len(self.keys))]:
-            self._rows = values  # all of it from one server: as it came
+            self._rows = values  # all from one server: no copy
         elif share.slices:
             if self._rows is None:
                 self._rows = np.empty((len(self.keys), self.width), np.float32)
             share.put(values, self._rows)
 
     def rows(self) -> Any:
-        """What the caller gets: in the order of its keys, or the live keys of a range."""
+        """The result: rows in the order of the caller's keys, or the live keys of a range."""
         if self.live:
             return self._live_rows()
         rows = self._rows if self._rows is not None else np.empty((len(self.keys), self.width), np.float32)
@@ -173,7 +172,7 @@ class PushOperation(_KeyedOperation):
 
     def __init__(self, task: Task, table: int, given: KeyValues, places: Places, width: int, form: Wire) -> None:
         super().__init__(task, table, given.keys, places, width)
-        self.given, self.form = given, form  # its values in this form already: whatever is sent again has the same bits
+        self.given, self.form = given, form  # values in wire form: resends have the same bits
         self.slot: tuple[int, int] | None = None
         self.void = self.pull = False
         self.step: int | None = None  # None: not part of a step, or the client's next one
@@ -181,13 +180,13 @@ class PushOperation(_KeyedOperation):
         self.clock: int | None = None
         self.own_clock = False
         self.reads: dict[str, list[int]] | None = None
-        self.number: int | None = None  # in the client's own stream; kept over restarts, or it would count twice
+        self.number: int | None = None  # in the own stream; kept over restarts, or it counts twice
         self.size = given.values.nbytes + 8 * len(given)
         self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
         self.ahead: KeyList | None = None  # pull these, not those that are pushed
-        self.exact = self._ready = False  # exact: nothing of it is left for later
-        self.head: Bytes | None = None  # what its values need to be read, if they are shortened
-        self.unconfirmed: UnconfirmedPush | None = None  # what of it is left for later
+        self.exact = self._ready = False  # exact: bypasses filters
+        self.head: Bytes | None = None  # of quantized values
+        self.unconfirmed: UnconfirmedPush | None = None  # its residual
 
     @property
     def may_keep(self) -> bool:
@@ -211,7 +210,7 @@ class PushOperation(_KeyedOperation):
         shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
         if self.ahead is None:
             return [self._request(session, share, None, keys, values) for share in shares if self._is_asked(share)]
-        # Both are small (see ``Client.push``): one share for every server, in the same order.
+        # Both are small (``may_look_ahead``): one share per server, in the same order.
         pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
         pairs = zip(shares, pulls, strict=True)
         return [self._request(session, *pair, keys, values) for pair in pairs if self._is_asked(pair[0])]
@@ -296,7 +295,7 @@ class PushOperation(_KeyedOperation):
         return []
 
     def settle(self, pending: InflightRequest, answer: m.Message) -> None:
-        """It was counted, whatever becomes of the rows that came back."""
+        """It was counted, even if the rows that came back are unusable."""
         if self.unconfirmed is not None and isinstance(answer, m.Values | m.Counted):
             self.unconfirmed.counted(pending.request, pending.sends > 1, answer.new, answer.part)
 
@@ -325,7 +324,7 @@ class PullOperation(_KeyedOperation):
 
     @property
     def may_keep(self) -> bool:
-        return not (self.live or self.enter or self.clocks)  # these are one question to all servers
+        return not (self.live or self.enter or self.clocks)  # these need one view of all servers
 
     def requests(self, session: Session) -> list[Outgoing]:
         layout = session.layout_of(self.table)
@@ -346,7 +345,7 @@ class PullOperation(_KeyedOperation):
         else:
             name, arrays = session.key_cache.handle_for(request, self.listed, share, self.keys)
         at = session.floor
-        if self.enter:  # a worker that has a clock keeps it; one that has none yet is given one
+        if self.enter:  # a worker that has a clock keeps it
             at = session.clock if session.working else 0
         pull = m.Pull(
             request=request,
@@ -401,7 +400,7 @@ class PullOperation(_KeyedOperation):
 
 
 class Admin(Operation):
-    """A question to the coordinator, or to whoever deals."""
+    """A request to the coordinator, or to the scheduler."""
 
     def __init__(
         self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done, to: str = ""
@@ -439,7 +438,7 @@ class ParkOperation(Operation):
             if not session.working:
                 return []
             self._spell = session.spell
-            # The spell is over, however this ends: a server that heard it may have parked us.
+            # The spell is over, however this ends: some server may have parked us.
             session.spell += 1
             session.working = False
         spell = self._spell
@@ -451,7 +450,7 @@ class ParkOperation(Operation):
 
 
 class StatusOperation(Operation):
-    """How a table is doing, added up over its servers."""
+    """The status of a table, added up over its servers."""
 
     def __init__(self, task: Task, table: int) -> None:
         super().__init__(task)
@@ -495,7 +494,7 @@ class StatusOperation(Operation):
 
 
 class CallOperation(StatusOperation):
-    """One call, at the client."""
+    """A query, at the client."""
 
     def __init__(self, task: Task, table: int, keys: KeyRange, question: Question, settings: Any) -> None:
         super().__init__(task, table)
@@ -554,7 +553,8 @@ class CallOperation(StatusOperation):
         self._found.clear()
 
     def value(self, session: Session) -> Any:
-        # In the order of keys, whoever answered first: sums of the same placement have the same bits.
+        # In key order, whichever server answered first: sums of one placement have the same
+        # bits.
         order = session.layout_of(self.table).servers
         return self._question.whole([self._found[one] for one in order if one in self._found], self._settings)
 
@@ -567,7 +567,7 @@ def calling(
     after: tuple[Task, ...],
     settings: dict[str, float],
 ) -> CallOperation:
-    """A call, checked here as far as it can be."""
+    """A call, checked as far as the client can."""
     spec = layout.spec
     if not isinstance(question, Question | str):
         raise Invalid(f"{question!r} is no question: give a name ('norms'), or a function under @shoal.question()")

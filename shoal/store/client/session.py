@@ -1,4 +1,4 @@
-"""What one client knows: who it is, the newest view, its worker's clock, and the numbers it gives.
+"""What one client knows: its identity, the newest view, its clock, and the numbers it gives.
 
 Operations read it to write their requests, the dispatcher to know where to send them. Nothing here
 sends.
@@ -35,7 +35,8 @@ class Session:
         self.working = False  # has entered some table in this spell
         self.entered: dict[int, Task] = {}  # tables entered in this spell, and the pull that did it
         self.parking: list[Task] = []  # the last park: an entering pull follows it
-        self.reads: dict[int, dict[str, list[int]]] = {}  # by table: versions of the last pull, by server
+        # By table: versions of the last pull, by server.
+        self.reads: dict[int, dict[str, list[int]]] = {}
         self.counts: Counter[str] = Counter()
         self.key_cache = KeyCache()
         self.filters: dict[int, ClientFilters] = {}  # by table
@@ -121,8 +122,8 @@ class Session:
             return None
         found = self.filters.get(layout.number)
         if found is None:
-            # Any thread may prepare a call. If two come first at once, one object wins: the residual
-            # of the other would be lost.
+            # Any thread may prepare a call. If two come first at once, one object wins: the
+            # residual of the other would be lost.
             found = self.filters.setdefault(layout.number, ClientFilters(layout.spec, Flow()))
         return found
 

@@ -1,8 +1,8 @@
 """How one table's keys are split over its servers, by one view.
 
-Segments are ranges, so a sorted list of keys is cut at the segments' starts by one search, and each server's share is a
-few slices of the caller's arrays. A share that is too large for one message is cut between segments, never inside one:
-what is pushed to a segment arrives there whole.
+Segments are ranges, so one search splits a sorted key list, and each server's share is a few
+slices of the caller's arrays. A share that is too large for one message is cut between segments,
+never inside one: a segment gets its part of a push whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Cuts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ServerShare:
-    """What one message to one server carries: these rows, for its segments from ``first`` to ``last``."""
+    """The rows of one message to one server, for its segments ``first`` to ``last``."""
 
     server: str
     first: int
@@ -33,7 +33,7 @@ class ServerShare:
     span: tuple[int, int]  # the keys of those segments, from and to
 
     def take(self, array: Array) -> Array:
-        """This share of the caller's array, in key order; no copy if it is one piece."""
+        """This share of the caller's array, in key order; no copy if it is one slice."""
         if not self.slices:
             return array[:0]
         if len(self.slices) == 1:
@@ -50,10 +50,10 @@ class ServerShare:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """What has become of a placement."""
+    """How a placement differs from an earlier one."""
 
     same_starts: bool  # the segments have the same numbers
-    unchanged: tuple[str, ...]  # the servers that have held the same ones all the time
+    unchanged: tuple[str, ...]  # servers that have held the same segments throughout
     heirs: dict[str, tuple[str, ...]]  # by server: who holds now what it held then
 
 
@@ -67,20 +67,21 @@ class Layout:
         self._ends: Keys = np.array([*placed.starts[1:], placed.spec.span], np.uint64)
         owners = [place.servers[0] if place.servers else "" for place in placed.places]
         self.servers = list(dict.fromkeys(owner for owner in owners if owner))
-        self.since = max((place.since for place in placed.places), default=0)  # when a primary last changed
+        # When a primary last changed.
+        self.since = max((place.since for place in placed.places), default=0)
         self._lost = next((i for i, owner in enumerate(owners) if not owner), None)
         self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
         sinces = np.array([place.since for place in placed.places], np.int64)
         self._sinces = {server: sinces[segments] for server, segments in self._of.items()}
         self._owners = owners
-        # By the earlier one, which nobody is to keep for this.
+        # By earlier layout; weak, so that this keeps none alive.
         self._changes: weakref.WeakKeyDictionary[Layout, LayoutChange] = weakref.WeakKeyDictionary()
 
     def same(self, placed: TablePlaces) -> bool:
         return self._placed == placed
 
     def change_since(self, before: Layout) -> LayoutChange:
-        """What has become of an earlier placement."""
+        """How this placement differs from an earlier one."""
         found = self._changes.get(before)
         if found is None:
             same = len(before.starts) == len(self.starts) and bool((before.starts == self.starts).all())
@@ -120,7 +121,7 @@ class Layout:
         return shares
 
     def rows_of(self, share: ServerShare, keys: Keys | KeyRange) -> list[tuple[int, int]]:
-        """Which of these keys belong to the segments that a share is for, as slices."""
+        """The slices of these keys that belong to a share's segments."""
         cuts, segments = self._cuts(keys), self._of[share.server]
         segments = segments[(segments >= share.first) & (segments < share.last)]
         return _merged(cuts[segments], cuts[segments + 1])
@@ -131,27 +132,27 @@ class Layout:
 
     @property
     def is_lost(self) -> bool:
-        """Nobody holds some of it."""
+        """Whether some segment has no server."""
         return self._lost is not None
 
     def whole(self) -> list[ServerShare]:
-        """One share for every server, with no rows yet: for questions about a range of live keys."""
+        """One share for every server, without rows: for requests about a range of live keys."""
         return [ServerShare(server, 0, EVERYWHERE, [], 0, (0, self.spec.span)) for server in self.servers]
 
     def holding(self, keys: KeyRange) -> list[str]:
-        """The servers that hold keys of a range, in the order of keys."""
+        """The servers that hold keys of a range, in key order."""
         inside = (self.starts < np.uint64(keys.stop)) & (self._ends > np.uint64(keys.start))
         return [server for server in self.servers if inside[self._of[server]].any()]
 
     def _cuts(self, keys: Keys | KeyRange) -> Cuts:
-        """Where each segment's part of the rows begins, and where the last one ends."""
+        """Where each segment's rows begin, and where the last one's end."""
         if isinstance(keys, KeyRange):
             clipped = np.clip(self.starts, np.uint64(keys.start), np.uint64(keys.stop)) - np.uint64(keys.start)
             return np.append(clipped.astype(np.int64), len(keys))
         return np.append(np.searchsorted(keys, self.starts), len(keys))
 
     def _cut_up(self, server: str, segments: Cuts, begins: Cuts, ends: Cuts, most: int) -> list[ServerShare]:
-        """A share that is too large for one message: several runs of this server's segments."""
+        """A share that is too large for one message, as several runs of this server's segments."""
         shares: list[ServerShare] = []
         at = 0
         while at < len(segments):

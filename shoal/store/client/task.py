@@ -1,8 +1,8 @@
-"""One push, pull or call in flight.
+"""One push, pull or call under way.
 
-``await task`` in a coroutine hands it to whoever drives the coroutine and comes back when it is done; ``task.result()``
-does the same for a thread. A task may name tasks that it must follow (``after=``): it is sent once all of them are done,
-so any order that is a DAG can be written down.
+``await task`` in a coroutine yields it to the loop and resumes when it is done; ``task.result()``
+does the same for a thread. A task may follow other tasks (``after=``): it is sent once all of them
+are done, so any DAG of calls can be written down.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from shoal.errors import Invalid
 
 
 class Waiter(Protocol):
-    """Whoever can make a thread wait for a task."""
+    """Makes a thread wait for a task."""
 
     def __call__(self, task: Task, seconds: float | None) -> None: ...
 
 
 class Task:
-    """What becomes of a request."""
+    """The future result of a call."""
 
     __slots__ = (
         "_then",
@@ -42,14 +42,14 @@ class Task:
         self.what = what
         self.after = after
         self.done = False
-        self.asked = False  # somebody looked at how it ended
+        self.asked = False  # somebody read the outcome
         self.value: Any = None
         self.error: Exception | None = None
         self.versions: dict[str, list[int]] = {}  # of a pull: what each server's segments were at
-        self.steps: set[int] = set()  # of a pull: all versions that were in any piece of it
-        self.clocks: list[Any] = []  # of a pull that asked for them: (range, vector clock), in key order
-        self.held = 0  # when somebody first said that it is kept back; 0: nobody has
-        self.waits_for = ""  # the last thing that was heard about it
+        self.steps: set[int] = set()  # of a pull: all versions that it saw
+        self.clocks: list[Any] = []  # of a pull with clocks: (range, vector clock)
+        self.held = 0  # when a server first held it; 0: never
+        self.waits_for = ""  # what it waits for, by the last notice
         self._then: list[Callable[[Task], None]] = []
         self._waiter: Waiter | None = None
 
@@ -59,7 +59,7 @@ class Task:
         return self._outcome()
 
     def result(self, timeout: float | None = None) -> Any:
-        """The value, when it is there; or the error. After ``timeout`` seconds, TimedOut: the task itself goes on."""
+        """Wait for the value or the error. TimedOut after ``timeout`` seconds: the task goes on."""
         if not self.done:
             if self._waiter is None:
                 raise Invalid(f"{self.what}: this task belongs to a coroutine; await it")
@@ -67,7 +67,7 @@ class Task:
         return self._outcome()
 
     def then(self, call: Callable[[Task], None]) -> None:
-        """Call this when the task is done, or at once if it is."""
+        """Call this when the task is done, or now if it is."""
         if self.done:
             call(self)
         else:

@@ -1,8 +1,9 @@
-"""The slots of a step, held until all are there, then added in slot order.
+"""The slots of a step: held until all have arrived, then added in slot order.
 
-Slots come in any order, from any worker, perhaps twice and perhaps for a part of the segments only. Per key they are
-added in slot order, in double precision, and rounded once: so the sum is the same, bit for bit, whoever computed which
-slot and whatever arrived first. That is what makes a sync run repeatable on any number of workers and servers.
+Slots arrive in any order, from any worker, perhaps twice and perhaps for some segments only. Per
+key they are added in slot order, in double precision, and rounded once. So the sum has the same
+bits whichever worker computed a slot: a sync run is repeatable on any number of workers and
+servers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shoal.store.server.ledger import Mask
 
 @dataclass(slots=True)
 class SlotPiece:
-    """What one message brought of one slot."""
+    """One message's values for one slot."""
 
     segments: Mask  # the segments it is for
     given: KeyValues | None  # None: nothing for this server
@@ -28,7 +29,7 @@ class SlotPiece:
 
 @dataclass(slots=True)
 class OpenStep:
-    """One step that is not closed yet."""
+    """A step some of whose slots are missing."""
 
     step: int
     have: Mask  # [segment, slot]: is it here
@@ -54,7 +55,7 @@ class OpenStep:
         return [int(slot) for slot in np.flatnonzero(~self.have.all(axis=0))]
 
     def total(self, mean: bool, listed: Callable[[KeyRange], Keys]) -> KeyValues | None:
-        """All slots added up, in slot order; None if there is nothing to add."""
+        """The sum of all slots, in slot order; None if there is nothing to add."""
         given = [piece.given for pieces in self.slots for piece in pieces if piece.given is not None]
         if not given:
             return None

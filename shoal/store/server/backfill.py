@@ -1,9 +1,10 @@
-"""Bringing up a new copy: a segment's image goes over in pieces while the primary goes on, and what is done meanwhile follows it.
+"""Fills a new backup: sends a segment's image in pieces while the primary keeps serving.
 
-A fill belongs to one epoch of a segment: when its set changes, it is over, whatever came of it. One segment after another,
-so that never more than one image is in memory, and few pieces under way, so that pushes and pulls do not stand behind them. What merely
-changes hands keeps to the server's ``RateLimit``. When the other side has them all it is *required* from then on, and the
-coordinator is told.
+A fill belongs to one epoch of a segment: when the segment's replica set changes, the fill is void.
+Segments go one after another, so that at most one image is in memory, with few pieces in flight,
+so that pushes and pulls are not delayed. Changes made meanwhile follow through the log. A segment
+that merely moves obeys the server's ``RateLimit``; one that replaces a lost replica does not. When
+the other side has everything it becomes *required*, and then the coordinator hears of it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from shoal.wire.effects import Effect, Send
 
 
 class RateLimit:
-    """What may still be sent."""
+    """How many bytes of moving segments one server may send, for all its tables together.
+
+    A sender may overdraw once, so that a piece of any size gets through, and then waits. Time is
+    passed in.
+    """
 
     def __init__(self, rate: int = limits.MOVE_RATE) -> None:
         self.rate = rate  # bytes a second
         self._left = 0.0
-        self._at: int | None = None  # when this was reckoned
+        self._at: int | None = None  # when that was computed
 
     def allows(self, now: int) -> bool:
         """Whether something may be sent now."""
@@ -40,11 +45,11 @@ class RateLimit:
 
 @dataclass(slots=True)
 class SegmentTransfer:
-    """The segment that is on its way."""
+    """The segment that is being sent."""
 
     segment: int
     after: int  # it is copied when all changes up to this one are made
-    taken: int  # bytes of changes that the other side had got when it began to keep them: now, then when it is copied
+    taken: int  # bytes of changes sent to the other side before it queues them
     image: SegmentImage | None = None
     seq: int = 0  # the last change that the image has
     pieces: int = 0
@@ -58,16 +63,17 @@ class Backfill:
 
     def __init__(self, log: ReplicationLog, link: BackupLink, pace: RateLimit | None = None) -> None:
         self.log, self.link, self._pace = log, link, pace or RateLimit()
-        self._slowly: set[int] = set()  # segments that nobody lacks: they keep to the pace
+        self._slowly: set[int] = set()  # segments that merely move: rate-limited
         self.epochs: dict[int, int] = {}  # of the segments that it is filled with
-        self.promised: dict[int, int] = {}  # those that the coordinator was told of: nothing is counted without them
+        # Reported to the coordinator: nothing is counted without them.
+        self.promised: dict[int, int] = {}
         self._left: list[int] = []
         self._moving: SegmentTransfer | None = None
         self._told: int | None = None
         self._heard = 0  # when the other side last said anything
 
     def want(self, epochs: dict[int, int], slowly: Iterable[int] = ()) -> None:
-        """Fill it with these, by the newest view. What is there already stays so, as long as it is of the same epoch."""
+        """Fill it with these, by the newest view. What it has stays valid in the same epoch."""
         self._slowly = set(slowly)
         new = [segment for segment, epoch in epochs.items() if self.epochs.get(segment) != epoch]
         stay = {segment for segment, epoch in epochs.items() if self.epochs.get(segment) == epoch}
@@ -81,7 +87,7 @@ class Backfill:
 
     @property
     def ahead(self) -> int:
-        """Bytes of changes that the other side keeps until the image is whole; counted from before the image is made."""
+        """Bytes of changes that the other side queues until the image is complete."""
         return self.link.taken - self._moving.taken if self._moving is not None else 0
 
     @property
@@ -89,7 +95,7 @@ class Backfill:
         return not self._left and self._moving is None
 
     def advance(self, now: int, part: SegmentState, coordinator: str) -> list[Effect]:
-        """Whatever can be done now."""
+        """Send what can be sent now."""
         if self.is_full:
             return self._tell(now, coordinator)
         if self._moving is None:
@@ -121,7 +127,7 @@ class Backfill:
             self.require()
 
     def require(self) -> None:
-        """Whom the coordinator may be told of as full, or was, is required: before anybody may promote it, and until that is known here."""
+        """Make the link required: before anyone may promote that server, until we know of it."""
         self.link.required = self.link.required or self.is_full or bool(self.promised)
 
     def _send(self, now: int, moving: SegmentTransfer, image: SegmentImage) -> list[Effect]:
@@ -134,7 +140,7 @@ class Backfill:
             if slowly and not self._pace.allows(now):
                 break
             if not moving.sent:
-                self._heard = now  # nothing was to be heard of before
+                self._heard = now  # no answer was due before
             moving.sent[piece] = now
             effects.append(self._piece(moving, image, piece))
             if slowly:
@@ -163,9 +169,9 @@ class Backfill:
         return Send(self.link.name, fill, arrays)
 
     def _tell(self, now: int, coordinator: str) -> list[Effect]:
-        self.require()  # full also by a view, in which it gets no more than it has
+        self.require()  # a view may leave it nothing more to get
         if (self._told is not None and now - self._told < self.log.timing.notice) or self.link.acked < self.log.applied:
-            return []  # what was counted before it was required must be there, too
+            return []  # it must also have what was counted before it was required
         self._told = now
         self.promised = dict(self.epochs)
         segments = sorted(self.epochs)
@@ -174,7 +180,7 @@ class Backfill:
         return [Send(coordinator, full)]
 
     def is_stuck(self, now: int) -> bool:
-        """Nothing was heard of what was sent, for too long; said now and then."""
+        """Whether nothing came back for too long; true now and then while it lasts."""
         if self._moving is None or not self._moving.sent or now - self._heard < self.log.timing.shrink:
             return False
         self._heard = now - self.log.timing.shrink + self.log.timing.notice

@@ -1,9 +1,10 @@
-"""A backup's side: it follows a primary's log, change by change, and holds the segments as the primary has them.
+"""The backup's side: follows a primary's log and holds its segments as the primary has them.
 
-Changes are taken in order, acknowledged when they are here, and made at once. Those that are not known to be on all copies are
-kept: if the primary dies, the survivors bring each other level with them. A segment that is still being filled gets its
-image in pieces; what is done to it meanwhile waits until the image is whole. That has a bound, which the primary keeps: past it no more
-pushes are taken until the image is here. So has what is kept: it is no more than waits at the primary to be on all copies.
+Changes are taken in order, acknowledged when they are here, and applied at once. Those that may
+not be on all replicas yet are kept: if the primary dies, the survivors bring each other level with
+them. A segment that is being filled gets its image in pieces; changes to it wait until the image
+is complete. Both queues are bounded: the primary takes no more pushes while a backup is too far
+behind.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ Ranges = Callable[[int], KeyRange]  # of a segment
 
 @dataclass(slots=True, eq=False)
 class BackupEntry:
-    """A change, the rows that came with it, and the segments that they are for."""
+    """A change, its rows, and the segments that the rows cover."""
 
     change: m.ReplicatedChange
     given: KeyValues | None
     covers: tuple[int, ...]
 
     def named(self) -> list[int]:
-        """The segments that it is done to, of those whose rows are here: what was handed over since may be named still."""
+        """The segments it changes, of those whose rows are here."""
         only = set(self.change.only)
         return [number for number in self.covers if not only or number in only]
 
 
 @dataclass(slots=True)
 class ArrivingSegment:
-    """A segment of which pieces are here."""
+    """A segment of which some pieces are here."""
 
     seq: int
     pieces: int
@@ -82,49 +83,49 @@ class Backup:
         self.ranges, self.inline = ranges, inline
         self._new_ground = new_ground or (lambda: ground_of(spec))
         self.part: SegmentState | None = None
-        self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
-        self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
-        self.kept: deque[BackupEntry] = deque()  # not known to be on all copies
+        self._ground: Ground | None = None  # where rows lie: those held, and those arriving
+        self.have = -1  # all changes up to this one are here; -1: none came yet
+        self.kept: deque[BackupEntry] = deque()  # may not be on all replicas yet
         self._after: dict[int, int] = {}  # by segment: changes up to this one are in its image
-        self._early: dict[int, tuple[m.Append, m.Arrays]] = {}  # came before those that go before them
+        self._early: dict[int, tuple[m.Append, m.Arrays]] = {}  # came out of order
         self._arriving: dict[int, ArrivingSegment] = {}
-        self._whole: dict[int, tuple[int, m.SegmentBooks]] = {}  # all of whose rows are here, not yet part of the part
+        self._whole: dict[int, tuple[int, m.SegmentBooks]] = {}  # complete, not yet held
         self._waiting: list[BackupEntry] = []  # changes for segments that are not here yet
         self.waits = 0  # bytes of these
         self.awaited: set[int] = set()  # segments that we are being filled with
-        self._frozen: dict[
-            int, list[BackupEntry]
-        ] = {}  # segments that this primary has no more, and what was kept of them then
+        # Of segments that left this primary: the changes kept then.
+        self._frozen: dict[int, list[BackupEntry]] = {}
 
     @property
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
 
     def clear_some(self) -> bool:
-        """Clear away a piece of what lies here and went; False if that was all."""
+        """Free some of the memory of dropped rows; False if nothing is left to free."""
         return self._ground is not None and self._ground.clear_some()
 
     @property
     def live(self) -> list[int]:
-        """Those of them that follow the primary's log."""
+        """The segments that follow the primary's log."""
         return [segment for segment in self.segments if segment not in self._frozen]
 
     # ------------------------------------------------------------ changes
 
     def begin(self, part: SegmentState) -> None:
-        """Both sides begin with the same rows, at the start of a table or of what was restored."""
+        """Start with the same rows as the primary: a new table, or a restored one."""
         self.part, self._ground, self.have = part, part.ground, 0
         self._after = dict.fromkeys(part.segments, 0)
 
     def append(self, sender: str, message: m.Append, arrays: m.Arrays) -> HandlerResult:
-        """Take changes; the answer says up to which they are here."""
+        """Take changes; the answer says up to which one they are here."""
         self.have = max(self.have, message.base)
         if message.changes and message.changes[0].seq > self.have + 1:
             size = sum(array.nbytes for _, others in self._early.values() for array in others)
             if len(self._early) < limits.COPIES_EARLY and size <= limits.COPIES_HELD:
                 self._early[message.changes[0].seq] = (message, arrays)
             return HandlerResult([self._acknowledge(sender)])
-        # As a rule all that we are filled with becomes ours at once; but the primary counts what waits for one segment, not for all.
+        # All awaited segments are held together, unless too much waits: the primary bounds it per
+        # segment.
         outcome = self.merge() if self._whole and self.waits > limits.COPIES_HELD else HandlerResult()
         outcome = self._take(message, arrays, outcome)
         while (at := next((seq for seq in self._early if seq <= self.have + 1), None)) is not None:
@@ -138,10 +139,10 @@ class Backup:
         return Send(sender, m.Appended(self.number, self.incarnation, self.have))
 
     def _take(self, message: m.Append, arrays: m.Arrays, outcome: HandlerResult) -> HandlerResult:
-        """Take what is new of a message, after what is to be done already."""
+        """Take what is new of a message; ``outcome`` is the work that comes before it."""
         found = unpacked(message.changes, arrays, self.spec.push_width)
         if found is None:
-            return outcome  # damaged on the way: it comes again
+            return outcome  # damaged on the way: it will be resent
         covers = tuple(message.covers)
         for change, given in found:
             if change.seq == self.have + 1:
@@ -155,7 +156,7 @@ class Backup:
         return outcome
 
     def _make(self, one: BackupEntry, among: Sequence[int], before: HandlerResult) -> HandlerResult:
-        """Make a change, in those of these segments that it is for and that do not have it; after what came ``before``."""
+        """Apply a change to those of these segments that it is for and that lack it."""
         part, change = self.part, one.change
         if part is None:
             return HandlerResult()
@@ -186,7 +187,7 @@ class Backup:
     # ------------------------------------------------------------ filling
 
     def fill(self, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
-        """Take a piece of a segment. When all that are awaited are whole they become part of what is held."""
+        """Take a piece of a segment. Segments are held once all awaited ones are complete."""
         segment = message.segment
         answer = Send(
             sender, m.Filled(self.number, self.incarnation, segment, message.epoch, message.seq, message.piece)
@@ -194,7 +195,7 @@ class Backup:
         if segment in self._after or segment in self._whole:
             return HandlerResult([answer])
         if not _came_whole(message, arrays, isinstance(self.spec, Sparse)):
-            return HandlerResult()  # damaged on the way: it comes again
+            return HandlerResult()  # damaged on the way: it will be resent
         arriving = self._arriving.get(segment)
         if arriving is None or arriving.seq < message.seq:
             self._give_up(segment)
@@ -203,7 +204,7 @@ class Backup:
         if arriving.seq != message.seq or message.piece >= arriving.pieces:
             return HandlerResult()
         if message.piece not in arriving.here and not self._place(message, arrays):
-            return HandlerResult()  # a piece that does not fit: of somebody who does not know the table
+            return HandlerResult()  # a piece that does not fit this table
         arriving.here.add(message.piece)
         arriving.books = message.books or arriving.books
         if arriving.is_whole():
@@ -215,13 +216,13 @@ class Backup:
         return HandlerResult([answer])
 
     def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
-        """The rows of a piece go straight to where they will lie. False if they cannot."""
+        """Put the rows of a piece where they will stay. False if they do not fit."""
         self._ground = self._ground or self._new_ground()
         keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
         if not arrays:
             return sparse or not len(keys)
         names = arrays[0] if sparse else None
-        # All pieces but the last have as many rows: so it is told from its end.
+        # All pieces but the last have the same number of rows: the last one is placed from the end.
         row = len(keys) - piece.rows if piece.piece == piece.pieces - 1 else piece.piece * piece.rows
         fits = bool(((names >= keys.start) & (names < keys.stop)).all()) if names is not None else True
         if piece.words != self._ground.plain or not fits or not (sparse or 0 <= row <= len(keys) - piece.rows):
@@ -230,13 +231,13 @@ class Backup:
         return True
 
     def _give_up(self, segment: int) -> None:
-        """What has come of a segment is of no use."""
+        """Drop what has come of a segment."""
         came = self._arriving.pop(segment, None), self._whole.pop(segment, None)
         if any(came) and self._ground is not None:
             self._ground.let_go(self.ranges(segment))
 
     def merge(self) -> HandlerResult:
-        """The segments that are here become part of what is held, and catch up with what was done meanwhile."""
+        """Hold the complete segments, and apply what was done to them meanwhile."""
         new, self._whole = self._whole, {}
         self.keep(self.segments, arrived={segment: books for segment, (_, books) in new.items()})
         for segment, (seq, _) in new.items():
@@ -248,9 +249,9 @@ class Backup:
         return outcome
 
     def settle(self, members: Callable[[int], bool]) -> None:
-        """A new view: what came whole and makes us a member is part of what is held, whatever else is still awaited.
+        """A new view: hold at once what is complete and makes us a member of its replica set.
 
-        At once, whatever it costs: we may be primary of it by this very view.
+        We may be primary of it by this very view, so nothing else that is awaited delays it.
         """
         if any(members(segment) for segment in self._whole):
             inline, self.inline = self.inline, 1 << 62
@@ -258,9 +259,10 @@ class Backup:
             self.inline = inline
 
     def adopt(self, images: Sequence[SegmentImage], seq: int) -> None:
-        """Segments whose former primary is gone: from this change on they follow this one.
+        """Segments whose former primary is gone: from change ``seq`` on they follow this one.
 
-        That says nothing about changes before it to other segments: those that we are being filled with may still lack some.
+        This says nothing about earlier changes to other segments: those being filled may still
+        lack some.
         """
         self.keep(self.segments, images)
         self._after.update({image.segment: seq for image in images})
@@ -271,7 +273,7 @@ class Backup:
         more: Sequence[SegmentImage] = (),
         arrived: Mapping[int, m.SegmentBooks] | None = None,
     ) -> None:
-        """Hold these of the segments there are, what these images are, and what arrived; nothing else."""
+        """Hold these of the present segments, these images, and what arrived; nothing else."""
         if self.part is not None and not more and not arrived and list(segments) == self.part.segments:
             return
         books = {number: self.part.books(number) for number in segments} if self.part is not None else {}
@@ -291,7 +293,7 @@ class Backup:
         self.part.enter([books[number] for number in self._after])
 
     def drop(self, segments: Iterable[int]) -> None:
-        """These are not ours to hold any more, nor to wait for."""
+        """These are no longer ours to hold, nor to wait for."""
         gone = set(segments)
         for segment in sorted(gone):
             self._give_up(segment)
@@ -299,16 +301,16 @@ class Backup:
         self._let_go()
 
     def renumber(self, to: Into) -> None:
-        """The table was cut more finely: all that is held, kept or waited for has other numbers, and nothing else changes.
+        """The table was split more finely: everything here gets the new segment numbers.
 
-        No segment is arriving: what was is part of what is held, or given up.
+        No segment is arriving: what was is held by now, or given up.
         """
         every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
-        for one in dict.fromkeys(every):  # a change may be kept in several places: once is enough
+        for one in dict.fromkeys(every):  # a change may be in several lists
             one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
         self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
         self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
-        self._early.clear()  # with numbers of before: they come again
+        self._early.clear()  # with the old numbers: they will be resent
         if self.part is not None:
             books = [self.part.books(number) for number in self.part.segments for _ in to[number]]
             held = [(number, self.ranges(number)) for number in those(self.part.segments, to)]
@@ -316,7 +318,7 @@ class Backup:
             self.part.enter(books)
 
     def _let_go(self) -> None:
-        """Of what waits nothing is kept that nobody waits for."""
+        """Forget waiting changes that no awaited segment needs."""
         self._waiting = [one for one in self._waiting if self._is_awaited(one)]
         self.waits = sum(size_of(one.given) for one in self._waiting)
 
@@ -324,7 +326,7 @@ class Backup:
         return any(self._lacks(number, one.change.seq) for number in one.covers)
 
     def _lacks(self, number: int, seq: int) -> bool:
-        """Whether a segment that we are being filled with will need this change: it may be in its image."""
+        """Whether a segment that is being filled will need this change: its image may have it."""
         if number not in self.awaited or number in self._after:
             return False
         if (arriving := self._arriving.get(number)) is not None:
@@ -333,15 +335,16 @@ class Backup:
 
     @property
     def known(self) -> set[int]:
-        """Segments that are here, or on their way."""
+        """Segments that are here or arriving."""
         return {*self._after, *self._arriving, *self._whole}
 
     # ------------------------------------------------------------ after the primary
 
     def freeze(self, segments: Iterable[int]) -> None:
-        """These have another primary by now, or none: what is here of them is what there is, until the next one says more.
+        """These have another primary, or none: what is here stays until a primary says more.
 
-        The former primary may go on with others that it has, and its log with it: that must not pass for news of these.
+        The former primary may go on with other segments and its log; that must not pass for news
+        of these.
         """
         new = [number for number in segments if number in self._after and number not in self._frozen]
         if not new:
@@ -351,10 +354,10 @@ class Backup:
         for number in new:
             self._after[number] = max(self.have, self._after[number])
             self._frozen[number] = kept
-        self._early.clear()  # of what is still ours to follow it comes again
+        self._early.clear()  # what we still follow will be resent
 
     def thaw(self, segments: Iterable[int], seq: int) -> None:
-        """Their primary is the same again, and brought us level: from this change of its log on they follow it as before."""
+        """Their primary is the same again and brought us level: follow its log from ``seq`` on."""
         for number in segments:
             del self._frozen[number]
             self._after[number] = seq
@@ -363,11 +366,11 @@ class Backup:
         return segment in self._frozen
 
     def seqs(self, segments: Iterable[int]) -> list[int]:
-        """Up to which change these segments are the primary's."""
+        """The last change of the primary's log that each of these segments has."""
         return [self._after.get(segment, 0) for segment in segments]
 
     def lacks(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.ReplicatedChange], m.Arrays]:
-        """What another survivor lacks, which has these changes of these segments: as it travels, for these only."""
+        """What another survivor, which has changes up to ``seqs``, lacks of these segments."""
         least = min(seqs, default=0)
         found = []
         for kept in self._snapshots(segments):
@@ -384,7 +387,7 @@ class Backup:
         return packed(found)
 
     def _snapshots(self, segments: Iterable[int]) -> list[list[BackupEntry]]:
-        """What was kept of these when they were frozen: once for all that were at one moment."""
+        """The changes kept when these were frozen: one list for all that froze together."""
         found: list[list[BackupEntry]] = []
         for number in segments:
             kept = self._frozen.get(number)
@@ -393,10 +396,7 @@ class Backup:
         return found
 
     def catch_up(self, changes: Sequence[m.ReplicatedChange], arrays: m.Arrays) -> HandlerResult | None:
-        """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.
-
-        None if they were damaged on the way: nothing was taken.
-        """
+        """Take from another survivor the changes that did not reach us. None: they are damaged."""
         found = unpacked(changes, arrays, self.spec.push_width)
         if found is None:
             return None
@@ -428,7 +428,8 @@ class Backups:
         All that a server has of a dense table lies side by side.
         """
         ground = ground_of(self.placed.spec, [self.range(segment) for segment in segments], self._first_ground)
-        if isinstance(ground, DenseRows):  # sparse rows lie beside nobody's: nothing must keep them alive
+        # Sparse rows lie beside nobody's: nothing must keep them alive.
+        if isinstance(ground, DenseRows):
             self._first_ground = self._first_ground or ground
         return ground
 
@@ -448,7 +449,7 @@ class Backups:
         return backup
 
     def holder(self, segment: int) -> Backup | None:
-        """The backup that has this segment, whoever its primary was."""
+        """The backup that has this segment, for any primary."""
         return next((backup for backup in self.by_primary.values() if segment in backup.segments), None)
 
     def _awaited(self, primary: str) -> set[int]:
@@ -465,12 +466,15 @@ class Backups:
         )
 
     def settle(self) -> None:
-        """A new placement: what came whole, and makes us a member of its set, is held from now on."""
+        """A new placement: hold what is complete and makes us a member of its replica set."""
         for backup in self.by_primary.values():
             backup.settle(lambda segment: self.me in self.placed.places[segment].servers)
 
     def drop_stale(self, returned: Container[int] = ()) -> None:
-        """Drop what is not ours to hold; freeze what lost its primary, also if it has ``returned`` to it."""
+        """Drop what is not ours to hold, and freeze what lost its primary.
+
+        ``returned`` are segments that another server was primary of meanwhile: they freeze too.
+        """
         for key, backup in list(self.by_primary.items()):
             gone, orphans = [], []
             lives = self.members.get(key[0], 0) == key[1]
@@ -506,7 +510,7 @@ class Backups:
 
 
 def _came_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
-    """Whether as many names and floats came as were sent."""
+    """Whether as many keys and floats came as were sent."""
     if not arrays:
         return not piece.rows
     sizes = [piece.rows, piece.rows * piece.words] if sparse else [piece.rows * piece.words]

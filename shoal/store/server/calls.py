@@ -1,8 +1,9 @@
-"""Calls: a question goes to every server that holds keys of a range, and what they find is put together at the client.
+"""Calls at a server: runs a query over the rows it holds.
 
-A server answers a call as it would a pull at no clock: at once, from rows that all copies have. It may take long, so a client is told
-that it is under way, and asks no second time. A user's own question is asked in another process (``apart``): it may take long, fail, end its
-process or want all memory, and costs its own answer only. Whoever asks need not be a member: nothing is counted, and nobody waits for it.
+A call is answered like a pull at no clock: at once, from rows that all replicas have. It may take
+long, so the client hears that it is under way. A user's own query runs in another process: it
+may take long, fail, exit or use all memory, and costs only its own answer. The caller need not be
+a member: nothing is counted and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _REASON = 2_000  # characters of a refusal: a name may be as long as a message
 
 
 class PendingCall(Protocol):
-    """A question that is asked in another process."""
+    """A query that runs in another process."""
 
     done: bool
 
@@ -36,7 +37,7 @@ Apart = Callable[[Callable[[], Found], int], PendingCall]
 
 
 class PendingCalls:
-    """Those under way at a server. ``apart``, where the server is a process, is how users' questions are asked in another one."""
+    """The calls under way at a server. ``apart`` runs users' queries in another process."""
 
     def __init__(self) -> None:
         self.apart: Apart | None = None
@@ -45,7 +46,10 @@ class PendingCalls:
         self._told = 0
 
     def call(self, now: int, sender: str, call: m.Call, part: SegmentState, inline: int, within: int) -> HandlerResult:
-        """Answer it: now, if it is short and our own, else off the loop, and say so. A user's has ``within`` nanoseconds."""
+        """Answer it: now if it is short and built in, else off the loop.
+
+        A user's query has ``within`` nanoseconds.
+        """
         if (sender, call.request) in self._under_way:
             return HandlerResult([self.held(sender, call)])
         try:
@@ -92,19 +96,19 @@ class PendingCalls:
         assert apart is not None
         self._under_way[asked] = call
 
-        def ask() -> None:  # off the loop, when nobody else is at the table: what it sees is of one moment
+        def ask() -> None:  # off the loop, alone at the table: it sees one moment
             rows = pieces(part.table, keys, limits.CALL_PIECE, question.keys)
             self._pending[asked] = apart(lambda: question.ask(rows, settings), within)
 
         return HandlerResult([self.held(sender, call)], [LongComputation(ask, self.collect, None)])
 
     def collect(self, now: int = 0) -> HandlerResult:
-        """Answers that have come from elsewhere."""
+        """Answers that other processes have finished."""
         found: list[Effect] = []
         for asked in [one for one, pending in list(self._pending.items()) if pending.done]:
             pending, call = self._pending.pop(asked), self._under_way.pop(asked, None)
             if call is None:
-                continue  # all was given up meanwhile
+                continue  # the server gave everything up meanwhile
             try:
                 found.append(_told(asked[0], call, pending.found()))
             except Invalid as error:
@@ -113,11 +117,11 @@ class PendingCalls:
         return HandlerResult(found)
 
     def has(self, event: Received) -> bool:
-        """Is this the same call once more?"""
+        """Whether this is a resend of a call under way."""
         return (event.sender, getattr(event.message, "request", 0)) in self._under_way
 
     def notices(self, now: int, timing: TimingSettings = DEFAULT) -> list[Effect]:
-        """Now and then, who waits is told."""
+        """Tell the callers, now and then, that their calls are under way."""
         if now - self._told < timing.notice:
             return []
         self._told = now

@@ -1,15 +1,15 @@
-"""Who is how far, and the one rule about waiting.
+"""How far each worker is, and the one rule about waiting.
 
-A worker's clock at a segment is the highest c such that all its steps up to c are counted there: a mark, never a count.
-A pull at clock c is answered once every worker that is live and not parked has reached c - max_delay:
+A worker's clock at a segment is the highest c such that all its steps up to c are counted there. A
+pull at clock c is answered once every live worker that is not parked has reached c - max_delay:
 
     max_delay = 0       nobody runs ahead
     max_delay = k       at most k steps ahead of the slowest (bounded delay)
     max_delay = None    never wait (asynchronous)
 
-A worker that enters, or comes back from parking, does so level with the slowest: it neither stalls the others nor runs
-ahead. Each return is a new *spell*; what a late message says of an earlier spell is ignored. Nothing here sends, sleeps
-or reads the time.
+A worker that enters, or returns from parking, starts level with the slowest: it neither stalls the
+others nor runs ahead. Each return is a new *spell*; late messages of an earlier spell are ignored.
+Nothing here sends, sleeps or reads the time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from shoal.wire.messages import ClockedWorker, Counts, ReplicatedChange
 
 @dataclass(slots=True)
 class WorkerClock:
-    """One incarnation of a worker, as a server sees it."""
+    """One incarnation of a worker."""
 
     name: str
     spell: int = -1
     parked: bool = True
-    entered: int = 0  # what it was told when this spell began
+    entered: int = 0  # its clock when this spell began
 
 
 class Clocks:
@@ -46,10 +46,10 @@ class Clocks:
         self._segments = segments
         self._marks = Ledger(segments)
         self._workers: dict[int, WorkerClock] = {}
-        self._slowest: Numbers | None = None  # kept until something moves
+        self._slowest: Numbers | None = None  # cached until something moves
 
     def live(self, workers: dict[int, str]) -> bool:
-        """Take the live workers from a new view; the departed are waited for no longer. True if any had departed."""
+        """Take the live workers from a new view. True if any had departed."""
         departed = [incarnation for incarnation in self._workers if incarnation not in workers]
         for incarnation in departed:
             del self._workers[incarnation]
@@ -60,12 +60,12 @@ class Clocks:
     def level(self, incarnation: int, at: int = 0) -> int:
         """The clock at which a worker would be entered now.
 
-        One that has a clock already (it entered another table before) says so with ``at``, and keeps it.
+        A worker that has a clock already (from another table) passes it as ``at`` and keeps it.
         """
         return at if at > 0 else int(np.maximum(self._clock(incarnation).mark, self._level()).max())
 
     def enter(self, incarnation: int, name: str, spell: int, level: int | None = None) -> int:
-        """A worker begins to take part; the clock it starts at. Asked again about the same spell, the same answer."""
+        """Start a spell of a worker; its first clock. The same spell gets the same answer."""
         worker = self._workers.setdefault(incarnation, WorkerClock(name))
         if spell > worker.spell:
             stream = self._clock(incarnation)
@@ -76,11 +76,11 @@ class Clocks:
         return worker.entered
 
     def knows(self, incarnation: int) -> bool:
-        """It has entered here, in whatever spell, or parked since."""
+        """Whether it has entered here, in any spell."""
         return incarnation in self._workers
 
     def has_parked(self, incarnation: int, spell: int) -> bool:
-        """This spell is over, and known to be."""
+        """Whether this spell is over."""
         worker = self._workers.get(incarnation)
         return worker is not None and (worker.spell > spell or (worker.spell == spell and worker.parked))
 
@@ -89,17 +89,17 @@ class Clocks:
         return worker is not None and spell <= worker.spell
 
     def entered(self, incarnation: int) -> int:
-        """What a worker was told when its spell began."""
+        """The clock that a worker's present spell started at."""
         worker = self._workers.get(incarnation)
         return 0 if worker is None else worker.entered
 
-    def would_hear(self, incarnation: int, spell: int, entered: int) -> bool:
-        """Whether ``heard`` would change anything."""
+    def would_raise(self, incarnation: int, spell: int, entered: int) -> bool:
+        """Whether ``raise_floor`` would change anything."""
         worker = self._workers.get(incarnation)
         return worker is not None and spell == worker.spell and self._clock(incarnation).lowest < entered
 
-    def heard(self, incarnation: int, spell: int, entered: int) -> None:
-        """A worker said that it has no steps up to ``entered``, the highest of what the servers told it."""
+    def raise_floor(self, incarnation: int, spell: int, entered: int) -> None:
+        """A worker has no steps up to ``entered``, the highest clock that any server gave it."""
         worker = self._workers.get(incarnation)
         if worker is not None and spell == worker.spell and self._clock(incarnation).raise_to(entered):
             self._slowest = None
@@ -111,7 +111,10 @@ class Clocks:
             self._slowest = None
 
     def tick(self, incarnation: int, step: int, segments: Mask, everywhere: bool = False) -> None:
-        """Steps are counted from 1; a step that was counted before changes nothing. ``everywhere``: these are all segments."""
+        """Count a step, from 1 on; one that was counted before changes nothing.
+
+        ``everywhere``: these are all segments.
+        """
         if incarnation in self._workers and step > 0 and self.fits(incarnation, step):
             stream = self._clock(incarnation)
             fresh = stream.fresh(step - 1, segments)
@@ -120,12 +123,12 @@ class Clocks:
                 self._slowest = None
 
     def is_parked(self, incarnation: int, spell: int) -> bool:
-        """Was here before, went, and this would be its return."""
+        """Whether this spell would be its return from parking."""
         worker = self._workers.get(incarnation)
         return worker is not None and worker.parked and spell > worker.spell
 
     def is_ahead(self, incarnation: int, step: int) -> bool:
-        """A step before this one is still missing somewhere."""
+        """Whether a step before this one is missing in some segment."""
         return incarnation in self._workers and self._clock(incarnation).lowest < step - 1
 
     def fits(self, incarnation: int, step: int) -> bool:
@@ -137,7 +140,7 @@ class Clocks:
         return bool((self.slowest()[segments] >= clock - self.max_delay).all())
 
     def laggards(self, clock: int) -> list[str]:
-        """Whom a pull at this clock waits for."""
+        """The workers that a pull at this clock waits for."""
         if self.max_delay is None:
             return []
         return [
@@ -147,7 +150,7 @@ class Clocks:
         ]
 
     def slowest(self) -> Numbers:
-        """Per segment, the clock of the slowest worker that is waited for; far ahead if there is none."""
+        """Per segment, the clock of the slowest worker that counts; the maximum if none does."""
         if self._slowest is None:
             self._slowest = np.full(self._segments, np.iinfo(np.int64).max, np.int64)
             for incarnation, worker in self._workers.items():
@@ -156,7 +159,7 @@ class Clocks:
         return self._slowest
 
     def _level(self) -> Numbers:
-        """Where a newcomer is entered: with the slowest, or, if nobody is at work, with the furthest there ever was."""
+        """Where a newcomer enters: with the slowest; if all are parked, with the furthest ever."""
         if any(not worker.parked for worker in self._workers.values()):
             return self.slowest()
         level = np.zeros(self._segments, np.int64)
@@ -165,7 +168,7 @@ class Clocks:
         return level
 
     def entries(self) -> list[ReplicatedChange]:
-        """How the workers came here, as changes: to those who know it they change nothing."""
+        """How the workers entered, as changes; they change nothing where they are known."""
         found: list[ReplicatedChange] = []
         for incarnation, worker in self._workers.items():
             if worker.spell < 0:
@@ -179,7 +182,7 @@ class Clocks:
         return found
 
     def shown(self) -> dict[str, int]:
-        """By worker, its lowest clock; of one that is parked, below zero."""
+        """Each worker's lowest clock by name; negative if it is parked."""
         return {
             worker.name: -1 - self._clock(incarnation).lowest if worker.parked else self._clock(incarnation).lowest
             for incarnation, worker in self._workers.items()
@@ -196,7 +199,7 @@ class Clocks:
 
     @classmethod
     def of(cls, known: Sequence[Mapping[int, ClockedWorker]], max_delay: int | None) -> Clocks:
-        """From what each segment knows: of who entered here and not there, there it has no steps yet."""
+        """From what each segment knows. A worker unknown to a segment has no steps there yet."""
         clocks = cls(len(known), max_delay)
         for incarnation in dict.fromkeys(incarnation for one in known for incarnation in one):
             some = [one[incarnation] for one in known if incarnation in one]

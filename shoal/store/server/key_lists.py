@@ -1,10 +1,11 @@
-"""Lists of keys that clients have sent before, and name by a number now (key caching, Li et al., OSDI 2014, section 4).
+"""Key lists that clients have sent before and now name by a number.
 
-A list belongs to one life of a client: it is found by (incarnation, number), and only if its length and its hash are those that the
-client says. Whatever does not fit is ``Forgot``, and the client sends it whole: nothing is ever guessed. Lists are kept once,
-however many tables they are used with (S1-10), up to so many bytes; the least recently used go, and all of a client that is gone.
-
-Nothing here decides where a key belongs: a list that is named is checked against the table like one that was sent, the first time.
+This is key caching (Li et al., OSDI 2014, section 4). A list belongs to one incarnation of a
+client. It is found by (incarnation, number), and only if its length and hash match the request;
+otherwise the server answers ``Forgot`` and the client sends the keys. A list is stored once,
+however many tables use it. When they take too many bytes the least recently used go, and all of a
+client that has left. A named list is checked against a table like one that was sent, the first
+time.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from shoal.keys import Keys
 from shoal.store.table.table import ServerTable
 from shoal.wire import messages as m
 
-_ENTRY = 512  # bytes that a list takes besides its numbers
+_ENTRY = 512  # bytes per list, beside its keys
 
 
 def crc_of(keys: Keys) -> int:
-    """61 bits that tell this list from any other."""
+    """A 61-bit hash of a list, its order included."""
     from shoal.store.table import kernels
 
     return int(kernels.hash_keys(np.ascontiguousarray(keys))) >> 3
@@ -42,7 +43,8 @@ class StoredKeyList:
 
     @property
     def size(self) -> int:
-        return _ENTRY + self.keys.nbytes * (1 + len(self.tables))  # the keys, and their rows in each table
+        # Its keys, and their rows in each table.
+        return _ENTRY + self.keys.nbytes * (1 + len(self.tables))
 
 
 class KeyLists:
@@ -60,7 +62,7 @@ class KeyLists:
         return len(self._lists)
 
     def whole(self, ask: m.Push | m.Pull, arrays: m.Arrays, table: ServerTable) -> m.Arrays | None:
-        """The arrays of a message with all its keys; None if it names a list that is not known."""
+        """The arrays of a message with all its keys; None if it names an unknown list."""
         ahead = isinstance(ask, m.Push) and ask.ahead > 0
         if not ask.handle and not (ahead and ask.ahead_handle):  # type: ignore[union-attr]
             return arrays
@@ -79,10 +81,11 @@ class KeyLists:
             keys += self._for(table, found)
         if sent and not values:
             raise BadKeys("a pull names a list that is known here, and brings keys as well: one of the two is needed")
-        return [*keys, *sent, *arrays[len(arrays) - values :]]  # what is too much is found out by whoever takes them
+        # The caller checks the number of arrays.
+        return [*keys, *sent, *arrays[len(arrays) - values :]]
 
     def live(self, incarnations: Container[int]) -> None:
-        """Lists of clients that are gone are of no use: nobody has their incarnation again."""
+        """Forget the lists of clients that have left."""
         for key in [key for key in self._lists if key[0] not in incarnations]:
             self._drop(key)
 
@@ -92,7 +95,7 @@ class KeyLists:
     def _list(
         self, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]
     ) -> StoredKeyList | list[m.Array] | None:
-        """The list that is meant, taken from what was sent if it is there; a plain one has no number."""
+        """The list that is meant, taken out of what was ``sent`` if it is there."""
         if known:
             listed = self._lists.pop((who, number), None)
             if listed is not None:
@@ -113,9 +116,9 @@ class KeyLists:
         crc, before = crc_of(keys), self._lists.get(key)
         if before is not None and before.crc == crc and len(before.keys) == len(keys):
             self._lists[key] = self._lists.pop(key)
-            return before  # sent again
+            return before  # resent
         self._drop(key)
-        # A copy: what came may be a piece of a larger message, or still be somebody else's.
+        # A copy: what came may be part of a larger message buffer.
         listed = self._lists[key] = StoredKeyList(keys.copy(), crc)
         self.bytes += listed.size
         self.counts["taken"] += 1

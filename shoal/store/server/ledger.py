@@ -1,11 +1,10 @@
-"""Which numbers of a stream have been counted, for all the segments that a server holds of a table at once.
+"""Which numbers of each stream have been counted, per segment.
 
-A *stream* is a pass over the data (its numbers are slots), a client (its numbers are a counter) or, for clocks, a worker
-(its numbers are steps). ``Ledger`` keeps for each stream and segment a mark, below which all numbers are counted, and a
-ring of bits for those above it, so that numbers may come in any order and each is counted once. The segments of a table
-nearly always agree; where they do not (a part was moved or sent again), each has its own truth.
-
-One row of a small integer array per stream, one column per segment: every question is one vector operation.
+A *stream* is a pass over the data (its numbers are slots), a client (a counter) or, for clocks, a
+worker (steps). ``Ledger`` keeps for each stream and segment a mark, below which all numbers are
+counted, and a ring of bits for those above it. So numbers may come in any order, and each is
+counted once. The segments of a table nearly always agree; where they do not (some were moved or
+sent again), each has its own row of bits.
 """
 
 from __future__ import annotations
@@ -21,24 +20,26 @@ from shoal.wire.messages import Counts
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 NOTHING = Counts(0)
-_LOOK = 256  # segments that differ are looked at after so many numbers, whether they agree again
+_LOOK = 256  # numbers between two checks whether segments agree again
 
 
 class PushStream:
-    """One stream's numbers: all below ``mark[s]`` are counted in segment s, and those whose bit is set above it.
+    """One stream: in segment s numbers below ``mark[s]``, and those with a bit, are counted.
 
-    While all segments agree, which is nearly always, ``even`` is the one mark, ``_ahead`` the one ring, and no array is touched.
+    While all segments agree, ``even`` is the one mark, ``_ahead`` the one ring, and no array is
+    touched.
     """
 
     __slots__ = ("_ahead", "_apart", "_mark", "_segments", "bits", "even")
 
     def __init__(self, segments: int) -> None:
         self._segments = segments
-        self._apart = 0  # numbers added while they differed
+        self._apart = 0  # numbers added while segments differed
         self.even = 0  # the mark of all segments; -1: they differ
         self._ahead = bytearray(64)  # while they agree: which numbers above the mark are counted
         self._mark: Numbers = np.zeros(segments, np.int64)
-        self.bits: Mask = np.zeros((segments, 64), np.bool_)  # ring: number n is at n modulo the width
+        # Ring: number n is at n modulo the width.
+        self.bits: Mask = np.zeros((segments, 64), np.bool_)
 
     @property
     def mark(self) -> Numbers:
@@ -60,29 +61,29 @@ class PushStream:
         return counted
 
     def _is_counted(self, number: int) -> bool:
-        """In all segments, while they agree."""
+        """Whether it is counted in all segments, while they agree."""
         ring = self._ahead
         return number < self.even or (number - self.even < len(ring) and bool(ring[number % len(ring)]))
 
     def fresh(self, number: int, among: Mask) -> Mask | None:
-        """Those of these segments in which the number is not counted yet; None if there are none."""
+        """The segments of these in which the number is not counted yet; None if none."""
         if self.even >= 0:
             return None if self._is_counted(number) else among
         missing = among & ~self.has(number)
         return missing if missing.any() else None
 
     def fits(self, number: int, floor: int = 0) -> bool:
-        """Whether it is near enough to the first that is missing; none below ``floor`` is."""
+        """Whether it is near enough to the first missing number; none below ``floor`` is."""
         return number - max(self.lowest, floor) < LEDGER_WINDOW
 
     def add(self, number: int, segments: Mask, everywhere: bool = False) -> None:
-        """Count ``number`` in these segments; ``everywhere``: they are known to be all."""
+        """Count ``number`` in these segments; ``everywhere``: they are all."""
         if self.even >= 0 and (everywhere or segments.all()):
             self._add_to_all(number)
             return
         self._part()
         mark = self._mark
-        # Of these alone: another one may not have heard of this stream for long, and nothing is written there.
+        # Of these alone: another segment may be far behind in this stream, and is not written.
         while number - int(mark.min(where=segments, initial=number)) >= self.bits.shape[1]:
             self._widen()
         self.bits[segments & (mark <= number), number % self.bits.shape[1]] = True
@@ -116,7 +117,7 @@ class PushStream:
         ]
 
     def _part(self) -> None:
-        """From here on each segment has its own truth."""
+        """From here on each segment has its own mark and bits."""
         if self.even < 0:
             return
         ahead = self._numbers_ahead()
@@ -128,7 +129,7 @@ class PushStream:
         self._ahead = bytearray(64)
 
     def raise_to(self, floor: int | Numbers) -> bool:
-        """All numbers below ``floor``, one for all segments or one for each, are over: they will not come any more."""
+        """Close all numbers below ``floor``, one for all segments or one each. True if news."""
         if self.even >= 0 and isinstance(floor, int):
             if floor <= self.even:
                 return False
@@ -144,7 +145,7 @@ class PushStream:
             return False
         self._part()
         mark = self._mark
-        width = self.bits.shape[1]  # bits that are passed must not be met again
+        width = self.bits.shape[1]  # clear the bits below the floor
         numbers = mark[:, None] + (np.arange(width) - mark[:, None]) % width
         self.bits &= numbers >= np.reshape(floor, (-1, 1))
         np.maximum(mark, floor, out=self._mark)
@@ -160,7 +161,7 @@ class PushStream:
         self.even = int(self._mark[0]) if agree else -1
 
     def counted(self, segment: int) -> Counts:
-        """What one segment knows, as it travels."""
+        """What one segment has counted, as it travels."""
         if self.even >= 0:
             return Counts.of(self.even, self._numbers_ahead())
         mark, width = int(self._mark[segment]), self.bits.shape[1]
@@ -168,7 +169,7 @@ class PushStream:
 
     @classmethod
     def of(cls, counted: Sequence[Counts]) -> PushStream:
-        """From what each segment knows."""
+        """From what each segment has counted."""
         stream = cls(len(counted))
         stream._part()
         stream._mark[:] = [one.mark for one in counted]
@@ -183,7 +184,7 @@ class PushStream:
         return stream
 
     def _agree(self) -> None:
-        """Where all segments know the same by now, one ring is enough for all of them."""
+        """If all segments agree again, use one ring for all."""
         if self.even < 0 and (self._mark == self._mark[0]).all() and (self.bits == self.bits[0]).all():
             self.even, width = int(self._mark[0]), self.bits.shape[1]
             self._ahead = bytearray(self.bits[0].tobytes())
@@ -225,12 +226,12 @@ class Ledger:
         return list(self._streams)
 
     def counted(self, segment: int) -> dict[int, Counts]:
-        """What one segment knows, by stream."""
+        """What one segment has counted, by stream."""
         return {number: stream.counted(segment) for number, stream in self._streams.items()}
 
     @classmethod
     def of(cls, counted: Sequence[Mapping[int, Counts]]) -> Ledger:
-        """From what each segment knows. A stream that one has never heard of has nothing counted there."""
+        """From what each segment has counted; nothing in streams it does not know."""
         marks = cls(len(counted))
         for number in dict.fromkeys(number for one in counted for number in one):
             marks._streams[number] = PushStream.of([one.get(number, NOTHING) for one in counted])

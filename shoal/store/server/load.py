@@ -1,11 +1,9 @@
-"""How much is asked of each segment: rows pushed and pulled, counted as messages come, told as rows a second.
+"""The load of each segment: rows pushed and pulled per second.
 
-Each segment is counted in some equal parts of its keys, so that it is known where its load is cut in two, should it have to be split.
-One message is one search, for the ends of the parts among its keys or the other way round, whichever are fewer; where there are many messages,
-one of a few is counted for all of them. What is told is evened out over some seconds. A range of a sparse table is not counted: how many rows it has is not known before it is read, and those
-who read whole ranges ask the same of everybody.
-
-Nothing here reads the time: whoever asks says how long it was.
+Each segment is counted in equal bins of its keys, so that the key is known that splits its load in
+half. A message costs one search. At high message rates only a sample is counted. Rates are
+smoothed over some seconds. A range of a sparse table is not counted: its row count is unknown
+before it is read. Nothing here reads the time: the caller says how long it was.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from shoal.keys import KeyRange, Keys
 from shoal.limits import LOAD_BINS, LOAD_KEPT
 from shoal.tables import Sparse, Table
 
-_HOT = 0.25  # of all that one server is asked for: where to cut such segments is told
-_MANY = 500  # messages a second: of more than that a sample is counted
-_SAMPLE = 7  # one of so many; clients that push and pull by turns would be seen by halves if it were even
-_PARTS = 4_096  # of all segments together: where there are more segments, each is one
+_HOT = 0.25  # of a server's load: segments above that report where to split
+_MANY = 500  # messages a second, above which only a sample is counted
+_SAMPLE = 7  # odd: clients alternate between push and pull
+_PARTS = 4_096  # bins of all segments together, at most
 Rates = npt.NDArray[np.float64]
 
 
 class SegmentLoad:
-    """What is asked of some segments of one table, on one server."""
+    """The load on some segments of one table, on one server."""
 
     def __init__(self, spec: Table, held: Sequence[tuple[int, KeyRange]]) -> None:
         self._numbers = [number for number, _ in held]
@@ -38,20 +36,19 @@ class SegmentLoad:
         self._stops: Keys = np.array([one[1:] for one in edges], np.uint64).reshape(-1)
         self._ends = np.append(self._starts, self._stops[-1:])
         self._ranges_too = not isinstance(spec, Sparse)
-        self._rows = np.zeros(len(self._starts), np.int64)  # since it was last told
-        self._messages, self._every = 0, 1  # one of so many is counted, for all of them
+        self._rows = np.zeros(len(self._starts), np.int64)  # since the last report
+        self._messages, self._every = 0, 1  # one of so many is counted for all
         self._rates: Rates = np.zeros(len(self._starts))
-        self._watched = np.zeros(
-            len(held), np.int64
-        )  # how often it was asked after: at first for a part of the time only
+        # Reports so far; the first covers a part of the time.
+        self._watched = np.zeros(len(held), np.int64)
 
     def note(self, keys: Keys | KeyRange) -> None:
-        """These rows were asked for; they lie in our segments."""
+        """Rows of these keys were asked for; they lie in our segments."""
         self._messages += 1
         if self._messages % self._every:
             return
         if isinstance(keys, KeyRange):
-            if self._ranges_too and keys.start < keys.stop:  # it may be too long to have a length
+            if self._ranges_too and keys.start < keys.stop:  # len() may overflow
                 low, high = np.uint64(keys.start), np.uint64(keys.stop)
                 rows = np.clip(self._stops, low, high) - np.clip(self._starts, low, high)
                 self._rows += self._every * rows.astype(np.int64)
@@ -61,7 +58,7 @@ class SegmentLoad:
             self._rows += self._every * np.diff(np.searchsorted(keys, self._ends))
 
     def after(self, seconds: float) -> None:
-        """So long it was since the last time: what came meanwhile enters the rates."""
+        """So many seconds have passed: update the rates."""
         rates = self._rows / seconds
         known = np.repeat(self._watched > 1, self._bins)
         self._rates = np.where(known, LOAD_KEPT * self._rates + (1 - LOAD_KEPT) * rates, rates)
@@ -71,14 +68,14 @@ class SegmentLoad:
         self._messages = 0
 
     def rates(self) -> dict[int, float]:
-        """Rows a second, of those segments that were watched all the time."""
+        """Rows a second of the segments that were watched all the time."""
         each = self._rates.reshape(-1, self._bins).sum(axis=1).round(1).tolist()
         return {
             n: rate for n, rate, known in zip(self._numbers, each, self._watched.tolist(), strict=True) if known > 1
         }
 
     def halves(self, least: float) -> dict[int, int]:
-        """The key that cuts a segment's load in two, for segments that are asked for this much and have two keys."""
+        """By segment with at least this load and two keys: the key that splits its load in half."""
         found: dict[int, int] = {}
         for at, rates in enumerate(self._rates.reshape(-1, self._bins)):
             keys = self._ranges[at]
@@ -87,7 +84,7 @@ class SegmentLoad:
         return found
 
     def follow(self, before: SegmentLoad, same: Mapping[int, int]) -> None:
-        """Other segments are ours now: of these, by their numbers now and then, what was known stays."""
+        """The segments have changed: keep what is known of ``same`` (number now: number then)."""
         theirs = {number: at for at, number in enumerate(before._numbers)}
         if before._bins != self._bins:
             return
@@ -101,10 +98,10 @@ class SegmentLoad:
         return slice(at * self._bins, (at + 1) * self._bins)
 
 
-def told(
+def load_report(
     own: Mapping[int, SegmentLoad], seconds: float
 ) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, int]]]:
-    """What a server tells of all its tables after so long: rows a second, and where to cut the hottest segments."""
+    """What a server reports of all its tables: rates, and where to split the hottest segments."""
     for one in own.values():
         one.after(seconds)
     rates = {number: one.rates() for number, one in own.items()}
@@ -118,7 +115,7 @@ def _edge(keys: KeyRange, i: int, bins: int) -> int:
 
 
 def _half(keys: KeyRange, rates: Sequence[float]) -> int:
-    """The end of a part that leaves the hotter side least; of several, the one that leaves that side fewest keys."""
+    """The end of a bin that makes the hotter side coolest; of several, with fewest keys there."""
     best: tuple[float, int, int] | None = None
     left, total = 0.0, sum(rates)
     for i in range(1, len(rates)):

@@ -1,4 +1,4 @@
-"""Who asked a server for something, and what came of it: answers, and work that is too long for the loop."""
+"""Who asked a server for something, and what came of it: answers, and long computations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Later = Callable[[int], "HandlerResult"]
 
 @dataclass(slots=True)
 class Requester:
-    """Who asked, and what: answered now or later."""
+    """Who asked, and what; answered now or later."""
 
     name: str
     ask: m.Push | m.Pull
     keys: Keys | KeyRange
-    told: int  # when it was last told anything
+    told: int  # when it last got a notice
     covered: Mask
-    new: bool = True  # of a push: it is counted by this, not before
-    part: bool = False  # but not everywhere
+    new: bool = True  # a push: counted by this request, not before
+    part: bool = False  # but not in all segments
 
     @property
     def id(self) -> tuple[str, int]:
@@ -32,15 +32,15 @@ class Requester:
 
 @dataclass(slots=True)
 class LongComputation:
-    """A computation that is too long for the loop: run ``function`` elsewhere, then go on with ``then``."""
+    """A computation that is too long for the loop: run ``function`` elsewhere, then ``then``."""
 
     function: Callable[[], None]
     then: Callable[[int], HandlerResult]
-    full: Callable[[], HandlerResult] | None  # there was no memory for it, and nothing was changed
+    full: Callable[[], HandlerResult] | None  # called if there was no memory; nothing has changed
 
 
 class JoinedOutcome:
-    """Changes that are made by one computation, one after the other: however many came at once, others wait for it once."""
+    """Changes that one computation makes, one after the other."""
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._all = [first]
@@ -55,7 +55,7 @@ class JoinedOutcome:
 
 @dataclass(slots=True)
 class HandlerResult:
-    """What came of a message: answers, and perhaps work that has to be done, in this order, before others."""
+    """What came of a message: effects, and computations that must run, in order, before others."""
 
     effects: list[Effect] = field(default_factory=list)
     works: list[LongComputation] = field(default_factory=list)

@@ -1,15 +1,24 @@
-"""The segments of one table on one server, from push to pull.
+"""The segments of one table that one server is primary of, from push to pull.
 
-Each segment has a version, a ledger and the workers' clocks; all of them are kept as small arrays with one entry per
-segment, so that one message is one question to each, however many segments it covers. A push is counted once in every
-segment it covers, or not at all there; a pull is answered when the rule of the table allows it, and is told whom it
-waits for until then.
+Each segment has a version, a ledger and the workers' clocks, kept as small arrays with one entry
+per segment: one message is one question to each, however many segments it covers. A push is
+counted once in every segment it covers, or not at all there. A pull is answered when the table's
+rule allows it; until then the client hears, once a second, what it waits for.
 
     apply = each    counted on arrival; pulls wait for the slowest worker's clock
     apply = step    held until all slots of the step are here; pulls wait for the segment's version
 
-Nothing here knows who is a member: ``nodes.server`` has checked that before. Long computations are handed out (see
-``LongComputation``) and everything else waits until they are back.
+One step at a time is on its way to the backups. A snapshot at a step is taken when every segment
+has reached it, before any goes on.
+
+A sparse table admits a key after enough pushes, and evicts rows that are zero again. The primary
+decides both. Admission comes before a change, so backups never see the rest. Eviction is a change
+of its log, kind ``evict``, which says when and not which: replicas have the same zeros. A sweep is
+due when rows have doubled since the last one, or four times as many keys were pushed as there are
+rows.
+
+Nothing here knows who is a member: ``nodes.server`` has checked that. Long computations are handed
+out (``LongComputation``), and everything else waits until they are back.
 """
 
 from __future__ import annotations
@@ -45,7 +54,8 @@ from shoal.wire.effects import Effect, Send
 from shoal.wire.messages.base import Events
 
 Then = Callable[[int, KeyValues | None], HandlerResult]
-_Found = tuple[list[m.Array], int, Wire, int]  # arrays, where the rest starts, the form of values, rows
+# Arrays, start of the rest, form of values, rows.
+_Found = tuple[list[m.Array], int, Wire, int]
 
 
 class Primary(SegmentState):
@@ -64,27 +74,32 @@ class Primary(SegmentState):
         self.inline, self.log = inline, log or ReplicationLog(number, 0)
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
-        self.handles = KeyLists(0)  # the server's own, by which it knows lists of keys
+        self.handles = KeyLists(0)  # the server sets its own
         self.asked = SegmentLoad(spec, held)
         self._open: dict[int, OpenStep] = {}  # by step
-        self._held: dict[tuple[str, int], tuple[int, int, Requester]] = {}  # pushes: (step, slot, who asked)
+        # Pushes: step, slot, requester.
+        self._held: dict[tuple[str, int], tuple[int, int, Requester]] = {}
         self._waiting: dict[tuple[str, int], Requester] = {}  # pulls
-        self._promised: dict[tuple[str, int], Requester] = {}  # what waits until it is on all copies
+        # Waits until it is on all replicas.
+        self._promised: dict[tuple[str, int], Requester] = {}
         self._writing = False  # a change is being written off the loop
-        self.present: tuple[dict[int, str], dict[int, str]] | None = None  # workers, everybody: by the last view
-        self._cut: tuple[int, Later] | None = None  # at this version somebody wants a snapshot
-        # A step is on its way to the copies.
+        # Workers, all members: by the last view.
+        self.present: tuple[dict[int, str], dict[int, str]] | None = None
+        self._cut: tuple[int, Later] | None = None  # a snapshot is wanted at this version
+        # A step is on its way to the backups.
         self._closing = any(entry.change.kind == "step" for entry in self.log.entries)
         rows = self.table.part
         counts = isinstance(spec, Sparse) and spec.admit > 1 and isinstance(rows, SparseRows)
         self._admission = Admission(rows, spec.admit, spec.span) if counts else None  # type: ignore[arg-type, union-attr]
         self._by_rows = isinstance(spec, Sparse) and spec.evict and isinstance(spec.apply, Each)
-        self._after_sweep: int | None = None  # rows there were then
-        self._since = 0  # keys pushed since
+        self._after_sweep: int | None = None  # rows after the last sweep
+        self._since = 0  # keys pushed since the last sweep
 
     def succeed(self, before: Primary, same: Mapping[int, int]) -> None:
-        """Go on, with other segments on the same ground, where another one ended; ``same`` are those that are what they were, by their
-        numbers now and then. What is known of those, and of the server, stays so."""
+        """Take over from ``before``, with other segments on the same rows.
+
+        What is known of ``same`` segments (number now: number then), and of the server, stays.
+        """
         self.staleness, self.counts = before.staleness, before.counts
         self.asked.follow(before.asked, same)
         self._admission, self._since = before._admission, before._since
@@ -93,7 +108,7 @@ class Primary(SegmentState):
 
     # ------------------------------------------------------------ the view
 
-    def heard_of(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
+    def take_members(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
         """Take the live incarnations from a new view: nobody waits for the departed."""
         self.present = workers, clients
         departed = self.live(workers, clients)
@@ -101,22 +116,25 @@ class Primary(SegmentState):
             for key in [key for key, asker in asked.items() if asker.ask.incarnation not in clients]:
                 del asked[key]
         for key in [key for key, (_, _, asker) in self._held.items() if asker.ask.incarnation not in clients]:
-            del self._held[key]  # its slot stays: it may be counted, only the answer has nobody to go to
+            # Its slot stays: it may still be counted.
+            del self._held[key]
         return self._release() if departed else HandlerResult()
 
     def set_delay(self, spec: Spec) -> HandlerResult:
+        """Change the table's ``max_delay``."""
         self.spec = spec
         self.clocks.max_delay = spec.max_delay
         return self._release()
 
-    def forgotten(self, view: int) -> list[Effect]:
-        """Other segments are held here from now on: all who wait are to ask again, by this view."""
+    def refuse_waiting(self, view: int) -> list[Effect]:
+        """The segments change: all who wait must ask again, by this view."""
         asked = {**self._waiting, **self._promised, **{key: asker for key, (_, _, asker) in self._held.items()}}
         return [Send(asker.name, m.SegmentsMoved(asker.ask.request, view)) for asker in asked.values()]
 
     # ------------------------------------------------------------ push
 
     def push(self, now: int, sender: str, push: m.Push, sent: m.Arrays) -> HandlerResult:
+        """Count a push in the segments that it covers, once; or hold the slot of a step."""
         try:
             covered = self.extent.covered(push.first, push.last)
             if (arrays := self.handles.whole(push, self.extent.opened(push, sent), self.table)) is None:
@@ -133,7 +151,7 @@ class Primary(SegmentState):
             self.asked.note(asked)
         asker = Requester(sender, push, asked, now, covered)
         if self._promised and asker.id in self._promised:
-            return self._told_promised(now, asker)
+            return self._notify_promised(now, asker)
         if slot is not None:
             return self._push_slot(now, asker, slot, given)
         if self.log.is_full:
@@ -142,6 +160,7 @@ class Primary(SegmentState):
         return self._push_each(now, asker, given)
 
     def _push_each(self, now: int, asker: Requester, given: KeyValues | None) -> HandlerResult:
+        """Count a push now, in the segments that have not counted it."""
         push = asker.ask
         assert isinstance(push, m.Push)
         stream = self.ledger.stream(push.stream)
@@ -168,7 +187,7 @@ class Primary(SegmentState):
         return self.admitted(now, counts, make)
 
     def _counted_before(self, now: int, asker: Requester) -> HandlerResult:
-        """Counted for another worker, perhaps: this one has done the step all the same, and nobody may wait for it."""
+        """The push was counted already, perhaps for another worker; the clock ticks anyway."""
         push = asker.ask
         assert isinstance(push, m.Push)
         self.counts["repeated"] += 1
@@ -212,7 +231,7 @@ class Primary(SegmentState):
     # ------------------------------------------------------------ slots of a step
 
     def _push_slot(self, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None) -> HandlerResult:
-        """A slot of a step: hold it, and close the step if it was the last."""
+        """Hold a slot of a step, and close the step if it was the last."""
         step, place = slot
         push = asker.ask
         assert isinstance(push, m.Push) and isinstance(self.spec.apply, Step)
@@ -238,16 +257,16 @@ class Primary(SegmentState):
         self._held[asker.id] = (step, place, asker)
         outcome = self._close_steps(now)
         if asker.id in self._held:
-            outcome.effects.append(self._told_held(now, step, asker))
+            outcome.effects.append(self._notify_held(now, step, asker))
         return outcome
 
     def _is_its_own(self, asker: Requester, step: int, place: int) -> bool:
-        """Whether the slot that is held already came from this very worker, perhaps by another view."""
+        """Whether the slot held already came from this very worker, perhaps by another view."""
         held = (one for at, where, one in self._held.values() if (at, where) == (step, place))
         return any(one.new and one.ask.incarnation == asker.ask.incarnation for one in held)
 
     def _close_steps(self, now: int) -> HandlerResult:
-        """Take every step whose slots are all here, in order: one at a time."""
+        """Take the next step if all its slots are here; one at a time."""
         apply = self.spec.apply
         assert isinstance(apply, Step)
         step = int(self.version.min())
@@ -270,9 +289,9 @@ class Primary(SegmentState):
         return self.admitted(now, total, lambda now, total: self._make(now, change, total, None, ready))
 
     def _closed(self, now: int, entry: LogEntry) -> HandlerResult:
-        """A step is taken: answer those whose slots were in it, and go on with the next."""
+        """A step is taken: answer its pushes, and go on with the next."""
         self._closing = False
-        if not entry.segments.any():  # all of them have another primary by now
+        if not entry.segments.any():  # all have another primary by now
             return self._close_steps(now)
         self.counts["steps"] += 1
         step = int(self.version[entry.segments].max()) - 1
@@ -291,7 +310,7 @@ class Primary(SegmentState):
         return outcome
 
     def _taken(self, step: int) -> list[Requester]:
-        """Those whose slot of this step is counted now in all the segments they named."""
+        """Those whose slot of this step is now counted in all segments they named."""
         counted = [
             key for key, (of, _, one) in self._held.items() if of == step and (self.version[one.covered] > step).all()
         ]
@@ -300,7 +319,7 @@ class Primary(SegmentState):
     def _held_bytes(self) -> int:
         return sum(opened.size for opened in self._open.values())
 
-    # ------------------------------------------------------------ changes: on every replica before they are applied here
+    # ------------------------------------------------------------ changes
 
     def _make(
         self,
@@ -311,6 +330,7 @@ class Primary(SegmentState):
         segments: Mask,
         later: Later | None = None,
     ) -> HandlerResult:
+        """Replicate a change, then apply it; at once if there is nothing to wait for."""
         entry = LogEntry(change, given, segments, asker, later)
         log = self.log
         if not log.links and not log.entries and not self._writing:
@@ -327,7 +347,7 @@ class Primary(SegmentState):
         return self._make(now, change, None, None, self.extent.whole)
 
     def advance(self, now: int, at_once: bool = False) -> HandlerResult:
-        """Make the changes that all copies have, in order: while one is being written, the next ones wait."""
+        """Apply, in order, the changes that all replicas have; one at a time."""
         inline = self.inline
         if at_once:
             self.inline = 1 << 62
@@ -335,13 +355,15 @@ class Primary(SegmentState):
         while not self._writing and (entry := self.log.ready()) is not None:
             outcome += self._write(now, entry, entry.change.seq)
             if outcome.works:
-                if not self._writing:  # somebody reads what is there now: the next one follows when it is read
+                # A long pull reads first: the next change follows when it is done.
+                if not self._writing:
                     outcome += self._next()
                 break
         self.inline = inline
         return outcome
 
     def _write(self, now: int, entry: LogEntry, seq: int) -> HandlerResult:
+        """Apply the rows of a change: here if it is short, else off the loop."""
         change, given, asker, alone = entry.change, entry.given, entry.asker, not entry.change.seq
         work = self.work(change, given, entry.segments)
         if not work:
@@ -354,7 +376,8 @@ class Primary(SegmentState):
         try:
             self.write(change, given, entry.segments)
         except MemoryError:
-            if not alone or asker is None or given is None:  # it is promised: this server cannot go on
+            # It is promised to the replicas: this server cannot go on.
+            if not alone or asker is None or given is None:
                 raise
             return self._full(asker, given)
         return self._written(now, entry, seq)
@@ -370,7 +393,7 @@ class Primary(SegmentState):
         return outcome + self._next() if self.log.entries else outcome
 
     def _next(self) -> HandlerResult:
-        """What came meanwhile, when all that is to be done before it is done."""
+        """Go on with the log when all computations before this one are done."""
         return HandlerResult(works=[LongComputation(lambda: None, self.advance, None)])
 
     def _written(self, now: int, entry: LogEntry, seq: int) -> HandlerResult:
@@ -387,7 +410,8 @@ class Primary(SegmentState):
         self.note(change, segments, everywhere, entry.given)
         self.swept()
         if change.incarnation and self.present is not None and change.incarnation not in self.present[1]:
-            self.live(*self.present)  # it left while this was on its way to the copies: nobody may wait for it
+            # It left while this was on its way to the backups: nobody may wait for it.
+            self.live(*self.present)
         if change.seq:
             self.log.made(entry)
         else:
@@ -411,6 +435,7 @@ class Primary(SegmentState):
     # ------------------------------------------------------------ pull
 
     def pull(self, now: int, sender: str, pull: m.Pull, sent: m.Arrays) -> HandlerResult:
+        """Answer a pull as soon as the table's rule allows it."""
         try:
             if pull.enter and isinstance(self.spec.apply, Step):
                 raise Invalid("a table that is updated in steps has no clocks to enter")
@@ -423,11 +448,12 @@ class Primary(SegmentState):
         self.asked.note(keys)
         asker = Requester(sender, pull, keys, now, covered)
         if self._promised and asker.id in self._promised:
-            return self._told_promised(now, asker)
+            return self._notify_promised(now, asker)
         who, spell, at = pull.incarnation, pull.spell, pull.entered
         if pull.enter and not self.clocks.has_entered(who, spell):
             if (entry := self.log.coming("enter", who, spell)) is not None:
-                if entry.asker is not None:  # another request of the same worker; who asks last is answered first
+                # Of several requests of the worker the last one is answered.
+                if entry.asker is not None:
                     self._promised.pop(entry.asker.id, None)
                 entry.asker = self._promised[asker.id] = asker
                 return HandlerResult()
@@ -435,7 +461,7 @@ class Primary(SegmentState):
             level = self.clocks.level(who, at)
             change = m.ReplicatedChange(0, "enter", incarnation=who, spell=spell, entered=level, name=sender)
             return self._make(now, change, None, asker, self.extent.whole)
-        if self.clocks.would_hear(who, spell, at):
+        if self.clocks.would_raise(who, spell, at):
             change = m.ReplicatedChange(0, "tick", incarnation=who, spell=spell, entered=at)
             return self._make(now, change, None, asker, self.extent.whole)
         return self._pull(now, asker)
@@ -458,7 +484,7 @@ class Primary(SegmentState):
         return self.clocks.may_pull(ask.clock, asker.covered)
 
     def _read(self, asker: Requester) -> HandlerResult:
-        """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
+        """Answer a pull: now if it is short, else off the loop, before the rows change."""
         if self.extent.work(asker.keys) <= self.inline:
             return HandlerResult([self._values(asker, *self._found(asker))])
         found: list[_Found] = []
@@ -475,7 +501,7 @@ class Primary(SegmentState):
         )
 
     def _found(self, asker: Requester) -> _Found:
-        """The rows that were asked for, through the table's filters if they may."""
+        """The rows of a pull, through the table's filters if it takes them."""
         arrays, resume, form = self.extent.read(asker.keys, asker.ask.form)
         count = len(arrays[-1]) // self.spec.width
         if asker.ask.filtered and self.extent.chain is not None:
@@ -509,7 +535,7 @@ class Primary(SegmentState):
         return Send(asker.name, values, arrays)
 
     def _clocks(self, asker: Requester) -> Events:
-        """The vector clocks of the keys that were asked for: of a range its own, of a list those of the segments covered."""
+        """The vector clocks of the keys of a pull: of a list, those of its segments."""
         covered = [keys for keys, on in zip(self.extent.ranges, asker.covered, strict=True) if on]
         if isinstance(asker.keys, KeyRange):
             low, high = asker.keys.start, asker.keys.stop
@@ -528,10 +554,11 @@ class Primary(SegmentState):
     # ------------------------------------------------------------ workers that park
 
     def park(self, now: int, incarnation: int, spell: int, then: Later) -> HandlerResult:
-        """This spell of a worker is over. It asks until it is told that all copies know: they hear of it once."""
-        # First: it may be known here since a segment came that knew it, and not to all copies.
+        """End this spell of a worker; ``then`` answers once all replicas know."""
+        # First, since it may be known here through a segment that came, and not to all replicas.
         if (entry := self.log.coming("park", incarnation, spell)) is not None:
-            entry.later = then  # who asks last is told: whoever asked before is the same, or has given up
+            # Of several requests the last one is answered.
+            entry.later = then
             return HandlerResult()
         never_came = not self.clocks.knows(incarnation) and not self.log.has_enter_of(incarnation)
         if never_came or self.clocks.has_parked(incarnation, spell):
@@ -542,7 +569,7 @@ class Primary(SegmentState):
     # ------------------------------------------------------------ which rows there are
 
     def admitted(self, now: int, given: KeyValues | None, then: Then) -> HandlerResult:
-        """Go on with what gets in of a push; counting may take long, and is then done elsewhere."""
+        """Call ``then`` with the rows of a push that are admitted."""
         if self._admission is None or given is None:
             return then(now, given)
         if self.extent.work(given.keys) <= self.inline:
@@ -559,11 +586,11 @@ class Primary(SegmentState):
         return found
 
     def sweep_due(self, given: KeyValues | None) -> bool:
-        """A push was made: is it time to let rows go?"""
+        """Whether it is time to evict rows, after this push."""
         if not self._by_rows or given is None:
             return False
         rows = self.table.rows
-        if self._after_sweep is None:  # those we began with may have been swept just before
+        if self._after_sweep is None:  # the first rows may be just swept
             self._after_sweep = max(0, rows - len(given))
         self._since += len(given)
         if rows < EVICT_ROWS or (rows < 2 * self._after_sweep and self._since < 4 * rows):
@@ -572,7 +599,7 @@ class Primary(SegmentState):
         return True
 
     def swept(self) -> None:
-        """A change was made: if rows went with it, they are told of."""
+        """Count the rows that a change has evicted."""
         if self.evicted:
             self.counts["evicted"] += self.evicted
             self.evicted, self._after_sweep = 0, self.table.rows
@@ -585,7 +612,7 @@ class Primary(SegmentState):
             self.staleness[min(age, len(self.staleness) - 1)] += 1
 
     def _age(self, version: Numbers | int, read: list[int], fresh: Mask) -> int:
-        """How many updates came between what was read and now; -1: that is not known."""
+        """How many updates came between the read and now; -1: unknown."""
         if len(read) == 1 and fresh is self.extent.whole:
             return max(0, int(version) - read[0] if isinstance(version, int) else int(version.max()) - read[0])
         known = np.asarray(read, np.int64)
@@ -594,7 +621,7 @@ class Primary(SegmentState):
         return max(0, int((np.asarray(version) - (known if len(known) == 1 else known[fresh])).max()))
 
     def _damped(self, given: KeyValues | None, read: list[int], fresh: Mask) -> KeyValues | None:
-        """A gradient that is too stale counts less, where the table is so."""
+        """Scale a stale gradient down, if the table says so."""
         above = self.spec.apply.damp_above if isinstance(self.spec.apply, Each) else None
         if above is None or given is None or not read:
             return given
@@ -607,7 +634,7 @@ class Primary(SegmentState):
     # ------------------------------------------------------------ snapshots
 
     def cut(self, now: int, clock: int, then: Later) -> HandlerResult | None:
-        """Call this when every segment is as it is after so many steps, before any goes on. None: that is past."""
+        """Call ``then`` when every segment is at version ``clock``. None: that is past."""
         if clock >= 0:
             if int(self.version.max()) > clock:
                 return None
@@ -624,7 +651,7 @@ class Primary(SegmentState):
     # ------------------------------------------------------------ notices and facts
 
     def notices(self, now: int) -> list[Effect]:
-        """Now and then, who waits is told for what."""
+        """Tell those who wait, now and then, for what."""
         effects: list[Effect] = []
         for asker in self._waiting.values():
             if now - asker.told >= self.log.timing.notice:
@@ -632,10 +659,10 @@ class Primary(SegmentState):
                 effects.append(Send(asker.name, m.PushHeld(asker.ask.request, self._waits_for(asker))))
         for asker in self._promised.values():
             if now - asker.told >= self.log.timing.notice:
-                effects += self._told_promised(now, asker).effects
+                effects += self._notify_promised(now, asker).effects
         for step, _, asker in self._held.values():
             if now - asker.told >= self.log.timing.notice:
-                effects.append(self._told_held(now, step, asker))
+                effects.append(self._notify_held(now, step, asker))
         return effects
 
     def facts(self) -> tuple[dict[str, int], list[int]]:
@@ -660,11 +687,11 @@ class Primary(SegmentState):
             return self._missing(int(self.version[asker.covered].min()), f"version {wanted}: ")
         return ", ".join(self.clocks.laggards(ask.clock)) or "its turn"
 
-    def _told_promised(self, now: int, asker: Requester) -> HandlerResult:
+    def _notify_promised(self, now: int, asker: Requester) -> HandlerResult:
         asker.told = now
         return HandlerResult([Send(asker.name, m.PushHeld(asker.ask.request, self.log.waits_for()))])
 
-    def _told_held(self, now: int, step: int, asker: Requester) -> Effect:
+    def _notify_held(self, now: int, step: int, asker: Requester) -> Effect:
         asker.told = now
         oldest = int(self.version.min())
         return Send(asker.name, m.PushHeld(asker.ask.request, self._missing(min(step, oldest), "")))

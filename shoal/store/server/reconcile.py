@@ -1,12 +1,13 @@
-"""How the survivors of a set come level: after that, one of them is primary and the others follow it.
+"""Brings the survivors of a replica set level; then one is primary and the others follow it.
 
-The primary is gone, and its changes may have come to one of them and not to another. Who is to be primary asks each of the
-others what it has (``Level``), takes what it lacks itself (``Levels``), and sends each of them what that one lacks (``Adopt``).
-So nothing that any of them acknowledged is lost, and all agree, whoever was chosen. Asked again, in another view, everybody
-answers the same.
+The primary is gone, and its last changes may have reached some survivors and not others. The new
+primary asks each of them what it has (``Level``), takes what it lacks (``Levels``), and sends each
+what that one lacks (``Adopt``). So nothing that any survivor acknowledged is lost, and all agree,
+whichever was chosen. Asked again, in another view, each answers the same.
 
-Where the former primary lives, and only gave them away, it is asked as well: it answers when it has let go of them, so that nobody reads there what
-was overtaken here. One that does not answer is not waited for longer than ``timing.shrink``: it may count nothing, whatever it believes.
+A former primary that lives, and only gave the segments away, is asked as well: it answers once it
+has dropped them, so that nobody reads stale rows there. It is not waited for longer than
+``timing.shrink``: whatever it believes, it cannot count anything.
 """
 
 from __future__ import annotations
@@ -21,42 +22,43 @@ from shoal.store.server.replicate import ReplicationLog
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
-# Another survivor, the former primary through which both have it, and the view since which we are to be primary.
+# Survivor, former primary, its incarnation, and the view since which this server is primary.
 Key = tuple[str, str, int, int]
 
 
 @dataclass(slots=True)
 class SurvivorState:
-    """Another survivor that holds segments which we are to be primary of."""
+    """Another survivor that holds segments which this server is to be primary of."""
 
     incarnation: int
     segments: list[int]
-    follow: Backup  # through which we have them
+    follow: Backup  # which holds them here
     level: bool = False  # we have what it has
     adopted: bool = False  # it has what we have, and follows us
     epochs: list[int] = field(default_factory=list)  # of the segments' sets
     began: int = 0  # the view in which it was asked first
-    leaves: bool = False  # it is no survivor: it was primary, lives, and has to let go of them
+    leaves: bool = False  # a former primary that lives and has to drop them
     theirs: list[int] = field(default_factory=list)
     again: int = 0
-    since: int = 0  # it has not answered since
+    since: int = 0  # unanswered since
 
 
 def _same(other: SurvivorState, before: SurvivorState | None) -> SurvivorState:
-    """The one of before, as far as it has come, if nothing has changed for it; else the new one."""
+    """The state of before if nothing has changed for this survivor, else the new one."""
     if before is None or before.follow is not other.follow or before.incarnation != other.incarnation:
         return other
     return before if (before.segments, before.epochs) == (other.segments, other.epochs) else other
 
 
 class Reconciler:
-    """One server's part in it, for one table."""
+    """Brings the replicas of one table level, on one server."""
 
     def __init__(self, backups: Backups, log: ReplicationLog, opened: Callable[[int], HandlerResult]) -> None:
-        """``opened`` is called when every survivor is level: the promoted segments may be served."""
+        """``opened`` is called when all survivors are level: promoted segments may be served."""
         self._backups, self._log, self._open = backups, log, opened
         self._others: dict[Key, SurvivorState] = {}  # to be level with before we open
-        self.promoted: list[int] = []  # segments that this server is primary of, and does not serve yet
+        # Segments that this server is primary of, and does not serve yet.
+        self.promoted: list[int] = []
 
     @property
     def opening(self) -> bool:
@@ -97,16 +99,17 @@ class Reconciler:
                 )
                 other.segments.append(segment)
                 other.epochs.append(place.epoch)
-        # Another view may say nothing new of these: what was asked is not asked again, however many views there are.
+        # A view that says nothing new of these does not start them again.
         return {key: _same(other, self._others.get(key)) for key, other in others.items()}
 
     def _gave_away(self, follow: Backup, segment: int) -> bool:
-        """Whether the former primary lives, and has no part in this segment any more."""
+        """Whether the former primary lives and has no part in this segment any more."""
         name = follow.primary
         lives = self._backups.members.get(name, 0) == follow.incarnation
         return lives and name != self._backups.me and name not in self._backups.placed.places[segment].servers
 
     def advance(self, now: int) -> HandlerResult:
+        """Ask survivors what they have, send them what they lack; open when all have adopted us."""
         timing = self._log.timing
         for other in self._others.values():
             if other.leaves and other.since and now - other.since >= timing.shrink:
@@ -119,7 +122,7 @@ class Reconciler:
                 continue
             other.again = now + timing.level_again
             other.since = other.since or now
-            if now - other.since >= timing.shrink:  # the coordinator may know better than we whether it is there
+            if now - other.since >= timing.shrink:  # the coordinator may know whether it lives
                 other.since = now - timing.shrink + timing.notice
                 shrink = m.Shrink(self._backups.incarnation, key[0], other.incarnation)
                 outcome.effects.append(Send(limits.COORDINATOR, shrink))
@@ -139,6 +142,7 @@ class Reconciler:
         return outcome
 
     def levelled(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> HandlerResult:
+        """A survivor has answered ``Level`` or ``Adopt``."""
         other = next(
             (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments),
             None,
@@ -153,7 +157,7 @@ class Reconciler:
         elif not other.level:
             caught_up = other.follow.catch_up(message.changes, arrays)
             if caught_up is None:
-                return self._backups.ignored("damaged")  # it is asked again
+                return self._backups.ignored("damaged")  # it will be asked again
             if message.changes:
                 self._backups.counts["levelled"] = self._backups.counts.get("levelled", 0) + 1
             outcome += caught_up
@@ -168,20 +172,22 @@ class Reconciler:
     # ------------------------------------------------------------ who is to follow
 
     def answer_level(self, sender: str, ask: m.Level) -> HandlerResult:
+        """Another server is to be primary: tell it what we have and what it lacks."""
         if not self._backups.is_primary(sender, ask.segments, ask.view):
             return self._backups.ignored("not from the primary")
         if all(self._backups.me not in self._backups.placed.places[segment].servers for segment in ask.segments):
             levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, ask.seqs, [])
-            return HandlerResult([Send(sender, levels)])  # we have let go of them
+            return HandlerResult([Send(sender, levels)])  # we have dropped them
         ours = self._backups.by_primary.get((sender, ask.incarnation))
-        adopted = set() if ours is None else set(ours.live)  # by this very primary, in an earlier view
+        adopted = set() if ours is None else set(ours.live)  # by this primary, in an earlier view
         left = [segment for segment in ask.segments if segment not in adopted]
         former = self._backups.holder(left[0]) if left else None
         if left and (former is None or any(segment not in former.segments for segment in left)):
             return self._backups.ignored("nothing to level")
         if former is not None and former.incarnation != ask.of:
-            # It has it from another log than we: numbers of one say nothing about the other. Without an answer it asks to go on
-            # without us. Nothing is lost by that: it could not open before, and what was acknowledged earlier both have.
+            # Its numbers are of another log than ours. Without an answer it asks to go on without
+            # us; nothing is lost: it could not open before, and both have what was acknowledged
+            # earlier.
             return self._backups.ignored("of another log")
         asked = dict(zip(ask.segments, ask.seqs, strict=False))
         seqs, changes, arrays = dict(asked), list[m.ReplicatedChange](), tuple[m.Array, ...]()
@@ -206,7 +212,7 @@ class Reconciler:
             return self._backups.ignored("nothing to adopt")
         outcome = former.catch_up(adopt.changes, arrays)
         if outcome is None:
-            return self._backups.ignored("damaged")  # it comes again
+            return self._backups.ignored("damaged")  # it will be resent
 
         def move(now: int) -> HandlerResult:
             assert former.part is not None

@@ -1,12 +1,13 @@
-"""A primary's log: every change goes to the backups before it is made here.
+"""A primary's log: every change is on all backups before it is applied and answered.
 
-    aggregate -> a change, with the next number -> Append to every other server of the set -> all have it -> applied, answered
+    aggregate -> next change -> Append to each backup -> all have it -> apply, answer
 
-One log for all segments that a server is primary of in one table, so a push is one change however many segments it
-covers. A *link* is one other server that follows the log: it gets every change, with those rows that it holds. Changes that
-wait for acknowledgements travel together. A server that is being filled is sent all changes, too, but nothing waits for it until
-it has everything: from then on it is required, and only then the coordinator hears of it; so the set that the primary waits for is
-never smaller than the one that the coordinator promotes from.
+One log for all segments that a server is primary of in one table: a push is one change, however
+many segments it covers. A *link* is one backup; it gets every change with the rows it holds.
+Changes that wait for acknowledgements travel together. A server that is being filled gets all
+changes too, but nothing waits for it until it has everything. Only then it is required, and only
+then the coordinator hears of it: so the set the primary waits for is never smaller than the one
+the coordinator promotes from.
 """
 
 from __future__ import annotations
@@ -34,18 +35,22 @@ Into = Sequence[range]
 
 
 def into(before: Sequence[int], after: Sequence[int]) -> Into:
-    """From the starts of a table's segments before and after: every start of before is one still."""
+    """By old segment number, the new ones: a split table keeps every old start.
+
+    Both halves of a split segment begin with its books, so what was counted in it is counted in
+    each. A server that missed a view may find several splits at once.
+    """
     at = [bisect_left(after, start) for start in before]
     return [range(low, high) for low, high in pairwise([*at, len(after)])]
 
 
 def those(segments: Iterable[int], to: Into) -> list[int]:
-    """What these are now."""
+    """The new numbers of these segments."""
     return [new for segment in segments for new in to[segment]]
 
 
 def renamed(change: m.ReplicatedChange, to: Into) -> m.ReplicatedChange:
-    """The same change, of the same keys."""
+    """The same change, for the same keys, with the new segment numbers."""
     return replace(change, only=those(change.only, to)) if change.only else change
 
 
@@ -54,7 +59,7 @@ _CHANGE = 256  # bytes of a change without its rows, about
 
 @dataclass(slots=True)
 class LogEntry:
-    """A change that is not made here yet, and who waits for it."""
+    """A change that is not applied here yet, and who waits for it."""
 
     change: m.ReplicatedChange
     given: KeyValues | None
@@ -65,12 +70,12 @@ class LogEntry:
 
 @dataclass(slots=True)
 class LogBatch:
-    """What one link gets of one change."""
+    """One change as one link gets it."""
 
     change: m.ReplicatedChange
     given: KeyValues | None
     covers: tuple[int, ...]
-    size: int = 0  # bytes, as it was made: of what is cut later no less is counted
+    size: int = 0  # bytes when it was made, also if it is cut later
 
     def __post_init__(self) -> None:
         self.size = size_of(self.given)
@@ -78,17 +83,17 @@ class LogBatch:
 
 @dataclass(slots=True, eq=False)
 class BackupLink:
-    """One server that follows."""
+    """One backup that follows the log."""
 
     name: str
     incarnation: int
     base: int  # its following begins after this change
     covers: tuple[int, ...]  # the segments that it gets from now on
-    required: bool  # nothing is counted before it has it
+    required: bool  # nothing is counted without it
     acked: int = 0
     queue: deque[LogBatch] = field(default_factory=deque)  # not acknowledged
     waits: int = 0  # bytes of these
-    taken: int = 0  # bytes of all that there ever were
+    taken: int = 0  # bytes ever queued
     sent: int = 0  # the last that was sent
     flying: deque[int] = field(default_factory=deque)  # the last change of each message under way
     again: int = 0  # when to send again
@@ -102,7 +107,7 @@ class BackupLink:
         self.taken += parcel.size
 
     def acknowledge(self, now: int, seq: int) -> bool:
-        """It has all up to ``seq``. True if that is news."""
+        """It has all changes up to ``seq``. True if that is news."""
         if seq <= self.acked:
             return False
         self.acked = seq
@@ -122,11 +127,11 @@ class LogTooLong(Protocol):
 
     @property
     def ahead(self) -> int:
-        """Bytes of changes that it keeps until what they are done to is there."""
+        """Bytes of changes that it queues until its image is complete."""
 
 
 class ReplicationLog:
-    """The changes of one table on its way to the backups."""
+    """The changes of one table on their way to the backups."""
 
     def __init__(self, table: int, incarnation: int, timing: TimingSettings = DEFAULT) -> None:
         self.table, self.incarnation, self.timing = table, incarnation, timing
@@ -136,14 +141,15 @@ class ReplicationLog:
         self.entries: deque[LogEntry] = deque()  # not made here yet, in order
         self.view = 0  # by which we are primary
         self.fillings: list[LogTooLong] = []  # those who are being filled
-        self._opened: dict[int, int] = {}  # by segment that became ours later on: the last change before that
+        # By promoted segment: the last change before it was opened.
+        self._opened: dict[int, int] = {}
         self._pending: dict[tuple[int, int], Mask] = {}
-        self._ticked = 0  # when it was last seen what is due
+        self._ticked = 0  # the last tick
 
     # ------------------------------------------------------------ changes
 
     def append(self, now: int, entry: LogEntry, own: Sequence[KeyRange], numbers: Sequence[int]) -> list[Effect]:
-        """The next change: to every link. ``own`` are the primary's segments, by ``numbers``."""
+        """Send the next change to every link. ``own`` are our segments, by ``numbers``."""
         self.seq += 1
         entry.change = msgspec.structs.replace(entry.change, seq=self.seq)
         self.entries.append(entry)
@@ -160,13 +166,13 @@ class ReplicationLog:
         return effects
 
     def ready(self) -> LogEntry | None:
-        """The next change that is on all copies, taken out of the log."""
+        """Take the next change that is on all replicas out of the log."""
         if not self.entries or self.entries[0].change.seq > self.committed:
             return None
         return self.entries.popleft()
 
     def made(self, entry: LogEntry) -> None:
-        """This change is made here."""
+        """This change is applied here."""
         self.applied = entry.change.seq
         if entry.change.kind == "push" and entry.segments.any():
             key = entry.change.stream, entry.change.number
@@ -175,14 +181,15 @@ class ReplicationLog:
                 self._pending[key] = left
 
     def opened(self, segments: Sequence[int]) -> None:
-        """These segments are ours from here on, also if changes before are not made here yet."""
+        """These segments are served from here on, also if earlier changes are not applied yet."""
         self._opened.update(dict.fromkeys(segments, self.seq))
 
     def reached(self, segment: int) -> int:
-        """Up to which change our copy of this segment has all that was done to it.
+        """The last change of the log that this segment has.
 
-        A segment that became ours has what any survivor had. Changes of our log that are older and still wait for a copy are
-        for other segments, or in it already, from the time when it was ours before: nobody may bring them to it again.
+        A segment that became ours has what any survivor had. Older changes of our log that still
+        wait are for other segments, or already in it from when it was ours before: they must not
+        reach it again.
         """
         return max(self.applied, self._opened.get(segment, 0))
 
@@ -191,13 +198,13 @@ class ReplicationLog:
         return self._pending.get((stream, number))
 
     def comings(self) -> list[m.ReplicatedChange]:
-        """Who came and who went, of what is not made here yet: each once, to be said again."""
+        """The enter and park changes that are not applied yet, each once, to be repeated."""
         changes = (entry.change for entry in self.entries if entry.change.kind in ("enter", "park"))
         found = {(one.kind, one.incarnation, one.spell): one for one in changes}
         return [msgspec.structs.replace(one, seq=0) for one in found.values()]
 
     def coming(self, kind: str, incarnation: int, spell: int) -> LogEntry | None:
-        """The entry, not made yet, by which all segments hear that this worker came or went: nobody needs to hear it twice."""
+        """The entry, not applied yet, that makes this worker's change known to all segments."""
         for entry in self.entries:
             one = entry.change
             if (one.kind, one.incarnation, one.spell) == (kind, incarnation, spell) and entry.segments.all():
@@ -205,14 +212,15 @@ class ReplicationLog:
         return None
 
     def has_enter_of(self, incarnation: int) -> bool:
-        """Whether this worker is about to enter, in any spell and any segment."""
+        """Whether an enter of this worker, of any spell, is waiting."""
         return any(one.change.kind == "enter" and one.change.incarnation == incarnation for one in self.entries)
 
     def moved(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
-        """The primary has other segments now: what was its n-th is the places[n]-th of ``count`` (-1: not its any more).
+        """The primary has other segments: its n-th is now the places[n]-th of ``count`` (-1: gone).
 
-        Who asked asks again. Rows that were given by a range meant the segments of before: from here on they are listed. What is not for
-        any of them any more stays in the log, without rows: its number is known to others.
+        Callers must ask again. Rows given by a range meant the old segments, so they are listed
+        from here on. A change for none of the new segments stays, without rows: others know its
+        number.
         """
         self._pending.clear()
         ours = [place >= 0 for place in places]
@@ -227,7 +235,7 @@ class ReplicationLog:
                 self._pend(entry)
 
     def renumber(self, now: int, to: Into, numbers: Sequence[int]) -> None:
-        """The table was cut more finely; ``numbers`` are the primary's segments, as they were. Who asked asks again."""
+        """The table was split; ``numbers`` are our old segments. Callers must ask again."""
         self._pending.clear()
         self._opened = {new: seq for number, seq in self._opened.items() for new in to[number]}
         parts = [len(to[number]) for number in numbers]
@@ -240,17 +248,18 @@ class ReplicationLog:
             link.covers = tuple(those(link.covers, to))
             for parcel in link.queue:
                 parcel.change, parcel.covers = renamed(parcel.change, to), tuple(those(parcel.covers, to))
-            link.sent, link.again = link.acked, now  # what is under way has the old numbers, and is refused
+            # In flight with the old numbers: will be refused.
+            link.sent, link.again = link.acked, now
             link.flying.clear()
 
     def emptied(self) -> None:
-        """The primary has none of them any more: what waits here is for others to count."""
+        """The primary has no segments left: other servers count what waits here."""
         self.entries.clear()
         self._pending.clear()
         self.applied = self.seq
 
     def narrow(self, now: int, link: BackupLink, left: Sequence[int], ranges: Callable[[int], KeyRange]) -> None:
-        """A link covers these only, from here on: what waits in its queue for others would be refused, with all that is behind it."""
+        """A link covers only these now: take the rest out of its queue, or all is refused."""
         covers = set(left)
         link.covers = tuple(segment for segment in link.covers if segment in covers)
         cuts = False
@@ -262,23 +271,23 @@ class ReplicationLog:
             if parcel.given is not None:
                 parcel.given = cut(parcel.given, [ranges(segment) for segment in parcel.covers], ours)
             parcel.covers = tuple(segment for segment in parcel.covers if segment in covers)
-        if cuts:  # what is under way may be refused as it was: it goes again as it is
+        if cuts:  # what is in flight may be refused: send it again
             link.sent, link.again = link.acked, now
             link.flying.clear()
 
     @property
     def committed(self) -> int:
-        """All changes up to this one are on all copies."""
+        """All changes up to this one are on all required replicas."""
         return min((link.acked for link in self.links.values() if link.required), default=self.seq)
 
     @property
     def is_full(self) -> bool:
-        """Some copy has so much to take, or to keep until its image is whole, that no push is taken before it is further, or given up."""
+        """Whether a backup is so far behind that no push is taken until it catches up."""
         most = limits.COPIES_HELD
         return any(link.waits > most for link in self.links.values()) or any(one.ahead > most for one in self.fillings)
 
     def _pend(self, entry: LogEntry) -> None:
-        if not entry.segments.any():  # what it was for is not ours any more
+        if not entry.segments.any():  # its segments are no longer ours
             return
         key = entry.change.stream, entry.change.number
         before = self._pending.get(key)
@@ -287,7 +296,7 @@ class ReplicationLog:
     # ------------------------------------------------------------ links
 
     def follow(self, now: int, name: str, incarnation: int, segments: Sequence[int], required: bool) -> BackupLink:
-        """From the next change on this server gets what is done to these segments (and those it had before)."""
+        """From the next change on this server gets changes to these segments too."""
         link = self.links.get(name)
         if link is None or link.incarnation != incarnation:
             link = BackupLink(name, incarnation, self.seq, (), required, acked=self.seq, sent=self.seq, since=now)
@@ -310,7 +319,7 @@ class ReplicationLog:
         return effects
 
     def _next(self, link: BackupLink) -> list[LogBatch]:
-        """The parcels of the next message: of the same segments, not too many bytes."""
+        """The changes of the next message: for the same segments, not too many bytes."""
         found: list[LogBatch] = []
         size = 0
         for parcel in link.queue:
@@ -331,11 +340,11 @@ class ReplicationLog:
         return Send(link.name, append, arrays)
 
     def tick(self, now: int) -> tuple[list[Effect], list[BackupLink]]:
-        """What is to be sent again, and the links that nothing was heard of for too long."""
+        """What must be sent again, and the links that were silent for too long."""
         effects: list[Effect] = []
         silent: list[BackupLink] = []
         gap, self._ticked = now - self._ticked, now
-        slept = gap if gap > self.timing.suspect else 0  # by ourselves: nobody is blamed for what we did not hear
+        slept = gap if gap > self.timing.suspect else 0  # this process slept: no silence of others
         for link in self.links.values():
             link.since = min(now, link.since + slept)
             if not link.queue:
@@ -366,7 +375,7 @@ def size_of(given: KeyValues | None) -> int:
 
 
 def packed(changes: Sequence[tuple[m.ReplicatedChange, KeyValues | None]]) -> tuple[list[m.ReplicatedChange], m.Arrays]:
-    """Changes with their rows, as one message carries them: all keys one after another, all values, too."""
+    """Changes with their rows as one message carries them: all keys, then all values."""
     headers: list[m.ReplicatedChange] = []
     keys: list[m.Array] = []
     values: list[m.Array] = []
@@ -389,7 +398,7 @@ def packed(changes: Sequence[tuple[m.ReplicatedChange, KeyValues | None]]) -> tu
 def unpacked(
     changes: Sequence[m.ReplicatedChange], arrays: m.Arrays, width: int
 ) -> list[tuple[m.ReplicatedChange, KeyValues | None]] | None:
-    """The changes of a message with their rows; None if what came does not fit together."""
+    """The changes of a message with their rows; None if they do not fit together."""
     found: list[tuple[m.ReplicatedChange, KeyValues | None]] = []
     keys = arrays[0] if len(arrays) == 2 else np.empty(0, np.uint64)
     values = arrays[-1] if arrays else np.empty(0, np.float32)
@@ -417,10 +426,10 @@ def unpacked(
 
 
 def cut(given: KeyValues, covers: Sequence[KeyRange], wanted: Sequence[bool], listed: bool = False) -> KeyValues | None:
-    """The part of some rows that falls into the wanted ones of these segments; None if there is none.
+    """The rows that fall into the wanted ones of these segments; None if there are none.
 
-    The rows of a range are those of all covered segments, in order; what is left of them goes by the same range, or, if it is to be
-    ``listed``, by its keys.
+    A range's rows are those of all covered segments, in order. What is left keeps the range, or,
+    if ``listed``, names its keys.
     """
     keys = given.keys
     if not isinstance(keys, KeyRange):

@@ -1,9 +1,13 @@
-"""Some segments of one table on one server: rows, versions, ledger and clocks, and how a change is made to them.
+"""Some segments of one table on one server: rows, versions, ledger and clocks.
 
-A primary and its backups run this very code in the same order, so their copies agree bit by bit. All segments are kept
-as small arrays with one entry each. A segment leaves and enters as an ``SegmentImage``. For another set of segments another part is made on
-the same ground: rows that stay are not touched, only the books are written anew, since that happens when servers die or come, and
-never on the way of a push.
+A primary and its backups run this code in the same order, so replicas agree bit by bit. Everything
+is kept as small arrays with one entry per segment. A segment leaves and enters as a
+``SegmentImage``. When the set of segments changes, a new object takes over the same rows; only the
+books are copied.
+
+``RequestCheck`` holds requests against the segments: which of them a message covers, its keys and
+values. What cannot be is refused as a whole, as ``BadKeys``, ``BadValues`` or ``Invalid``, before
+anything changes.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from shoal.wire import messages as m
 from shoal.wire.half_precision import restored, shortened
 from shoal.wire.messages.base import Events
 
-_IN_A_ROW = 8  # elements of a dense range lie in a row: so many take as long as one that has to be looked up
+_IN_A_ROW = 8  # contiguous elements that cost as much as one random access
 
 
 class RequestCheck:
@@ -52,7 +56,7 @@ class RequestCheck:
         return len(self.ids)
 
     def mask(self, segments: Iterable[int]) -> Mask:
-        """Those of these segments that are here."""
+        """The segments of these that are here."""
         found = np.zeros(len(self.ids), np.bool_)
         for segment in segments:
             if (at := self.place.get(segment)) is not None:
@@ -60,12 +64,12 @@ class RequestCheck:
         return self.whole if found.all() else found
 
     def touched(self, keys: Keys) -> Mask:
-        """The segments that these keys, which are sorted, fall into."""
+        """The segments that these sorted keys fall into."""
         found: Mask = np.searchsorted(keys, self._starts) < np.searchsorted(keys, self._stops)
         return found
 
     def named(self, mask: Mask) -> list[int]:
-        """The numbers of some segments; none if they are all."""
+        """The numbers of these segments; empty if they are all."""
         return [] if mask is self.whole or mask.all() else self.ids[mask].tolist()
 
     def covered(self, first: int, last: int) -> Mask:
@@ -78,7 +82,7 @@ class RequestCheck:
         return covered
 
     def given(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> KeyValues | None:
-        """What a push brings; None if it brings nothing."""
+        """The keys and values of a push; None if it has none."""
         if push.count == 0 and push.start < 0 and (push.ahead > 0 or not any(len(array) for array in arrays)):
             return None
         if not arrays or (push.start < 0) != (len(arrays) == 2 + (push.ahead > 0)):
@@ -87,14 +91,14 @@ class RequestCheck:
         if len(arrays[-1]) != push.count * width:
             raise BadValues(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
         keys = self.keys(push, arrays[-2] if push.start < 0 else None, covered)
-        self._check_size(push.count, width)  # before memory is taken for what came shortened
+        self._check_size(push.count, width)  # before memory is allocated
         values = restored(arrays[-1], push.form).reshape(push.count, width)
         if (reason := self.table.check_values(keys, values)) is not None:
             raise BadValues(reason)
         return KeyValues(keys, values)
 
     def opened(self, ask: m.Push | m.Pull, arrays: m.Arrays) -> m.Arrays:
-        """What a message brought, before filters had it."""
+        """The arrays of a message before filters."""
         if ask.filtered:
             self._check_size(ask.count, self.spec.push_width if isinstance(ask, m.Push) else None)
             self._check_size(ask.ahead if isinstance(ask, m.Push) else 0)
@@ -109,13 +113,13 @@ class RequestCheck:
         return self._listed(arrays[0], covered)
 
     def keys(self, ask: m.Push | m.Pull, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
-        """The keys a message is about, inside the segments it covers. Of a range, the part that is."""
+        """The keys of a message, inside the segments it covers; of a range, the part that is."""
         if ask.start >= 0:
             low, high = self._bounds(covered)
             keys = KeyRange(ask.start, ask.stop)
             if keys.start < low or keys.stop > high:
                 keys = KeyRange(min(max(keys.start, low), high), max(low, min(keys.stop, high)))
-            if not isinstance(self.spec, Sparse):  # a range of a sparse table is answered in pieces
+            if not isinstance(self.spec, Sparse):  # a sparse range is answered in pieces
                 self._check_size(self.table.cost(keys) // self.spec.width)
             return keys
         found: Keys = np.empty(0, np.uint64) if listed is None else listed
@@ -139,7 +143,7 @@ class RequestCheck:
         return found
 
     def slot(self, push: m.Push) -> tuple[int, int] | None:
-        """For a step table: the step and the place in it that this push fills."""
+        """For a step table: the step, and the slot's place in it."""
         apply = self.spec.apply
         if push.stream < 0 and push.stream != -push.incarnation:
             raise Invalid("a push in another client's stream")
@@ -152,7 +156,7 @@ class RequestCheck:
         return apply.step_of((push.stream, push.number)), push.number % apply.slots
 
     def only(self, given: KeyValues | None, wanted: Mask, covered: Mask) -> KeyValues | None:
-        """The part of ``given`` that falls into these segments."""
+        """The rows of ``given`` that fall into the wanted segments."""
         if given is None or wanted is covered or wanted[covered].all():
             return given
         keys = self.table.held(given.keys) if isinstance(given.keys, KeyRange) else given.keys
@@ -160,14 +164,15 @@ class RequestCheck:
         return KeyValues(keys[inside], np.ascontiguousarray(given.values[inside])) if inside.any() else None
 
     def work(self, keys: Keys | KeyRange) -> int:
-        """How long a push or pull of these keys keeps a thread busy, in elements that are looked up one by one."""
+        """The cost of a push or pull of these keys, in random accesses."""
         cost = self.table.cost(keys)
         return cost // _IN_A_ROW if isinstance(keys, KeyRange) and not isinstance(self.spec, Sparse) else cost
 
     def read(self, keys: Keys | KeyRange, form: Wire = "float32") -> tuple[list[m.Array], int, Wire]:
-        """The arrays that answer a pull, where the rest of a long range starts (-1: there is none), and the form of values.
+        """The arrays that answer a pull, where the rest starts (-1: no rest), and the form.
 
-        That is the one asked for, unless some value is too large for it: a weight is never refused.
+        The form is the one asked for, unless some value is too large for it: a weight is never
+        refused.
         """
         arrays: list[m.Array] = []
         rest: int | None = None
@@ -193,14 +198,19 @@ def _most_rows(width: int) -> int:
 
 
 def ends_sweep(apply: Step, version: Numbers) -> Mask:
-    """Which of these versions a segment lets rows go at: ends of passes, and powers of two."""
+    """The segments that evict rows at these versions: ends of passes, and powers of two."""
     due: Mask = (version & (version - 1)) == 0
     per_pass = apply.steps_per_pass()
     return due if per_pass is None else due | (version % per_pass == 0)
 
 
 def swept_by(spec: Spec, kind: str, version: Numbers, segments: Mask) -> Mask | None:
-    """The segments in which a change of this kind lets rows go; ``version`` is the one before it."""
+    """The segments in which this change evicts zero rows; ``version`` is the one before it.
+
+    This depends on the change alone, so all replicas do the same. A step table sweeps with the
+    last step of a pass and with steps 1, 2, 4, 8, ...: its model is the same for any number of
+    servers.
+    """
     if not isinstance(spec, Sparse) or not spec.evict:
         return None
     if kind == "evict":
@@ -211,7 +221,7 @@ def swept_by(spec: Spec, kind: str, version: Numbers, segments: Mask) -> Mask | 
     return due if due.any() else None
 
 
-STEPS = GONE  # a step is nobody's own push: all of them stand together
+STEPS = GONE  # a step is nobody's own push
 
 
 class SegmentState:
@@ -226,21 +236,21 @@ class SegmentState:
         self.version: Numbers = np.zeros(len(held), np.int64)
         self.ledger = Ledger(len(held))
         self.clocks = Clocks(len(held), spec.max_delay)
-        self.evicted = 0  # rows that were zero again and are gone
-        self.events = RangeClocks(spec.span)  # vector clocks: returned by pulls and shown, they decide nothing
+        self.evicted = 0  # rows evicted since the last report
+        self.events = RangeClocks(spec.span)  # vector clocks: shown, they decide nothing
 
     def load(self, images: Sequence[SegmentImage]) -> None:
-        """Take over what these were: one for each segment, in order; nothing was done to this part yet."""
+        """Take over these images, one for each segment, in order; for a new object."""
         self.place(images)
         self.enter([image.books for image in images])
 
     def place(self, images: Sequence[SegmentImage]) -> None:
-        """The rows of some segments, which have none here."""
+        """Take the rows of some segments, which have none here."""
         for image in images:
             self.table.load(self.extent.place[image.segment], image.rows, image.names)
 
     def enter(self, books: Sequence[m.SegmentBooks]) -> None:
-        """What is known of the segments, one after another; nothing was done to this part yet."""
+        """Take the books of the segments, in order; for a new object."""
         self.version[:] = [one.version for one in books]
         self.ledger = Ledger.of([one.ledger for one in books])
         self.clocks = Clocks.of([one.clocks for one in books], self.spec.max_delay)
@@ -255,7 +265,7 @@ class SegmentState:
 
     @property
     def segments(self) -> list[int]:
-        """Their numbers."""
+        """The numbers of its segments."""
         return self.extent.numbers
 
     def books(self, segment: int) -> m.SegmentBooks:
@@ -264,18 +274,18 @@ class SegmentState:
         return m.SegmentBooks(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at), events)
 
     def happened(self, keys: KeyRange) -> Events:
-        """The vector clocks of these keys, as they travel: all segments of a part fit one header."""
+        """The vector clocks of these keys, as they travel: bounded, to fit one header."""
         most = max(1, CLOCKS_TOLD // (len(self.extent) * (1 + len(self.events.nodes()))))
         return [(part.start, part.stop, dict(clock.counts)) for part, clock in self.events.read(keys, most)]
 
     def image(self, segment: int, copy: bool = True) -> SegmentImage:
-        """One segment as it is now: copied, or, for whoever reads it before anything changes, as it lies there."""
+        """One segment as it is now: copied, or, if it is read before anything changes, in place."""
         at = self.extent.place[segment]
         rows, names = self.table.image(at, copy)
         return SegmentImage(segment, self.extent.ranges[at], self.books(segment), rows, names)
 
     def digest(self, segment: int) -> str:
-        """A hash of all that is known of a segment: equal on all copies once nothing is under way."""
+        """A hash of a segment: equal on all replicas once nothing is under way."""
         image = self.image(segment, copy=False)
         seen = hashlib.blake2b(digest_size=8)
         seen.update(image.rows.tobytes())
@@ -288,7 +298,7 @@ class SegmentState:
         return seen.hexdigest()
 
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> bool:
-        """Take the live incarnations from a new view: streams of the departed are over. True if a worker had departed."""
+        """Take the live incarnations from a new view. True if a worker had departed."""
         for stream in self.ledger.streams():
             if stream < 0 and -stream not in clients:
                 self.ledger.drop(stream)
@@ -298,12 +308,12 @@ class SegmentState:
         return self.clocks.live(workers)
 
     def work(self, change: m.ReplicatedChange, given: KeyValues | None, segments: Mask) -> int:
-        """How long the rows of a change keep a thread busy, in elements; 0: it has none, and lets none go."""
+        """The cost of a change, in elements; 0: it writes and evicts no rows."""
         pushed = 0 if given is None or not len(given.values) else max(1, self.extent.work(given.keys))
         return pushed if self._swept(change, segments) is None else pushed + self.table.rows
 
     def write(self, change: m.ReplicatedChange, given: KeyValues | None, segments: Mask) -> None:
-        """The rows of a change; its books follow with ``note``."""
+        """Apply the rows of a change; its books follow with ``note``."""
         if given is not None and len(given.values):
             self.table.push(given.keys, given.values)
         if (swept := self._swept(change, segments)) is not None:
@@ -315,9 +325,10 @@ class SegmentState:
     def note(
         self, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, given: KeyValues | None = None
     ) -> None:
-        """Enter a change, whose rows are written, into the books of these segments (``everywhere``: they are all).
+        """Enter a change, whose rows are written, into the books of these segments.
 
-        Also that numbers are over is entered in these alone: what else is held beside them differs from copy to copy.
+        ``everywhere``: they are all. The floor of a stream, too, is raised in these alone: what
+        else is held here differs from replica to replica.
         """
         match change.kind:
             case "push":
@@ -339,7 +350,7 @@ class SegmentState:
                 self.clocks.park(change.incarnation, change.spell)
 
     def _happens(self, node: int, segments: Mask, everywhere: bool, given: KeyValues | None) -> None:
-        """Something was pushed: a range to its keys, a list to the segments that it has keys in."""
+        """Tick the vector clocks: of a range, its keys; of a list, the segments it falls into."""
         if given is None or not len(given.values):
             return
         if isinstance(given.keys, KeyRange):
@@ -352,14 +363,14 @@ class SegmentState:
             if everywhere and touched.all():
                 self.events.tick(node)
                 return
-        for at in np.flatnonzero(touched).tolist():  # others have had it before, or have no part in it
+        for at in np.flatnonzero(touched).tolist():  # the others had it before, or are not in it
             keys = self.extent.ranges[at]
             start, stop = max(keys.start, low), min(keys.stop, high)
             if start < stop:
                 self.events.tick(node, KeyRange(start, stop))
 
     def _tick(self, change: m.ReplicatedChange, segments: Mask, everywhere: bool) -> None:
-        self.clocks.heard(change.incarnation, change.spell, change.entered)
+        self.clocks.raise_floor(change.incarnation, change.spell, change.entered)
         self.clocks.tick(change.incarnation, change.step, segments, everywhere)
 
     def _raise(self, segments: Mask, everywhere: bool) -> None:

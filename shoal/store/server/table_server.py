@@ -1,17 +1,18 @@
-"""All that one server has of one table: segments of its own, copies of others', and how they change hands.
+"""One server's part of one table: what it is primary of and what it backs up.
 
-The view says who is primary of what, who backs it up and who is being filled. ``take`` puts a new one into effect:
+The view says which server is primary of a segment, which back it up, and which is being filled.
+``take`` puts a new one into effect:
 
-    was a backup, is primary now     level with the other survivors, then opened
-    is primary, has a new backup     filled, then the coordinator is told
-    was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
-    was primary, backs up now        kept as it is, like what one has of any former primary, until it is brought level
-    backs up for another primary     kept as it is, until that one says from where to follow it
+    was a backup, is primary now     level with the other survivors, then served
+    is primary, has a new backup     fills it, then tells the coordinator
+    was primary, another one is      stops serving; callers ask the new primary
+    was primary, backs up now        kept as it is until the new primary brings it level
+    backs up for another primary     kept as it is until that one says from where to follow it
     has no part in it any more       dropped
-    holds a segment that was split   goes by new numbers, with the same books in both halves
+    holds a segment that was split   renumbered, with the same books in both halves
 
-Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
-gets no acknowledgement, and counts nothing.
+Only what comes from the primary that this server's own view names is recorded. So a deposed
+primary that does not know it gets no acknowledgement, and counts nothing.
 """
 
 from __future__ import annotations
@@ -37,15 +38,19 @@ from shoal.wire.messages import TablePlaces
 
 @dataclass(frozen=True, slots=True)
 class HeldSince:
-    """What one server is primary of, in one table."""
+    """The segments that one server is primary of in one table, and since which views.
 
-    starts: list[int]  # of all segments: by them they have their numbers
+    A request is for all that a server held by the view of its sender. It is valid as long as the
+    server holds the same: a request older than ``since`` is refused.
+    """
+
+    starts: list[int]  # of all segments: they define the numbers
     held: dict[int, int] = field(default_factory=dict)  # segment: since which view
     since: int = 0  # the view in which any of this last changed
 
 
 def ours(me: str, placed: TablePlaces, before: HeldSince | None) -> HeldSince:
-    """By the newest placement; views may have been missed. Without a ``before`` all that ever changed may have been ours."""
+    """By the newest placement; views may have been missed. No ``before``: all may have changed."""
     places = placed.places
     held = {segment: place.since for segment, place in enumerate(places) if place.servers[:1] == [me]}
     if before is None or before.starts != placed.starts:
@@ -79,9 +84,10 @@ class TableServer:
         self.reconciler = Reconciler(self.backups, self.log, self._open)
         self._pace = pace or RateLimit()
         self.primary: Primary | None = None
-        self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
+        # Workers and all members, by the last view.
+        self._present: tuple[dict[int, str], dict[int, str]] | None = None
         self._fillings: dict[str, Backfill] = {}
-        self._linked = False  # a table may be new to us and wait to be filled elsewhere
+        self._linked = False  # links were set up once
 
     @property
     def placed(self) -> m.TablePlaces:
@@ -96,7 +102,7 @@ class TableServer:
     # ------------------------------------------------------------ the beginning
 
     def set_up(self, members: dict[str, int], load: Loader | None) -> None:
-        """A new table, or one from a checkpoint: every member of a set makes its segments by itself."""
+        """A new table, or one from a checkpoint: every server makes its segments by itself."""
         self.backups.members = members
         by_primary: dict[str, list[int]] = {}
         for segment, place in enumerate(self.placed.places):
@@ -127,7 +133,7 @@ class TableServer:
         return [(segment, self.backups.range(segment)) for segment in segments]
 
     def _of_mine(self, which: Callable[[m.Replicas], bool]) -> list[int]:
-        """Those of the segments that we are primary of."""
+        """The segments that this server is primary of and that satisfy ``which``."""
         return [
             segment
             for segment, place in enumerate(self.placed.places)
@@ -147,7 +153,8 @@ class TableServer:
         self.backups.placed, self.backups.members = placed, members
         if old.places != placed.places or not self._linked or self.opening:
             outcome += self._hold(now, old)
-        if old.spec != placed.spec and self.primary is not None:  # last: what it lets go on reads what is held by now
+        # Last: it reads what is held by now.
+        if old.spec != placed.spec and self.primary is not None:
             outcome += self.primary.set_delay(placed.spec)
         return outcome
 
@@ -167,7 +174,7 @@ class TableServer:
         return outcome + self._relink(now)
 
     def _demote(self, now: int, segments: Sequence[int]) -> HandlerResult:
-        """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
+        """Another replica is primary of these: back them up from now on, as they are."""
         if not segments or self.primary is None:
             return HandlerResult()
         outcome = self.primary.advance(now, at_once=True)
@@ -180,7 +187,7 @@ class TableServer:
         return outcome
 
     def _cut(self, now: int, placed: m.TablePlaces) -> HandlerResult:
-        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        """Some segments were split: renumber everything, before anything else."""
         to = into(self.placed.starts, placed.starts)
         self.backups.renumber(to, placed)
         self._fillings, self.log.fillings = {}, []
@@ -190,10 +197,10 @@ class TableServer:
             return HandlerResult()
         books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
         same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
-        return HandlerResult(old.forgotten(self.log.view)) + self._renew(now, old, books, [], same)
+        return HandlerResult(old.refuse_waiting(self.log.view)) + self._renew(now, old, books, [], same)
 
     def _relink(self, now: int) -> HandlerResult:
-        """Who follows us, and who is being filled, by the view that is in effect."""
+        """Set up the links to backups and to servers being filled, by the view in effect."""
         for name, link in list(self.log.links.items()):
             segments = self._of_mine(lambda place, name=name: name in place.servers[1:] or place.filling == name)  # type: ignore[misc]
             if not segments or self.backups.members.get(name, 0) != link.incarnation:
@@ -205,11 +212,11 @@ class TableServer:
         for name, link in self.log.links.items():
             link.required = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
             if (filling := self._fillings.get(name)) is not None:
-                filling.require()  # it may be a member already, or primary, though our view does not say so yet
+                filling.require()  # it may be a member already by a newer view
         return self._advance(now)
 
     def _filled(self, now: int) -> dict[str, Backfill]:
-        """Who is being filled, with those of the segments that are open here."""
+        """The servers that are being filled with segments that are served here."""
         here = set() if self.primary is None else set(self.primary.segments)
         places, fillings = self.placed.places, dict[str, Backfill]()
         for name, incarnation in self.backups.members.items():
@@ -225,7 +232,7 @@ class TableServer:
         return fillings
 
     def _advance(self, now: int) -> HandlerResult:
-        """Links or acknowledgements have changed: count what may be counted, fill what may be filled."""
+        """Links or acknowledgements have changed: apply and fill what is possible now."""
         if self.primary is None:
             return HandlerResult()
         outcome = self.primary.advance(now)
@@ -237,7 +244,7 @@ class TableServer:
     # ------------------------------------------------------------ open
 
     def _open(self, now: int) -> HandlerResult:
-        """We have all that any survivor had, and they have it, too: from here on these segments are served."""
+        """All survivors are level: serve the promoted segments from here on."""
         promoted, others = self.reconciler.finish()
         images = [
             follow.part.image(segment, copy=False)
@@ -258,18 +265,18 @@ class TableServer:
         self.backups.drop_stale()
         outcome += self._relink(now)
         if self.primary is not None:
-            # Who had entered or parked in some of them only is known in all by now: the copies must hear of it. That all segments knew it does
-            # not say that all copies did: a copy that lost its primary hears of workers with other segments that it holds beside. The copies of
-            # the new ones must also hear what still waits for copies of the others: once it is made here it is known in all, too.
+            # Enters and parks known to some segments are now known to all, and the backups must
+            # hear of them: a backup hears of workers only through the segments it holds. The
+            # backups of the new segments must also hear of those that still wait in the log.
             known = {(one.kind, one.incarnation, one.spell): one for one in (*self.primary.clocks.entries(), *waiting)}
             for change in known.values():
                 outcome += self.primary.repeat(now, change)
         return outcome
 
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[SegmentImage]) -> HandlerResult:
-        """Another set of segments is ours: who asked for something is told to ask again by the new view."""
+        """Serve another set of segments: callers must ask again by the new view."""
         old = self.primary
-        told = HandlerResult([] if old is None else old.forgotten(self.log.view))
+        told = HandlerResult([] if old is None else old.refuse_waiting(self.log.view))
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
@@ -292,23 +299,28 @@ class TableServer:
         images: Sequence[SegmentImage],
         same: dict[int, int],
     ) -> HandlerResult:
-        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        """Make a primary of these segments on the same rows.
+
+        ``same`` are segments that stay what they were (number now: number then).
+        """
         segments = sorted(books)
         ground = self.backups.new_ground() if old is None else old.ground
         new = Primary(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
         new.place(images)
         new.enter([books[segment] for segment in segments])
-        if (present := self._present) is not None:  # some may have left since the copies heard of them
+        if (present := self._present) is not None:  # some may have left since
             new.present = present
             new.live(*present)
         if old is not None:
             new.succeed(old, same)
         self.primary = new
-        return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
+        # Nothing may be half applied when the next view comes.
+        return new.advance(now, at_once=True)
 
     # ------------------------------------------------------------ what other servers say
 
     def handle(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> HandlerResult:
+        """Take a message of another server of the replica set."""
         match message:
             case m.Appended():
                 link = self.log.links.get(sender)
@@ -337,8 +349,8 @@ class TableServer:
                     self.me in places[segment].servers and (segment not in follow.known or follow.is_frozen(segment))
                     for segment in message.covers
                 ):
-                    # We have it from a primary that is gone, and were never brought level: without an answer the sender asks
-                    # to go on without us, and we are filled.
+                    # We have it from a former primary and were never brought level. Without an
+                    # answer the sender asks to go on without us, and we are filled.
                     return self.backups.ignored("not level with the primary")
                 return follow.append(sender, message, arrays)
             case m.Fill():
@@ -357,7 +369,10 @@ class TableServer:
     # ------------------------------------------------------------ time, and who is here
 
     def tick(self, now: int, busy: bool) -> list[Effect]:
-        """What is due: send again, ask to go on without who is silent. ``busy``: a computation has the rows."""
+        """What is due: resends, and requests to go on without a silent backup.
+
+        ``busy``: a computation has the rows.
+        """
         effects, silent = self.log.tick(now)
         for link in silent:
             effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, link.name, link.incarnation)))
@@ -374,19 +389,20 @@ class TableServer:
         return effects
 
     def clear_some(self) -> bool:
-        """Clear away a piece of what lies here and went; False if that was all. Nobody has the rows."""
+        """Free some of the memory of dropped rows; False if nothing is left to free."""
         followed = any(follow.clear_some() for follow in self.backups.by_primary.values())
         return followed or (self.primary is not None and self.primary.ground.clear_some())
 
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
+        """Take the live workers and members from a new view."""
         self._present = workers, clients
         for follow in self.backups.by_primary.values():
             if follow.part is not None:
                 follow.part.live(workers, clients)
-        return HandlerResult() if self.primary is None else self.primary.heard_of(workers, clients)
+        return HandlerResult() if self.primary is None else self.primary.take_members(workers, clients)
 
     def status(self, ask: m.TableStatusRequest) -> m.TableStatusReply:
-        """How it is doing."""
+        """The answer to a status request."""
         own, parts = (
             self.primary,
             [follow.part for follow in self.backups.by_primary.values() if follow.part is not None],
@@ -411,9 +427,9 @@ class TableServer:
 
 
 def _returned(old: m.TablePlaces, new: m.TablePlaces) -> set[int]:
-    """Primary whose primary is the same, and was another one in a view that we did not see."""
+    """Segments whose primary is the same as before, and was another in a view that we missed."""
     if old.starts != new.starts:
-        # By the split all of them are of a new view: what is newer than that has changed hands since.
+        # A split gives all segments a new view: what is newer than that has moved since.
         to = into(old.starts, new.starts)
         pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
         return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}

@@ -1,6 +1,6 @@
-"""What happened before what: vector clocks, and one clock for a whole range of keys.
+"""Vector clocks: what happened before what, with one clock for each range of keys.
 
-A ``VectorClock`` counts the events of each node (S1-17):
+A ``VectorClock`` counts the events of each node:
 
     local event         +1 on its own entry
     send                +1 on its own entry; the clock goes with the message
@@ -9,12 +9,10 @@ A ``VectorClock`` counts the events of each node (S1-17):
     a before b          a <= b in every entry, and less in at least one
     concurrent          neither before the other, and not the same
 
-A store would need one for every key: n keys and m nodes make n * m numbers. ``RangeClocks`` keeps one for all neighbouring keys
-that have been through the same (S1-19). A task on a range cuts at most two of the ranges there are in two, so that k
-distinct ranges make at most 2k + 1 clocks, m numbers each; neighbours that have become equal are one again. A task on
-the whole span touches every range once, and usually there is one.
-
-Clocks are returned by pulls and shown. They decide nothing.
+One clock per key would need n * m numbers for n keys and m nodes. ``RangeClocks`` keeps one for
+all neighbouring keys with the same history. A task on a range splits at most two ranges, so k
+distinct ranges make at most 2k + 1 clocks; neighbours that become equal are joined. Clocks are
+returned by pulls and shown. They decide nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from shoal.keys import KeyRange
 from shoal.limits import CLOCK_RANGES
 
 Node = int
-GONE: Node = 0  # what retired nodes did stands here, all together: no incarnation has this number
+GONE: Node = 0  # the events of all retired nodes: no incarnation has this number
 
 
 class VectorClock:
-    """How many events of each node are known. Never changes; every rule makes a new one."""
+    """How many events of each node are known. Immutable: every rule makes a new one."""
 
     __slots__ = ("_counts",)
 
@@ -61,15 +59,15 @@ class VectorClock:
         return dict(self._counts)
 
     def local(self, node: Node) -> VectorClock:
-        """Something happened on this node."""
+        """The clock after an event on this node."""
         return VectorClock({**self._counts, node: self[node] + 1})
 
     def send(self, node: Node) -> VectorClock:
-        """This node sends a message: both go on with the clock that this returns."""
+        """The clock after this node sends a message, which carries it."""
         return self.local(node)
 
     def receive(self, node: Node, message: VectorClock) -> VectorClock:
-        """This node got a message that carries that clock."""
+        """The clock after this node got a message with that clock."""
         return self.local(node).joined(message)
 
     def joined(self, other: VectorClock) -> VectorClock:
@@ -83,19 +81,19 @@ class VectorClock:
         return self.before(other)
 
     def before(self, other: VectorClock) -> bool:
-        """Did this happen before that?"""
+        """Whether this happened before that."""
         return self <= other and self != other
 
     def concurrent(self, other: VectorClock) -> bool:
-        """Can neither have known of the other?"""
+        """Whether neither can have known of the other."""
         return not self <= other and not other <= self
 
 
 class RangeClocks:
-    """A vector clock for every key below ``span``, kept once for all neighbours that have the same.
+    """A vector clock for every key below ``span``, kept once for equal neighbours.
 
-    At most ``most`` are kept. Beyond that no range is cut any more: a task on part of one counts for all of it, so that a clock
-    may say more than happened to a key, and never less.
+    At most ``most`` are kept. Beyond that no range is split: a task on part of a range counts for
+    all of it, so a clock may say more than happened to a key, and never less.
     """
 
     def __init__(self, span: int, most: int = CLOCK_RANGES) -> None:
@@ -103,9 +101,10 @@ class RangeClocks:
             raise Invalid(f"clocks for {span} keys in at most {most} ranges: needs at least one of each")
         self.span, self.most = span, most
         self.widened = 0  # tasks that were counted for more keys than they named
-        self._starts = array("q", [0])  # of the ranges; each ends where the next one starts
+        self._starts = array("q", [0])  # each range ends where the next one starts
         self._nodes: dict[Node, int] = {}  # which column is whose
-        self._counts: npt.NDArray[np.int64] = np.zeros((1, 1), np.int64)  # range, node; with room for more of both
+        # [range, node], with spare capacity.
+        self._counts: npt.NDArray[np.int64] = np.zeros((1, 1), np.int64)
 
     def __len__(self) -> int:
         """How many clocks there are."""
@@ -113,11 +112,11 @@ class RangeClocks:
 
     @property
     def memory(self) -> int:
-        """Bytes of numbers kept."""
+        """Bytes of numbers."""
         return self._starts.itemsize * len(self._starts) + self._counts.nbytes
 
     def tick(self, node: Node, keys: KeyRange | None = None) -> None:
-        """This node pushed to these keys; without any, to all there are."""
+        """This node pushed to these keys; None: to all."""
         column = self._column(node)
         if keys is None or (keys.start == 0 and keys.stop >= self.span):
             self._counts[: len(self._starts), column] += 1
@@ -127,12 +126,12 @@ class RangeClocks:
             return
         first, beyond = self._cut(keys)
         self._counts[first:beyond, column] += 1
-        # Inside all have grown alike, outside none has: only at the two edges can neighbours have become equal.
+        # Only at the two edges can neighbours have become equal.
         self._join(beyond)
         self._join(first)
 
     def read(self, keys: KeyRange | None = None, most: int | None = None) -> list[tuple[KeyRange, VectorClock]]:
-        """The clocks of these keys, in order; neighbours that share one are one. More than ``most`` are joined to one."""
+        """The clocks of these keys, in order. More than ``most`` are joined to one."""
         start, stop = (0, self.span) if keys is None else (keys.start, min(keys.stop, self.span))
         if start >= stop:
             return []
@@ -148,7 +147,7 @@ class RangeClocks:
         ]
 
     def write(self, keys: KeyRange, clock: VectorClock) -> None:
-        """From now on these keys have that clock: a segment came from elsewhere, with its own."""
+        """Give these keys that clock: a segment came from elsewhere, with its own."""
         self._check(keys)
         if keys.start == keys.stop:
             return
@@ -163,11 +162,11 @@ class RangeClocks:
         self._join_all()
 
     def nodes(self) -> list[int]:
-        """Those that have pushed here and are not retired."""
+        """The nodes that have pushed here and are not retired."""
         return [node for node in self._nodes if node != GONE]
 
     def retire(self, node: Node) -> None:
-        """This node is over: what it did is kept, but no longer under its name."""
+        """This node has left: its events are kept, no longer under its name."""
         if node == GONE or node not in self._nodes:
             return
         gone, column, last = self._column(GONE), self._nodes[node], len(self._nodes) - 1
@@ -193,7 +192,7 @@ class RangeClocks:
         return column
 
     def _cut(self, keys: KeyRange) -> tuple[int, int]:
-        """The ranges that make up these keys, from the first up to, not including, the second number."""
+        """The ranges that make up these keys, as indexes from the first to before the second."""
         first, beyond = bisect_left(self._starts, keys.start), bisect_left(self._starts, min(keys.stop, self.span))
         before = first == len(self._starts) or self._starts[first] > keys.start
         after = keys.stop < self.span and (beyond == len(self._starts) or self._starts[beyond] > keys.stop)
@@ -207,7 +206,7 @@ class RangeClocks:
         return first, beyond + before
 
     def _split(self, place: int, start: int) -> None:
-        """A new range from ``start`` on, with the clock of the one it was part of."""
+        """Start a new range at ``start``, with the clock of the one it was part of."""
         used = len(self._starts)
         if used == len(self._counts):
             self._counts = np.vstack([self._counts, np.zeros_like(self._counts)])
@@ -216,7 +215,7 @@ class RangeClocks:
         self._starts.insert(place, start)
 
     def _join(self, place: int) -> None:
-        """Make one of this range and the one before it, if they have the same clock."""
+        """Join this range and the one before it, if their clocks are equal."""
         used = len(self._starts)
         if 0 < place < used and (self._counts[place] == self._counts[place - 1]).all():
             self._counts[place : used - 1] = self._counts[place + 1 : used]

@@ -108,15 +108,15 @@ def test_the_floor_a_worker_heard_of_elsewhere_holds_here_too() -> None:
     walk(made, ANN, 5)
     made.park(ANN, 0)
     made.enter(BOB, "bob", spell=0)
-    made.heard(BOB, 0, 8)  # another server entered it at 8
+    made.raise_floor(BOB, 0, 8)  # another server entered it at 8
     made.tick(BOB, 9, ONE)
     assert made.slowest().tolist() == [9]
 
 
 def test_what_was_heard_in_another_spell_is_ignored() -> None:
     made = clocks(0, ANN)
-    made.heard(ANN, 1, 50)
-    made.heard(BOB, 0, 50)  # nobody of that name has entered
+    made.raise_floor(ANN, 1, 50)
+    made.raise_floor(BOB, 0, 50)  # nobody of that name has entered
     assert made.slowest().tolist() == [0]
 
 

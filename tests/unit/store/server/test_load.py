@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.keys import KeyRange
-from shoal.store.server.load import SegmentLoad, told
+from shoal.store.server.load import SegmentLoad, load_report
 from shoal.tables import Dense, Sparse, Table
 
 HELD = [(0, KeyRange(0, 100)), (3, KeyRange(300, 400)), (4, KeyRange(400, 401))]
@@ -56,7 +56,7 @@ def test_the_key_that_halves_a_load_is_near_where_it_lies() -> None:
     for _ in range(10):
         asked.note(keys(0, 1, 2, 310))
     asked.note(keys(400))
-    rates, halves = told({7: asked}, 1.0)
+    rates, halves = load_report({7: asked}, 1.0)
     assert rates == {7: {0: 30.0, 3: 10.0, 4: 1.0}}
     assert halves == {7: {0: 12}}  # the first eighth has it all; the others are less than a quarter of all
     assert asked.halves(0.5) == {0: 12, 3: 312}  # one key cannot be two

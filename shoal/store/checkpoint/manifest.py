@@ -1,15 +1,16 @@
-"""A model on disk: one file per segment, and a manifest that is written last and names them all.
+"""A model on disk: one file per segment, and a manifest that is written last and names them.
 
     checkpoints/00000012/w-0.safetensors     rows (and keys, if sparse) of segment 0 of table "w"
-    checkpoints/00000012/manifest.json       every file with its length and hash, every segment's books, the run's state
-    checkpoints/00000012/group               of which group of workers it is; not there: the cluster's own
-    checkpoints/best.json                    which one was judged best
+    checkpoints/00000012/manifest.json       files with length and hash, books, the run's state
+    checkpoints/00000012/group               whose it is; absent: the cluster's own
+    checkpoints/best.json                    which one has the lowest loss
 
-A folder is a checkpoint if its manifest is there and all that it says is true; anything else is refused, by file and reason,
-and the one before is taken. Nothing that was read is believed: the names of files are made again and compared, and
-``segment_file`` looks at what is in them. Only numbers and text are in these files, nothing that runs.
+A folder is a checkpoint if its manifest is there and everything in it checks; anything else is
+refused, by file and reason, and the one before is taken. Nothing that was read is trusted: file
+names are derived again and compared, and ``segment_file`` checks the contents. The files hold only
+numbers and text, nothing that runs.
 
-All of this is called on a disk thread, with the ``Disk`` to use.
+All of this runs on a disk thread, with the ``Disk`` to use.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MANIFEST, BEST, OWNER = "manifest.json", "best.json", "group"
 
 
 class SavedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table, as it was when its segments were written."""
+    """A table as it was when its segments were written."""
 
     number: m.Count
     name: str
@@ -50,18 +51,18 @@ class SavedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What belongs together."""
+    """What belongs to a checkpoint."""
 
     format: int = FORMAT
     number: m.Count
     generation: m.Count
-    job: str  # what makes it this run and no other, hashed
+    job: str  # hash of the run's identity
     steps: m.Count
-    loss: float | None = None  # where it was judged before it was finished
+    loss: float | None = None  # if it was evaluated before it was finished
     tables: list[SavedTable]
     segments: list[m.Written]
-    state: msgspec.Raw = msgspec.Raw(b"{}")  # the run's, for the coordinator alone to read
-    group: str = ""  # whose it is: servers go by a file of its own, which may be damaged like any other
+    state: msgspec.Raw = msgspec.Raw(b"{}")  # the run's: only the coordinator reads it
+    group: str = ""  # whose it is; servers go by the file ``group``
 
     @property
     def bytes(self) -> int:
@@ -69,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class SealedCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A manifest, and the hash of its very bytes."""
+    """A manifest, and the hash of its bytes."""
 
     sha256: str
     manifest: msgspec.Raw
@@ -86,7 +87,7 @@ class BestCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def prepare(disk: Disk, root: Path, above: int = 0, group: str = "") -> int:
-    """Make a folder for the next checkpoint, of this group's; its number is above all that are there, finished or not."""
+    """Make a folder for the next checkpoint of this group; its number is above all others."""
     number = max(*_numbers(disk, root), above, 0) + 1
     folder = folder_of(root, number)
     disk.make_folder(folder)
@@ -96,7 +97,7 @@ def prepare(disk: Disk, root: Path, above: int = 0, group: str = "") -> int:
 
 
 def is_of(disk: Disk, folder: Path, group: str) -> bool:
-    """Was it made for this group? Servers write and read for a group nowhere else: they have rights that it may not have."""
+    """Whether it was made for this group: servers write and read for a group nowhere else."""
     try:
         with opened(disk, folder / OWNER) as (file, size):
             return size < limits.HEADER_BYTES and file.read() == group.encode()
@@ -105,20 +106,20 @@ def is_of(disk: Disk, folder: Path, group: str) -> bool:
 
 
 def finish(disk: Disk, folder: Path, manifest: Manifest) -> None:
-    """All segments are on disk: say so. When this returns the checkpoint survives a crash; before, it is none."""
+    """All segments are on disk: write the manifest. After this it survives a crash."""
     _check(folder / MANIFEST, manifest)
     text = msgspec.json.encode(manifest)
     sealed = msgspec.json.encode(SealedCheckpoint(hashlib.sha256(text).hexdigest(), msgspec.Raw(text)))
     if len(sealed) > limits.MANIFEST_BYTES:
         raise Invalid(f"a manifest of {len(sealed):,} bytes: at most {limits.MANIFEST_BYTES:,} are allowed")
-    disk.sync_folder(folder)  # the segments' names, before anything names them
+    disk.sync_folder(folder)  # the segment files first
     _replace(disk, folder / MANIFEST, sealed)
     disk.sync_folder(folder.parent)
     disk.sync_folder(folder.parent.parent)
 
 
 def mark_best(disk: Disk, root: Path, number: int, loss: float) -> BestCheckpoint | None:
-    """This checkpoint was judged: remember it if none was better. The best one there is."""
+    """A checkpoint was evaluated: remember it if none was better. Returns the best one."""
     best = read_best(disk, root)
     if math.isfinite(loss) and (best is None or loss < best.loss) and number in finished(disk, root):
         best = BestCheckpoint(number, loss)
@@ -138,7 +139,7 @@ def _replace(disk: Disk, path: Path, contents: bytes) -> None:
 
 
 def read_manifest(disk: Disk, folder: Path) -> Manifest:
-    """What a checkpoint says it is; its files are not looked at."""
+    """What a checkpoint says it is; its files are not read."""
     path = folder / MANIFEST
     with opened(disk, path) as (file, size):
         if size > limits.MANIFEST_BYTES:
@@ -158,7 +159,7 @@ def read_manifest(disk: Disk, folder: Path) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Is it whole and at one with itself? Its files are not looked at."""
+    """Raise BadCheckpoint if it is incomplete or contradicts itself."""
     if (reason := _wrong(manifest)) is not None:
         raise BadCheckpoint(str(path), reason)
 
@@ -202,7 +203,7 @@ def folder_of(root: Path, number: int) -> Path:
 
 
 def verify(disk: Disk, folder: Path) -> Manifest:
-    """Read all of a checkpoint, one segment at a time; BadCheckpoint if anything is wrong with it."""
+    """Read a whole checkpoint, one segment at a time; BadCheckpoint if anything is wrong."""
     manifest = read_manifest(disk, folder)
     if manifest.group and not is_of(disk, folder, manifest.group):
         raise BadCheckpoint(str(folder / OWNER), f"does not say that it is of group {manifest.group!r}")
@@ -213,7 +214,7 @@ def verify(disk: Disk, folder: Path) -> Manifest:
 
 
 def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, Manifest] | None, list[BadCheckpoint]]:
-    """The newest checkpoint that is whole (and of this job), with what is wrong with those that are newer."""
+    """The newest valid checkpoint (of this job), and what is wrong with newer ones."""
     refused: list[BadCheckpoint] = []
     for number in sorted(_numbers(disk, root), reverse=True):
         folder = folder_of(root, number)
@@ -238,14 +239,14 @@ def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, 
 
 
 def images(disk: Disk, folder: Path, table: m.TablePlaces, segments: Sequence[int]) -> Iterator[SegmentImage]:
-    """These segments of a table that is to be as it was, one at a time."""
+    """These segments of a table that is to be restored, one at a time."""
     group = namespace(table.name)
     if group and not is_of(disk, folder, group):
         raise BadCheckpoint(str(folder), f"is no checkpoint of group {group!r}")
     if not disk.names(folder):
         raise BadCheckpoint(str(folder), "is not there: servers of other hosts need the run's folder, too (share it)")
     manifest = read_manifest(disk, folder)
-    names = (table.name, seen(table.name, group))  # a group's names are those within it
+    names = (table.name, seen(table.name, group))  # without its namespace
     was = next((one for one in manifest.tables if one.name in names), None)
     if was is None or was.starts != table.starts or _kind(was.spec) != _kind(table.spec):
         raise BadCheckpoint(str(folder / MANIFEST), f"its table {table.name!r} is another one than {table.spec}")
@@ -263,18 +264,18 @@ def read_best(disk: Disk, root: Path) -> BestCheckpoint | None:
         with opened(disk, root / BEST) as (file, _):
             return msgspec.json.decode(file.read(4_096), type=BestCheckpoint)
     except (BadCheckpoint, msgspec.MsgspecError, UnicodeDecodeError):
-        return None  # not there, or damaged: the next one that is judged is the best
+        return None  # missing or damaged: the next one is the best
 
 
 def prune(disk: Disk, root: Path, keep: int = limits.CHECKPOINTS_KEPT) -> list[int]:
-    """Remove all but the newest finished ones and the best, and what was begun before them and never finished."""
+    """Remove all but the newest finished ones and the best, and unfinished ones before them."""
     done = finished(disk, root)
     best = read_best(disk, root)
     kept = {*done[-max(keep, 1) :], *([best.number] if best is not None else [])}
     gone = [number for number in _numbers(disk, root) if done and number < done[-1] and number not in kept]
     for number in gone:
         folder = folder_of(root, number)
-        if number in done:  # without its manifest it is none, so that goes first
+        if number in done:  # the manifest goes first
             disk.remove(folder / MANIFEST)
             disk.sync_folder(folder)
         disk.remove(folder)
@@ -282,20 +283,20 @@ def prune(disk: Disk, root: Path, keep: int = limits.CHECKPOINTS_KEPT) -> list[i
 
 
 def abandon(disk: Disk, folder: Path) -> None:
-    """Give one up. Its empty folder stays until a later one is finished: no number is given twice."""
+    """Give one up. Its empty folder stays until a later one is finished: numbers are unique."""
     for name in disk.names(folder):
         disk.remove(folder / name)
 
 
 def finished(disk: Disk, root: Path) -> list[int]:
-    """Numbers of those that have a manifest, in order."""
+    """The numbers of those that have a manifest, in order."""
     return [number for number in _numbers(disk, root) if _has_manifest(disk, folder_of(root, number))]
 
 
 def _has_manifest(disk: Disk, folder: Path) -> bool:
     try:
         return MANIFEST in disk.names(folder)
-    except NotADirectoryError:  # somebody else's file
+    except NotADirectoryError:  # not our file
         return False
 
 

@@ -1,8 +1,12 @@
-"""A segment as a file: safetensors, read back only if it is just what this segment of this table can be.
+"""A segment as a safetensors file, and initial weights from a file.
 
-Nothing that was read is believed: length, types and shapes are held against the table before memory is taken, and the hash
-covers every byte (safetensors accepts a flipped bit). The safetensors library can read these files; it is not asked to
-here, since it reads only what it has in memory or opens itself, and copies once more.
+Nothing that was read is trusted: length, types and shapes are checked against the table before
+memory is allocated, and the hash covers every byte (safetensors accepts a flipped bit). The
+safetensors library can read these files; it is not used here, since it copies once more.
+
+The initial weights of a dense table are a plain float32 file, little-endian, row after row; every
+server reads its own segments. Length and checksum must match the table's description. Optimizer
+state starts at 0.
 """
 
 from __future__ import annotations
@@ -41,13 +45,13 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def file_name(table: str, number: int, segment: int) -> str:
-    """What a segment's file is called: by the table's name if that can be a file's, otherwise by its number."""
+    """A segment's file: by the table's name if it can be a file name, else by its number."""
     plain = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", table)
     return f"{table if plain else f'~{number}'}-{segment}.safetensors"
 
 
 def write_segment(disk: Disk, folder: Path, name: str, number: int, image: SegmentImage) -> m.Written:
-    """Write one segment and sync it; what comes back belongs into the manifest."""
+    """Write one segment and sync it; returns its entry in the manifest."""
     file = file_name(name, number, image.segment)
     digest, size = Digest(), 0
 
@@ -72,7 +76,7 @@ def _file_of(image: SegmentImage) -> Iterator[bytes | memoryview]:
         header[name] = _Tensor(dtype, list(array.shape), (at, at + array.nbytes))
         at += array.nbytes
     text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)  # so that the numbers behind it are aligned
+    text += b" " * (-len(text) % 8)  # aligns what follows
     yield len(text).to_bytes(8, "little") + text
     for array in arrays.values():
         flat = array.reshape(-1).view(np.uint8).data
@@ -116,7 +120,7 @@ def _header(path: Path, file: BinaryIO, digest: Digest) -> dict[str, _Tensor]:
 
 
 def _rows_in(path: Path, header: dict[str, _Tensor], size: int, spec: Table, keys: KeyRange, floats: int) -> int:
-    """How many rows there are, if the arrays are just those that this segment of this table can have."""
+    """How many rows there are; BadCheckpoint unless the arrays fit this segment."""
     shape = header["rows"].shape if "rows" in header else []
     rows = shape[0] if shape else 0
     expected = {} if isinstance(spec, Dense) else {"names": _Tensor("U64", [rows], (0, 8 * rows))}
@@ -149,7 +153,7 @@ def _fill(path: Path, file: BinaryIO, array: npt.NDArray[Any], digest: Digest) -
 
 @contextmanager
 def opened(disk: Disk, path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file and its size; what goes wrong with it is told with its name."""
+    """A file and its size; an OSError becomes a BadCheckpoint with its name."""
     try:
         with disk.open(path) as file:
             size = file.seek(0, 2)
@@ -162,7 +166,7 @@ def opened(disk: Disk, path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def initial_images(disk: Disk, table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
-    """These segments, as they are at the very beginning."""
+    """These segments with their initial weights."""
     spec, initial = table.spec, table.spec.initial
     assert isinstance(initial, Given)
     weights = _read(disk, initial, spec.span * spec.width)

@@ -1,8 +1,8 @@
-"""A server's part in a checkpoint: it writes its segments, and says which files to name.
+"""A server's part in a checkpoint: writes its segments, and reports the files.
 
-The coordinator asks (``Snap``), again if it hears nothing; what was cut for a checkpoint is cut once. Whoever holds this
-makes the images; the writing is a function for the disk thread. A server that is asked for the next one has done with the
-last: nobody waits for it any more.
+The coordinator asks (``Snap``), again if it hears nothing; a segment is copied once per
+checkpoint. The caller makes the images; writing is a function for the disk thread. A request for
+the next checkpoint ends the last one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Store, Stored
 from shoal.wire.messages.groups import namespace
 
-LATE = "too late"  # how an error begins that is nobody's fault: the step was over when the question came
+LATE = "too late"  # prefix of an error: the step was over already
 _ROOM = limits.HEADER_BYTES // 2  # for the books in one message
 
 
 @dataclass(slots=True)
 class _FileWrite:
-    """Segments on their way to the disk."""
+    """Segments that are being written."""
 
     asker: str
     number: int
@@ -42,11 +42,12 @@ class SnapshotWriter:
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self._number = 0
-        self._taken: dict[tuple[int, int], m.Written | None] = {}  # by table and segment; None: on its way
+        # By table and segment; None: on its way.
+        self._taken: dict[tuple[int, int], m.Written | None] = {}
         self._writing: dict[int, _FileWrite] = {}  # by token
 
     def ask(self, asker: str, incarnation: int, snap: m.Snap, held: Iterable[int]) -> tuple[list[int], list[Effect]]:
-        """Of the segments held as primary, those to be cut now; and what is on disk already, said once more."""
+        """Of the segments held as primary, those to copy now; and a report of those on disk."""
         if snap.number < self._number:
             return [], []  # it was given up
         if snap.number > self._number:
@@ -58,7 +59,7 @@ class SnapshotWriter:
         return cut, self._say(asker, incarnation, snap.number, written)
 
     def write(self, token: int, asker: str, snap: m.Snap, name: str, images: Sequence[SegmentImage]) -> Store:
-        """Images of segments that ``ask`` named, of the table of this name: how they get on disk."""
+        """The effect that writes these images of segments that ``ask`` named."""
         keys = [(snap.table, image.segment) for image in images]
         self._taken.update(dict.fromkeys(keys))
         self._writing[token] = _FileWrite(asker, snap.number, snap.folder, keys)
@@ -77,13 +78,14 @@ class SnapshotWriter:
         return Store(token, work)
 
     def stored(self, incarnation: int, event: Stored) -> list[Effect]:
-        """The disk thread is done with some images: say so, or why not. Nothing if it was for somebody else."""
+        """The disk thread is done: report it, or why not. Empty if it was not ours."""
         writing = self._writing.pop(event.token, None)
         if writing is None or writing.number != self._number:
             return []
         if event.error is not None:
             reason = getattr(event.error, "strerror", None) or str(event.error) or type(event.error).__name__
-            if isinstance(event.error, FileNotFoundError):  # the coordinator has made it, so this is another host
+            # The coordinator made it: this is another host.
+            if isinstance(event.error, FileNotFoundError):
                 reason += (
                     " (servers of other hosts need the run's folder, too: share it, or --set checkpoint.every=inf)"
                 )
@@ -95,19 +97,19 @@ class SnapshotWriter:
         return self._say(writing.asker, incarnation, writing.number, event.result)
 
     def give_up(self) -> None:
-        """Nobody waits for any of it: what is on its way to the disk goes no further."""
+        """Stop writing: nobody waits for it."""
         self._number = 0
 
     def cannot(self, asker: str, incarnation: int, number: int, why: str) -> Send:
-        """This checkpoint gets nothing from here."""
+        """Report that this checkpoint gets nothing from here."""
         return Send(asker, m.Snapped(number, incarnation, [], why))
 
     def late(self, asker: str, incarnation: int, snap: m.Snap, version: int) -> Send:
-        """The step that was asked for is over."""
+        """Report that the step that was asked for is over."""
         return self.cannot(asker, incarnation, snap.number, f"{LATE}: at step {version:,}, asked for {snap.clock:,}")
 
     def _say(self, asker: str, incarnation: int, number: int, written: Sequence[m.Written]) -> list[Effect]:
-        """In as many messages as the books need."""
+        """Report in as many messages as the books need."""
         effects: list[Effect] = []
         some: list[m.Written] = []
         size = 0
@@ -125,15 +127,17 @@ class SnapshotWriter:
 
 
 class SnapshotWriters:
-    """One for each that asks: the coordinator, and the schedulers of groups, who number theirs as they like.
+    """One writer per asker: the coordinator, and the groups' schedulers with their own numbers.
 
-    A number counts in the folder where its checkpoints lie, so whoever asks for another folder begins anew: a group's next run is a
-    scheduler of the same name that begins at one. What schedulers asked for that are gone is given up and forgotten (``live``).
+    Numbers belong to the folder of the checkpoints, so another folder starts a new writer: a
+    group's next run may have a scheduler of the same name. Requests of schedulers that have left
+    are dropped (``live``).
     """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._by: dict[str, tuple[Path, SnapshotWriter]] = {}  # by who asks: where to, and what became of it
+        # By who asks: where to, and what became of it.
+        self._by: dict[str, tuple[Path, SnapshotWriter]] = {}
 
     def of(self, asker: str, snap: m.Snap) -> SnapshotWriter:
         root = Path(snap.folder).parent
@@ -142,7 +146,7 @@ class SnapshotWriters:
         return self._by.setdefault(asker, (root, SnapshotWriter(self._disk)))[1]
 
     def live(self, here: Container[str]) -> None:
-        """Of all who ever asked, these are still here."""
+        """Drop the writers of askers that have left."""
         for gone in [asker for asker in self._by if asker not in here]:
             self._forget(gone)
 

@@ -17,7 +17,7 @@ from shoal.keys import KeyRange
 from shoal.store.query import Found, Question, question_named
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.segment_state import SegmentState
-from shoal.store.table.table import pieces
+from shoal.store.table.table import row_views
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
@@ -97,7 +97,7 @@ class PendingCalls:
         self._under_way[asked] = call
 
         def ask() -> None:  # off the loop, alone at the table: it sees one moment
-            rows = pieces(part.table, keys, limits.CALL_PIECE, question.keys)
+            rows = row_views(part.table, keys, limits.CALL_PIECE, question.keys)
             self._pending[asked] = apart(lambda: question.ask(rows, settings), within)
 
         return HandlerResult([self.held(sender, call)], [LongComputation(ask, self.collect, None)])
@@ -136,7 +136,7 @@ class PendingCalls:
 
 def _answer(sender: str, call: m.Call, question: Question, settings: Any, part: SegmentState, keys: KeyRange) -> Effect:
     try:
-        found = question.ask(pieces(part.table, keys, limits.CALL_PIECE, question.keys), settings)
+        found = question.ask(row_views(part.table, keys, limits.CALL_PIECE, question.keys), settings)
     except Invalid as error:
         return _no(sender, call, "question", error)
     return _told(sender, call, found)

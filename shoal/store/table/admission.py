@@ -1,10 +1,11 @@
-"""Which keys of a push get in: those that have a row, and those that came often enough (the tail of a click log is half its keys).
+"""Which keys of a push get in: those that have a row, and those that came often enough.
 
-The primary decides, before a change is made: what it leaves out no copy ever hears of. It counts in one byte per key where the keys
-that it holds are not too many; otherwise in a sketch (two cells per key, shared with others), which may count too much, never too little:
-a key may get in too early, none too late. The sketch is small until so many keys have come that it would be wrong often, and then as
-large as it may be. What was counted is in no copy and no checkpoint: another primary begins anew, and rows stay. Segments that stay where they
-are keep their counts, whatever comes and goes beside them (``hold``); one that comes back may find those that it had.
+The tail of a click log is half its keys. The primary decides, before a change is made: backups
+never hear of the rest. It counts in one byte per key if the keys it holds are few enough, else in
+a sketch (two cells per key, shared with others), which may count too much, never too little: a key
+may get in too early, never too late. The sketch starts small and grows once. Counts are in no
+replica and no checkpoint: a new primary starts from nothing, and rows stay. Segments that stay
+keep their counts (``hold``).
 """
 
 from __future__ import annotations
@@ -32,17 +33,16 @@ class Admission:
 
         self._kernels, self._rows, self._wanted = admission_kernels, rows, wanted
         self._segments = rows.segments
-        self._by_key = span <= ADMISSION_BYTES  # a cell's place is its key: what is never written to costs no memory
+        self._by_key = span <= ADMISSION_BYTES  # by key: untouched pages cost no memory
         self._offsets = self._places()
         self._cells: Cells = self._room(span)
         self._before: Cells = np.empty(0, np.uint8)
         self._new = 0
 
     def hold(self) -> None:
-        """Other segments are on the ground: of keys that were here before and still are, what was counted stays.
+        """The segments have changed: keep the counts of keys that were here before and still are.
 
-        Where cells lie by key, and in a sketch, nothing changes: keys that are elsewhere do not come, and should they come back, so often they
-        came here.
+        By key, and in a sketch, nothing changes: keys that moved away do not come.
         """
         before, self._segments = self._segments, self._rows.segments
         if self._offsets is None or before == self._segments:
@@ -60,7 +60,7 @@ class Admission:
             self._cells[new : new + len(keys)] = cells[old : old + len(keys)]
 
     def _places(self) -> Offsets | None:
-        """Where the cells of each segment begin, one after another if they are not by key; None if they would be too many."""
+        """Where the cells of each segment begin; None if they would be too many."""
         if self._by_key:
             return self._rows.starts.astype(np.int64)
         *before, total = accumulate(map(_size, self._segments), initial=0)
@@ -76,7 +76,7 @@ class Admission:
         return sum(map(_size, self._segments))
 
     def _enter(self, segments: Sequence[KeyRange], cells: Cells) -> None:
-        """What cells of these segments, one after another, have counted goes into the sketch."""
+        """Put the counts of these segments' cells, one after another, into the sketch."""
         names, times, at = list[Keys](), list[Cells](), 0
         for keys in segments:
             some = cells[at : at + len(keys)]
@@ -85,7 +85,8 @@ class Admission:
             times.append(some[found])
             at += len(keys)
         every, counted = np.concatenate(names), np.concatenate(times)
-        for time in range(min(self._wanted, int(counted.max(initial=0)))):  # more says no more than so many
+        # Higher counts do not matter.
+        for time in range(min(self._wanted, int(counted.max(initial=0)))):
             again = np.ascontiguousarray(every[counted > time])
             self._count(again, np.zeros(len(again), np.bool_))
 
@@ -94,7 +95,7 @@ class Admission:
         return self._cells.nbytes + self._before.nbytes if self._offsets is None else self._held
 
     def admit(self, given: KeyValues) -> KeyValues | None:
-        """The rows of a push whose keys get in; None if there are none. Each of the others is counted once."""
+        """The rows of a push whose keys get in, or None. Each of the others is counted once."""
         keys = np.ascontiguousarray(given.keys)
         chosen = np.empty(len(keys), np.bool_)
         rows = self._rows
@@ -111,7 +112,7 @@ class Admission:
             rows.kernels.dense_rows(keys, rows.starts, rows.stops, self._offsets, places)
             return int(self._kernels.count_each(places, self._cells, self._wanted, chosen))
         if not len(self._before) and self._new + len(keys) > ADMISSION_FIRST // 8:
-            # One cell in five would be taken: what they say so far is kept, and counted on elsewhere.
+            # One cell in five would be taken: keep these counts, and go on in larger cells.
             self._before, self._cells = self._cells, np.zeros(ADMISSION_BYTES, np.uint8)
         found, new = self._kernels.count_hashed(keys, self._before, self._cells, self._wanted, chosen)
         self._new += new
@@ -119,4 +120,4 @@ class Admission:
 
 
 def _size(keys: KeyRange) -> int:
-    return keys.stop - keys.start  # it may be too long to have a length
+    return keys.stop - keys.start  # len() may overflow

@@ -1,6 +1,7 @@
-"""The compiled loops of ``admission``, of eviction and of ``clearing``: which keys have come often enough, and which rows go.
+"""Compiled loops of admission, eviction and compaction.
 
-As in ``kernels`` every signature is spelled out, nothing checks its arguments, and what is imported late there is imported late here.
+As in ``kernels``, every signature is spelled out, nothing checks its arguments, and the import is
+late.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shoal.store.table.kernels import (
 
 MOST = 255  # that a cell counts
 NOBODY = ~np.uint64(0)  # no key
-_DROPPING = 16  # rows looked at in the time that it takes to drop one
+_DROPPING = 16  # rows that can be looked at in the time of one drop
 cells_in = types.Array(uint8, 1, "C", readonly=True)
 cells_out = types.Array(uint8, 1, "C")
 chosen_out = types.Array(boolean, 1, "C")
@@ -51,7 +52,7 @@ def have_rows(index, slots, used, keys, chosen):
 
 @compiled(int64(rows_in, cells_out, int64, chosen_out))
 def count_each(places, cells, wanted, chosen):
-    """A cell for each key: count those that are not chosen yet, and choose those that came often enough."""
+    """A cell per key: count those not chosen yet, and choose those that came often enough."""
     for i in range(len(places)):
         if not chosen[i]:
             place = places[i]
@@ -64,8 +65,8 @@ def count_each(places, cells, wanted, chosen):
 
 
 @compiled(int64(uint64, cells_in))
-def told(key, cells):
-    """What cells say of a key; those that there are none of say nothing."""
+def seen_before(key, cells):
+    """What cells have counted of a key; 0 if there are no cells."""
     if len(cells) == 0:
         return int64(0)
     half = uint64(len(cells) // 2)
@@ -76,10 +77,10 @@ def told(key, cells):
 
 @compiled(types.UniTuple(int64, 2)(keys_in, cells_in, cells_out, int64, chosen_out))
 def count_hashed(keys, before, cells, wanted, chosen):
-    """Two cells for each key, one in each half, shared with others: the smaller one is never less than the truth.
+    """Two cells per key, one in each half, shared: the smaller is never less than the truth.
 
-    Only a cell that is the smaller one is raised (Estan, Varghese, 2002). ``before`` are cells that are full: what they say is
-    added, and they stay as they are. Returns how many are chosen, and how many keys looked new.
+    Only the smaller cell is raised (Estan, Varghese, 2002). ``before`` are full cells, which are
+    added and stay as they are. Returns how many are chosen, and how many keys looked new.
     """
     new = 0
     size = min(len(keys), BLOCK)
@@ -105,7 +106,7 @@ def count_hashed(keys, before, cells, wanted, chosen):
                     cells[one[i]] = least + 1
                 if b == least:
                     cells[two[i]] = least + 1
-            chosen[start + i] = least + 1 + told(keys[start + i], before) >= wanted
+            chosen[start + i] = least + 1 + seen_before(keys[start + i], before) >= wanted
     found = 0
     for i in range(len(chosen)):
         found += chosen[i]
@@ -114,7 +115,7 @@ def count_hashed(keys, before, cells, wanted, chosen):
 
 @compiled(int64(slots_out, slab_out, int64, int64, keys_in, keys_in))
 def let_go(slots, slab, rows, width, starts, stops):
-    """Rows of these sorted ranges of keys whose weights are all 0 go, the others close up in order; how many stay."""
+    """Drop zero rows of these sorted key ranges, closing up in order; how many rows stay."""
     kept = 0
     for row in range(rows):
         zero = True
@@ -133,7 +134,7 @@ def let_go(slots, slab, rows, width, starts, stops):
 
 @compiled(int64(slots_out, int64, keys_in, keys_in))
 def drop_ranges(slots, rows, starts, stops):
-    """Rows of these sorted ranges of keys go, and the last ones take their places; how many stay."""
+    """Drop rows of these sorted key ranges, the last ones filling the gaps; how many stay."""
     row = 0
     while row < rows:
         at = lower(starts, 0, slots[row, 0] + uint64(1)) - 1
@@ -148,10 +149,11 @@ def drop_ranges(slots, rows, starts, stops):
 
 @compiled(types.UniTuple(int64, 2)(keys_out, slots_out, int64, int64, int64, keys_in, keys_in))
 def drop_some(index, slots, row, rows, most, starts, stops):
-    """Rows below ``row`` that are of these sorted ranges of keys go, from the last one down, and the last of all take their places.
+    """Drop rows below ``row`` in these sorted key ranges, from the last down, filling gaps.
 
-    For as long as it takes to look at ``most`` rows. The index hears of those that took another place; of those that went it has still
-    the rows where they were, in which there are other keys by now, or nobody. Returns the row it came to, and how many there are.
+    Stops after the time it takes to look at ``most`` rows. The index learns of rows that moved;
+    entries of dropped ones still point at their old rows. Returns the row it came to, and how many
+    there are.
     """
     mask = uint64(len(index)) - ONE
     while row > 0 and most > 0:

@@ -1,11 +1,13 @@
-"""Address space for all rows of a dense table, of which only what is written to costs memory.
+"""Memory for rows: address space for dense tables, slabs and indexes for sparse ones.
 
-A server holds some segments of a table. Each lies where it would lie if all of them were here, so the row of a key is its number, and a
-segment that comes or goes moves nobody else's rows. What goes is given back to the system page by page.
+A dense table reserves address space for all its rows, and only what is written costs memory. A
+server holds some segments, each where it would lie if all were here: the row of a key is its
+number, and a segment that comes or goes moves no rows. What goes is given back to the system page
+by page. All that a server has of a table (its own segments, backups, what arrives) lies in one
+arena. Each holder claims its ranges, and the last claim wins: so a backup becomes a primary's
+segment without touching a row. ``table_server`` ensures that no two holders write to one segment.
 
-All that a server has of a table lies in one such place: segments of its own, copies of others', what is arriving. Each of these claims what it
-holds, and who claims last has it: so a copy becomes a primary's segment without a row being touched, and whoever had it before gives
-nothing back. That no two of them write to the same segment is for ``holding`` to see to.
+Sparse slabs and indexes always grow in the same steps, so the peak is known.
 """
 
 from __future__ import annotations
@@ -22,18 +24,19 @@ import numpy.typing as npt
 from shoal.keys import KeyRange, Keys, Values, joined, without
 from shoal.limits import ADDRESS_BYTES, KEY_LIMIT, MB
 
-_SMALL = 1 * MB  # below that an ordinary array does: there is nothing worth giving back
-_HUGE = 2 * MB  # a large page of most machines; numpy asks for them as we do
+_SMALL = 1 * MB  # smaller arenas are ordinary arrays
+_HUGE = 2 * MB  # a large page of most machines
 _FLAGS = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
-_FLAGS |= getattr(mmap, "MAP_NORESERVE", 0x4000 if hasattr(mmap, "MADV_DONTNEED") else 0)  # named since Python 3.13
+# Named since Python 3.13.
+_FLAGS |= getattr(mmap, "MAP_NORESERVE", 0x4000 if hasattr(mmap, "MADV_DONTNEED") else 0)
 
 
 class DenseArena:
-    """Room for so many rows of so many words, all of them zero."""
+    """Room for so many rows of so many words, all zero."""
 
     def __init__(self, rows: int, words: int) -> None:
         self._entered = 0
-        self._claims: dict[int, list[KeyRange]] = {}  # by holder; whoever has nothing is not in it
+        self._claims: dict[int, list[KeyRange]] = {}  # by holder, if it has any
         size = rows * words * 4
         if size > ADDRESS_BYTES:
             raise MemoryError(f"{rows} rows of {words} words: more than a process can address; narrow the table")
@@ -49,19 +52,19 @@ class DenseArena:
         self.slab = np.frombuffer(self._map, np.float32).reshape(rows, words)
 
     def enter(self) -> int:
-        """One more holder: its number."""
+        """Add a holder; returns its number."""
         self._entered += 1
         return self._entered
 
     def claim(self, holder: int, ranges: Sequence[KeyRange]) -> None:
-        """These are this one's from now on, whoever had them."""
+        """Give these ranges to this holder."""
         for other, claimed in list(self._claims.items()):
             self._note(other, without(claimed, ranges))
         mine = [*self._claims.get(holder, ()), *ranges]
         self._note(holder, joined(sorted(mine, key=lambda keys: keys.start)))
 
     def let_go(self, holder: int, keys: KeyRange) -> None:
-        """Of these rows, those that are still this one's are here no more."""
+        """Free those of these rows that still belong to this holder."""
         claimed = self._claims.get(holder, [])
         left = without(claimed, [keys])
         self._note(holder, left)
@@ -75,13 +78,13 @@ class DenseArena:
             self._claims.pop(holder, None)
 
     def settle(self, low: int, high: int) -> None:
-        """These rows will be here: in large pages, as far as they fill some."""
+        """These rows will be used: ask for large pages."""
         start, stop = -(-low * self._row // _HUGE) * _HUGE, high * self._row // _HUGE * _HUGE
         if self._map is not None and start < stop and hasattr(mmap, "MADV_HUGEPAGE"):
             self._advise(mmap.MADV_HUGEPAGE, start, stop)
 
     def give_back(self, low: int, high: int) -> None:
-        """These rows are here no more: whoever writes to them again writes all of them."""
+        """These rows are gone: return their pages to the system."""
         page = mmap.PAGESIZE
         start, stop = -(-low * self._row // page) * page, high * self._row // page * page
         if self._map is not None and start < stop and hasattr(mmap, "MADV_DONTNEED"):
@@ -89,7 +92,7 @@ class DenseArena:
 
     def _advise(self, what: int, start: int, stop: int) -> None:
         assert self._map is not None
-        with suppress(OSError):  # a machine that does not do this: it costs memory or time, and nothing else
+        with suppress(OSError):  # unsupported: costs memory or time only
             self._map.madvise(what, start, stop - start)
 
 
@@ -100,14 +103,14 @@ FIRST_ROWS = 1_024  # capacity of a slab at first
 
 
 def fitting(capacity: int, rows: int) -> int:
-    """Rows that a slab has, for so many."""
+    """The capacity of a slab, in rows, that holds this many."""
     while capacity < rows:
         capacity += capacity // 2
     return capacity
 
 
 def places_for(rows: int) -> int:
-    """Places that an index has, for so many rows."""
+    """The size of an index for this many rows."""
     places = 2 * FIRST_ROWS
     while places * 3 // 4 < rows:
         places *= 2
@@ -115,7 +118,7 @@ def places_for(rows: int) -> int:
 
 
 def most(index: Keys) -> int:
-    """Rows that an index may hold: three quarters full, probes stay short."""
+    """Rows that an index may hold: three quarters, so that probes stay short."""
     return len(index) * 3 // 4
 
 
@@ -131,12 +134,12 @@ def new_index(places: int) -> Keys:
 
 
 def _on_line(array: npt.NDArray[T]) -> npt.NDArray[T]:
-    """The array from the first place on that begins a cache line, so that a row or a line of slots is seldom in two."""
+    """The array from its first cache-line boundary on: few rows straddle two lines."""
     return array[-array.ctypes.data % LINE_BYTES // array.itemsize :]
 
 
 def give_back(slab: Values, first: int, last: int) -> None:
-    """Rows first..last are not in use, and may read as anything: the pages that they fill cost nothing until they are written to."""
+    """Rows first..last are unused: return their pages to the system. They may read as anything."""
     page, row = mmap.PAGESIZE, slab.strides[0]
     start = -(-(slab.ctypes.data + first * row) // page) * page
     stop = (slab.ctypes.data + last * row) // page * page
@@ -145,7 +148,7 @@ def give_back(slab: Values, first: int, last: int) -> None:
 
 
 def _advise() -> Any:
-    """The system's own, where it is one that means by this what is meant here."""
+    """The system's madvise, if MADV_DONTNEED is known."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return None
     with suppress(OSError, AttributeError, TypeError):

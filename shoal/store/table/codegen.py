@@ -1,11 +1,13 @@
-"""From an update rule to compiled kernels over a whole push, with the function inlined.
+"""Compiles an update rule into kernels over a whole push, with the function inlined.
 
-The kernels are written out as a module: the loops below, the source of the rule's function, and of everything it refers
-to. The file is named by the hash of that text, so an edited function, helper or constant is another file; numba's own
-cache lies beside it and is never stale (numba alone looks at the age of one file, not at what a function calls).
+The kernels are written out as a module: the loops below, the rule's source, and that of everything
+it refers to. The file is named by the hash of its text, so an edited function, helper or constant
+is another file; numba's cache lies beside it and is never stale (numba alone looks at the age of
+one file, not at what a function calls).
 
-Without a cache folder (see ``shoal.cache``), or without a source (a function made by exec), kernels are compiled in memory. Nothing is
-compiled because of what a message contains: signatures are spelled out, and only rules of this process come in here.
+Without a cache folder (``shoal.cache``), or without a source (a function made by exec), kernels
+are compiled in memory. Nothing is compiled because of what a message contains: signatures are
+spelled out, and only rules of this process come in here.
 """
 
 from __future__ import annotations
@@ -156,8 +158,9 @@ NARROW = 7  # rows up to this width are updated column by column
 class SparseKernels:
     """The loops of one rule over sparse rows; ``given`` is the settings as an array."""
 
-    push_keys: Callable[..., int]  # (index, slots, slab, used, keys, gradients, given, *initial) -> rows used
-    push_rows: Callable[..., None]  # (slab, word, rows, gradients, given); ``word`` is where weights begin in a row
+    push_keys: Callable[..., int]  # (index, slots, slab, used, keys, gradients, given, *initial)
+    # (slab, word, rows, gradients, given); ``word`` is where weights begin in a row.
+    push_rows: Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +171,11 @@ class DenseKernels:
     push_rows: Callable[..., None]
 
 
-_ANSWER = 65_536  # bytes that a trial may say
+_ANSWER = 65_536  # bytes of a trial's answer at most
 _TRIED = (0.0, 1e-6, 1.0, 1e6, -1e-6, -1.0, -1e6)
 
 _made: dict[str, ModuleType] = {}
-_one_at_a_time = threading.Lock()  # servers may be threads of one process, and CPython 3.11's parser is not safe there
+_one_at_a_time = threading.Lock()  # CPython 3.11's parser is not thread-safe
 
 
 def sparse_kernels(rule: UpdateRule) -> SparseKernels:
@@ -186,14 +189,14 @@ def dense_kernels(rule: UpdateRule) -> DenseKernels:
 
 
 def _module(rule: UpdateRule, loops: str) -> ModuleType:
-    """The compiled loops of a rule, made at most once in a process for the same text."""
+    """The compiled loops of a rule, made at most once per process for the same text."""
     with _one_at_a_time:
         return _make(rule, loops)
 
 
 def _make(rule: UpdateRule, loops: str) -> ModuleType:
     source = FunctionSource(rule.name)
-    written = source.add(rule.function)  # what it may not refer to is refused before it is run
+    written = source.add(rule.function)  # refuses it before it is run
     _apart(rule, lambda: _try(rule))
     if not written:
         made = _in_memory(rule, _text(rule, f"\n_shoal_rule = {JIT[1:-1]}(_shoal_given)\n", loops, cache=False))
@@ -209,9 +212,9 @@ def _make(rule: UpdateRule, loops: str) -> ModuleType:
 
 
 def _apart(rule: UpdateRule, act: Callable[[], None]) -> None:
-    """A user's rule is tried in a fork first: one that never returns, ends its process or wants all memory is refused, and costs nobody.
+    """Try a user's rule in a fork first: one that hangs, exits or uses all memory is refused.
 
-    What it does with other numbers than those it is tried with cannot be known: compiled, it runs in the server.
+    What it does with other numbers than those tried is unknown: compiled, it runs in the server.
     """
     if is_own(rule):
         act()
@@ -229,7 +232,7 @@ def _apart(rule: UpdateRule, act: Callable[[], None]) -> None:
 
 
 def _try_compiled(rule: UpdateRule, made: ModuleType) -> None:
-    """On weights and gradients of all sizes, as compiled."""
+    """Run the compiled rule on weights and gradients of all sizes."""
     if not hasattr(made, "push_rows"):  # Hogwild's racing loops: they run on arrays of their own
         return
     import numpy as np
@@ -287,7 +290,7 @@ def _column(number: int) -> str:
 
 
 def _kind(number: int) -> str:
-    """Where, in a row of gradients, the numbers of this kind stand."""
+    """Where the numbers of this kind stand in a row of gradients."""
     return "c" if number == 0 else f"c + _shoal_u8({number} * width)"
 
 
@@ -301,12 +304,12 @@ def _hash_of(file: str) -> str:
 
 
 def _try(rule: UpdateRule) -> None:
-    """Run the function once as it stands: what it returns must be a weight and as many states as it declares."""
+    """Run the function once: it must return a weight and as many states as it declares."""
     gradient = 1.0 if rule.pushed == 1 else (1.0,) * rule.pushed
     try:
         answer = rule.function(1.0, (0.0,) * rule.state, gradient, rule.settings({}))
     except (ArithmeticError, ValueError):
-        return  # 1 / 0 or sqrt(-1) here need not be so with other numbers; compiled, they give infinity or NaN
+        return  # other numbers may work; compiled code gives infinity or NaN
     except (Exception, SystemExit) as error:
         raise Invalid(f"update {rule.name!r} failed on weight 1, state 0, gradient {gradient}: {error!r}") from error
     match answer:
@@ -323,7 +326,7 @@ def _in_memory(rule: UpdateRule, text: str) -> ModuleType:
 
     module = ModuleType(f"shoal_update_{rule.name}")
     module.__dict__["_shoal_given"] = rule.function
-    try:  # the text is ours and that of a rule registered in this process: nothing that came over a wire
+    try:  # the text is ours and of a rule registered here: nothing came over the wire
         exec(compile(text, f"<update {rule.name}>", "exec"), module.__dict__)
     except NumbaError as error:
         raise Invalid(f"update {rule.name!r} cannot be compiled; numba says: {error}") from error
@@ -331,7 +334,7 @@ def _in_memory(rule: UpdateRule, text: str) -> ModuleType:
 
 
 def _on_disk(text: str) -> ModuleType | None:
-    """The module of this text, imported from the private folder; None if that cannot be."""
+    """The module of this text, imported from the cache folder; None if that fails."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -345,7 +348,8 @@ def _on_disk(text: str) -> ModuleType | None:
         sys.modules[module.__name__] = module
         spec.loader.exec_module(module)
     except Exception:
-        # A full disk, a cache cut short by a power cut: memory will do. An error of the rule itself comes again there.
+        # A full disk or a truncated cache: compile in memory. An error of the rule comes again
+        # there.
         sys.modules.pop(f"shoal_update_{name}", None)
         return None
     return module
@@ -353,7 +357,7 @@ def _on_disk(text: str) -> ModuleType | None:
 
 def _keep(path: Path, text: str) -> None:
     if path.exists() and path.read_text() == text:
-        return  # written once only: numba takes a newer file for another one
+        return  # written once: numba goes by its age
     handle, beside = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(handle, "w") as file:

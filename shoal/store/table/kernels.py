@@ -1,17 +1,19 @@
-"""The compiled loops under a table: the sparse index, lookups, gathers, checks, initial values.
+"""Compiled loops under a table: the sparse index, lookups, gathers, checks, initial values.
 
 A sparse index is one array of uint64, a power of two long, at most three quarters full:
 
-    slot = tag << 32 | row + 1      tag = high half of the key's hash; 0 = nobody here
+    slot = tag << 32 | row + 1      tag = high half of the key's hash; 0 = empty
     place = hash & (length - 1)     probed linearly from the start of its cache line (eight slots)
 
-The key itself stands in its row of the slab. So a lookup costs two cache misses, one in the index and one in the row
-it is about to use anyway. It runs over blocks of keys in phases (ask for the index lines; compare the eight tags of
-each and ask for the rows; compare the keys): many misses are under way at once, and few branches are guessed wrong.
+The key itself is in its row of the slab. So a lookup costs two cache misses, one in the index and
+one in the row that is used anyway. It runs over blocks of keys in phases (prefetch the index
+lines; compare the eight tags of each and prefetch the rows; compare the keys): many misses
+overlap, and few branches are mispredicted.
 
-Every signature is spelled out: nothing is compiled because of what a message contains. Nothing here checks its
-arguments, raises or allocates more than a block; ``table`` has looked at them. Importing this module costs about half a
-second (numba), so only tables and ``generate`` do it, and late.
+Every signature is spelled out: nothing is compiled because of what a message contains. Nothing
+here checks its arguments, raises or allocates more than a block; ``table`` has checked them.
+Importing this module takes about half a second (numba), so only tables and ``codegen`` do it, and
+late.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from numba.extending import intrinsic
 
 from shoal.jit import compiled, mix
 
-KEY_WORDS = 2  # float32 words that the key takes at the start of a sparse row
-BLOCK = 512  # keys in one run of the phases: their slots and rows stay in the second-level cache
+KEY_WORDS = 2  # float32 words of the key, at the start of a sparse row
+BLOCK = 512  # keys per block: their slots and rows stay in the L2 cache
 LINE = 8  # slots in one cache line
-FAR = 1 << 20  # words of a slab beyond which its rows are seldom in a cache
-ROW_LINES = 4  # of a row, how much is asked for ahead: longer ones the machine follows by itself
+FAR = 1 << 20  # words of a slab whose rows are seldom cached
+ROW_LINES = 4  # cache lines prefetched per row: hardware follows longer ones
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2  # kinds of initial values
 FINE, DISORDER, ELSEWHERE = 0, 1, 2  # what a check of keys finds
@@ -39,7 +41,7 @@ HALF = np.uint64(32)
 ONE = np.uint64(1)
 NONE = np.uint64(0)
 LINE_START = ~np.uint64(LINE - 1)
-EXPONENT = np.uint32(0x7F800000)  # all ones in a float32 that is infinite or no number
+EXPONENT = np.uint32(0x7F800000)  # of a float32 that is infinite or NaN
 
 keys_in = types.Array(uint64, 1, "C", readonly=True)
 rows_in = types.Array(int64, 1, "C", readonly=True)
@@ -59,8 +61,9 @@ initial = (int64, float64, float64, uint64)  # kind, two parameters, seed
 def initial_value(kind, first, second, seed, key, column):
     """The weight of a row that nobody has pushed yet, from key, column and seed alone.
 
-    Only + and * on exactly the same numbers, so that all machines agree. Normal: the sum of twelve uniform draws,
-    straightened by Teichroew's polynomial (Knuth, TAOCP 3.4.1), since log and cos differ between libraries.
+    Only + and * on exactly the same numbers, so that all machines agree. Normal: the sum of twelve
+    uniform draws, straightened by Teichroew's polynomial (Knuth, TAOCP 3.4.1), since log and cos
+    differ between libraries.
     """
     if kind == CONSTANT:
         return float32(first)
@@ -82,7 +85,7 @@ def initial_value(kind, first, second, seed, key, column):
 
 @compiled(types.void(slab_out, int64, int64, uint64, int64, int64, *initial))
 def fill(slab, row, count, key, word, width, kind, first, second, seed):
-    """Rows row..row + count are born with the keys from ``key`` on: initial weights, zero state."""
+    """Create rows row..row + count for the keys from ``key`` on: initial weights, zero state."""
     for i in range(count):
         for c in range(width):
             slab[row + i, word + c] = initial_value(kind, first, second, seed, key + uint64(i), c)
@@ -92,7 +95,7 @@ def fill(slab, row, count, key, word, width, kind, first, second, seed):
 
 @intrinsic
 def prefetch(typing, array, position):
-    """Ask for array[position] to come into the second-level cache, which can wait for more lines than the first."""
+    """Prefetch array[position] into the second-level cache, which can wait for more lines."""
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -100,7 +103,8 @@ def prefetch(typing, array, position):
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
-        builder.call(function, [address, number(0), number(2), number(1)])  # to read, second level, data
+        # To read, second level, data.
+        builder.call(function, [address, number(0), number(2), number(1)])
         return context.get_dummy_value()
 
     return types.void(array, position), generate
@@ -108,7 +112,10 @@ def prefetch(typing, array, position):
 
 @intrinsic
 def match_line(typing, index, place, tag):
-    """The slot with this tag among the eight from ``place`` on, or 0, without a branch. (Of two such: their bits.)"""
+    """The slot with this tag among the eight from ``place`` on, or 0, without a branch.
+
+    If two match, the bitwise or of both.
+    """
 
     def generate(context, builder, signature, args):
         slot = ir.IntType(64)
@@ -131,7 +138,7 @@ def match_line(typing, index, place, tag):
 
 @compiled(int64(index_in, slots_in, uint64, uint64))
 def search(index, slots, key, hashed):
-    """The row of one key, or -1: the plain way, for keys that are not where nearly all are."""
+    """The row of one key, or -1: the plain probe, for the few keys that are not in place."""
     mask = uint64(len(index)) - ONE
     place = hashed & mask & LINE_START
     while index[place] != NONE:
@@ -145,7 +152,7 @@ def search(index, slots, key, hashed):
 
 @compiled(types.void(index_in, slots_in, int64, keys_in, int64, int64, keys_out, rows_out))
 def find_block(index, slots, used, keys, start, count, hashes, rows):
-    """rows[i] = the row of keys[start + i], or -1; hashes[i] = its hash. ``used`` rows are alive."""
+    """rows[i] = the row of keys[start + i], or -1; hashes[i] = its hash. ``used`` rows exist."""
     mask = (uint64(len(index)) - ONE) & LINE_START
     words = slots.shape[1]
     flat = slots.reshape(-1)
@@ -156,9 +163,9 @@ def find_block(index, slots, used, keys, start, count, hashes, rows):
         row = int64(match_line(index, hashes[i] & mask, hashes[i] >> HALF) & LOW) - 1
         rows[i] = row
         for at in range(0, min(words, ROW_LINES * LINE), LINE):
-            prefetch(flat, row * words + at)  # also of row -1: asking for what is not there is no error
+            prefetch(flat, row * words + at)  # also of row -1: a prefetch cannot fault
     for i in range(count):
-        # As one unsigned comparison: a row, and not what two equal tags in one line would make.
+        # One unsigned comparison also rejects what two equal tags in one line would make.
         row = uint64(rows[i])
         if row >= uint64(used) or slots[row, 0] != keys[start + i]:
             rows[i] = search(index, slots, keys[start + i], hashes[i])
@@ -181,7 +188,7 @@ def count_missing(index, slots, used, keys):
 
 @compiled(int64(index_in, slots_in, int64, keys_in, rows_out))
 def find_rows(index, slots, used, keys, found):
-    """found[i] = the row of keys[i]; returns how many there are up to the first key that has none."""
+    """found[i] = the row of keys[i]; returns how many come before a key without one."""
     size = min(len(keys), BLOCK)
     hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
     for start in range(0, len(keys), BLOCK):
@@ -196,7 +203,7 @@ def find_rows(index, slots, used, keys, found):
 
 @compiled(uint64(keys_in))
 def hash_keys(keys):
-    """Sum of mix(keys[i] + (i + 1) * GOLDEN): of a list, its order included."""
+    """Sum of mix(keys[i] + (i + 1) * GOLDEN): a hash of a list, its order included."""
     total = NONE
     for i in range(uint64(len(keys))):
         total += mix(keys[i] + (uint64(i) + ONE) * GOLDEN)
@@ -205,7 +212,7 @@ def hash_keys(keys):
 
 @compiled(int64(keys_out, slots_out, slab_out, uint64, uint64, int64, int64, *initial))
 def insert(index, slots, slab, key, hashed, row, width, kind, first, second, seed):
-    """Give a key the given row, the next free one, or find that it has one by now; the row it has is returned."""
+    """Give a key the next free row, ``row``, unless it has one by now; returns its row."""
     mask = uint64(len(index)) - ONE
     place = hashed & mask & LINE_START
     while index[place] != NONE:
@@ -224,7 +231,7 @@ def insert(index, slots, slab, key, hashed, row, width, kind, first, second, see
     int64(keys_out, slots_out, slab_out, int64, keys_in, int64, int64, keys_out, rows_out, int64, *initial),
 )
 def place_block(index, slots, slab, used, keys, start, count, hashes, rows, width, kind, first, second, seed):
-    """find_block, and the missing keys are given the next free rows; returns how many rows are alive then."""
+    """find_block, with new rows for the missing keys; returns how many rows exist then."""
     find_block(index, slots, used, keys, start, count, hashes, rows)
     for i in range(count):
         if rows[i] < 0:
@@ -236,7 +243,7 @@ def place_block(index, slots, slab, used, keys, start, count, hashes, rows, widt
 
 @compiled(types.void(keys_out, slots_in, int64, int64))
 def enter(index, slots, first, rows):
-    """Enter rows first..rows of a slab into an index that has none of their keys, all of which differ."""
+    """Enter rows first..rows of a slab into an index that has none of their keys."""
     mask = uint64(len(index)) - ONE
     size = min(rows - first, BLOCK)
     hashes = np.empty(size, np.uint64)
@@ -254,7 +261,7 @@ def enter(index, slots, first, rows):
 
 @compiled(types.void(index_in, slots_in, slab_in, int64, keys_in, slab_out, *initial))
 def gather_keys(index, slots, slab, used, keys, out, kind, first, second, seed):
-    """out[i] = the weights of keys[i], those of a key without a row being its initial ones."""
+    """out[i] = the weights of keys[i]; initial ones for a key without a row."""
     size = min(len(keys), BLOCK)
     hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
     width = out.shape[1]
@@ -263,7 +270,7 @@ def gather_keys(index, slots, slab, used, keys, out, kind, first, second, seed):
         find_block(index, slots, used, keys, start, count, hashes, rows)
         for i in range(count):
             row = rows[i]
-            if row >= 0 and width == 1:  # by far the most frequent, and twice as fast without the inner loop
+            if row >= 0 and width == 1:  # most frequent, and twice as fast
                 out[start + i, 0] = slab[row, KEY_WORDS]
             elif row >= 0:
                 for c in range(width):
@@ -295,7 +302,7 @@ def gather_rows(slab, rows, word, out):
 
 @compiled(int64(keys_in, int64, uint64))
 def lower(keys, low, key):
-    """How many of the ascending keys are smaller, the first ``low`` of them being so."""
+    """How many of the ascending keys are smaller than ``key``; the first ``low`` of them are."""
     high = len(keys)
     while low < high:
         middle = (low + high) // 2
@@ -308,9 +315,9 @@ def lower(keys, low, key):
 
 @compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in))
 def check_keys(keys, starts, stops):
-    """(code, position): strictly ascending, and each inside one of the sorted segments?"""
+    """(code, position): whether keys ascend strictly and lie inside the sorted segments."""
     for start in range(0, len(keys) - 1, 4096):
-        # Slices, not offsets, and no early end: that is what makes it a vector loop.
+        # Slices, not offsets, and no early exit: this vectorizes.
         these, those = keys[start : start + 4096], keys[start + 1 : start + 4097]
         bad = 0
         for i in range(len(those)):
@@ -332,10 +339,10 @@ def check_keys(keys, starts, stops):
 
 @compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in, rows_in, rows_out))
 def dense_rows(keys, starts, stops, offsets, rows):
-    """check_keys, and rows[i] = the place of keys[i] where all segments stand one after another."""
+    """check_keys, and rows[i] = the place of keys[i] where all segments are adjacent."""
     part, parts = 0, len(starts)
     if parts == 1 and len(keys) > 0:
-        # No early end and no search: a vector loop. What it finds wrong is looked for again below.
+        # No early exit and no search: this vectorizes. Errors are located below.
         start, stop = starts[0], stops[0]
         bad = keys[0] < start or keys[len(keys) - 1] >= stop
         for i in range(uint64(len(keys))):
@@ -360,9 +367,9 @@ def dense_rows(keys, starts, stops, offsets, rows):
 
 @compiled(int64(words_in))
 def first_not_finite(words):
-    """Position of the first float32, given by its bits, that is infinite or no number; -1 if there is none."""
+    """Position of the first float32, by its bits, that is infinite or NaN; -1 if none is."""
     for start in range(0, len(words), 4096):
-        some = words[start : start + 4096]  # a slice, and no early end, so that this is a vector loop
+        some = words[start : start + 4096]  # a slice, and no early exit: this vectorizes
         worst = uint32(0)
         for i in range(len(some)):
             worst = max(worst, some[i] & EXPONENT)
@@ -375,7 +382,10 @@ def first_not_finite(words):
 
 @compiled(types.UniTuple(int64, 2)(slots_in, int64, int64, uint64, uint64, keys_out, rows_out, int64))
 def collect(slots, row, rows, low, high, keys_found, rows_found, found):
-    """Append live keys in [low, high), from row ``row`` on, until the arrays are full: (next row, found by now)."""
+    """Append live keys in [low, high), from ``row`` on, until the arrays are full.
+
+    Returns the next row, and how many were found by now.
+    """
     while row < rows and found < len(keys_found):
         key = slots[row, 0]
         if low <= key < high:

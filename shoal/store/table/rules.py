@@ -1,8 +1,9 @@
-"""shoal's own update rules: scalar functions that ``generate`` inlines into kernels. ``update`` names and describes them.
+"""shoal's own update rules: scalar functions that ``codegen`` inlines into kernels.
 
-What PyTorch has, too (torch.optim), moves a weight as it does there, to rounding: ``decay`` is its weight_decay, a multiple of
-the weight that is added to the gradient, and for AdamW taken off the weight itself. State starts at 0 and is a weight's own: a key
-that is never pushed does not age, has no momentum that carries it on, and is not decayed.
+Rules that PyTorch has, too (torch.optim), do the same up to rounding: ``decay`` is its
+weight_decay, a multiple of the weight that is added to the gradient, and for AdamW subtracted from
+the weight itself. State starts at 0 and belongs to one weight: a key that is never pushed has no
+momentum that carries it on, and is not decayed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def sgd_momentum(weight: float, state: State, gradient: float, settings: Any) ->
 
 
 def sgd_dampened(weight: float, state: State, gradient: float, settings: Any) -> Moved:
-    """The first gradient counts whole, as in PyTorch; ``state[1]`` is 1 once there was one."""
+    """The first gradient is not dampened, as in PyTorch; ``state[1]`` is 1 after the first."""
     counts = 1.0 - settings.dampening * state[1]
     velocity = settings.momentum * state[0] + counts * (gradient + settings.decay * weight)
     return weight - settings.step * velocity, (velocity, 1.0)
@@ -75,7 +76,7 @@ def adamw(weight: float, state: State, gradient: float, settings: Any) -> Moved:
 
 
 def _adam(weight: float, state: State, gradient: float, settings: Any) -> Moved:
-    """The corrections 1 - beta^t are averages of ones: kept like the other two, they cost no power and know each weight's own t."""
+    """Adam; the corrections 1 - beta^t are running averages of ones, so each weight has its t."""
     beta1, beta2 = settings.beta1, settings.beta2
     mean = beta1 * state[0] + (1.0 - beta1) * gradient
     square = beta2 * state[1] + (1.0 - beta2) * gradient * gradient
@@ -105,15 +106,15 @@ def proximal_adagrad(weight: float, state: State, gradient: float, settings: Any
     return _shrink(weight - step * gradient, step * settings.l1) / (1.0 + step * settings.l2), (squares,)
 
 
-SMALLEST = 1.1754943508222875e-38  # of normal float32 numbers: what is smaller would be rounded, perhaps to -0
-CURVATURE = 1e-12  # at least, so that a weight of which nothing is known stays where it is
+SMALLEST = 1.1754943508222875e-38  # normal float32: a smaller one may round to -0
+CURVATURE = 1e-12  # at least: a weight without data stays
 
 
 def block_proximal(weight: float, state: State, gradient: tuple[float, float], settings: Any) -> Moved:
-    """The step of delayed block proximal gradient (Li et al., NIPS 2014): in the norm of the curvature of each weight.
+    """Delayed block proximal gradient (Li et al., NIPS 2014), in the norm of the curvature.
 
-    ``gradient`` is the sum over all rows and a bound on their curvature. A weight of 0 whose gradient says that it stays 0 is written
-    as -0: whoever reads that may leave the key out; a 0 that says nothing of the sort is +0.
+    ``gradient`` is the sum over all rows and a bound on their curvature. A weight of 0 whose
+    gradient says that it stays 0 is written as -0: readers may leave the key out.
     """
     slope = gradient[0] + settings.l2 * weight
     if settings.kkt > 0.0 and weight == 0.0 and abs(slope) <= settings.kkt:

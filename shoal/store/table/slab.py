@@ -1,11 +1,21 @@
 """How rows lie in memory: one slab, and for a sparse table one index from key to row.
 
-    dense row     weights | state                     its number is its key: segments that are elsewhere are gaps (``reserve``)
+    dense row     weights | state                     numbered by key; absent segments are gaps
     sparse row    key (two words) | weights | state   in any order, padded to whole 8 bytes
 
-Weights and optimizer state of a row stand side by side, so an update touches one place in memory. Segments come and go: ``hold``
-says which are here from now on, and costs no more than those that go; ``place`` takes in the rows of one that comes, piece by piece.
-Nothing here checks or locks: ``table`` does the one, and one thread at a time makes the other needless.
+Weights and optimizer state of a row are adjacent, so an update touches one place in memory.
+``hold`` says which segments are here from now on; ``place`` takes in rows of a new one, piece by
+piece. Nothing here checks arguments (``table`` does) or locks (one thread at a time).
+
+Rows of dropped segments lie among others in a sparse slab, and finding all of them would block the
+server. ``Compaction`` does it in pieces, while pushes and pulls go on:
+
+    rows        from the last down: a dropped one is overwritten by the last row
+    the index   a new one is built without the dropped rows, and replaces the old one
+    pages       behind the last row go back to the system
+
+Reads of a range leave out what must go (``hidden``). If a segment comes back before its rows are
+gone, the rest is done at once.
 """
 
 from __future__ import annotations
@@ -26,11 +36,11 @@ from shoal.limits import CLEAR_BYTES, CLEAR_ROWS, MB, ROWS_PER_TABLE
 from shoal.store.table import arena
 from shoal.store.table.arena import DenseArena
 
-_ENTERING = 4  # rows looked at in the time that it takes to enter one
+_ENTERING = 4  # rows that can be looked at in the time of one insert
 
 
 class Compaction:
-    """What lies on one ground and is nobody's any more."""
+    """The rows in one slab that belong to dropped segments."""
 
     def __init__(self) -> None:
         from shoal.store.table.admission_kernels import drop_some
@@ -42,11 +52,11 @@ class Compaction:
         self._row = 0  # from here on all have been looked at
         self.stale = 0  # places of the index whose rows went
         self._fresh: Keys | None = None  # the index that there will be
-        self._touched = self._entered = 0  # places of it that are zero in memory, rows that are in it
-        self._used = 0  # rows that the slab had once: behind the last one their pages are of no use
+        self._touched = self._entered = 0  # slots that are zeroed, rows that are in it
+        self._used = 0  # rows the slab once had: pages behind the last are unused
 
     def begin(self, ground: SparseRows, ranges: Iterable[KeyRange]) -> None:
-        """These have to go, too."""
+        """These ranges have to go, too."""
         self._name(joined(sorted([*self.ranges, *ranges], key=lambda keys: keys.start)))
         self._row, self._fresh = ground.rows, None
         self._used = max(self._used, ground.rows)
@@ -57,11 +67,11 @@ class Compaction:
         self.stops = np.array([keys.stop for keys in ranges], np.uint64)
 
     def meets(self, ranges: Iterable[KeyRange]) -> bool:
-        """Some of these keys have rows that have to go."""
+        """Whether some of these keys have rows that have to go."""
         return bool(self.ranges) and without(self.ranges, ranges) != self.ranges
 
     def hidden(self, names: Keys) -> npt.NDArray[np.bool_]:
-        """Which of these keys, in any order, are of rows that have to go."""
+        """Which of these keys, in any order, have rows that have to go."""
         if not self.ranges:
             return np.zeros(len(names), np.bool_)
         at = np.searchsorted(self.starts, names, side="right") - 1
@@ -69,7 +79,7 @@ class Compaction:
         return found
 
     def go_on(self, ground: SparseRows, rows: int) -> bool:
-        """One piece: as long as it takes to look at so many rows. False if that was all."""
+        """Do one piece, as long as looking at so many rows. False if that was all."""
         if self.ranges:
             self._drop(ground, rows)
         elif self.stale:
@@ -100,7 +110,7 @@ class Compaction:
                 self.entered()
                 return
         if self._touched < len(self._fresh):
-            # Memory is the system's until it is written to: the first rows, which fall anywhere, would bring all of it at once.
+            # Touch the pages piece by piece: the first rows would fault in all of them at once.
             upto = self._touched + CLEAR_BYTES // self._fresh.itemsize
             self._fresh[self._touched : upto] = 0
             self._touched = upto
@@ -118,11 +128,11 @@ class Compaction:
         self._used = first
 
     def entered(self) -> None:
-        """The ground has a new index, with all rows in it."""
+        """The slab has a new index, with all rows in it."""
         self.stale, self._fresh = 0, None
 
     def moved(self) -> None:
-        """The ground has a new slab: behind the last row it was never written to."""
+        """The slab is new: behind its last row it was never written."""
         self._used = 0
 
     def dropped(self) -> None:
@@ -136,7 +146,7 @@ FEWEST_ROWS = 16  # capacity of a sparse slab at first, if its rows are very wid
 
 
 class RowSlab:
-    """What both sorts of rows have: the kernels, how a row is born, the slab."""
+    """What both kinds of rows share: the kernels, initial values, the slab."""
 
     word: int  # where weights begin in a row
     plain: int  # words of a row that are copied: weights and state
@@ -168,7 +178,7 @@ class RowSlab:
         self.stops = np.array([segment.stop for segment in self.segments], np.uint64)
 
     def _look_for(self, keys: KeyRange) -> None:
-        if keys not in self.segments:  # whoever asks has an old table in hand: anything is better than another's rows
+        if keys not in self.segments:  # an old table: fail rather than read another's rows
             raise AssertionError(f"segment {keys} is not on this ground any more")
 
     def push_rows(self, rows: Rows, gradients: Values) -> None:
@@ -180,12 +190,12 @@ class RowSlab:
 
 
 class DenseRows(RowSlab):
-    """Rows that are alive from the start."""
+    """Rows that exist from the start."""
 
     def __init__(
         self, spec: tables.Table, segments: tuple[KeyRange, ...] = (), beside: DenseRows | None = None
     ) -> None:
-        """``beside`` others of the same table they lie in the same place, and a segment goes from one to the other as it lies."""
+        """``beside`` others of the same table, segments pass from one to the other in place."""
         super().__init__(spec)
         from shoal.store.table.codegen import dense_kernels
 
@@ -202,7 +212,7 @@ class DenseRows(RowSlab):
             self.kernels.fill(self.slab, run.start, len(run), np.uint64(run.start), 0, self.width, *self.initial)
 
     def hold(self, segments: tuple[KeyRange, ...]) -> None:
-        """These are here from now on. The rows of one that is new are to be placed; those of one that is not among them go."""
+        """Hold these segments. Rows of new ones are to be placed; those of dropped ones go."""
         for gone in without(self.segments, segments):
             self.let_go(gone)
         self.segments, self._runs = segments, joined(segments)
@@ -224,7 +234,7 @@ class DenseRows(RowSlab):
         return self.rows * self.words * 4
 
     def interval(self, keys: KeyRange) -> tuple[int, int]:
-        """How many of the rows that are here come before these keys, and before their end."""
+        """How many of the rows held come before these keys, and before their end."""
         return self._held_before(keys.start), self._held_before(keys.stop)
 
     def _held_before(self, key: int) -> int:
@@ -234,7 +244,7 @@ class DenseRows(RowSlab):
         return self._before[at] + min(key, self._runs[at].stop) - self._runs[at].start
 
     def _parts(self, keys: KeyRange) -> Iterator[tuple[int, int, int]]:
-        """Of each run that some of these keys are in: the first row, the last, and how many of the keys come before."""
+        """Per run that some of these keys are in: first row, last row, and keys before it."""
         first = max(0, bisect_right(self._runs, keys.start, key=lambda run: run.start) - 1)
         done = 0
         for run in self._runs[first:]:
@@ -262,7 +272,8 @@ class DenseRows(RowSlab):
         low, high = self.interval(keys)
         out = np.empty((high - low, self.width), np.float32)
         for first, last, done in self._parts(keys):
-            out[done : done + last - first] = self.slab[first:last, : self.width]  # without state: one piece of memory
+            # Without state: one piece of memory.
+            out[done : done + last - first] = self.slab[first:last, : self.width]
         return out
 
     def pull(self, keys: Keys, out: Values) -> tuple[int, int] | None:
@@ -272,13 +283,13 @@ class DenseRows(RowSlab):
         return wrong
 
     def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
-        """One segment's rows, weights and state, and which keys they are (None: all, in order)."""
+        """One segment's rows, weights and state, and its keys (None: all, in order)."""
         self._look_for(keys)
         rows = self.slab[keys.start : keys.stop]
         return rows.copy() if copy else rows, None
 
     def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
-        """Take rows of a segment as they were once copied, from its ``row``-th on; or as they lie here already."""
+        """Take rows of a segment's image, from its ``row``-th on; or find them in place."""
         self._reserve.claim(self._me, [keys])
         there = self.slab[keys.start + row : keys.start + row + len(rows)]
         if there.ctypes.data != rows.ctypes.data:
@@ -290,7 +301,7 @@ class DenseRows(RowSlab):
 
 
 class SparseRows(RowSlab):
-    """Rows that are born at their first push, and the index that finds them."""
+    """Rows that are created at their first push, and the index that finds them."""
 
     def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
         super().__init__(spec)
@@ -309,7 +320,7 @@ class SparseRows(RowSlab):
         self.hold(segments)
 
     def hold(self, segments: tuple[KeyRange, ...]) -> None:
-        """These are here from now on. The rows of one that is not among them go, at once if they are few."""
+        """Hold these segments. Rows of dropped ones go, at once if they are few."""
         if self.clearing.meets(without(segments, self.segments)):
             self._clear_all()
         self._drop(without(self.segments, segments))
@@ -361,7 +372,7 @@ class SparseRows(RowSlab):
                 break
             if found <= most:
                 continue
-            # Full: only the smallest can be part of the answer, and from here on only what is smaller than they.
+            # Full: only the smallest keys can be part of the answer.
             best = np.argpartition(names[:found], most)[: most + 1]
             found = most + 1
             names[:found], places[:found] = names[best], places[best]
@@ -374,14 +385,14 @@ class SparseRows(RowSlab):
         return names[order], out, resume
 
     def _left_out(self, names: Keys, places: Rows, found: int) -> int:
-        """Without those, of so many that were found, that have to go; how many they are then."""
+        """Remove from the found rows those that have to go; how many are left."""
         stay = ~self.clearing.hidden(names[:found])
         left = int(stay.sum())
         names[:left], places[:left] = names[:found][stay], places[:found][stay]
         return left
 
     def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
-        """A copy, in any case, of one segment's live rows, weights and state, in key order, and their keys."""
+        """A copy of one segment's live rows, weights and state, in key order, and their keys."""
         self._look_for(keys)
         names, places = np.empty(self.rows, np.uint64), np.empty(self.rows, np.int64)
         low, high = np.uint64(keys.start), np.uint64(keys.stop)
@@ -391,7 +402,7 @@ class SparseRows(RowSlab):
         return self.slab[places[:found][order], words], names[:found][order]
 
     def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
-        """Take rows of a segment as they were once copied: none of these keys is here yet."""
+        """Take rows of a segment's image: none of these keys is here yet."""
         assert names is not None
         if self.clearing.meets([keys]):
             self._clear_all()
@@ -405,7 +416,7 @@ class SparseRows(RowSlab):
         self.kernels.enter(self.index, self.slots, first, self.rows)
 
     def evict(self, segments: npt.NDArray[np.bool_]) -> int:
-        """Rows of these segments whose weights are all 0 go; those that stay close up."""
+        """Drop rows of these segments whose weights are all 0; how many went."""
         if self.clearing.ranges:
             self._clear_all()
         starts, stops = self.starts[segments], self.stops[segments]
@@ -419,18 +430,18 @@ class SparseRows(RowSlab):
                 self._clear_all()
 
     def _clear_all(self) -> None:
-        """All that has to go, at once."""
+        """Drop all that has to go, at once."""
         before, clearing = self.rows, self.clearing
         self.rows = self._drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
         clearing.dropped()
         self._close_up(before)
 
     def clear_some(self) -> bool:
-        """One more piece of what is to be cleared away; False if that was all."""
+        """Do one more piece of compaction; False if that was all."""
         return self.clearing.go_on(self, CLEAR_ROWS)
 
     def _close_up(self, before: int) -> int:
-        """Some rows went, and others moved: a slab that is too large by far goes, too. How many went."""
+        """Rows went and others moved: shrink slab and index if they are far too large."""
         if self.rows == before:
             return 0
         self.layout += 1
@@ -442,7 +453,7 @@ class SparseRows(RowSlab):
             if places < len(self.index):
                 self.index = arena.new_index(places)
         except MemoryError:
-            pass  # for the little that it takes: it stays as it is
+            pass  # it stays as large as it is
         self.index[:] = 0
         self._enter_all()
         return before - self.rows
@@ -466,13 +477,11 @@ class SparseRows(RowSlab):
     def _grow(self, rows: int) -> None:
         if rows > ROWS_PER_TABLE:
             raise MemoryError(f"{rows} rows: one server holds at most {ROWS_PER_TABLE} of a table; add servers")
-        # Both arrays are taken before anything is changed. Fresh ones cost no memory until they are written to, so the
-        # old index is gone before the new one is filled.
+        # Both arrays are taken before anything is changed. Fresh ones cost no memory until they are
+        # written to, so the old index is gone before the new one is filled.
         capacity, places = arena.fitting(self._first, rows), max(arena.places_for(rows), len(self.index))
         slab = arena.new_slab(capacity, self.words) if capacity > len(self.slab) else None
-        stale = (
-            self.clearing.stale
-        )  # places that may point behind the last row: what lies there must stay until they are gone
+        stale = self.clearing.stale  # index entries that may point behind the last row
         full = rows + stale > arena.most(self.index) or (stale > 0 and slab is not None)
         index = arena.new_index(places) if full else None
         if slab is not None:

@@ -1,7 +1,8 @@
-"""A function written out: its source and that of everything it refers to, as the lines of one module.
+"""A function as text: its source and that of everything it refers to, as one module.
 
-Modules become imports, numbers literals, other plain functions are written out in turn. Whatever cannot be written down
-whole is refused by name: a kernel must not depend on what its text does not show.
+Modules become imports, numbers become literals, other plain functions are written out in turn.
+Whatever cannot be written down is refused by name: a kernel must not depend on what its text does
+not show.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class FunctionSource:
         return "\n".join(self._lines)
 
     def add(self, function: Any) -> bool:
-        """Write out a function and what it needs; False if its source cannot be had."""
+        """Write out a function and what it needs; False if it has no source."""
         if self._is_known(function.__name__, function):
             return True
         node = _tree(function)
@@ -101,7 +102,7 @@ class FunctionSource:
 
 
 class _Builtin:
-    """A name that Python itself gives a meaning to."""
+    """A name that Python itself defines."""
 
 
 def _lookup(name: str, function: FunctionType) -> object:
@@ -116,7 +117,7 @@ def _lookup(name: str, function: FunctionType) -> object:
 
 
 def _home(found: object) -> str | None:
-    """math or numpy, if this is a function of theirs."""
+    """math or numpy, if this is one of their functions."""
     name = getattr(found, "__name__", "")
     return next((home.__name__ for home in (math, np) if name and getattr(home, name, None) is found), None)
 
@@ -128,7 +129,7 @@ def _literal(value: Any) -> str:
 
 
 def _free_names(text: str) -> Iterator[str]:
-    """Names that a function takes from outside, in the order of the alphabet."""
+    """Names that a function takes from outside, in alphabetical order."""
     tables = list(symtable.symtable(text, "<update>", "exec").get_children())
     names: list[str] = []
     for table in tables:
@@ -157,14 +158,14 @@ def _stripped(node: ast.FunctionDef, function: FunctionType) -> ast.FunctionDef:
 
 @lru_cache(maxsize=256)
 def _tree(function: FunctionType) -> ast.FunctionDef | None:
-    """The source of exactly this function; None if there is none, or the file says something else by now."""
+    """The source of exactly this function; None if there is none, or the file has changed."""
     code = function.__code__
     try:
         text = "".join(inspect.findsource(code)[0])
         tree, made = ast.parse(text), compile(text, "<update>", "exec", dont_inherit=True)
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
-    # A file may have been edited after it was imported, so what it says now is compiled and compared with what runs.
+    # A file may have been edited since it was imported: compile it and compare with what runs.
     if not any(_shape(one) == _shape(code) for one in _codes(made)):
         return None
     for node in ast.walk(tree):

@@ -1,7 +1,14 @@
-"""The rows of one table on one server, and what may be done to them (``slab`` says how they lie in memory).
+"""The rows of one table on one server, with checked pushes and pulls.
 
-A push is taken whole or not at all: ``check`` says beforehand why it cannot be, memory is taken before anything is
-changed, and the kernels that follow cannot fail. A pull never makes a row. Nothing here locks: one thread at a time.
+A push is taken whole or not at all: ``check`` says beforehand why it cannot be, memory is
+allocated before anything changes, and the kernels that follow cannot fail. A pull never creates a
+row. Nothing here locks: one thread at a time.
+
+``RowCache`` remembers the rows of key lists that come again. A list is known by being the very
+same array (``key_lists`` keeps it), so it may pass through logs and steps as plain keys. Its keys
+are checked once. Sparse rows are searched for at the second use, and again when rows have moved
+(``layout``); if some keys have no row, again after twice as many uses. Dense rows are a
+subtraction away.
 """
 
 from __future__ import annotations
@@ -22,9 +29,9 @@ from shoal.store.table.slab import DenseRows, Rows, SparseRows
 
 @dataclass(slots=True)
 class CachedRows:
-    """What is known of one list."""
+    """What is known of one key list."""
 
-    keys: Keys  # held, so that no other array can have its id
+    keys: Keys  # keeps its id unique
     checked: bool = False
     rows: Rows | None = None
     layout: int = -1  # by which they were found
@@ -33,7 +40,7 @@ class CachedRows:
 
 
 class RowCache:
-    """All lists that one table has been asked for by number."""
+    """All key lists that one table has been asked for by number."""
 
     def __init__(self, part: DenseRows | SparseRows) -> None:
         self._part = part
@@ -78,11 +85,14 @@ class RowCache:
 T = TypeVar("T", bound=np.generic)
 
 
-Ground = DenseRows | SparseRows  # where rows lie: segments come and go, and it stays
+Ground = DenseRows | SparseRows  # where rows lie; it outlives a set of segments
 
 
 def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Ground | None = None) -> Ground:
-    """Room for rows, those of these segments as they are born; ``beside`` what else the same server has of the table."""
+    """Room for rows, those of these segments with initial values.
+
+    ``beside``: what else the same server has of the table.
+    """
     if isinstance(spec, tables.Dense):
         return DenseRows(spec, tuple(segments), beside if isinstance(beside, DenseRows) else None)
     return SparseRows(spec, tuple(segments))
@@ -92,7 +102,7 @@ class ServerTable:
     """What one server holds of one table: the rows of its segments."""
 
     def __init__(self, spec: tables.Table, segments: Sequence[KeyRange], ground: Ground | None = None) -> None:
-        """On a ``ground`` rows lie already: those of other segments go, those of new ones are placed there by whoever has them."""
+        """Take over ``ground``, if given: rows of other segments go, new ones are to be placed."""
         self.spec, self.segments = tables.checked(spec), _checked(spec, segments)
         self.width, self.push_width = spec.width, spec.push_width
         if ground is None:
@@ -100,21 +110,21 @@ class ServerTable:
         else:
             ground.hold(self.segments)
         self.part = self._part = ground
-        self.known = RowCache(self._part)  # lists of keys that come again, and where their rows are
+        self.known = RowCache(self._part)  # rows of key lists that come again
 
     @property
     def rows(self) -> int:
-        """Rows that are alive."""
+        """How many rows exist."""
         return self._part.rows
 
     @property
     def memory(self) -> int:
-        """Bytes in use: what is allocated less the pages of the slab that were never touched."""
+        """Bytes in use, without pages of the slab that were never touched."""
         return self._part.memory
 
     @property
     def layout(self) -> int:
-        """Raised when rows move, so that whoever remembers where they were asks again."""
+        """Raised when rows move: cached positions are void."""
         return self._part.layout
 
     def cost(self, keys: Keys | KeyRange) -> int:
@@ -125,7 +135,7 @@ class ServerTable:
         return (high - low) * self.width
 
     def held(self, keys: KeyRange) -> Keys:
-        """The keys of a range that lie in segments held here, one by one."""
+        """The keys of a range that lie in segments held here."""
         parts = [(max(s.start, keys.start), min(s.stop, keys.stop)) for s in self.segments]
         lists = [np.arange(low, high, dtype=np.uint64) for low, high in parts if low < high]
         return np.concatenate(lists) if lists else np.empty(0, np.uint64)
@@ -135,7 +145,7 @@ class ServerTable:
         return self.check_keys(keys) or self.check_values(keys, values)
 
     def check_keys(self, keys: Keys | KeyRange) -> str | None:
-        """Why these keys can be neither pushed nor pulled, or None. A range means its part that is held here."""
+        """Why these keys cannot be used, or None. A range means the part held here."""
         if isinstance(keys, KeyRange):
             return None
         if keys.dtype != np.uint64 or keys.ndim != 1:
@@ -149,7 +159,7 @@ class ServerTable:
         return wrong
 
     def check_values(self, keys: Keys | KeyRange, values: Values) -> str | None:
-        """Why these values cannot be pushed under keys that are fine, or None."""
+        """Why these values cannot be pushed under valid keys, or None."""
         if isinstance(keys, KeyRange) and isinstance(self._part, SparseRows):
             return "a range was pushed to a sparse table, which has no row for every key in it: list the keys"
         if (reason := self._misshapen(keys, values)) is not None:
@@ -158,8 +168,8 @@ class ServerTable:
         return None if bad < 0 else f"values of row {bad // self.push_width} are not finite (NaN or infinite)"
 
     def push(self, keys: Keys | KeyRange, values: Values) -> None:
-        """Run the update on every row, new ones being born. The caller has asked ``check``."""
-        # What could write outside the slab is looked at again, whoever calls.
+        """Run the update on every row, creating new ones. The caller has called ``check``."""
+        # Check again what could write outside the slab.
         if isinstance(keys, KeyRange) and isinstance(self._part, SparseRows):
             raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
         if (reason := self._misshapen(keys, values)) is not None:
@@ -173,7 +183,7 @@ class ServerTable:
             raise BadKeys(self._wrong(keys, *wrong))
 
     def pull(self, keys: Keys | KeyRange) -> Values:
-        """The weights of these keys, in a fresh array; of a range, those of its part that is held here."""
+        """The weights of these keys, in a new array; of a range, the part held here."""
         if isinstance(keys, KeyRange):
             return self._part.pull_range(keys)
         out = np.empty((len(keys), self.width), np.float32)
@@ -184,22 +194,22 @@ class ServerTable:
         return out
 
     def pull_live(self, keys: KeyRange, most_rows: int) -> tuple[Keys, Values, int | None]:
-        """Live keys of a range in order, at most so many, their weights, and the first key that was left out."""
+        """Live keys of a range in order, at most so many, their weights, and the first left out."""
         if isinstance(self._part, DenseRows):
             raise BadKeys("all rows of a dense table are alive: pull the range")
         return self._part.pull_live(keys, max(1, most_rows))
 
     def evict(self, segments: npt.NDArray[np.bool_]) -> int:
-        """Let go of rows of these segments whose weights are all 0, and of their state; how many they were."""
+        """Drop rows of these segments whose weights are all 0, and their state; how many."""
         assert isinstance(self._part, SparseRows)
         return self._part.evict(segments)
 
     def image(self, segment: int, copy: bool = True) -> tuple[Values, Keys | None]:
-        """The rows of the n-th segment, weights and state; and their keys, if not all are there."""
+        """The rows of the n-th segment, weights and state; and their keys, unless all are there."""
         return self._part.image(self.segments[segment], copy)
 
     def load(self, segment: int, rows: Values, names: Keys | None) -> None:
-        """Take such a copy in: for a segment that has no rows of its own yet."""
+        """Take such rows into a segment that has none."""
         self._part.place(self.segments[segment], 0, rows, names)
 
     def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
@@ -232,17 +242,18 @@ def _checked(spec: tables.Table, segments: Sequence[KeyRange]) -> tuple[KeyRange
 
 
 def _aligned(array: npt.NDArray[T]) -> npt.NDArray[T]:
-    """The array as kernels take it. What came off the wire may begin anywhere in a buffer."""
+    """The array as kernels take it: what came off the wire may be unaligned."""
     flags = array.flags
     return array if flags.aligned and flags.c_contiguous else np.array(array, order="C")
 
 
-def pieces(
+def row_views(
     table: ServerTable, keys: KeyRange, elements: int, named: bool = True
 ) -> Iterator[tuple[Keys | None, Values]]:
-    """At most so many elements each, and never an empty one. Without ``named``, no keys.
+    """The rows in a key range, in pieces of at most so many elements: read-only views.
 
-    The rows of a dense table come in key order, those of a sparse one in the order of their birth.
+    Valid while the caller has the table to itself. Dense rows come in key order, sparse ones in
+    the order of their creation. Without ``named``, keys are None.
     """
     part = table._part
     most = max(1, elements // table.width)

@@ -1,19 +1,20 @@
-"""The update rules: what a server does with a gradient. A rule is a scalar function, and the same one runs everywhere.
-
-Here they are named and described; what shoal's own do is in ``rules``.
+"""The update rules: what a server does with a gradient, as a scalar function.
 
     (weight, state, gradient, settings) -> (weight, state)
 
-Weight and gradient are floats, state is a tuple of as many floats as the rule keeps per weight (zeros at first),
-settings a named tuple of floats. ``generate`` inlines the function into a compiled kernel. There it computes in
-float64, between float32 rows read before and written after, so a plain Python call gives the same bits. A rule must be
-a function of its arguments alone: backups run it again.
+Weight and gradient are floats, state is a tuple of as many floats as the rule keeps per weight
+(zeros at first), settings a named tuple of floats. ``codegen`` inlines the function into a
+compiled kernel. There it computes in float64, between float32 rows read before and written after,
+so a plain Python call gives the same bits. A rule must be a function of its arguments alone:
+backups run it again. shoal's own rules are in ``rules``.
 
-A rule may take several numbers for each weight, ``pushed`` of them: gradient is a tuple of so many floats then, and a row of a push is
-all weights' first numbers, then all weights' second ones. ``additive=False`` says that what is pushed is no gradient of which half may
-come now and half later (assign): filters that send the rest of a value later are refused for it.
+A rule may take several numbers per weight, ``pushed`` of them: gradient is then a tuple of so many
+floats, and a row of a push is all weights' first numbers, then all second ones. ``additive=False``
+says that a push cannot be sent in two parts (assign): filters that send the rest of a value later
+are refused.
 
-Only a rule's name and settings travel, never code. A user's own rule, in a module that the servers are started with:
+Only a rule's name and settings travel, never code. A user's own rule, in a module that the servers
+are started with:
 
     @shoal.update(state=1, step=0.1, decay=0.9)
     def momentum(weight, state, gradient, settings):
@@ -22,13 +23,17 @@ Only a rule's name and settings travel, never code. A user's own rule, in a modu
 
     shoal.Sparse(hashed=True, update=momentum(step=0.01))
 
-Penalties are proximal steps: with l1 or l2, SGD and AdaGrad move along the gradient first and then to
+Penalties are proximal steps: with l1 or l2, SGD and AdaGrad move along the gradient and then to
 
-    argmin over u of  l1 |u| + l2/2 u^2 + (u - moved)^2 / (2 step)  =  shrink(moved, step * l1) / (1 + step * l2)
+    argmin over u of  l1 |u| + l2/2 u^2 + (u - moved)^2 / (2 step)
+        =  shrink(moved, step * l1) / (1 + step * l2)
 
-with the step size that this weight moved by. They act on a key when the key is pushed, even with a gradient of 0: a
-key that is rarely seen is rarely penalised. FTRL has no such lag, since its weight is a closed form of all that was
-pushed, penalties included: it is the same however long the key was left alone.
+with the step size that this weight moved by. They act on a key when it is pushed, even with a
+gradient of 0: a rarely seen key is rarely penalised. FTRL has no such lag: its weight is a closed
+form of all that was pushed, penalties included.
+
+``UpdateSettings`` is the [update] table of a job. Settings that are not set are the rule's
+defaults; one that the chosen rule does not have is refused, with those it has.
 """
 
 from __future__ import annotations
@@ -57,7 +62,7 @@ from shoal.tables import Update
 Function = Callable[[float, tuple[float, ...], Any, Any], tuple[float, tuple[float, ...]]]
 
 _named_tuple: Any = namedtuple  # type checkers want its fields written out
-STATES = 16  # floats a rule may keep per weight: more is a mistake
+STATES = 16  # floats a rule may keep per weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +74,13 @@ class UpdateRule:
     state: int
     defaults: Mapping[str, float] = field(default_factory=dict)
     above_zero: tuple[str, ...] = ()  # settings that divide
-    from_zero: tuple[str, ...] = ()  # settings that would turn the rule round if they were negative
-    below_one: tuple[str, ...] = ()  # shares of what was before: from 1 on it would never be forgotten
+    from_zero: tuple[str, ...] = ()  # settings that must not be negative
+    below_one: tuple[str, ...] = ()  # decay rates: 1 would never forget
     pushed: int = 1  # numbers that a push brings for each weight
     additive: bool = True  # what is pushed may come in parts, one after another
 
     def settings(self, given: Mapping[str, float]) -> tuple[float, ...]:
-        """The named tuple that the function takes: the defaults, with what was given in their place."""
+        """The named tuple that the function takes: the defaults, overridden by what was given."""
         for name, value in given.items():
             if name not in self.defaults:
                 raise Invalid(f"update {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
@@ -93,7 +98,7 @@ class UpdateRule:
 
 @dataclass(frozen=True, slots=True)
 class UpdateConstructor:
-    """What the decorator leaves in place of a function: called with settings, it makes the Update for a table."""
+    """What the decorator returns: called with settings, it makes the Update for a table."""
 
     rule: UpdateRule
 
@@ -134,7 +139,7 @@ def rule_named(name: str) -> UpdateRule:
 
 
 def forgets(update: Update) -> bool:
-    """Whether the rule makes the weight of what it keeps alone: then whatever others do to a weight is gone with its next step."""
+    """Whether the rule computes the weight from its state alone, ignoring other changes to it."""
     rule = rule_named(update.name)
     if not rule.state or rule.pushed > 1:
         return False
@@ -143,7 +148,7 @@ def forgets(update: Update) -> bool:
 
 
 def is_own(rule: UpdateRule) -> bool:
-    """Whether it is shoal's."""
+    """Whether it is one of shoal's."""
     return _builtin.get(rule.name) is rule
 
 
@@ -153,7 +158,7 @@ def known_rule(name: str) -> UpdateRule | None:
 
 
 def check_pushed(spec: tables.Table) -> None:
-    """Refuse a table whose pushes are not what its rule takes; a rule that is not known here is for the servers to judge."""
+    """Refuse a table whose pushes do not suit its rule; servers judge an unknown rule."""
     rule = _rules.get(spec.update.name)
     if rule is not None and rule.pushed != spec.pushed:
         raise Invalid(
@@ -168,7 +173,7 @@ def Sum() -> Update:
 
 
 def Assign() -> Update:
-    """What is pushed takes the place of what was there."""
+    """Replace the weight by what is pushed."""
     return Update("assign")
 
 
@@ -180,9 +185,10 @@ def SGD(step: float = 0.1, l1: float = 0.0, l2: float = 0.0) -> Update:
 
 
 def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float = 0.0) -> Update:
-    """weight - step * gradient / (sqrt(sum of squares) + epsilon) (Duchi, Hazan, Singer, JMLR 2011).
+    """weight - step * gradient / (sqrt(sum of squares) + epsilon) (Duchi et al., JMLR 2011).
 
-    With l1 or l2, then the proximal step, of the size step / (sqrt(sum of squares) + epsilon) that the weight moved by.
+    With l1 or l2, then the proximal step, of the size step / (sqrt(sum of squares) + epsilon) that
+    the weight moved by.
     """
     if _is_zero(l1) and _is_zero(l2):
         return UpdateConstructor(_rules["adagrad"])(step=step, epsilon=epsilon)
@@ -190,9 +196,10 @@ def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float
 
 
 def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, decay: float = 0.0) -> Update:
-    """weight - step * velocity, where velocity = momentum * velocity + (1 - dampening) * (gradient + decay * weight).
+    """weight - step * velocity; velocity = momentum * velocity + (1 - dampening) * gradient.
 
-    As torch.optim.SGD has it: the first gradient is not dampened, and with momentum=0 there is no velocity to dampen.
+    ``decay`` * weight is added to the gradient. As in torch.optim.SGD, the first gradient is not
+    dampened, and with momentum=0 there is no velocity to dampen.
     """
     check_number(f"dampening={dampening!r}", dampening)
     if not _is_zero(momentum):
@@ -203,14 +210,14 @@ def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, 
 
 
 def Nesterov(step: float = 0.01, momentum: float = 0.9, decay: float = 0.0) -> Update:
-    """Momentum that looks one step ahead: weight - step * (gradient + momentum * velocity) (as torch.optim.SGD, nesterov)."""
+    """weight - step * (gradient + momentum * velocity), as torch.optim.SGD with nesterov."""
     return UpdateConstructor(_rules["sgd_nesterov"])(step=step, momentum=momentum, decay=decay)
 
 
 def RMSProp(
     step: float = 0.01, alpha: float = 0.99, epsilon: float = 1e-8, momentum: float = 0.0, decay: float = 0.0
 ) -> Update:
-    """weight - step * gradient / (sqrt(running mean of squares) + epsilon), with momentum if asked (as torch.optim.RMSprop)."""
+    """weight - step * gradient / (sqrt(mean of squares) + epsilon), as torch.optim.RMSprop."""
     settings = {"step": step, "alpha": alpha, "epsilon": epsilon, "decay": decay}
     if _is_zero(momentum):
         return UpdateConstructor(_rules["rmsprop"])(**settings)
@@ -220,30 +227,31 @@ def RMSProp(
 def Adam(
     step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.0
 ) -> Update:
-    """Running means of gradients and of their squares, both corrected for their start (Kingma, Ba, ICLR 2015)."""
+    """Running means of gradients and squares, bias-corrected (Kingma, Ba, ICLR 2015)."""
     return UpdateConstructor(_rules["adam"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
 
 
 def AdamW(
     step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.01
 ) -> Update:
-    """Adam whose decay shrinks the weight itself, by step * decay of it (Loshchilov, Hutter, ICLR 2019)."""
+    """Adam with decay applied to the weight itself, by step * decay (Loshchilov, Hutter, 2019)."""
     return UpdateConstructor(_rules["adamw"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
 
 
 def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Update:
-    """Follow the regularised leader (McMahan et al., KDD 2013, algorithm 1): exact zeros wherever |z| <= l1.
+    """Follow the regularised leader (McMahan et al., KDD 2013): exact zeros where |z| <= l1.
 
-    For tables that start at 0, as the closed form does. ``beta`` is on the scale of the gradients: their means over a
-    batch of sparse rows are small and want it far below 1.
+    For tables that start at 0, as the closed form does. ``beta`` is on the scale of the gradients:
+    their means over a batch of sparse rows are small and want it far below 1.
     """
     return UpdateConstructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
 
 
 def BlockProximal(step: float = 1.0, l1: float = 1.0, l2: float = 0.0, kkt: float = 0.0) -> Update:
-    """shrink(weight - step * gradient / curvature, step * l1 / curvature): for tables with pushed=2, gradient and curvature.
+    """shrink(weight - step * gradient / curvature, step * l1 / curvature).
 
-    With ``kkt`` a weight of 0 whose gradient is not larger than that is written as -0, which says that it can be left out.
+    For tables with pushed=2: gradient and curvature. With ``kkt`` a weight of 0 whose gradient is
+    at most that is written as -0, which says that it can be left out.
     """
     return UpdateConstructor(_rules["block_proximal"])(step=step, l1=l1, l2=l2, kkt=kkt)
 
@@ -269,7 +277,7 @@ _builtin = {
         UpdateRule("proximal_adagrad", rules.proximal_adagrad, 1, _ADAGRAD | _PENALTY, _NEEDS, ("step", "l1", "l2")),
         UpdateRule("ftrl", rules.ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
         UpdateRule("block_proximal", rules.block_proximal, 0, _BLOCK, (), tuple(_BLOCK), pushed=2, additive=False),
-        # Not "momentum": that is what many a user calls a rule of his own.
+        # Not "momentum": many users have a rule of that name.
         UpdateRule("sgd_decay", rules.sgd_decay, 0, {"step": 0.01, "decay": 0.0}, (), ("step", "decay")),
         UpdateRule("sgd_momentum", rules.sgd_momentum, 1, _MOMENTUM, **_MOVING),
         UpdateRule("sgd_dampened", rules.sgd_dampened, 2, _MOMENTUM | {"dampening": 0.0}, **_MOVING),
@@ -299,11 +307,11 @@ def _checked_name(function: Function) -> str:
 
 
 def _is_zero(penalty: object) -> bool:
-    return not isinstance(penalty, bool) and penalty == 0  # False is no number: the rule with penalties refuses it
+    return not isinstance(penalty, bool) and penalty == 0  # False is no number: refused later
 
 
-# By rule: what makes it, and the settings it has besides the step. sgd and ftrl start elsewhere than where they are made by
-# hand; the beta of ftrl's paper, 1, is for gradients of single examples, and ours are means over a slot.
+# By rule: its constructor, and the settings it has besides the step. Some defaults differ here:
+# ftrl's beta of 1 is for gradients of single examples, and these are means over a slot.
 _MADE_BY: dict[str, tuple[Any, tuple[str, ...]]] = {
     "adagrad": (AdaGrad, ("epsilon", "l1", "l2")),
     "sgd": (lambda step=0.5, **more: SGD(step, **more), ("l1", "l2")),
@@ -315,14 +323,17 @@ _MADE_BY: dict[str, tuple[Any, tuple[str, ...]]] = {
     "adamw": (AdamW, ("beta1", "beta2", "epsilon", "decay")),
     "block_proximal": (lambda step=1.0, l1=0.0, **more: BlockProximal(step, l1, **more), ("l1", "l2")),
 }
-_PLAIN = ("l1", "l2")  # 0 is as good as not set
+_PLAIN = ("l1", "l2")  # 0 means not set
 
 
 class UpdateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the servers do with a gradient."""
 
-    rule: str = "adagrad"  # sgd, ftrl, momentum, nesterov, rmsprop, adam, adamw, block_proximal; or your own, from launch.modules
-    step: float | None = None  # block_proximal: 1, sgd: 0.5, adagrad, ftrl: 0.1, adam, adamw: 0.001, others: 0.01
+    # Sgd, ftrl, momentum, nesterov, rmsprop, adam, adamw, block_proximal; or your own, from
+    # launch.modules.
+    rule: str = "adagrad"
+    # Block_proximal: 1, sgd: 0.5, adagrad, ftrl: 0.1, adam, adamw: 0.001, others: 0.01.
+    step: float | None = None
     l1: float = 0.0
     l2: float = 0.0
     momentum: float | None = None  # 0.9; of rmsprop 0
@@ -351,11 +362,11 @@ class UpdateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_own(self) -> bool:
-        """A user's, which servers import."""
+        """Whether it is a user's rule, which servers import."""
         return self.rule not in _MADE_BY
 
     def check(self, modules: list[str], has_servers: bool) -> None:
-        """Says what is wrong with it; a rule that is not shoal's must come from somewhere."""
+        """Raise Invalid if it cannot be; a user's rule must come from some module."""
         if self.is_own and not (modules and has_servers):
             near = get_close_matches(self.rule, _MADE_BY, n=1)
             hint = f": did you mean {near[0]!r}?" if near else ""
@@ -365,6 +376,6 @@ class UpdateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Its part of what makes a run this one: settings that came later count if they are set, so older runs stay the same."""
+        """Its part of a run's identity: settings added later count only if they are set."""
         tree = msgspec.to_builtins(self)
         return {name: value for name, value in tree.items() if value is not None or name in ("rule", "step", *_PLAIN)}

@@ -19,7 +19,7 @@ from shoal.store.query import (
     question,
     question_named,
 )
-from shoal.store.table.table import ServerTable, pieces
+from shoal.store.table.table import ServerTable, row_views
 from shoal.tables import Dense, Normal, Sparse
 
 
@@ -113,7 +113,7 @@ def test_numba_compiles_a_question() -> None:
     assert question_named("total") is made
     table = ServerTable(Sparse(keys=100, width=2), [KeyRange(0, 100)])
     table.push(np.array([3, 50], np.uint64), np.array([[2, 0], [1, 0]], np.float32))
-    assert made.ask(pieces(table, KeyRange(0, 100), 64), made.settings({})).numbers.tolist() == [56]
+    assert made.ask(row_views(table, KeyRange(0, 100), 64), made.settings({})).numbers.tolist() == [56]
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -206,7 +206,7 @@ def test_a_function_that_does_wrong_is_refused_with_the_place_and_changes_nothin
     table = ServerTable(Dense(rows=10, initial=Normal(1.0)), [KeyRange(0, 10)])
     before = table.pull(KeyRange(0, 10))
     with ThreadPoolExecutor(1) as server, pytest.raises(Invalid) as refused:  # in the main thread Ctrl-C is the user's
-        server.submit(made.ask, pieces(table, KeyRange(0, 10), 4), made.settings({})).result()
+        server.submit(made.ask, row_views(table, KeyRange(0, 10), 4), made.settings({})).result()
     assert said in str(refused.value)
     str(refused.value).encode()
     assert (table.pull(KeyRange(0, 10)) == before).all()
@@ -249,7 +249,7 @@ def test_what_is_found_is_a_copy_of_the_rows() -> None:
         return 0, keys, weights
 
     table = ServerTable(Dense(rows=4), [KeyRange(0, 4)])
-    found = everything.ask(pieces(table, KeyRange(0, 4), 64), everything.settings({}))
+    found = everything.ask(row_views(table, KeyRange(0, 4), 64), everything.settings({}))
     table.push(KeyRange(0, 4), np.ones(4, np.float32))
     assert found.values.ravel().tolist() == [0, 0, 0, 0]
 
@@ -301,7 +301,7 @@ def test_names_are_ones_own() -> None:
 def test_the_rows_of_a_dense_range_come_with_their_keys_whatever_lies_between_the_segments() -> None:
     table = ServerTable(Dense(rows=100, width=2), [KeyRange(10, 20), KeyRange(50, 60)])
     table.push(KeyRange(0, 100), np.arange(40, dtype=np.float32).reshape(20, 2))
-    found = list(pieces(table, KeyRange(15, 55), 6))
+    found = list(row_views(table, KeyRange(15, 55), 6))
     assert [keys.tolist() for keys, _ in found if keys is not None] == [[15, 16, 17], [18, 19], [50, 51, 52], [53, 54]]
     assert np.concatenate([rows for _, rows in found])[:, 0].tolist() == [10, 12, 14, 16, 18, 20, 22, 24, 26, 28]
 
@@ -309,12 +309,12 @@ def test_the_rows_of_a_dense_range_come_with_their_keys_whatever_lies_between_th
 def test_the_rows_of_a_sparse_range_are_the_live_ones_and_hashed_keys_are_the_users() -> None:
     table = ServerTable(Sparse(keys=100), [KeyRange(0, 100)])
     table.push(np.array([3, 40, 99], np.uint64), np.array([1, 2, 3], np.float32))
-    ((keys, rows),) = pieces(table, KeyRange(4, 100), 64)
+    ((keys, rows),) = row_views(table, KeyRange(4, 100), 64)
     assert keys is not None and (keys.tolist(), rows.ravel().tolist()) == ([40, 99], [2, 3])
-    assert list(pieces(table, KeyRange(5, 40), 64)) == []
+    assert list(row_views(table, KeyRange(5, 40), 64)) == []
     hashed = ServerTable(Sparse(hashed=True), [KeyRange(0, limits.KEY_LIMIT)])
     stored = np.sort(mixed(np.array([3, 40, 99], np.uint64)))
     hashed.push(stored, np.array([1, 2, 3], np.float32))
-    ((ids, _),) = pieces(hashed, KeyRange(0, limits.KEY_LIMIT), 64)
+    ((ids, _),) = row_views(hashed, KeyRange(0, limits.KEY_LIMIT), 64)
     assert ids is not None and sorted(ids.tolist()) == [3, 40, 99]
-    assert [keys for keys, _ in pieces(table, KeyRange(0, 100), 1, named=False)] == [None] * 3
+    assert [keys for keys, _ in row_views(table, KeyRange(0, 100), 1, named=False)] == [None] * 3

@@ -66,7 +66,9 @@ def test_nothing_is_sent_again_once_it_is_answered() -> None:
 def test_many_clients_do_not_knock_at_once() -> None:
     firsts = {one_letter(seed).requests[1].resend_at for seed in range(20)}
     assert len(firsts) == 20
-    assert one_letter(3).requests[1].resend_at == one_letter(3).requests[1].resend_at  # but each always at the same time
+    assert (
+        one_letter(3).requests[1].resend_at == one_letter(3).requests[1].resend_at
+    )  # but each always at the same time
 
 
 def test_what_is_held_is_not_sent_again_as_long_as_it_is_told_so() -> None:

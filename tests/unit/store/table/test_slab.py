@@ -11,7 +11,7 @@ from shoal.keys import KeyRange, Keys
 from shoal.limits import MB
 from shoal.store.table import slab
 from shoal.store.table.slab import SparseRows
-from shoal.store.table.table import ServerTable, pieces
+from shoal.store.table.table import ServerTable, row_views
 from shoal.store.table.update import Sum
 from shoal.tables import Sparse
 
@@ -57,7 +57,7 @@ def is_whole(table: ServerTable, *numbers: int) -> bool:
     keys = np.concatenate([np.arange(one.start, one.stop, 2, dtype=np.uint64) for one in segments(*numbers)])
     names, values, rest = table.pull_live(KeyRange(0, SPAN), SPAN)
     few, _, after = table.pull_live(KeyRange(0, SPAN), 10)
-    handed = [part for part, _ in pieces(table, KeyRange(0, SPAN), 100) if part is not None]
+    handed = [part for part, _ in row_views(table, KeyRange(0, SPAN), 100) if part is not None]
     found = [table.pull(keys).ravel(), values.ravel(), names, np.sort(np.concatenate(handed))]
     assert after == keys[10] and few.tolist() == keys[:10].tolist()
     return rest is None and all(one.tolist() == keys.tolist() for one in found)

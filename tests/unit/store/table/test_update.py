@@ -215,7 +215,7 @@ def test_a_setting_that_is_no_finite_number_is_refused(value: Any) -> None:
     ],
 )
 def test_a_setting_that_would_turn_a_rule_round_is_refused(make: Any, wrong: dict[str, float], needed: str) -> None:
-    with pytest.raises(Invalid, match=f"={list(wrong.values())[-1]!r}: a .*{needed}"):
+    with pytest.raises(Invalid, match=f"={list(wrong.values())[-1]!r}: .*{needed}"):
         make(**wrong)
 
 

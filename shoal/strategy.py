@@ -47,7 +47,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     """A way to train in parallel. Its fields are the settings that a job may give."""
 
     runs: ClassVar[str]  # the module whose ``open_run`` begins a run
-    observer: ClassVar[str] = ""  # the module whose ``answers`` asks whether such a run is at an address
+    observer: ClassVar[str] = ""  # the module whose ``answers`` finds such a run at an address
     on_servers: ClassVar[bool] = False  # servers hold the model, and a scheduler deals the slots
     has_workers: ClassVar[bool] = True  # besides the process that was called
     has_links: ClassVar[bool] = False  # workers talk to each other: emulate.link delays that

@@ -119,7 +119,7 @@ class Crew:
         safety: str = "local",
         inbox: bool = False,
     ) -> None:
-        """Start a worker process; ``wait_until_running`` waits for it. ``inbox``: for ``pass_on``."""
+        """Start a worker process; see ``wait_until_running``. ``inbox``: for ``pass_on``."""
         self.wait_until_settled()
         work = msgspec.to_builtins(spec)
         self._processes.order(

@@ -28,7 +28,7 @@ from shoal.nodes.journal import JournalFile
 from shoal.nodes.membership_journal import MembershipRecord, members_and_tables
 from shoal.security.safety import Safety
 from shoal.training.event_thread import Listener
-from shoal.training.preflight import crew
+from shoal.training.preflight import describe_nodes
 
 _REPORT = 30.0  # seconds between two lines about missing servers
 _LOOK = 0.1  # seconds between two looks at the members
@@ -134,7 +134,7 @@ class RemoteHosts:
         return self.cluster
 
     def begins(self, job: Job) -> str:
-        return f"starting the coordinator; {crew(job)} join from other hosts"
+        return f"starting the coordinator; {describe_nodes(job)} join from other hosts"
 
     def expect_another(self) -> None:
         """On close, dismiss nobody: the nodes wait for a restart of the coordinator."""

@@ -39,10 +39,10 @@ def import_own(job: Job) -> None:
 def starting(job: Job, launcher: object = None) -> str:
     """What is started now, in words; a launcher may say it itself (``begins``)."""
     begins = getattr(launcher, "begins", None)
-    return f"starting {crew(job)}" if begins is None else str(begins(job))
+    return f"starting {describe_nodes(job)}" if begins is None else str(begins(job))
 
 
-def crew(job: Job) -> str:
+def describe_nodes(job: Job) -> str:
     if not job.has_workers:
         return "one process without servers"
     if not job.has_servers:

@@ -32,7 +32,7 @@ from shoal.schedule.stop_rules import ENDLESS, StopDecision
 from shoal.training.local_checkpoint import BestModel, LocalProgress, is_finite
 from shoal.wire.messages import RunProgress
 
-_TELL = 0.25  # seconds between two Progress events
+_REPORT = 0.25  # seconds between two Progress events
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Tracker:
         self._best = None
         if folder is not None and job.stop.saves_best:
             self._best = BestModel(folder / "best.safetensors", learner, listener)
-        self.seconds = self._told = 0.0
+        self.seconds = self._reported_at = 0.0
         self.workers = 1  # that take part
         self.counts: Counter[str] = Counter()
         self.sent = self.received = 0
@@ -160,8 +160,8 @@ class Tracker:
             tally[1] += loss
         if self.done < self.limit:  # otherwise it is evaluated next, and over then
             self.why = self.why or self._stopping.out_of_time(self.seconds)
-        if self.seconds - self._told >= _TELL:
-            self.tell_progress()
+        if self.seconds - self._reported_at >= _REPORT:
+            self.report_progress()
 
     def take_back(self, slots: int, rows: int) -> None:
         """So much of what was added is lost, and will be added again."""
@@ -192,7 +192,7 @@ class Tracker:
         self.done, self.examples, self._number = state.done, state.examples, state.evaluations
         self.steps = state.done if state.steps is None else state.steps
         self._find_limit()
-        self.seconds = self._told = state.seconds
+        self.seconds = self._reported_at = state.seconds
         self.sent, self.received = state.sent, state.received
         self._stopping.restore(state.patience)
         self.counts.update(state.counts)
@@ -236,7 +236,7 @@ class Tracker:
     def end(self) -> RunResult:
         """The run is over."""
         self.ended, self.limit = True, self.done
-        self.tell_progress()
+        self.report_progress()
         self._listener(Stopped(seconds=self.seconds, why=self.why))
         return self.outcome()
 
@@ -293,8 +293,8 @@ class Tracker:
             self.counts[f"{role}s lost"] += 1
         self._listener(Gone(seconds=self.seconds, name=name, role=role, why=why, slots=slots))
 
-    def tell_progress(self) -> None:
-        self._told = self.seconds
+    def report_progress(self) -> None:
+        self._reported_at = self.seconds
         self._listener(
             Progress(
                 seconds=self.seconds,

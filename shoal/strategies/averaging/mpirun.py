@@ -38,13 +38,13 @@ from shoal.launch.torchrun import is_ours
 from shoal.nodes.evaluator import Judgement
 from shoal.strategies.averaging import Averaging
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
-from shoal.strategies.averaging.worker import parts_of
+from shoal.strategies.averaging.worker import make_shards
 from shoal.training.preflight import check
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult, Tracker
 from shoal.wire.messages import RunProgress
 
-DOOR, JOB, WEIGHTS = "door", "job.toml", "weights.npy"  # in the private folder
+SOCKET, JOB, WEIGHTS = "socket", "job.toml", "weights.npy"  # in the private folder
 SHARED = Path("/dev/shm")
 _SEGMENT = 32 << 20  # bytes of shared memory that a rank takes, at most
 _LOOK = 1_000  # milliseconds
@@ -89,7 +89,7 @@ class MpiInterrupt(ProcessMessage, frozen=True, tag="interrupt"):
     """Caller to rank 0: "end now, and evaluate what was learned"."""
 
 
-Said = MpiHello | MpiProgress | MpiLeft | MpiFailed | MpiInterrupt
+MpiMessage = MpiHello | MpiProgress | MpiLeft | MpiFailed | MpiInterrupt
 
 
 def send(connection: socket.socket, line: ProcessMessage) -> None:
@@ -97,14 +97,14 @@ def send(connection: socket.socket, line: ProcessMessage) -> None:
     connection.sendall(len(text).to_bytes(_SIZE, "little") + text)
 
 
-def receive(connection: socket.socket) -> Said | None:
+def receive(connection: socket.socket) -> MpiMessage | None:
     """The next message; None if the other end is gone."""
     try:
         size = _read(connection, _SIZE)
         text = _read(connection, int.from_bytes(size, "little")) if size else b""
     except OSError:
         return None
-    return msgspec.msgpack.decode(text, type=Said) if text else None
+    return msgspec.msgpack.decode(text, type=MpiMessage) if text else None
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
@@ -122,7 +122,7 @@ class MpirunRun:
         self._kept = "" if start.resume is None else str(start.resume.path)
         tracker = Tracker(job, start.dataset, self.learner, start.listener)
         if isinstance(job.strategy, Averaging):
-            parts_of(job, tracker.slots, job.workers)  # refuses wrong shares
+            make_shards(job, tracker.slots, job.workers)  # refuses wrong shares
         self._own: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, tuple[int, socket.socket]] = {}
@@ -134,16 +134,16 @@ class MpirunRun:
         self._own = own = _private(self.job.workers)
         try:
             (own / JOB).write_text(self.job.toml(), encoding="utf-8")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-                door.bind(str(own / DOOR))
-                door.listen(self.job.workers)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(own / SOCKET))
+                listener.listen(self.job.workers)
                 self._process = subprocess.Popen(
                     command(self._mpirun, self.job.workers, own, self._folder, self._kept),
                     stdin=subprocess.DEVNULL,
                     env=_environment(own),
                     start_new_session=True,  # so that Ctrl-C comes to this process only
                 )
-                self._let_in(door)
+                self._accept_ranks(listener)
         except BaseException:
             self.__exit__()
             raise
@@ -204,11 +204,11 @@ class MpirunRun:
 
     # ------------------------------------------------------------ inside
 
-    def _let_in(self, door: socket.socket) -> None:
+    def _accept_ranks(self, listener: socket.socket) -> None:
         """Accept the connection of every rank."""
         assert self._process is not None
         deadline = time.monotonic() + _COME_WITHIN
-        door.settimeout(0.1)
+        listener.settimeout(0.1)
         while len(self._ranks) < self.job.workers:
             if (code := self._process.poll()) is not None:
                 raise StartFailed(f"mpirun ended ({_how(code)}) before its ranks were there; what it printed is above")
@@ -218,7 +218,7 @@ class MpirunRun:
                     f"no word from rank {', '.join(missing)} in {_COME_WITHIN:g} s: is the machine that busy?"
                 )
             with contextlib.suppress(TimeoutError):
-                connection, _ = door.accept()
+                connection, _ = listener.accept()
                 connection.setblocking(True)
                 line = receive(connection) if is_ours(connection) else None
                 if isinstance(line, MpiHello):
@@ -232,7 +232,7 @@ class MpirunRun:
                 self._course, self._judged_as = course, judged or self._judged_as
                 if event is not None:
                     self._listener(event)
-                self._forget_the_dead()
+                self._drop_ended_ranks()
             case MpiLeft(outcome, judged):
                 self._outcome = RunResult(judged=self._judged(judged), **outcome)
             case MpiFailed(error):
@@ -248,7 +248,7 @@ class MpirunRun:
             return Judgement(number, np.load(self._own / WEIGHTS), loss, metrics)
         return None
 
-    def _forget_the_dead(self) -> None:
+    def _drop_ended_ranks(self) -> None:
         for number, (_, connection) in list(self._ranks.items()):
             if number and select.select([connection], [], [], 0)[0]:  # readable: it ended
                 connection.close()
@@ -322,7 +322,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        caller.connect(str(own / DOOR))
+        caller.connect(str(own / SOCKET))
         send(caller, MpiHello(me.number, os.getpid()))
     except OSError:  # it ended before this rank began
         caller.close()

@@ -52,7 +52,7 @@ MAIN = "shoal.strategies.averaging.processes"
 SILENT = "it was silent for too long"
 
 
-def others_of(job: Job, dataset: Dataset, kept: LocalCheckpoint | None, tracker: Tracker) -> OtherRanks:
+def make_other_ranks(job: Job, dataset: Dataset, kept: LocalCheckpoint | None, tracker: Tracker) -> OtherRanks:
     """Not started yet. ``kept``: what they continue from."""
     kinds: dict[str, type[OtherRanks]] = {"gloo": GlooRanks, "mpi": MpiRanks, "store": StoreRanks}
     return kinds[over_of(job)](job, CrewSpec.of(job, dataset, kept), tracker)

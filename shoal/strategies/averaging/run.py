@@ -18,9 +18,9 @@ from shoal.launch.crew import name_of
 from shoal.launch.mpirun_rank import rank
 from shoal.models.linear import Floats
 from shoal.strategies.averaging import AllReduce, over_of
-from shoal.strategies.averaging.processes import others_of
+from shoal.strategies.averaging.processes import make_other_ranks
 from shoal.strategies.averaging.shards import unseen
-from shoal.strategies.averaging.worker import AveragingRank, RoundOrder, RoundResult, parts_of, rank_of
+from shoal.strategies.averaging.worker import AveragingRank, RoundOrder, RoundResult, make_shards, rank_class
 from shoal.training.local_checkpoint import Snapshot
 from shoal.training.run import RunHandle, RunStart, TrackedRun
 from shoal.training.tracker import RunResult
@@ -37,8 +37,8 @@ class AveragingRun(TrackedRun):
         self._in_steps = isinstance(job.strategy, AllReduce)
         super().__init__(start, job.workers if self._in_steps else 1)
         if not self._in_steps:
-            parts_of(job, self.tracker.slots, job.workers)  # refuses wrong shares
-        self._others = others_of(job, self.dataset, self.resume, self.tracker)
+            make_shards(job, self.tracker.slots, job.workers)  # refuses wrong shares
+        self._others = make_other_ranks(job, self.dataset, self.resume, self.tracker)
         self._living = list(range(job.workers))
         self._most = 1
         self._unseen = np.zeros(limits.STALENESS_BUCKETS, np.int64)
@@ -53,7 +53,7 @@ class AveragingRun(TrackedRun):
         try:
             group, kept = self._others.start(), self.resume
             position, slab = (None, None) if kept is None else (kept.position, kept.slab)
-            self._rank = rank_of(self.job)(
+            self._rank = rank_class(self.job)(
                 self.job, self.dataset.train, self.learner, group, position, slab, self._count, self._order
             )
         except BaseException:

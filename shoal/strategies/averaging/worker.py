@@ -118,7 +118,7 @@ class AveragingRank:
     ) -> int:
         """Make ``parts`` and ``model``; how many numbers are summed beside the cells."""
         assert isinstance(job.strategy, Averaging)
-        self.parts = self._mine = parts_of(job, slots, self.group.size, position)
+        self.parts = self._mine = make_shards(job, slots, self.group.size, position)
         self.model = self._local = LocalModel(job, train, learner, slots, self._mine.reach(self.group.rank))
         self.at_end, self._own = job.strategy.every == "end", fresh and job.strategy.start == "own"
         if self._own:
@@ -351,14 +351,14 @@ class StepRank(AveragingRank):
                 raise RanksDiffer(name_of(other), name_of(self.group.rank))
 
 
-def parts_of(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | None = None) -> Shards:
+def make_shards(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | None = None) -> Shards:
     assert isinstance(job.strategy, Averaging)
     every = None if job.strategy.every == "end" else job.strategy.every
     of_pass, left = position or (0, None)
     return Shards(slots, ranks, job.strategy.shares, every, of_pass, left)
 
 
-def rank_of(job: Job) -> type[AveragingRank]:
+def rank_class(job: Job) -> type[AveragingRank]:
     """The class of a rank of this job."""
     return AveragingRank if isinstance(job.strategy, Averaging) else StepRank
 
@@ -371,7 +371,7 @@ def follow(spec: CrewSpec, group: Collective) -> None:
         position, slab = (None, None) if kept is None else (kept.position, kept.slab)
         learner = learner_of(job.model, train, job.seed, group.rank)
         learner.settle(alone=True)
-        rank = rank_of(job)(job, train, learner, group, position, slab)
+        rank = rank_class(job)(job, train, learner, group, position, slab)
         rank.begin()
         while not (go := rank.go()).stop:
             rank.round(go)

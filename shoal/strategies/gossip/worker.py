@@ -121,7 +121,7 @@ class GossipWorker:
     def _received(self, event: Received) -> None:
         sender, message, part = event.sender, event.message, self.part
         if sender == self.home:
-            self._told(event)
+            self._from_home(event)
         elif self.queue.error or (isinstance(message, Offer | Meet) and not event.arrays):
             return
         elif isinstance(part, Synchronous):
@@ -134,7 +134,7 @@ class GossipWorker:
         elif isinstance(message, MeetReply):
             part.answers(sender, message, event.arrays)
 
-    def _told(self, event: Received) -> None:
+    def _from_home(self, event: Received) -> None:
         match event.message:
             case Leg() as leg:
                 self._begin(leg, event)

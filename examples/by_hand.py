@@ -1,7 +1,8 @@
-"""A small click model, trained by three workers on two server processes, by hand: only push and pull, no ``shoal.train``.
+"""A small click model by hand: only push and pull, no ``shoal.train``.
 
-Each worker takes the next slot (a minibatch), pulls the weights of the features that occur in it, computes a gradient and
-pushes it back. The servers run AdaGrad on the rows that were touched. No worker is more than two steps ahead of the slowest.
+Three workers train it on two server processes. Each worker takes the next slot (a minibatch), pulls
+the weights of the features that occur in it, computes a gradient and pushes it back. The servers
+run AdaGrad on the rows that were touched. No worker is more than two steps ahead of the slowest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FEATURES, ROWS, NONZERO, SLOT, PASSES, WORKERS = 200_000, 60_000, 20, 500, 3, 3
 
 
 def make_rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of active features, drawn by a power law as in click logs, and clicks from a sparse truth."""
+    """Rows of active features, by a power law as in click logs; clicks from a sparse truth."""
     rng = np.random.default_rng(seed)
     truth = np.where(rng.random(FEATURES) < 0.3, rng.normal(0, 1.0, FEATURES), 0.0)
     rows = np.minimum(FEATURES - 1, rng.zipf(1.3, (ROWS, NONZERO)) - 1)

@@ -1,9 +1,9 @@
-"""Hogwild by hand, with torch.multiprocessing: one network in shared memory, and nobody asks before writing.
+"""Hogwild by hand, with torch.multiprocessing: one network in shared memory, no locks.
 
     python examples/hogwild_by_hand.py --workers 2
 
-The workers share an epoch's batches: however many they are, every image is seen once. `shoal train mnist --model sheet --strategy
-hogwild` is the same, with what a program needs besides.
+The workers share an epoch's batches: however many they are, every image is seen once. `shoal train
+mnist --model sheet --strategy hogwild` is the same, with checkpoints, restarts and figures.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def work(rank: int, workers: int, model: nn.Module, epochs: int, inputs: torch.T
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for epoch in range(epochs):
         torch.manual_seed(epoch)
-        batches = torch.randperm(len(inputs)).split(64)  # the same for all, and this one's share of them
+        batches = torch.randperm(len(inputs)).split(64)  # the same for all ranks
         for rows in batches[rank::workers]:
             optimizer.zero_grad()
             functional.cross_entropy(model(inputs[rows]), labels[rows]).backward()

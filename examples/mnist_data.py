@@ -1,4 +1,4 @@
-"""MNIST as two TensorDatasets, for the examples beside this file; scikit-learn's digits stand in where it cannot be had."""
+"""MNIST as two TensorDatasets, for the examples; scikit-learn's digits if it cannot be had."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.errors import Invalid
 
 
 def images(rows: int | None = None) -> tuple[TensorDataset, TensorDataset]:
-    """Images of 1 x 28 x 28 and their digits, to train on (at most so many rows) and to test on (all there are)."""
+    """Images of 1 x 28 x 28 and their digits: to train on (at most ``rows``) and to test on."""
     try:
         data = load(DataSource("mnist"), 0)
     except Invalid as error:

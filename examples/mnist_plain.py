@@ -1,4 +1,4 @@
-"""A small convolutional network on MNIST; mnist_plain.py is plain PyTorch, mnist_loop.py the same on several workers."""
+"""A small network on MNIST: mnist_plain.py is plain PyTorch, mnist_loop.py several workers."""
 
 import argparse
 

@@ -2,7 +2,9 @@
 
     python examples/own_question.py
 
-In a cluster of processes the function is in a module that the servers are started with: shoal.local(..., modules=["own_question"]).
+In a cluster of processes the function is in a module that the servers are started with:
+
+    shoal.local(..., modules=["own_question"])
 """
 
 from __future__ import annotations

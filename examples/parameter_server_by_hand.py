@@ -1,7 +1,11 @@
-"""Distributed gradient descent with a parameter server, by hand. In each round the server's weights go to all clients; client r
-computes the sum of the gradients of its own rows and pushes it; the server adds up what came and makes one step:
+"""Distributed gradient descent with a parameter server, by hand.
 
-    w <- w - step * (g_1 + ... + g_m)           a sum of sums, so m clients do just what one with all the rows does
+In each round the server's weights go to all clients; client r computes the sum of the gradients of
+its own rows and pushes it; the server adds up what arrived and makes one step:
+
+    w <- w - step * (g_1 + ... + g_m)
+
+This is a sum of sums, so m clients do exactly what one with all the rows does.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and
 
 
 class Server:
-    """Keeps the weights. A step is taken when the pushes of all clients are there, one slot each."""
+    """Keeps the weights; takes a step when all clients have pushed, one slot each."""
 
     def __init__(self, cluster: shoal.Cluster, weights: np.ndarray, clients: int, step: float) -> None:
         self.kv = cluster.client()
@@ -54,7 +58,7 @@ class Client(threading.Thread):
             vector_to_parameters(torch.tensor(weights, device=self.rows[0].device), self.model.parameters())
             loss = self.criterion(self.model(self.rows[0]), self.rows[1])
             gradient = parameters_to_vector(torch.autograd.grad(loss, list(self.model.parameters()))).cpu()
-            weights = self.kv.push_pull("w", slice(None), gradient, slot=(0, slot)).result()  # the next round's
+            weights = self.kv.push_pull("w", slice(None), gradient, slot=(0, slot)).result()
             self.losses.append(loss.item())
 
 
@@ -68,7 +72,7 @@ def main(
     step: float = 1e-5,
     rows: int | None = None,
 ) -> list[float]:
-    """Train ``model``, and print the metric on other rows; returns the loss over all rows, round by round."""
+    """Train ``model``, print the metric on other rows, and return the loss of every round."""
     train, test = ([one.to(device) for one in part.tensors] for part in images(rows))
     model.to(device)
     with shoal.local(servers=2) as cluster:

@@ -1,14 +1,16 @@
-"""An update rule of one's own: the proximal step of sparse logistic regression, on the servers (SEEDS S1-28).
+"""An update rule of your own: the proximal step of sparse logistic regression (S1-28).
 
-Workers push two numbers for each weight: the gradient of the loss, summed over their rows, and a bound on its curvature. A server adds up
-what all of them pushed and moves each weight to
+Workers push two numbers for each weight: the gradient of the loss, summed over their rows, and a
+bound on its curvature. A server adds up what all of them pushed and moves each weight to
 
     argmin over u of  gradient * (u - weight)  +  curvature / (2 step) * (u - weight)^2  +  l1 |u|
 
-which is a step along the gradient, then a pull towards 0 (soft threshold) in the norm that the curvature gives each weight. Servers know
-the rule by its name, through the module it is in:
+which is a step along the gradient, then a pull towards 0 (soft threshold) in the norm that the
+curvature gives each weight. Servers know the rule by its name, through the module it is in:
 
-    shoal.local(servers=2, modules=["proximal_step"])         python examples/proximal_step.py runs it
+    shoal.local(servers=2, modules=["proximal_step"])
+
+``python examples/proximal_step.py`` runs it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def proximal_step(
 
 
 def main() -> None:
-    """L1 logistic regression on made-up rows: four parts of the rows, one step of the table for each round of all four."""
+    """L1 logistic regression on synthetic rows: four shares, one step for each round."""
     draw = np.random.default_rng(0)
     rows, keys = 2_000, 50
     truth = np.where(np.arange(keys) < 5, 2.0, 0.0)

@@ -1,9 +1,12 @@
-"""Parallel SGD by hand, over MPI: everybody learns alone from its part of the images, and the weights are averaged once, at the end.
+"""Parallel SGD by hand, over MPI: each rank learns alone; the weights are averaged once.
 
-    mpirun -n 4 python examples/psgd_by_hand.py              (as root: mpirun --allow-run-as-root; more ranks than cores: --oversubscribe)
-    mpirun -n 4 python examples/psgd_by_hand.py --own-start  the classic mistake: the mean of networks that began apart knows nothing
+    mpirun -n 4 python examples/psgd_by_hand.py
+    mpirun -n 4 python examples/psgd_by_hand.py --own-start
 
-`shoal train mnist --model sheet --strategy averaging --set strategy.every=end` is the same, with what a program needs besides.
+Each rank learns from its share of the images. ``--own-start`` is the classic mistake: the mean of
+networks that began apart knows nothing. As root: ``mpirun --allow-run-as-root``; more ranks than
+cores: ``--oversubscribe``. `shoal train mnist --model sheet --strategy averaging --set
+strategy.every=end` is the same, with checkpoints, restarts and figures.
 """
 
 import argparse

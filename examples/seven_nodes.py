@@ -1,8 +1,9 @@
-"""Seven nodes without a server: decentralized gradient descent on logistic regression, by hand and by shoal (S3-09).
+"""Seven nodes without a server: gradient descent by hand and by shoal (S3-09).
 
     python examples/seven_nodes.py
 
-Every node has a hundred rows that nobody else sees, and a model of its own. It hears its neighbours only:
+The model is logistic regression. Every node has a hundred rows that nobody else sees, and a model
+of its own. It talks to its neighbours only:
 
         1       5
        / \\     / \\          1. the gradient on its own rows, at its own weights
@@ -10,8 +11,8 @@ Every node has a hundred rows that nobody else sees, and a model of its own. It 
                             3. the weighted mean of these and its own
                             4. a step by the gradient of 1
 
-The loss is that of the mean of the seven models, which no node has. They come near it and not to it: steps of the same length all
-the way pull each node towards its own rows again.
+The loss is that of the mean of the seven models, which no node has. They come near it but do not
+reach it: steps of constant length pull each node towards its own rows again.
 """
 
 import tempfile
@@ -50,7 +51,7 @@ def rows_of(path: Path) -> tuple[Doubles, Doubles]:
 
 
 def metropolis() -> Doubles:
-    """w_ij = 1 / (1 + the larger number of neighbours); what is left is one's own. Rows and columns sum to 1."""
+    """w_ij = 1 / (1 + the larger degree); the rest is w_ii. Rows and columns sum to 1."""
     degree = np.bincount(np.ravel(LINKS), minlength=NODES)
     mixing = np.zeros((NODES, NODES))
     for i, j in LINKS:
@@ -80,7 +81,7 @@ def by_hand(x: Doubles, y: Doubles) -> list[Doubles]:
 
 
 def by_shoal(rows: Path, edges: Path) -> shoal.Run:
-    """The same: seven workers that hear their neighbours; a round is a pass. It is judged at the mean, on all rows."""
+    """The same with seven workers; a round is an epoch. The mean is evaluated, on all rows."""
     edges.write_text("".join(f"{i} {j}\n" for i, j in LINKS))
     settings = {
         "strategy.topology": "file", "strategy.edges": str(edges), "data.batch": EACH, "data.test": str(rows),

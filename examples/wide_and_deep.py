@@ -2,9 +2,10 @@
 
     shoal launch --workers 2 --servers 2 examples/wide_and_deep.py
 
-The wide part is one weight for each category, the deep part a row of numbers for each and a small network on their sum. Both
-tables live on the servers, where a row is made when its category is first seen; a worker pulls the rows of its batch and
-pushes their gradients. The network is distributed as any other model.
+The wide part is one weight for each category, the deep part a row of numbers for each and a small
+network on their sum. Both tables live on the servers, where a row is created when its category is
+first seen; a worker pulls the rows of its batch and pushes their gradients. The network is
+distributed as any other model.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def area_under_curve(scores: np.ndarray, clicked: np.ndarray) -> float:
 
 
 def main(most: int | None = None, epochs: int = EPOCHS) -> tuple[float, float, float]:
-    """Train on all rows, or at most so many; the loss on others, that of always saying the same, and the AUC."""
+    """Train on at most ``most`` rows; returns test loss, loss of the constant model, and AUC."""
     torch.manual_seed(0)
     data = load(DataSource("criteo_tb"), 0)
     train, test = data.train, data.test

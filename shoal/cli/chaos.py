@@ -21,26 +21,32 @@ MORE = 2  # servers that may join beyond those at the start
 
 @click.command()
 @click.argument("data", default="clicks")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the faults.")
-@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Length of the clean run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draw the faults from this seed.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="How long the clean run takes."
+)
 @click.option("--servers", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--workers", type=click.IntRange(2), default=4, show_default=True)
 @click.option(
-    "--copies", type=click.IntRange(1, 3), default=2, show_default=True, help="Servers that hold each segment."
+    "--copies", type=click.IntRange(1, 3), default=2, show_default=True, help="How many servers hold each segment."
 )
 @click.option(
     "--strategy", type=click.Choice(["sync", "bounded", "async", "block-proximal"]), default="async", show_default=True
 )
 @click.option(
-    "--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of the job; may be repeated."
+    "--set",
+    "changes",
+    metavar="A.B=C",
+    multiple=True,
+    help="Change any setting of the job (docs/reference/job-file.md); may be repeated.",
 )
 @click.option(
     "--without",
     type=click.Choice(list(SHARES)),
     multiple=True,
-    help="Leave these out; without cuts all that is said goes straight, not through a proxy.",
+    help="Leave out this kind of fault; without cuts, messages go through no proxy.",
 )
-@click.option("--beyond", is_flag=True, help="Also kill the last copy: the run has to go back to a checkpoint.")
+@click.option("--beyond", is_flag=True, help="Also kill the last copy, so that the run goes back to a checkpoint.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Write report.json and timeline.png here."
 )

@@ -1,37 +1,42 @@
-"""What commands have in common, wherever they stand: how they refuse, and how they end."""
+"""What commands share: how they refuse, how they suggest, and options for keys."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 
+def meant(word: str, names: Sequence[str], otherwise: str) -> str:
+    """A question that names what is similar, if anything is."""
+    near = difflib.get_close_matches(word, names, n=2, cutoff=0.5)
+    return f"is {' or '.join(near)} meant?" if near else otherwise
+
+
 class CommandError(click.ClickException):
-    """What was asked for cannot be; the message says it all, so no usage is shown."""
+    """A refusal whose message says it all: no usage is shown."""
 
     exit_code = 2
 
 
 class SuggestingGroup(click.Group):
-    """Whoever asks for a command that is not there is told which ones are like it, or all there are."""
+    """A group that answers an unknown command with similar ones, or with all there are."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
-            near = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5)
-            meant = f"is {' or '.join(near)} meant?" if near else f"there are {', '.join(names)}."
-            ctx.fail(f"No such command {args[0]!r}: {meant}")
+            every = f"there are {', '.join(names)}."
+            ctx.fail(f"No such command {args[0]!r}: {meant(args[0], names, every)}")
         return super().resolve_command(ctx, args)
 
 
 class Seconds(click.FloatRange):
-    """So many at least; and a number, which "nan" and "inf" are not: whoever waits for those waits for ever."""
+    """A finite number of seconds: waiting for "nan" or "inf" would never end."""
 
     name = "seconds"
 
@@ -43,13 +48,13 @@ class Seconds(click.FloatRange):
 
 
 def asks_for_keys(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that calls, or is called by, other machines: --keys and --insecure, for ``Safety.chosen``."""
+    """Adds --keys and --insecure (``Safety.chosen``) to a command that talks to other machines."""
     keys = click.option(
         "--keys",
         metavar="FOLDER",
-        help="Of this host's keys (shoal key).  [default: that of SHOAL_KEYS, or ~/.config/shoal/keys, off this machine]",
+        help="The folder of this host's keys (shoal key).  [default: SHOAL_KEYS or ~/.config/shoal/keys, off this machine]",
     )
     insecure = click.option(
-        "--insecure", is_flag=True, help="Off this machine without keys: anybody could do anything."
+        "--insecure", is_flag=True, help="Talk to other machines without keys: anybody could do anything."
     )
     return keys(insecure(command))

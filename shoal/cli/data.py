@@ -47,9 +47,9 @@ def list_data(as_json: bool) -> None:
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--features", type=click.IntRange(1), help="How many there are.  [default: the set's own]")
-@click.option("--test", is_flag=True, help="Other rows of the same truth, to test on.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--features", type=click.IntRange(1), help="How many features the rows have.  [default: the set's own]")
+@click.option("--test", is_flag=True, help="Make other rows of the same truth, to test on.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool, force: bool) -> None:
     """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2 and .xz are compressed."""
     from shoal.data.export import make
@@ -87,17 +87,17 @@ def fetch_data(name: str) -> None:
 
 @data.command("split")
 @click.argument("source", metavar="SET")
-@click.option("--clients", type=click.IntRange(1), default=5, show_default=True, help="How many parts.")
+@click.option("--clients", type=click.IntRange(1), default=5, show_default=True, help="How many clients get rows.")
 @click.option(
     "--by",
     type=click.Choice(["even", "shuffled", "label", "dirichlet"]),
     default="even",
     show_default=True,
-    help="Equal parts, of a shuffle, of the rows sorted by label; or shares of each label by chance.",
+    help="Equal parts in order, of a shuffle, or sorted by label; or random shares of each label.",
 )
-@click.option("--alpha", type=float, help="Of dirichlet: small, and each client has few labels.  [default: 0.5]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of shuffled and dirichlet.")
-@click.option("--out", type=click.Path(path_type=Path), help="The folder.  [default: SET-CLIENTS-BY]")
+@click.option("--alpha", type=float, help="With dirichlet, a small value gives each client few labels.  [default: 0.5]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draw shuffled and dirichlet from this seed.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write to this folder.  [default: SET-CLIENTS-BY]")
 @click.option("--json", "as_json", is_flag=True, help="Print split.json instead of a table.")
 def split_data(
     source: str, clients: int, by: Any, alpha: float | None, seed: int, out: Path | None, as_json: bool

@@ -23,8 +23,16 @@ _LOOK = 0.1  # seconds between two looks at that
 @click.option(
     "--mb", type=click.IntRange(0), help="Megabytes of weights; 0: no bound.  [default: as before; at first no bound]"
 )
-@click.option("--tables", type=click.IntRange(0), help=f"[default: as before; at first {limits.GROUP_TABLES}]")
-@click.option("--members", type=click.IntRange(0), help=f"[default: as before; at first {limits.GROUP_MEMBERS}]")
+@click.option(
+    "--tables",
+    type=click.IntRange(0),
+    help=f"How many tables it may have.  [default: as before; at first {limits.GROUP_TABLES}]",
+)
+@click.option(
+    "--members",
+    type=click.IntRange(0),
+    help=f"How many members it may have.  [default: as before; at first {limits.GROUP_MEMBERS}]",
+)
 @click.option(
     "--reads",
     multiple=True,
@@ -133,12 +141,16 @@ def _line(one: dict[str, Any]) -> str:
 @click.argument("where", metavar="RUN|ADDRESS")
 @click.argument("data", metavar="DATA")
 @click.option(
-    "--job", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of that run, for an ADDRESS."
+    "--job",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The job file of the run, where an ADDRESS is given.",
 )
-@click.option("--table", default="weights", show_default=True, help="Another group's is named as group/weights.")
+@click.option(
+    "--table", default="weights", show_default=True, help="The table to judge; another group's is called group/weights."
+)
 @click.option("--group", default="", help="Judge as a member of this group, which may read that table.")
-@click.option("--every", type=Seconds(0.05), help="Judge again and again, so many seconds apart, while it goes on.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each.")
+@click.option("--every", type=Seconds(0.05), help="Judge again every so many seconds, while the run goes on.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each evaluation.")
 @asks_for_keys
 def evaluate(
     where: str,

@@ -27,11 +27,16 @@ _WITHIN = 30.0  # seconds: it is under way, or just being started again
 
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
-@click.option("--as", "role", type=click.Choice(["server", "worker"]), help="What it is to be; a peer is a peer.")
+@click.option(
+    "--as",
+    "role",
+    type=click.Choice(["server", "worker"]),
+    help="Join as this; in a run of peers every node is a peer.",
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Of a peer: keep the model, the figures and what was heard of the run there, as a run's folder.",
+    help="A peer writes its model, figures and events here, as a run's folder.",
 )
 @of_a_server
 @of_a_worker

@@ -63,33 +63,35 @@ def options_of(*options: Callable[..., Any]) -> Decorator:
 
 
 of_a_server = options_of(
-    click.option("--listen", metavar="ADDRESS", help="Of a server: where others call it.  [default: towards the coordinator]"),
-    click.option("--advertise", metavar="ADDRESS", help="Of a server: what others call it by, if not that."),
+    click.option("--listen", metavar="ADDRESS", help="A server listens here.  [default: towards the coordinator]"),
+    click.option("--advertise", metavar="ADDRESS", help="A server is reached at this address, if it is another one."),
 )  # fmt: skip
 of_a_worker = click.option(
-    "--data", metavar="PATH", help="Of a worker: where the rows are on this host.  [default: as the job says]"
+    "--data", metavar="PATH", help="A worker finds the rows here on this host.  [default: as the job says]"
 )
 taking_part = options_of(
-    click.option("--name", help="Of the node.  [default: its role, this host and some chance]"),
-    click.option("--modules", multiple=True, help="Code that may be imported: mine, net.py:Net; may be repeated."),
-    click.option("--count", type=click.IntRange(1, limits.COUNT), default=1, show_default=True, help="So many, each a process."),
+    click.option("--name", help="The node's name.  [default: its role, this host and a random part]"),
+    click.option("--modules", multiple=True, help="Import this code (mine, net.py:Net); may be repeated."),
+    click.option("--count", type=click.IntRange(1, limits.COUNT), default=1, show_default=True, help="Start so many processes."),
     click.option(
         "--patience",
         type=Seconds(1.0),
         metavar="SECONDS",
-        help="Without a word from the coordinator, which may be started again: then it ends.  [default: as the coordinator says, 60]",
+        help="End after so many seconds without the coordinator, which may be restarted.  [default: as the coordinator says, 60]",
     ),
     click.option(
-        "--within", type=Seconds(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
+        "--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the coordinator.  [default: 600]"
     ),
-    click.option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+    click.option("--quiet", is_flag=True, help="Print only how it ended."),
     click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),  # said by --count: it is one of so many
     asks_for_keys,
 )  # fmt: skip
 
 
 @launch.command()
-@click.option("--at", "where", metavar="ADDRESS|RUN", required=True, help="Where the coordinator is.")
+@click.option(
+    "--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or its run's folder."
+)
 @of_a_server
 @taking_part
 def server(where: str, **options: Any) -> None:
@@ -102,7 +104,9 @@ def server(where: str, **options: Any) -> None:
 
 
 @launch.command()
-@click.option("--at", "where", metavar="ADDRESS|RUN", required=True, help="Where the coordinator is.")
+@click.option(
+    "--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or its run's folder."
+)
 @of_a_worker
 @taking_part
 def worker(where: str, **options: Any) -> None:
@@ -155,26 +159,28 @@ def take_part(where: str, role: Any, **options: Any) -> None:
 
 @launch.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
-@click.option("--listen", metavar="ADDRESS", help="Where others reach it: tcp://10.0.0.1:7000.")
-@click.option("--advertise", metavar="ADDRESS", help="What others call it by, if not that.")
+@click.option("--listen", metavar="ADDRESS", help="Listen here, such as tcp://10.0.0.1:7000.")
+@click.option("--advertise", metavar="ADDRESS", help="Others reach it at this address, if it is another one.")
 @asks_for_keys
-@click.option("--servers", type=click.IntRange(1), help="It begins when so many are there.  [default: 1]")
-@click.option("--workers", type=click.IntRange(1), help="And so many of these.  [default: 1]")
-@click.option("--copies", type=click.IntRange(1), help="How many servers hold each part of the model.")
-@click.option("--model", help="As of shoal train.")
+@click.option("--servers", type=click.IntRange(1), help="Begin when so many servers have joined.  [default: 1]")
+@click.option("--workers", type=click.IntRange(1), help="Begin when so many workers have joined.  [default: 1]")
+@click.option("--copies", type=click.IntRange(1), help="How many servers hold each segment of the model.")
+@click.option("--model", help="As in shoal train.")
 @click.option("--strategy", help="sync, bounded, async or block-proximal.")
-@click.option("--epochs", type=float, help="Passes over the data.")
+@click.option("--epochs", type=float, help="How often all rows are learned from.")
 @click.option("--seed", type=int)
 @click.option(
     "--set",
     "changes",
     metavar="A.B=C",
     multiple=True,
-    help="Change any setting of a job, of a store timing.dead and the like; may be repeated.",
+    help="Change any setting of a job (docs/reference/job-file.md), or of a store timing.dead and the like; may be repeated.",
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
-@click.option("--within", type=Seconds(1.0), metavar="SECONDS", help="For the servers to come.  [default: 600]")
-@click.option("--verbosity", type=click.IntRange(0, 3), help="As of shoal train.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write the run to this folder.  [default: runs/...]"
+)
+@click.option("--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the servers.  [default: 600]")
+@click.option("--verbosity", type=click.IntRange(0, 3), help="As in shoal train.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def coordinator(**options: Any) -> None:
     """Coordinate a run whose servers and workers come from elsewhere; without DATA, a store.

@@ -17,13 +17,19 @@ WORKERS, SERVERS, COPIES = 2, 1, 1
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--workers", type=click.IntRange(1), help=f"How often the script runs.  [default: {WORKERS}]")
-@click.option("--servers", type=click.IntRange(1), help=f"How many hold the model.  [default: {SERVERS}]")
-@click.option("--copies", type=click.IntRange(1), help=f"How many of them hold each part of it.  [default: {COPIES}]")
+@click.option("--workers", type=click.IntRange(1), help=f"How many workers run the script.  [default: {WORKERS}]")
+@click.option("--servers", type=click.IntRange(1), help=f"How many servers hold the model.  [default: {SERVERS}]")
+@click.option(
+    "--copies", type=click.IntRange(1), help=f"How many servers hold each segment of it.  [default: {COPIES}]"
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.option("--script", "scheduler", type=click.Choice(SCHEDULERS), help="Run nothing: write a batch script.")
-@click.option("--walltime", default="01:00:00", show_default=True, help="Of the batch script: hours:minutes:seconds.")
-@click.option("--cores", type=click.IntRange(1), help="Of the batch script.  [default: workers and servers]")
+@click.option(
+    "--walltime", default="01:00:00", show_default=True, help="How long the batch job may take: hours:minutes:seconds."
+)
+@click.option(
+    "--cores", type=click.IntRange(1), help="How many cores the batch job asks for.  [default: workers and servers]"
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the batch script to this file.")
 @click.argument("script", metavar="SCRIPT|JOB.toml")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)

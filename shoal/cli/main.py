@@ -53,6 +53,11 @@ class Commands(SuggestingGroup):
             take_part = mpi.take_part
         return take_part(lambda head: command(words, *rest, **extra, obj=head))
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in HELP.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{command.name:<8}", text) for command, text in commands.items()])
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             awake()
@@ -83,30 +88,47 @@ def _take_part(call: Callable[[Any], object]) -> object:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal", prog_name="shoal")
 def main() -> None:
-    """Many workers, one model: a parameter server whose promises are checked by breaking it."""
+    """Train one model with many workers, and keep training when processes die.
+
+    \b
+    shoal train clicks                  the first run; then shoal report RUN
+    shoal train --help                  options; every setting: docs/reference/job-file.md
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever called: otherwise the next file to be opened has its number
+        if getattr(sys, name) is None:  # closed by the caller: otherwise the next file to be opened has its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
-for command in (
-    bench,
-    chaos,
-    data,
-    evaluate,
-    export,
-    groups,
-    join,
-    key,
-    launch,
-    leave,
-    limits,
-    query,
-    report,
-    simulate,
-    status,
-    sweep,
-    topology,
-    train,
-):
-    main.add_command(command)
+HELP: dict[str, dict[click.Command, str]] = {
+    "Train": {
+        train: "Train a model on a data set, or as a job file says.",
+        sweep: "Train with every combination of settings.",
+        data: "List, make, fetch and split data sets.",
+    },
+    "Watch": {
+        status: "Show a running cluster, or how a run ended.",
+        query: "Show a model: size, norms, largest weights.",
+        evaluate: "Judge a model on other data, also while it trains.",
+    },
+    "Understand": {
+        report: "Write one page about runs or sweeps.",
+        topology: "Show a graph of workers that gossip.",
+        export: "Pack a run or a sweep into one archive.",
+        limits: "Print bounds and defaults, all or one.",
+        bench: "Measure speed, beside rivals in the same run.",
+    },
+    "Break": {
+        chaos: "Train while processes are killed; count every push.",
+        simulate: "Run whole clusters in one thread, with faults.",
+    },
+    "Hosts": {
+        launch: "Start a script or nodes on several hosts.",
+        join: "Add a node to a run that is under way.",
+        leave: "Take a node out of a run that goes on.",
+        groups: "Show and bound groups that share servers.",
+        key: "Make and allow the keys of hosts.",
+    },
+}
+for commands in HELP.values():
+    for command in commands:
+        main.add_command(command)

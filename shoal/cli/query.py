@@ -25,13 +25,17 @@ _LOOKS_LOST = 3  # in a row: then whoever was watched is gone
 
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
-@click.option("--table", help="Which table.  [default: weights, or the only one there is]")
-@click.option("--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many weights.")
-@click.option("--watch", is_flag=True, help="Look again and again, until the run has ended.")
+@click.option("--table", help="Show this table.  [default: weights, or the only one there is]")
+@click.option(
+    "--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many of the largest weights."
+)
+@click.option("--watch", is_flag=True, help="Look again until the run has ended.")
 @click.option("--every", type=Seconds(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--ask", metavar="QUESTION", help="Ask this one instead: norms, ..., or a function of your own.")
-@click.option("--set", "settings", metavar="A=B", multiple=True, help="A setting of that question; may be repeated.")
-@click.option("--module", "modules", multiple=True, help="Where it is.  [default: the modules of the run's job]")
+@click.option("--ask", metavar="QUESTION", help="Ask this question instead: norms, ..., or a function of your own.")
+@click.option("--set", "settings", metavar="A=B", multiple=True, help="Set a value of that question; may be repeated.")
+@click.option(
+    "--module", "modules", multiple=True, help="Import the question from here.  [default: the modules of the run's job]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON; with --watch, one line for each look.")
 @asks_for_keys
 def query(

@@ -101,9 +101,11 @@ def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
     "--out",
     metavar="DIR|FILE",
     type=click.Path(path_type=Path),
-    help="Where to write it.  [default: report.html in the first folder]",
+    help="Write it here.  [default: report.html in the first folder]",
 )
-@click.option("--markdown", "as_markdown", is_flag=True, help="Markdown, with the pictures beside it, instead of HTML.")
+@click.option(
+    "--markdown", "as_markdown", is_flag=True, help="Write Markdown, with the pictures beside it, instead of HTML."
+)
 @click.option(
     "--trace",
     metavar="FILE",

@@ -24,14 +24,12 @@ class ScenarioChoice(click.Choice[str]):
 
 
 @click.command()
-@click.option(
-    "--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", show_default=True, help="What to simulate."
-)
+@click.option("--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", show_default=True, help="Simulate this.")
 @click.option("--seed", type=int, help="Run this one seed.")
 @click.option("--plan", help="Run this one plan, as --shrink prints it: FaultPlan(...).")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
-@click.option("--first", type=int, default=0, show_default=True, help="The first of them.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes to run them in.  [default: one for each core]")
+@click.option("--first", type=int, default=0, show_default=True, help="Begin with this seed.")
+@click.option("--jobs", type=click.IntRange(1), help="Run them in so many processes.  [default: one for each core]")
 @click.option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
 @click.option("--trace", is_flag=True, help="With --seed: print every message.")
 @click.option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails alike.")

@@ -26,9 +26,13 @@ _GONE = 10.0  # seconds without an answer: a coordinator that is started again i
 @click.argument("where", metavar="RUN|ADDRESS")
 @click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
-@click.option("--watch", is_flag=True, help="Look on until it is over, or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Look again until the run is over, or Ctrl-C.")
 @click.option(
-    "--verbosity", type=click.IntRange(1, 2), default=1, show_default=True, help="2: also the numbers of the protocol."
+    "--verbosity",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="2 also shows the numbers of the protocol.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @asks_for_keys
@@ -39,15 +43,15 @@ def status(
 
     \b
     heard         when the coordinator heard of it last
-    steps         that a worker has done; parts, keys/s: what a server holds, and is asked for
-    primary       whose part it is: who answers for it; copies are kept in case that one is lost
+    steps         that a worker has done; segments, keys/s: what a server holds, and is asked for
+    primary       the server that answers for a segment; copies are kept in case it is lost
     version       how many changes are in it
 
     \b
     Of the protocol, with --verbosity 2:
     incarnation   a number that every node gets when it joins, never given twice: a node that comes back has another
-    view          the numbered list of members and parts that it knows; yellow: not the newest
-    epoch         how often a part has changed hands, or its copies did
+    view          the numbered list of members and segments that it knows; yellow: not the newest
+    fence         how often a segment, or its copies, moved
     term          how often the coordinator was started; generation: how often all went back to a checkpoint
 
     Of a run that has ended, its figures. Exit code 1 if nobody answers.

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("study", metavar="STUDY.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Its folder.  [default: sweeps/NAME]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the sweep to this folder.  [default: sweeps/NAME]",
+)
 @click.option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:

@@ -21,10 +21,14 @@ NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random"
 
 @click.command()
 @click.argument("name", type=click.Choice(NAMES))
-@click.option("--nodes", type=click.IntRange(1), help="How many.  [default: 8; of a file, as many as it names]")
-@click.option("--edges", metavar="FILE", help='Of file: a line for each link, "0 1", or "0 -> 1" if it goes one way.')
-@click.option("--degree", type=click.IntRange(1), help="Of random: links of each.  [default: 3]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random.")
+@click.option("--nodes", type=click.IntRange(1), help="How many workers.  [default: 8; of a file, as many as it names]")
+@click.option(
+    "--edges",
+    metavar="FILE",
+    help='The file of a file graph: a line for each link, "0 1", or "0 -> 1" if it goes one way.',
+)
+@click.option("--degree", type=click.IntRange(1), help="How many links each node of a random graph has.  [default: 3]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draw a random graph from this seed.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg, .pdf).")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with all weights.")
 def topology(

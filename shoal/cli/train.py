@@ -36,24 +36,30 @@ if TYPE_CHECKING:
     "--strategy",
     help="sync, bounded, async; averaging, allreduce, hogwild; gossip, peer-to-peer; block-proximal; or serial.",
 )
-@click.option("--workers", type=click.IntRange(1), help="How many compute.")
-@click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
-@click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
-@click.option(
-    "--allow-disconnected", is_flag=True, help="gossip: train though not everybody hears of everybody, to see it fail."
-)
-@click.option("--on", help="Where they run: processes, threads, or mpi, which starts mpirun.  [default: processes]")
+@click.option("--workers", type=click.IntRange(1), help="How many workers compute.")
+@click.option("--servers", type=click.IntRange(1), help="How many servers hold the model.")
+@click.option("--copies", type=click.IntRange(1), help="How many servers hold each segment of it.")
+@click.option("--allow-disconnected", is_flag=True, help="Let gossip train on a graph in pieces, to see it fail.")
+@click.option("--on", help="Run nodes as processes, threads, or mpi, which starts mpirun.  [default: processes]")
 @click.option(
     "--servers-at", metavar="RUN|ADDRESS", help="Train on the servers of another run, or of a cluster, as --group."
 )
-@click.option("--group", help="The name of this run's workers there: its tables are its own.")
+@click.option("--group", help="The name of this run's workers there; its tables are its own.")
 @click.option(
-    "--test", metavar="PATH", help="Rows to judge the model on.  [default: the set's own, or a share held out]"
+    "--test", metavar="PATH", help="Judge the model on these rows.  [default: the set's own, or a share held out]"
 )
-@click.option("--epochs", type=float, help="Passes over the data.")
-@click.option("--seed", type=int, help="Of the order of the rows, and of rows that are made up.")
-@click.option("--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of a job; may be repeated.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
+@click.option("--epochs", type=float, help="How often all rows are learned from.  [default: 5]")
+@click.option("--seed", type=int, help="Draw the order of the rows, and made-up rows, from this seed.")
+@click.option(
+    "--set",
+    "changes",
+    metavar="A.B=C",
+    multiple=True,
+    help="Change any setting of a job; may be repeated. All settings: docs/reference/job-file.md.",
+)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write the run to this folder.  [default: runs/...]"
+)
 @click.option(
     "--resume",
     metavar="RUN",
@@ -63,11 +69,11 @@ if TYPE_CHECKING:
 @click.option(
     "--verbosity",
     type=click.IntRange(0, 3),
-    help="0: errors only. 1: how it goes. 2: also who joins, what is saved, where time goes. 3: every event.  [default: 1]",
+    help="0 prints errors only, 1 how it goes, 2 also who joins, what is saved and where time goes, 3 every event.  [default: 1]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option(
-    "--listen", metavar="ADDRESS", help="Where nodes of other hosts reach it (shoal join).  [default: nowhere]"
+    "--listen", metavar="ADDRESS", help="Listen here for nodes of other hosts (shoal join).  [default: nowhere]"
 )
 @asks_for_keys
 @click.pass_obj

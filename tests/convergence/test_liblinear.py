@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.sparse_rivals import Serial, alike
+from benchmarks.sparse_logistic import Serial, alike
 from shoal.data.datasets import Dataset, load
 from shoal.data.dense_file import sparse
 from shoal.job import Job

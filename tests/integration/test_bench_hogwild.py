@@ -10,8 +10,20 @@ from click.testing import CliRunner
 
 from benchmarks import hogwild
 from benchmarks.harness import load
-from benchmarks.hogwild import Case, Goal, Results, Settings, picture, table, variants, verdicts
-from benchmarks.hogwild_runs import Curve, Point, Shape, Variant
+from benchmarks.hogwild import (
+    Case,
+    Curve,
+    Goal,
+    Point,
+    Results,
+    Settings,
+    Shape,
+    Variant,
+    picture,
+    table,
+    variants,
+    verdicts,
+)
 from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from benchmarks import BENCHES
 from benchmarks.harness import Option, command, load
+from shoal.cli import bench as bench_command
+from shoal.cli.main import main
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
 OLDER = ("curve",)  # written before checksums were measured apart from the rest
@@ -48,3 +51,11 @@ def test_a_setting_of_zero_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch
     harness._chosen(bench, None, {"rows": 0, "skew": False})
     harness._chosen(bench, None, {"rows": None, "skew": True})
     assert chosen == [{"rows": 0}, {"skew": True}]
+
+
+def test_where_only_the_package_is_installed_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_command, "_ROOT", tmp_path)
+    told = CliRunner().invoke(main, ["bench", "store", "--quick"])
+    assert told.exit_code != 0 and "the benchmarks are not installed here" in told.output

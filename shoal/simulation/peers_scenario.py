@@ -140,7 +140,7 @@ class PeersScenario:
         """It comes through these lives, and knows where they are."""
         self._numbers += 1
         ways = [(life, f"memory:{life}") for life in through]
-        mesh = Mesh.joining(self._who(name, self._numbers), ways, timing=self.plan.timing)
+        mesh = Mesh(self._who(name, self._numbers), through=ways, timing=self.plan.timing)
         self._add(mesh)
         self.world.at(
             self.world.now + round(ANSWER_WITHIN * max(1.0, self.plan.scale)), lambda: self._still_alone(mesh)

@@ -80,9 +80,11 @@ class Mesh:
         me: p.Peer,
         founders: Sequence[p.Peer] = (),
         *,
+        through: Sequence[tuple[str, str]] | None = None,
         about: RunInfo | None = None,
         timing: TimingSettings = DEFAULT,
     ) -> None:
+        """A founder; or a newcomer that asks ``through`` these (name, address) in turn."""
         self.me, self.timing, self.about = me, timing, about or RunInfo()
         self.check: MessageCheck | None = None  # refuses invalid words; None: all are accepted
         self.evicted = ""  # why this life is over
@@ -93,9 +95,9 @@ class Mesh:
         self.broadcast.heard[me.life] = 0
         self.members = {one.life: PeerMember(one, -1, True, patient=True, knows=True) for one in founders if one != me}
         self.greeting: p.PeerGreeting | None = None  # what a newcomer was answered
-        self._has_model = True
+        self._newcomer = None if through is None else Newcomer(list(through), timing)
+        self._has_model = through is None
         self._leaves = False
-        self._newcomer: Newcomer | None = None
         self._donor = SnapshotServer()
         self._given_numbers: dict[str, int] = {}  # to newcomers, by their token
         self._beat, self._dead_after = timing.heartbeat, timing.dead
@@ -106,21 +108,6 @@ class Mesh:
         self._partitions = PartitionMerge(timing.called)
         self._living: list[p.Peer] | None = None  # cache; None: it changed
         self._known: tuple[tuple[object, ...], bool] = ((), False)  # cache of _all_know_gone
-
-    @classmethod
-    def joining(
-        cls,
-        me: p.Peer,
-        through: Sequence[tuple[str, str]],
-        *,
-        about: RunInfo | None = None,
-        timing: TimingSettings = DEFAULT,
-    ) -> Mesh:
-        """A newcomer, which asks these (name and address) in turn."""
-        mesh = cls(me, about=about, timing=timing)
-        mesh._has_model = False
-        mesh._newcomer = Newcomer(list(through), timing)
-        return mesh
 
     # ------------------------------------------------------------ what its owner may ask
 

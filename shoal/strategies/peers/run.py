@@ -16,19 +16,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from pathlib import Path
 
 from shoal import limits
-from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, Unanswered
-from shoal.events import RunEvent, Stopped, Warned
+from shoal.events import Stopped, Warned
 from shoal.inspect.status import ADDRESS
-from shoal.job import Job
 from shoal.launch.process_main import state_of
 from shoal.models.linear import Linear
 from shoal.nodes.evaluator import Judgement
-from shoal.strategies.peers import PeerToPeer
 from shoal.strategies.peers.checkpoint import check_left, keep
 from shoal.strategies.peers.mesh import is_over
 from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
@@ -50,16 +46,9 @@ class PeerRun:
 
     patience = 10.0  # seconds without an answer until a warning, then twice that, ...
 
-    def __init__(
-        self,
-        job: Job,
-        dataset: Dataset,
-        listener: Callable[[RunEvent], None],
-        folder: Path | None = None,
-        kept: LocalCheckpoint | None = None,
-    ) -> None:
-        """With ``kept``, a checkpoint of the run, it continues from there."""
-        assert isinstance(job.strategy, PeerToPeer)
+    def __init__(self, start: RunStart) -> None:
+        job, dataset, listener, folder = start.job, start.dataset, start.listener, start.folder
+        kept: LocalCheckpoint | None = start.resume
         if job.workers > limits.PEERS:
             raise Invalid(f"workers={job.workers}: at most {limits.PEERS} peers can be in one run")
         if job.launch.how == "mpi":
@@ -68,8 +57,8 @@ class PeerRun:
         self.job, self.dataset, self._listener, self._folder = job, dataset, listener, folder
         self._slots = Slots(dataset.train.rows, job.data.batch, job.seed)
         self.events = PeerEvents(job, self._slots, listener)
-        start = self.learner.start()
-        self._checkpoints = LocalCheckpoints(folder, job, "" if start is None else start[1], listener)
+        initial = self.learner.start()
+        self._checkpoints = LocalCheckpoints(folder, job, "" if initial is None else initial[1], listener)
         self._best: BestModel | None = None
         if folder is not None and job.stop.saves_best:
             self._best = BestModel(folder / "best.safetensors", self.learner, listener)
@@ -364,6 +353,6 @@ class PeerRun:
 
 def open_run(start: RunStart, begin: Callable[[], None]) -> PeerRun:
     """The run, not yet begun."""
-    run = PeerRun(start.job, start.dataset, start.listener, start.folder, start.resume)
+    run = PeerRun(start)
     begin()
     return run

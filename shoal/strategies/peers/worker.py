@@ -98,11 +98,7 @@ class PeerParts:
         """One life: of a founder, or of a newcomer that joins ``through`` others."""
         job, dataset, learner = self.job, self.dataset, self.learner
         about = RunInfo(self.spec.job, dataset.train.rows, dataset.features)
-        timing = job.timing.intervals()
-        if through:
-            mesh = Mesh.joining(me, through, about=about, timing=timing)
-        else:
-            mesh = Mesh(me, founders, about=about, timing=timing)
+        mesh = Mesh(me, founders, through=through or None, about=about, timing=job.timing.intervals())
         pace = job.emulate.pace(self.spec.number, job.seed)
         return PeerNode(
             mesh,

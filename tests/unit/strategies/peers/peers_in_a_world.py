@@ -119,7 +119,7 @@ class Peers:
         through = [
             (life, f"memory:{life}") for life, node in self.nodes.items() if node.mesh.has_model and not node.left
         ]
-        return self._add(Mesh.joining(self._peer(number), through))
+        return self._add(Mesh(self._peer(number), through=through))
 
     def kill(self, life: str) -> None:
         self.world.crash(life)

@@ -80,7 +80,7 @@ class Room:
 
 
 def joined(room: Room, number: int, through: str = "w0", life: str = "") -> Mesh:
-    return room.add(Mesh.joining(peer(number, life), [(through, "")]))
+    return room.add(Mesh(peer(number, life), through=[(through, "")]))
 
 
 # ---------------------------------------------------------------- what is said
@@ -446,7 +446,7 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
 
 def copied_at(room: Room, number: int, version: p.Heard) -> Mesh:
     """One that came with such a copy, and met nobody yet."""
-    mesh = room.add(Mesh.joining(peer(number), []))
+    mesh = room.add(Mesh(peer(number), through=[]))
     mesh._has_model = True
     mesh.broadcast.begin_at(room.now, {mesh.me.life: 0, **version})
     return mesh

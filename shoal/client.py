@@ -1,8 +1,8 @@
-"""A client for people who would rather call ``.result()``.
+"""The blocking client: ``KV``, whose calls return tasks with ``.result()``.
 
-One loop, turned by whoever waits: a thread inside ``.result()`` turns it itself, so that an answer costs no switch of
-threads; a background thread turns it when nobody has for a while, so that heartbeats, resends and late answers go on while
-the user computes. A lock passes the loop from one to the other.
+One loop, run by whichever thread waits: a thread inside ``.result()`` runs it itself, so an answer
+costs no thread switch. A background thread runs it when nobody has for a while, so heartbeats,
+resends and late answers go on while the user computes. A lock passes the loop on.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ if TYPE_CHECKING:
 _open: weakref.WeakSet[KV] = weakref.WeakSet()
 _Seen = TypeVar("_Seen")
 log = logging.getLogger("shoal")
-_REMIND = 10.0  # seconds after which a wait without an end of its own says what it waits for, then twice that, ...
-_STALL = 2.0  # seconds without any push counted: a client that is closed does not wait for the others
+_REMIND = 10.0  # seconds until a wait says what it waits for; then doubled
+_STALL = 2.0  # seconds without a counted push after which close gives up
 _LOOK = 0.05  # seconds between two looks at what is still under way
-_IDLE = 0.02  # seconds without a user at the loop before the background thread turns it
+_IDLE = 0.02  # seconds without a user before the background thread runs it
 
 
 class KV:
-    """A key-value store: ``push``, ``pull``, ``push_pull``, ``create``, ... Each returns a task; ``.result()`` waits."""
+    """A key-value store. ``push``, ``pull``, ... return a task; its ``.result()`` waits."""
 
     def __init__(self, worker: Worker, transport: Transport, alive: Callable[[], str] = lambda: "") -> None:
         self._worker = worker
         self._client: Client = worker.client
         self._loop = Loop(worker, transport)
-        self._turning = threading.RLock()  # one that knows its owner: an interrupted call can let go of it
+        self._turning = threading.RLock()  # has an owner: an interrupted call can release it
         self._changed = threading.Condition()  # somebody's task is done
         self._last = 0.0  # when a user last had the loop
         self._users: set[int] = set()  # threads inside a wait
         self._in_background = False  # the background thread has the loop
         self._pid = os.getpid()
-        self._broken = ""  # why no call can be made any more, although nobody closed it
+        self._broken = ""  # why no call can be made, though it is not closed
         self._closed = threading.Event()
-        self._alive = alive  # the cluster's own word on whether it still is: empty, or why not
+        self._alive = alive  # why the cluster has ended, or ""
         self._background = threading.Thread(target=_in_background, args=(weakref.ref(self), self._closed), daemon=True)
         self._background.start()
         _open.add(self)
@@ -80,19 +80,20 @@ class KV:
 
     @property
     def members(self) -> list[str]:
-        """Who is in the cluster, servers and clients, by the newest view that this one knows."""
+        """The servers and clients in the cluster, by the newest view."""
         return [member.name for member in self._client.session.view.members]
 
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> None:
-        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from.
+        """Make a table; returns when every server has it.
 
-        ``like`` is another table with the same keys: each key lies on the same server as there, so a ``KeyList`` that was used
-        with the one is known for the other.
+        ``origin`` is the folder of a checkpoint that it comes from. ``like`` is another table with
+        the same keys: each key lies on the same server, so a ``KeyList`` used with one is known
+        for the other.
         """
         self._do(lambda: self._client.create(name, spec, starts, origin, like)).result()
 
     def drop(self, name: str) -> None:
-        """Forget a table and all that is in it."""
+        """Delete a table and all that is in it."""
         self._do(lambda: self._client.drop(name)).result()
 
     def tables(self) -> dict[str, Table]:
@@ -101,7 +102,7 @@ class KV:
         return {name: layout.spec for name, layout in self._client.session.layouts.items()}
 
     def set_max_delay(self, table: str, max_delay: int | None) -> None:
-        """How far workers may run ahead of the slowest, from now on."""
+        """Change how far workers may run ahead of the slowest."""
         self._do(lambda: self._client.set_max_delay(table, max_delay)).result()
 
     def allow(
@@ -113,63 +114,72 @@ class KV:
         members: int = limits.GROUP_MEMBERS,
         reads: Sequence[str] = (),
     ) -> None:
-        """What a group of workers may have from now on: megabytes of weights (0: no bound), tables, members; and which
-        groups' tables it may pull from ("cluster": those of none). For members of no group."""
+        """Set what a group of workers may have: megabytes (0: no bound), tables, members.
+
+        ``reads``: groups whose tables it may pull from ("cluster": those of none). For members of
+        no group.
+        """
         asked = GroupLimits(group, whole("mb", mb), whole("tables", tables), whole("members", members), list(reads))
         self._do(lambda: self._client.allow(asked)).result()
 
     def dissolve(self, group: str) -> None:
-        """Forget all tables of a group, which is not at work any more or is this member's own."""
+        """Delete all tables of a group that has no members, or is this member's own."""
         self._do(lambda: self._client.dissolve(group)).result()
 
     def groups(self) -> list[GroupLimits]:
-        """Those that were allowed something, and what."""
+        """The groups that have limits."""
         self._do(self._client.refresh).result()
         return list(self._client.session.view.groups)
 
     def save(self, seconds: float | None = None) -> None:
-        """Make a checkpoint of the run or store now; returns when it is on disk, and raises if it cannot be, or is not in so many seconds."""
+        """Make a checkpoint; returns when it is on disk. Raises if that fails or takes longer."""
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
         if seconds is not None and not number:
             raise Invalid(f"save({seconds!r}): give how many seconds to wait at most, or nothing")
         self._do(self._client.save).result(seconds)
 
     def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
-        """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``void=``, ``after=[tasks]``.
+        """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``after=``.
 
-        Arrays are not copied: leave keys and values as they are until the push is done, or half of it may be of the new ones."""
+        Arrays are not copied: do not change keys and values until the push is done. ``void=``
+        fills a slot with nothing.
+        """
         return self._on_table(table, lambda: self._client.push(table, keys, values, **settings))
 
     def pull(self, table: str, keys: Any, **settings: Any) -> Task:
-        """The rows of these keys (a list, an array, a slice or a KeyRange): ``clock=``, ``slot=``, ``after=[tasks]``.
+        """The rows of these keys (list, array, slice, KeyRange): ``clock=``, ``slot=``, ``after=``.
 
-        ``exact=True``: as float32 also where the table's ``wire`` is shorter."""
+        ``exact=True``: as float32 also where the table's ``wire`` is shorter.
+        """
         return self._on_table(table, lambda: self._client.pull(table, keys, **settings))
 
     def push_pull(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
-        """Count these values and bring the new ones back, in one trip; settings as for push and pull."""
+        """Count these values and return the new ones; settings as for push and pull."""
         return self._on_table(table, lambda: self._client.push_pull(table, keys, values, **settings))
 
     def call(self, table: str, keys: Any, question: Question | str, **settings: Any) -> Task:
-        """Ask a question of a range of keys (``slice(None)``: all), where the rows are: "count", "norms", "nonzeros", "top",
-        "histogram", "overview", or a function of your own under ``@shoal.question()``; ``servers=[...]``, ``after=[tasks]``."""
+        """Run a query over a range of keys (``slice(None)``: all), where the rows are.
+
+        "count", "norms", "nonzeros", "top", "histogram", "overview", or a function of your own
+        under ``@shoal.question()``; ``servers=[...]``, ``after=[tasks]``.
+        """
         return self._on_table(table, lambda: self._client.call(table, keys, question, **settings))
 
     def flush(self, table: str, **settings: Any) -> Task:
-        """Push what the table's filters have left for later, whole; ``after=[tasks]``."""
+        """Push what the table's filters hold back, unfiltered; ``after=[tasks]``."""
         return self._on_table(table, lambda: self._client.flush(table, **settings))
 
     def park(self, **settings: Any) -> Task:
-        """Nothing to do: nobody waits for this worker until its next pull."""
+        """This worker has nothing to do: nobody waits for it until its next pull."""
         return self._do(lambda: self._client.park(**settings))
 
     def stats(self, table: str) -> dict[str, Any]:
-        """Rows, bytes, versions, what was counted, repeated, held, refused, and how stale it was."""
+        """Rows, bytes, versions; what was counted, repeated, held, refused; staleness."""
         facts: dict[str, Any] = self._on_table(table, lambda: self._client.stats(table)).result()
         return facts
 
     def wait(self, tasks: Task | Sequence[Task], timeout: float | None = None) -> None:
-        """Until all of them are done; raises the first error among them."""
+        """Wait until all tasks are done; raises the first error among them."""
         tasks = (tasks,) if isinstance(tasks, Task) else tasks
         deadline = None if timeout is None else time.monotonic() + timeout
         for task in tasks:
@@ -180,7 +190,7 @@ class KV:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Leave the cluster, once all that was pushed is counted; what is not, for 2 s, fails with Closed, and that is said."""
+        """Leave the cluster once all pushes are counted; those that stall fail with Closed."""
         self._close(drain=True)
 
     def abandon(self) -> None:
@@ -197,7 +207,7 @@ class KV:
             self._end()
 
     def _drain(self) -> None:
-        """Until every push is counted, as long as one after the other is; what others push from now on is not waited for."""
+        """Wait for the pushes under way, as long as they make progress."""
         last, ours = time.monotonic(), set(map(id, begun := self._held_still(self._client.dispatcher.pushes)))
         while begun and (
             tasks := [task for task in self._held_still(self._client.dispatcher.pushes) if id(task) in ours]
@@ -218,11 +228,11 @@ class KV:
             )
 
     def _held_still(self, look: Callable[[], _Seen]) -> _Seen:
-        """Look at the client while nobody turns its loop."""
+        """Read the client's state while nobody runs its loop."""
         self._users.add(threading.get_ident())
         try:
             if self._in_background:
-                self._loop.transport.wake()  # it sees that a user waits, and gives the loop up
+                self._loop.transport.wake()  # it sees the user and releases the loop
             with self._turning:
                 return look()
         finally:
@@ -261,12 +271,12 @@ class KV:
     def _on_table(self, table: str, call: Callable[[], Task]) -> Task:
         try:
             return self._do(call)
-        except UnknownTable:  # made by somebody else a moment ago, perhaps
+        except UnknownTable:  # another client may have just made it
             self._do(self._client.refresh).result()
             return self._do(call)
 
     def _do(self, call: Callable[[], Task]) -> Task:
-        """Make a call ready in this thread, and have it sent by whoever has the loop."""
+        """Prepare a call in this thread; the thread that has the loop sends it."""
         self._check_open()
         task = call()
         task._waiter = self._wait
@@ -305,7 +315,7 @@ class KV:
                     self._release()
                 else:
                     if self._in_background:
-                        self._loop.transport.wake()  # it sees that a user waits, and gives the loop up
+                        self._loop.transport.wake()  # it sees the user and releases the loop
                     with self._changed:
                         if not task.done:
                             self._changed.wait(0.002)
@@ -317,7 +327,7 @@ class KV:
             self._release()
 
     def _over(self) -> str:
-        """Why this client can do nothing any more; empty if it can."""
+        """Why this client cannot be used any more; empty if it can."""
         if os.getpid() != self._pid:
             return f"client {self.name} belongs to process {self._pid}: after a fork, shoal.connect(cluster.address)"
         if (ended := self._alive()) != "":
@@ -331,14 +341,14 @@ class KV:
             raise Closed(ended)
 
     def _interrupted(self, error: BaseException) -> None:
-        """Ctrl-C while waiting harms nothing; in the middle of the bookkeeping it leaves that in an unknown state."""
+        """Ctrl-C while waiting is harmless; in the middle of a loop turn the state is unknown."""
         if not isinstance(error, TimedOut) and self._turning._is_owned() and not self._loop.waiting:  # type: ignore[attr-defined]
             self._broken = (
                 f"client {self.name} was interrupted in the middle of a call: get another one from the cluster"
             )
 
     def _release(self) -> None:
-        """Let go of the loop, if this thread has it."""
+        """Release the loop, if this thread has it."""
         while self._turning._is_owned():  # type: ignore[attr-defined]
             self._last = time.monotonic()
             self._turning.release()
@@ -350,7 +360,7 @@ class KV:
                 self._changed.notify_all()
 
     def _turn_in_background(self) -> float:
-        """One turn, if no user is at it; how long to stay away otherwise."""
+        """One turn of the loop if no user is at it; how long to stay away otherwise."""
         if self._users or time.monotonic() - self._last < _IDLE:
             return _IDLE
         if not self._turning.acquire(timeout=_IDLE):
@@ -367,9 +377,9 @@ class KV:
 
 
 def _close_all() -> None:
-    """The program ends: what it pushed, and never asked about, is counted."""
+    """At exit: wait for pushes that nobody waited for."""
     for kv in list(_open):
-        with contextlib.suppress(Exception):  # the next one is to be closed all the same
+        with contextlib.suppress(Exception):  # close the others, too
             kv.close()
 
 
@@ -377,7 +387,7 @@ atexit.register(_close_all)
 
 
 def _in_background(reference: weakref.ref[KV], closed: threading.Event) -> None:
-    """Holds the client by a weak reference: one that nobody has any more is closed, not kept alive by its own thread."""
+    """Run the loop through a weak reference, so that an unused client can be collected."""
     while not closed.is_set():
         kv = reference()
         if kv is None:
@@ -403,9 +413,9 @@ def connect(
 ) -> KV:
     """A client of a cluster that runs elsewhere, by the address of its coordinator.
 
-    As a member of a ``group`` it has tables of its own, under names that are nobody else's. Off this machine, and wherever there is a
-    key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS, or the usual one. ``insecure`` does without.
-    What this side sends in the clear has ``checksums``, unless that is false.
+    As a member of a ``group`` it has tables of its own names. On another machine, and if the
+    address has a key, this side needs one too: from the folder ``keys``, that of SHOAL_KEYS, or
+    the default. ``insecure`` does without. ``checksums`` protect what is sent in the clear.
     """
     from shoal.security.safety import Safety
 
@@ -414,7 +424,7 @@ def connect(
 
 
 def connect_by(safety: Safety, address: str, role: str = "client", name: str | None = None, group: str = "") -> KV:
-    """The same, with keys that are known."""
+    """The same, with known keys."""
     from shoal.wire.zmq import ZmqTransport
 
     name = member_name(name, group) if name else safety.named(f"{role}-{secrets.token_hex(4)}", role, group)
@@ -426,17 +436,17 @@ def connect_by(safety: Safety, address: str, role: str = "client", name: str | N
         raise
     try:
         return client_of(name, role, transport, group=group)
-    except Unanswered as error:  # nobody knows yet which coordinator is meant
+    except Unanswered as error:  # the name alone does not say which coordinator
         raise Unanswered(error.what, f"{error.node} at {parsed(address).plain}", error.seconds) from None
 
 
 def client_of(name: str, role: str, transport: Transport, ended: Callable[[], str] = lambda: "", group: str = "") -> KV:
-    """A member, once it is one; ``ended`` is the cluster's own word on whether it still is: empty, or why not."""
+    """A member, once it has joined; ``ended`` says why the cluster has ended, or ""."""
     return joined(KV(Worker(name, role, secrets.token_hex(8), secrets.randbits(32), group), transport, ended))
 
 
 def joined(kv: KV) -> KV:
-    """It, as soon as it is a member; closed, if it does not become one."""
+    """Wait until it has joined; closes it if it does not."""
     try:
         kv.joined((DEFAULT.silence + DEFAULT.resend_most) / limits.SECOND + 1)
     except BaseException:

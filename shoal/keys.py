@@ -1,8 +1,12 @@
-"""Keys, ranges of keys, and keys with their values: the one currency for weights, gradients, deltas, averages.
+"""Keys, ranges of keys, and keys with their values: the currency of weights and gradients.
 
-A key list is sorted and has no key twice. What a user hands in may be neither: ``tidy`` sorts it and adds up what
-stands under the same key, in the order given, and remembers how to undo that for the answers. Who uses the same
-keys again and again makes a ``KeyList`` of them.
+A key list is sorted and has no key twice. A user's keys may be neither: ``tidy`` sorts them and
+adds up what stands under the same key, in the order given, and remembers how to undo that for the
+answers. A ``KeyList`` is for keys that are used again and again.
+
+Hashed tables store ids spread evenly over 63 bits by a fixed bijection (``mixed``, ``unmixed``),
+so that ranges of equal length hold about equally many. Multiplying by an odd number and folding
+the upper half onto the lower are each one-to-one on 63 bits.
 """
 
 from __future__ import annotations
@@ -55,11 +59,11 @@ class KeyValues:
 
 
 class KeyList:
-    """Keys that will be used again: sorted, each once, and looked at only when the list is made.
+    """Keys that will be used again: sorted, each once, checked only when the list is made.
 
-    A server that was sent such a list knows it by a number from then on, so the second push or pull of it carries no keys, and
-    the rows need not be searched for. It is known as long as this object is there, so make it once and keep it; the
-    array is not to be written to.
+    A server that was sent such a list knows it by a number, so the second push or pull of it
+    carries no keys, and its rows need not be searched for. It is known as long as this object
+    exists: make it once and keep it. Do not write to its array.
     """
 
     __slots__ = ("__weakref__", "hashed", "keys", "last", "which")
@@ -72,16 +76,17 @@ class KeyList:
                 "with np.unique(keys)"
             )
         self.keys = array
-        self.which = next(_lists)  # no other list of this process has it
+        self.which = next(_lists)  # unique in this process
         self.last = int(array[-1]) if len(array) else -1
-        self.hashed: tuple[KeyList, npt.NDArray[np.intp] | None] | None = None  # as a hashed table orders them
+        # As a hashed table orders them.
+        self.hashed: tuple[KeyList, npt.NDArray[np.intp] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
 
 def as_range(keys: object, end: int | None = None) -> KeyRange | None:
-    """A KeyRange if that is what the user meant: a KeyRange, a slice, or a Python range. ``end`` is where keys end."""
+    """A KeyRange, a slice or a Python range as a KeyRange; else None. ``end`` is where keys end."""
     match keys:
         case KeyRange():
             return keys
@@ -95,7 +100,7 @@ def as_range(keys: object, end: int | None = None) -> KeyRange | None:
 
 
 def as_keys(keys: Any) -> Keys:
-    """Whole, non-negative numbers below 2^63 as an array of uint64; not sorted yet."""
+    """Integers from 0 to 2^63 - 1 as an array of uint64; not sorted yet."""
     array = np.asarray(keys)
     if array.ndim == 0:
         array = array.reshape(1)
@@ -114,7 +119,7 @@ def as_keys(keys: Any) -> Keys:
 
 
 def as_values(values: Any, rows: int, width: int) -> Values:
-    """A contiguous float32 array of ``rows`` rows; a one-wide table takes a flat one, a single number fills one row."""
+    """A contiguous float32 array of ``rows`` rows; refuses values that are not finite."""
     if isinstance(values, np.ma.MaskedArray):
         raise BadValues("values are masked: say what stands in for what is missing, with .filled(0)")
     array = np.asarray(values)
@@ -124,7 +129,7 @@ def as_values(values: Any, rows: int, width: int) -> Values:
         shape = f"({rows},)" if width == 1 else f"({rows}, {width})"
         raise BadValues(f"values have shape {array.shape}: these keys need {shape}")
     if array.dtype != np.float32:
-        with np.errstate(over="ignore"):  # what does not fit float32 becomes infinite, and is refused below
+        with np.errstate(over="ignore"):  # too large becomes infinite: refused below
             array = array.astype(np.float32)
     flat: Values = np.ascontiguousarray(array).reshape(rows, width)
     if not np.isfinite(flat).all():
@@ -138,7 +143,10 @@ def is_sorted(keys: Keys) -> bool:
 
 
 def distinct(keys: Keys) -> Keys:
-    """The same keys in order, each once. (numpy's own ``unique`` goes through a hash table from 2.3 on: five to fifteen times as long.)"""
+    """The same keys in order, each once.
+
+    numpy's own ``unique`` uses a hash table from 2.3 on: five to fifteen times slower.
+    """
     ordered = np.sort(keys)
     if len(ordered) < 2:
         return ordered
@@ -150,7 +158,7 @@ def distinct(keys: Keys) -> Keys:
 
 
 def tidy(keys: Keys) -> tuple[Keys, npt.NDArray[np.intp] | None]:
-    """Sorted keys without repeats, and for each given key its place among them (None if nothing had to change)."""
+    """Sorted keys without repeats, and each given key's place in them (None: no change)."""
     if is_sorted(keys):
         return keys, None
     unique, places = np.unique(keys, return_inverse=True)
@@ -158,10 +166,10 @@ def tidy(keys: Keys) -> tuple[Keys, npt.NDArray[np.intp] | None]:
 
 
 def add_up(values: Values, places: npt.NDArray[np.intp], rows: int) -> Values:
-    """Rows that go to the same place are added in the order given."""
+    """Add rows that go to the same place, in the order given."""
     total = np.zeros((rows, values.shape[1]), np.float64)
     np.add.at(total, places, values)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and the caller refuses it
+    with np.errstate(over="ignore"):  # too large becomes infinite: refused by the caller
         summed: Values = total.astype(np.float32)
     return summed
 
@@ -181,7 +189,7 @@ def mixed(ids: Keys) -> Keys:
 
 
 def as_hashed(keys: KeyList) -> tuple[KeyList, npt.NDArray[np.intp] | None]:
-    """The same list as a hashed table has it, in the order that it has there, and the place of each key; made once."""
+    """The same list in a hashed table's order, and the place of each key; made once."""
     if keys.hashed is None:
         listed, places = tidy(mixed(keys.keys))
         keys.hashed = KeyList(listed), places
@@ -191,13 +199,13 @@ def as_hashed(keys: KeyList) -> tuple[KeyList, npt.NDArray[np.intp] | None]:
 def unmixed(keys: Keys) -> Keys:
     ids = keys
     for inverse in reversed(_INVERSES):
-        ids = ids ^ (ids >> _HALF)  # its own inverse: the shift is more than half of 63
+        ids = ids ^ (ids >> _HALF)  # its own inverse, since the shift is over half of 63
         ids = (ids * inverse) & _MASK
     return ids
 
 
 def joined(segments: Iterable[KeyRange]) -> list[KeyRange]:
-    """The same keys, those side by side as one range."""
+    """The same keys, with adjacent ranges joined. Ranges are sorted and disjoint."""
     runs: list[KeyRange] = []
     for one in segments:
         if runs and runs[-1].stop == one.start:
@@ -208,7 +216,7 @@ def joined(segments: Iterable[KeyRange]) -> list[KeyRange]:
 
 
 def without(these: Iterable[KeyRange], those: Iterable[KeyRange]) -> list[KeyRange]:
-    """The keys of these ranges that are in none of those, however they are cut; all of them are sorted."""
+    """The keys of these ranges that are in none of those, however both are cut."""
     left: list[KeyRange] = []
     others = joined(those)
     for one in joined(these):
@@ -225,7 +233,7 @@ def without(these: Iterable[KeyRange], those: Iterable[KeyRange]) -> list[KeyRan
 
 
 def shared(these: Sequence[KeyRange], those: Sequence[KeyRange]) -> Iterator[tuple[int, int, KeyRange]]:
-    """The keys that are in both, range by range: which one of these it is, and which one of those."""
+    """The keys in both, range by range: index in these, index in those, and the range."""
     at = 0
     for i, one in enumerate(these):
         while at < len(those) and those[at].stop <= one.start:

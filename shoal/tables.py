@@ -1,23 +1,25 @@
 """A table, described: what a user asks for, what travels, what a server builds.
 
     Dense(rows=7_840)                         indices 0..rows
-    Sparse(keys=1_000_000)                    ids below N; rows are born at their first push
-    Sparse(hashed=True)                       any 63-bit id; the client mixes ids so that they spread evenly
+    Sparse(keys=1_000_000)                    ids below N; rows are created at their first push
+    Sparse(hashed=True)                       any 63-bit id; hashed, so that ids spread evenly
 
-Consistency is two settings, and the famous names are points:
+Consistency is two settings:
 
     apply=Step(slots=m), max_delay=0          sync: one update per step of m slots
-    apply=Each(), max_delay=k                 bounded delay: at most k steps ahead of the slowest worker
+    apply=Each(), max_delay=k                 bounded delay: at most k steps ahead of the slowest
     apply=Each(), max_delay=None              asynchronous: never wait
 
-A push may bring several numbers for each weight, ``pushed`` of them, where its rule takes as many: a gradient and a curvature, say.
-``filters`` make what travels lighter, in order, and are undone where it arrives (``shoal.filters``). In a sparse table a key that was pushed
-fewer than ``admit`` times has no row yet, and with ``evict`` rows that returned to zero are let go.
+A push may bring several numbers per weight, ``pushed`` of them, if its rule takes as many: a
+gradient and a curvature, say. ``filters`` compress what travels (``shoal.filters``). In a sparse
+table a key gets a row at its ``admit``-th push, and with ``evict`` rows that are zero again are
+dropped.
 
-Values travel as float32, or in half the bytes: ``wire="bfloat16"`` (two digits, all of float32's range) or ``"float16"`` (three
-digits, up to 65,504). Rows, sums and copies are float32 all the same: only what a client pushes and pulls is rounded.
+Values travel as float32, or in half the bytes: ``wire="bfloat16"`` (two digits, the range of
+float32) or ``"float16"`` (three digits, up to 65,504). Rows, sums and replicas are float32: only
+what a client pushes and pulls is rounded.
 
-These are descriptions only. ``store/`` gives them life.
+These are descriptions only; ``store/`` implements them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from shoal.limits import ADMIT, GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, PUSHED, SLOT
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rule that servers know by name, and its settings. Only these two travel, never code."""
+    """An update rule that servers know by name, and its settings. Code never travels."""
 
     name: str
     settings: dict[str, float] = {}
@@ -52,7 +54,7 @@ class Constant(msgspec.Struct, frozen=True, tag="constant", forbid_unknown_field
 
 
 class Uniform(msgspec.Struct, frozen=True, tag="uniform", forbid_unknown_fields=True):
-    """Weights drawn evenly from [low, high), from the key and the seed alone, so that every server agrees."""
+    """Weights drawn evenly from [low, high), from key and seed alone: every server agrees."""
 
     low: float = -0.05
     high: float = 0.05
@@ -60,16 +62,17 @@ class Uniform(msgspec.Struct, frozen=True, tag="uniform", forbid_unknown_fields=
 
 
 class Normal(msgspec.Struct, frozen=True, tag="normal", forbid_unknown_fields=True):
-    """Weights drawn from a normal distribution, from the key and the seed alone."""
+    """Weights drawn from a normal distribution, from key and seed alone."""
 
     deviation: float = 0.01
     seed: int = 0
 
 
 class Given(msgspec.Struct, frozen=True, tag="given", forbid_unknown_fields=True):
-    """Weights of a dense table as a file has them, which every server reads: float32, little-endian, row after row.
+    """Initial weights of a dense table from a file, which every server reads.
 
-    ``about`` says what they are, to whoever joins later: a module's parameters differ from node to node if this does.
+    float32, little-endian, row after row. ``about`` describes them for nodes that join later: a
+    module's parameters differ from node to node if this does.
     """
 
     path: str
@@ -83,7 +86,7 @@ Initial = Constant | Uniform | Normal | Given
 class Each(msgspec.Struct, frozen=True, tag="each", forbid_unknown_fields=True):
     """A push is counted on arrival."""
 
-    damp_above: int | None = None  # a gradient this many updates stale counts whole; one twice as stale counts half
+    damp_above: int | None = None  # gradients staler than this are scaled down
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
@@ -97,7 +100,7 @@ class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
         return None if self.slots_per_pass is None else -(-self.slots_per_pass // self.slots)
 
     def step_of(self, slot: tuple[int, int]) -> int:
-        """The step, counted over all passes, to which a slot (pass, number) belongs."""
+        """The step, counted over all passes, that a slot (pass, number) belongs to."""
         of_pass, number = slot
         if number < 0 or of_pass < 0:
             raise Invalid(f"slot {slot}: pass and number are not negative")
@@ -128,7 +131,7 @@ Wire = Literal["float32", "float16", "bfloat16"]  # how values travel between cl
 
 
 class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True, kw_only=True):
-    """Rows 0..rows, all of them alive from the start."""
+    """Rows 0..rows, all of which exist from the start."""
 
     rows: int
     width: int = 1
@@ -150,12 +153,12 @@ class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True
 
     @property
     def push_width(self) -> int:
-        """Numbers in one row of a push: those of the first kind for all weights, then those of the second."""
+        """Numbers in one row of a push: the first kind for all weights, then the second."""
         return self.width * self.pushed
 
 
 class Sparse(msgspec.Struct, frozen=True, tag="sparse", forbid_unknown_fields=True, kw_only=True):
-    """Rows born at their first push. A key that was never pushed reads as its initial value."""
+    """Rows created at their first push. A key that was never pushed reads as its initial value."""
 
     keys: int | None = None
     hashed: bool = False
@@ -167,8 +170,8 @@ class Sparse(msgspec.Struct, frozen=True, tag="sparse", forbid_unknown_fields=Tr
     wire: Wire = "float32"
     pushed: int = 1
     filters: list[Filter] = []
-    admit: int = 0  # pushes of a key before it gets a row: those before are not applied
-    evict: bool = False  # rows whose weights are all zero again are let go, and their state with them
+    admit: int = 0  # pushes of a key until it gets a row; earlier ones are lost
+    evict: bool = False  # drop rows that are zero again, with their state
 
     @property
     def span(self) -> int:
@@ -183,7 +186,7 @@ Table = Dense | Sparse
 
 
 def checked(spec: Table) -> Table:
-    """The same description, with plain numbers for whatever counts as one; or Invalid with what is wrong in it."""
+    """The same description with plain numbers; Invalid says what is wrong in it."""
     spec = _plain(spec)
     if isinstance(spec, Sparse):
         if isinstance(spec.initial, Given):
@@ -220,7 +223,7 @@ def checked(spec: Table) -> Table:
 
 
 def _check_rare(spec: Sparse) -> None:
-    """Who gets a row, and who loses it."""
+    """Check who gets a row, and who loses it."""
     if not 0 <= spec.admit <= ADMIT:
         raise Invalid(f"admit={spec.admit}: a key gets a row at its n-th push, n from 0 (at once) to {ADMIT}")
     if spec.evict and not (isinstance(spec.initial, Constant) and spec.initial.value == 0):
@@ -263,9 +266,9 @@ def _plain(spec: Table) -> Table:
         raise Invalid(f"wire={spec.wire!r}: needs one of {', '.join(map(repr, get_args(Wire)))}")
     try:
         plain = msgspec.convert(msgspec.to_builtins(spec, enc_hook=_number), type(spec))
-        msgspec.msgpack.encode(plain)  # what does not fit a message is not a description
+        msgspec.msgpack.encode(plain)  # it must fit a message
         return plain
-    except UnicodeEncodeError as error:  # of a file's name that is no UTF-8, say
+    except UnicodeEncodeError as error:  # a file name that is no UTF-8, say
         raise Invalid(
             f"{type(spec).__name__}: {error.object[:100]!r} is no text that can travel: take another"
         ) from None
@@ -274,7 +277,7 @@ def _plain(spec: Table) -> Table:
 
 
 def _number(value: object) -> int | float:
-    """Numbers of numpy's, and of whoever else follows the protocols."""
+    """Numbers of numpy, and of other types that follow the protocols."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -282,7 +285,7 @@ def _number(value: object) -> int | float:
 
 
 def whole(what: str, value: object, most: int = 1 << 53) -> int:
-    """A whole number from 0 to ``most``, whoever's; or Invalid."""
+    """An integer from 0 to ``most``, of any type; or Invalid."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

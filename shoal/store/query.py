@@ -1,23 +1,36 @@
-"""Questions: functions that only read, known by name, and run where the rows are.
+"""Queries: read-only functions, known by name, that run where the rows are.
 
     (keys, weights, settings) -> numbers, or (numbers, keys, values)
 
-Keys are uint64, weights float32, one row for each key; both are views of the server's own memory and cannot be written to. Settings
-are a named tuple of floats. What is found is small: some numbers, and some keys with values. A server hands its rows over in pieces;
-``join`` says how what was found in two places becomes one, and does so for pieces, and at the client for servers:
+Keys are uint64, weights float32, one row per key; both are read-only views of the server's memory.
+Settings are a named tuple of floats. A result is small: some numbers, and some keys with values. A
+server passes its rows in pieces; ``join`` says how two results become one, for pieces and, at the
+client, for servers:
 
     "sum" "min" "max"        number by number (a tuple has one word for each)
-    "largest"                keys with the largest values (by size, of their first value), as many as the setting ``k`` says
+    "largest"                keys with the largest first values by size, as many as setting ``k``
     a function               of a list of ``Found`` and the settings, to one ``Found``
 
-Otherwise keys are put one after another, and sorted in the end. ``finish`` makes of the whole what the caller gets. Only a question's name and
-settings travel, never code. A user's own, in a module that the servers are started with:
+Otherwise keys are concatenated, and sorted in the end. ``finish`` makes of the whole what the
+caller gets. Only a query's name and settings travel, never code. A user's own, in a module that
+the servers are started with:
 
     @shoal.question(join="sum", above=0.5)
     def heavy(keys, weights, settings):
         return (abs(weights) > settings.above).sum()
 
     kv.call("w", slice(None), heavy, above=1.0).result().numbers[0]
+
+Built in:
+
+    count        rows
+    norms        l1, l2, largest (by size)
+    nonzeros     weights, nonzero, negative
+    top          the k largest nonzero weights: (key, place in its row, weight), largest first
+    histogram    how many weights are how large, in bins between powers of two, by sign
+    overview     all but ``top`` in one go
+
+A row of a sparse table that was never pushed does not exist, and is not counted.
 """
 
 from __future__ import annotations
@@ -49,12 +62,12 @@ Function = Callable[[Any, Any, Any], Any]
 
 _named_tuple: Any = namedtuple  # type checkers want its fields written out
 _BY_NUMBER = {"sum": np.add, "min": np.minimum, "max": np.maximum}
-_TAKEN = ("servers", "after")  # what a call has besides its settings
+_TAKEN = ("servers", "after")  # parameters of a call itself
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """What a question found: numbers, and keys with a row of values each. Where there are no rows there is nothing of either."""
+    """What a query found: numbers, and keys with a row of values each; empty without rows."""
 
     numbers: Numbers = field(default_factory=lambda: np.empty(0))
     keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -69,18 +82,18 @@ Join = str | tuple[str, ...] | Callable[[list[Found], Any], Found]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A function, how what it finds is put together, and its settings with their defaults."""
+    """A function, how its results are joined, and its settings with their defaults."""
 
     name: str
     function: Function
     join: Join = "sum"
     defaults: Mapping[str, float] = field(default_factory=dict)
     finish: Callable[[Found, Any], Any] | None = None
-    keys: bool = True  # False: it does not look at keys, and gets None
-    own: bool = False  # shoal's own: as long as its rows are many
+    keys: bool = True  # False: it gets None for keys
+    own: bool = False  # shoal's own
 
     def settings(self, given: Mapping[str, float]) -> Any:
-        """The named tuple that the function takes: the defaults, with what was given in their place."""
+        """The named tuple that the function takes: the defaults, overridden by what was given."""
         for name, value in given.items():
             if name not in self.defaults:
                 raise Invalid(f"question {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
@@ -91,13 +104,13 @@ class Question:
         return _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
 
     def ask(self, pieces: Iterable[tuple[Keys | None, Values]], settings: Any) -> Found:
-        """Of all these rows; Invalid, with what went wrong and where, if the function fails or what it found is no answer."""
+        """Run it over all these rows; Invalid if the function fails or returns no result."""
         whole = Found()
         try:
             for keys, weights in pieces:
                 found = as_found(self.function(keys, weights, settings))
                 whole = self.joined([whole, found], settings)
-        except BaseException as error:  # whatever it does, the server goes on
+        except BaseException as error:  # the server goes on
             if ends_us(error):
                 raise
             if isinstance(error, Invalid):
@@ -106,7 +119,7 @@ class Question:
         return whole
 
     def joined(self, found: Sequence[Found], settings: Any) -> Found:
-        """All of it as one. What found nothing, since there were no rows, has no say."""
+        """All results as one; empty ones do not count."""
         some = [one for one in found if one]
         if not some:
             return Found()
@@ -153,7 +166,7 @@ class Question:
 def question(
     *, join: Join = "sum", finish: Callable[[Found, Any], Any] | None = None, keys: bool = True, **settings: float
 ) -> Callable[[Function], Question]:
-    """Register a function as a question under its own name."""
+    """Register a function as a query under its own name."""
     for name, value in settings.items():
         check_number(f"{name}={value!r}", value)
         check_setting(name)
@@ -181,7 +194,7 @@ def question(
 
 
 def question_named(name: str) -> Question:
-    """The one that this process knows by that name."""
+    """The query that this process knows by that name."""
     known = _all()
     if name not in known:
         raise Invalid(
@@ -303,9 +316,9 @@ def _nonzeros(keys: None, weights: Values, settings: Any) -> list[int]:
 def _top(keys: Keys, weights: Values, settings: Any) -> tuple[tuple[()], Keys, Values]:
     width = weights.shape[1]
     size = np.abs(weights).reshape(-1)
-    size[np.isnan(size)] = np.inf  # what has gone wrong is shown first
+    size[np.isnan(size)] = np.inf  # NaN is shown first
     k = min(int(settings.k), len(size))
-    # So large are k at least, one in each block.
+    # At least k are this large: one per block.
     bound = size[: len(size) // k * k].reshape(k, -1).max(axis=1).min()
     some = np.flatnonzero(size >= bound) if bound > 0 else np.flatnonzero(size)
     if len(some) > k:
@@ -320,7 +333,7 @@ def _top(keys: Keys, weights: Values, settings: Any) -> tuple[tuple[()], Keys, V
 
 
 def _histogram(keys: None, weights: Values, settings: Any) -> Numbers:
-    """By sign and exponent as the bits have them, zeros beside: exact, and no logarithm."""
+    """By sign and exponent as the bits have them, zeros apart: exact, and no logarithm."""
     bits = np.ascontiguousarray(weights).view(np.uint32).reshape(-1)
     counts = np.bincount((bits >> np.uint32(23)).astype(np.int64), minlength=_CODES).astype(np.float64)
     return np.append(counts, [np.count_nonzero(bits == 0), np.count_nonzero(bits == _MINUS_ZERO)])
@@ -353,10 +366,10 @@ def _as_top(found: Found, settings: Any) -> list[tuple[int, int, float]]:
 
 
 def _as_histogram(found: Found, settings: Any) -> dict[str, Any]:
-    """``negative[i]`` and ``positive[i]`` weights are of a size from ``edges[i]`` up to ``edges[i + 1]``."""
+    """``negative[i]`` and ``positive[i]`` weights are from ``edges[i]`` up to ``edges[i + 1]``."""
     counts = _filled(found.numbers, _CODES + 2).astype(np.int64)
     zeros, positive, negative = counts[_CODES:], counts[:_EXPONENTS].copy(), counts[_EXPONENTS:_CODES].copy()
-    strange = int(positive[-1] + negative[-1])  # infinite, or no number
+    strange = int(positive[-1] + negative[-1])  # infinite or NaN
     positive[-1] = negative[-1] = 0
     # They stand in the lowest bin, with what is smaller than all normal numbers.
     positive[0] -= zeros[0]
@@ -386,7 +399,7 @@ def _as_overview(found: Found, settings: Any) -> dict[str, Any]:
 
 
 def _filled(numbers: Numbers, count: int) -> Numbers:
-    """Of a table without rows everything is 0."""
+    """Zeros for a table without rows."""
     return numbers if len(numbers) else np.zeros(count)
 
 

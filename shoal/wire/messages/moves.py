@@ -1,11 +1,11 @@
-"""How servers come and go while everything goes on: what is said about it. Part of the page that ``messages`` is.
+"""Messages about servers that join and leave, and about segments that move.
 
-A segment changes hands in four stages, and only the coordinator begins or ends one:
+A segment moves in four stages, and only the coordinator begins or ends one:
 
-    named      the place says who is being ``filling`` it, and ``instead`` of whom
-    copied     the owner goes on serving, and sends an image and then every change (``Fill``, ``Append``)
-    full       from here on the owner counts nothing that the newcomer has not (``Full``)
-    handed     a new view puts the newcomer into the other's place; it opens, and says so (``Opened``)
+    named      the placement says which server is ``filling``, and ``instead`` of which
+    copied     the owner keeps serving; sends an image, then every change (``Fill``, ``Append``)
+    full       from here on the owner counts nothing that the newcomer lacks (``Full``)
+    handed     a new view replaces the owner; the newcomer serves, and says so (``Opened``)
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = [
 
 
 class Drain(Message, frozen=True, tag="drain"):
-    """A member to coordinator: "let that node go, once others have what it holds or was dealt"."""
+    """Any member to coordinator: "let that node leave, once others have what it holds"."""
 
     request: int
     name: str
 
 
 class Release(Message, frozen=True, tag="release"):
-    """Coordinator to a node that is leaving: "nobody needs you any more: go"."""
+    """Coordinator to a node that is leaving: "nobody needs you any more"."""
 
     incarnation: Count
 
@@ -45,7 +45,7 @@ class Opened(Message, frozen=True, tag="opened"):
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """A segment on its way, as the coordinator knows it."""
+    """A segment that is moving, as the coordinator knows it."""
 
     table: str
     segment: Count

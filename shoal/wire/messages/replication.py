@@ -1,7 +1,7 @@
-"""What servers say to each other about copies, and to the coordinator about copies and checkpoints.
+"""What servers tell each other about replicas, and the coordinator about checkpoints.
 
-A ``ReplicatedChange`` is one entry of a primary's log; ``SegmentBooks`` are all that is known of a segment besides its rows. Part of the page
-that ``messages`` is.
+A ``ReplicatedChange`` is one entry of a primary's log; ``SegmentBooks`` are all that is known of a
+segment besides its rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class ReplicatedChange(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that happened to the segments of a server, in the order of its log: what a backup does after it."""
+    """One change to the segments of a server, in the order of its log."""
 
     seq: Count
     kind: str  # push, step, tick, enter, park, evict
@@ -63,10 +63,11 @@ class ReplicatedChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers that are counted: all below the mark, and those whose bit is set, from the mark on."""
+    """Counted numbers: all below the mark, and those whose bit is set, from the mark on."""
 
     mark: Count
-    bits: Annotated[bytes, msgspec.Meta(max_length=LEDGER_WINDOW // 8 + 8)] = b""  # as many as it takes
+    # As many as it takes.
+    bits: Annotated[bytes, msgspec.Meta(max_length=LEDGER_WINDOW // 8 + 8)] = b""
 
     @classmethod
     def of(cls, mark: int, numbers: Iterable[int]) -> Counts:
@@ -102,7 +103,7 @@ class SegmentBooks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Append(Message, frozen=True, tag="append"):
-    """Primary to backup: "record these, in this order; all up to ``committed`` are on all copies"."""
+    """Primary to backup: "record these in order; all up to ``committed`` are on all replicas"."""
 
     frames: ClassVar[str] = "KV"
 
@@ -125,7 +126,7 @@ class Appended(Message, frozen=True, tag="appended"):
 
 
 class Fill(Message, frozen=True, tag="fill"):
-    """Primary to a server that is to become a backup: "this is a piece of that segment, as it was after this change"."""
+    """Primary to a future backup: "a piece of that segment, as it was after this change"."""
 
     frames: ClassVar[str] = "KV"
 
@@ -139,12 +140,12 @@ class Fill(Message, frozen=True, tag="fill"):
     piece: Count
     pieces: Count
     rows: Count  # in this piece, ...
-    words: Count  # ... and floats in each: what was cut short on its way is not taken
+    words: Count  # ... and floats in each, to detect damage
     books: SegmentBooks | None = None  # with the first piece
 
 
 class Filled(Message, frozen=True, tag="filled"):
-    """Who is filled to the primary: "I have that piece"."""
+    """A server being filled to the primary: "I have that piece"."""
 
     table: Count
     incarnation: Count  # of the primary
@@ -155,7 +156,7 @@ class Filled(Message, frozen=True, tag="filled"):
 
 
 class Level(Message, frozen=True, tag="level"):
-    """New primary to another survivor: "of the last primary's changes I have these; what have you?"."""
+    """New primary to another survivor: "of the last primary's changes I have these; and you?"."""
 
     table: Count
     view: Count
@@ -163,7 +164,7 @@ class Level(Message, frozen=True, tag="level"):
     to: Count
     segments: list[int]
     seqs: list[Count]
-    of: Count = 0  # the incarnation of the last primary: whose log they are numbers of
+    of: Count = 0  # incarnation of the last primary, whose log it is
 
 
 class Levels(Message, frozen=True, tag="levels"):
@@ -180,7 +181,7 @@ class Levels(Message, frozen=True, tag="levels"):
 
 
 class Adopt(Message, frozen=True, tag="adopt"):
-    """New primary to survivor: "with these you are level; from here on follow my changes after ``seq``"."""
+    """New primary to survivor: "with these you are level; follow my changes after ``seq``"."""
 
     frames: ClassVar[str] = "KV"
 
@@ -211,7 +212,7 @@ class Shrink(Message, frozen=True, tag="shrink"):
 
 
 class Full(Message, frozen=True, tag="full"):
-    """Primary to coordinator: "that server has all of these segments now: it may be a member of their sets"."""
+    """Primary to coordinator: "that server has all of these segments: it may join their sets"."""
 
     incarnation: Count
     table: Count
@@ -222,7 +223,7 @@ class Full(Message, frozen=True, tag="full"):
 
 
 class Snap(Message, frozen=True, tag="snap"):
-    """Coordinator to server: "write your segments of this table to that folder, as they are after so many steps"."""
+    """Coordinator to server: "write your segments of this table there, after so many steps"."""
 
     number: Count  # of the checkpoint
     table: Count

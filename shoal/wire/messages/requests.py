@@ -1,4 +1,4 @@
-"""What clients ask of servers, and how they are answered. Part of the page that ``messages`` is."""
+"""What clients ask of servers, and how servers answer."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ __all__ = [
 
 
 class Push(Message, frozen=True, tag="push"):
-    """Client to server: "count this gradient for your segments from ``first`` to ``last``, once"."""
+    """Client to server: "count this gradient for your segments ``first`` to ``last``"."""
 
-    frames: ClassVar[str] = "KKV"  # the keys to pull instead, if any; the pushed keys, if they are no range; values
+    frames: ClassVar[str] = "KKV"  # keys to pull instead, pushed keys unless a range, values
 
     request: int
     table: Count
@@ -45,24 +45,24 @@ class Push(Message, frozen=True, tag="push"):
     incarnation: Count
     stream: Signed  # a pass (0 and up), or minus the client's incarnation
     number: Count  # the slot, or the client's own counter
-    floor: Count  # client streams: all below this is over and never comes again
-    step: Count  # the worker's step that this ends, counted from 1; 0: not part of a step
-    entered: Count  # the clock at which this worker started: it has no steps up to there
-    spell: Count  # how often this worker has come back from parking
+    floor: Count  # client streams: numbers below this never come again
+    step: Count  # the worker's step that this ends, from 1; 0: none
+    entered: Count  # the clock at which this worker started
+    spell: Count  # how often this worker has returned from parking
     first: Count
     last: Count
     count: Count  # rows of values
     start: int = -1  # a range of keys instead of a list of them, if not negative
     stop: int = -1
-    read: list[Count] = []  # the versions its weights were read at, one for all segments or one for each
+    read: list[Count] = []  # versions its weights were read at: one, or one per segment
     void: bool = False  # an empty push in place of a slot that cannot be computed
-    pull: bool = False  # answer with the new values of the same keys, or of those that follow
+    pull: bool = False  # answer with the new values of these keys, or ``ahead``
     clock: Signed = NO_CLOCK  # of that pull
-    ahead: Signed = -1  # so many other keys stand before the pushed ones: pull these instead; -1: none are named
-    form: Wire = "float32"  # in which its values come, and those of the answer may
-    filtered: bool = False  # arrays went through the table's filters, and those of the answer may
-    handle: Count = 0  # a number for this list of keys, if not 0: remember it,
-    known: bool = False  # or: it stands for the keys that you know by it, and they are not here
+    ahead: Signed = -1  # so many other keys come first: pull these; -1: none
+    form: Wire = "float32"  # of its values, and allowed for the answer's
+    filtered: bool = False  # arrays went through filters; the answer's may
+    handle: Count = 0  # if not 0, the number of this key list: remember it,
+    known: bool = False  # or use the keys that you know by it
     crc: Count = 0  # of those keys
     ahead_handle: Count = 0  # the same, of the keys to pull instead
     ahead_known: bool = False
@@ -97,7 +97,7 @@ class Pull(Message, frozen=True, tag="pull"):
 
 
 class Call(Message, frozen=True, tag="call"):
-    """Client to server: "run this function, which you know by its name, over your rows in this range"."""
+    """Client to server: "run the function of this name over your rows in this range"."""
 
     request: int
     table: Count
@@ -128,7 +128,7 @@ class TableStatusRequest(Message, frozen=True, tag="ask"):
 
 
 class Values(Message, frozen=True, tag="values"):
-    """Server: "here they are" (and what was pushed with the question is counted)."""
+    """Server: "here they are" (and what was pushed with the request is counted)."""
 
     frames: ClassVar[str] = "KV"
 
@@ -154,13 +154,13 @@ class Called(Message, frozen=True, tag="called"):
 
 
 class Forgot(Message, frozen=True, tag="forgot"):
-    """Server: "I do not know these keys by that number: send them whole"."""
+    """Server: "I do not know these keys by that number: send the keys"."""
 
     request: int
 
 
 class Counted(Message, frozen=True, tag="counted"):
-    """Server: "counted" (``new``: by this very push, not before)."""
+    """Server: "counted" (``new``: by this push, not before)."""
 
     request: int
     new: bool
@@ -195,7 +195,7 @@ class Fence(Message, frozen=True, tag="fence"):
 
 
 class SegmentsMoved(Message, frozen=True, tag="moved"):
-    """Server: "not all of that is mine: look at this view or a newer one, and send it again"."""
+    """Server: "not all of that is mine: send it again by this view or a newer one"."""
 
     request: int
     view: Count
@@ -209,7 +209,7 @@ class Rollback(Message, frozen=True, tag="rollback"):
 
 
 class Busy(Message, frozen=True, tag="busy"):
-    """Server: "not now, and this is why: ask again after so many nanoseconds"."""
+    """Server: "not now, and this is why: try again after so many nanoseconds"."""
 
     request: int
     retry_after: int
@@ -220,7 +220,7 @@ class Refusal(Message, frozen=True, tag="no"):
     """Anyone: "no, and this is why; nothing was changed"."""
 
     request: int
-    kind: str  # keys, values, table, setting, question, version, full, disk, key (the caller's own: it is not let in)
+    kind: str  # keys, values, table, setting, question, version, full, disk, key (not let in)
     reason: str
 
 

@@ -1,9 +1,13 @@
-"""Who is here, and who holds what.
+"""Who is a member, and which servers hold which segments.
 
-    placement    a table's keys cut into segments, and each segment's servers chosen on a ring
+    placement          a table's keys cut into segments, and their servers chosen on a hash ring
+    roster             ``Roster``: members and tables behind the view; ``Assignment``: their replicas
+    rebalance          plans moves that even out segments and load; ``load_stats`` measures load
+    membership_client  a node's own side: hello, heartbeats, views
+    groups             what worker groups may do; ``move_settings``: what an operator may set
 
-Only the coordinator decides; everyone else is told. Nothing here sends, sleeps, reads the time or draws at random, so
-that every node that is given the same facts comes to the same answer.
+Only the coordinator decides; all others get the view. Nothing here sends, sleeps, reads the time or
+draws at random, so that all nodes with the same facts come to the same answer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Who may do what with whose tables, and how much of it: worker groups on one group of servers (Li et al., OSDI 2014, section 3).
+"""What worker groups may do on shared servers, and how much (Li et al., OSDI 2014).
 
-A member of a group makes, drops and pushes to tables of its own namespace only, and pulls from these and from those that the
-operator lets its group read. A member of no group is the cluster's own, or the operator's, and may do all. What a group may
-have is checked when a table is asked for or a member joins: bytes are those of the weights that a table may come to have, so
-that nothing has to be taken away later.
+A member of a group makes, drops and pushes to tables of its own namespace only, and pulls from
+these and from those that the operator lets its group read. A member of no group is the cluster's
+own, or the operator's, and may do all. What a group may have is checked when a table is asked for
+or a member joins: bytes are those of the weights that a table may come to have, so that nothing has
+to be taken away later.
 
-The coordinator asks before it changes anything, servers before they count or answer. Nothing here sends or decides when.
+The coordinator asks before it changes anything, servers before they count or answer. Nothing here
+sends or decides when.
 """
 
 from __future__ import annotations
@@ -149,7 +151,7 @@ def may_send_away(roster: Roster, sender: str, name: str) -> str:
 
 
 def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
-    """Its tables are gone; who else is a member of it, and has to go, too. Invalid if nobody knows it."""
+    """Drop a group's tables; its other members, who have to leave. Invalid if it is unknown."""
     members = [name for name, one in roster.people.items() if one.member.group == group]
     known = {namespace(name) for name in roster.tables} | {*roster.groups}
     if not members and group not in known:

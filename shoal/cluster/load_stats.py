@@ -1,11 +1,13 @@
-"""What the coordinator knows of how much is asked of each segment, as its owner told it last.
+"""The load of each segment, as its owner reported it last.
 
-What is known of a segment stays when it changes hands, until its new owner has watched it for a while: so nothing is moved twice for
-what was true before. Loads decide who holds what and nothing else, and are in no journal: whoever starts again is told anew.
+What is known of a segment stays when it changes hands, until its new owner has watched it for a
+while: so nothing is moved twice for what was true before. Loads decide who holds what and nothing
+else, and are in no journal: after a restart they are reported again.
 
-What one server tells is some seconds older than what another does, and both are chance in part. So something is done about a hot server
-only if it was the hottest for some tellings, all of them after the last change of who has what: its new owners have told by then, too. After
-every trade that takes twice as long (``LOAD_PATIENCE`` at most), until other servers are here: what is chance ends with a few trades.
+The reports of servers differ in age by seconds, and are noisy. So a hot server is relieved only if
+it was the hottest for some reports, all of them after the last move: by then the new owners have
+reported, too. After every trade that takes twice as long (up to ``LOAD_PATIENCE``), until the set
+of servers changes: trades by chance end soon.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class LoadStats:
     """Rows a second, by table's number and segment."""
 
     rates: dict[int, dict[int, float]] = field(default_factory=dict)
-    halves: dict[int, dict[int, int]] = field(default_factory=dict)  # the keys that cut hot segments' loads in two
+    halves: dict[int, dict[int, int]] = field(default_factory=dict)  # keys that halve a load
     _hot: str | None = None
     _since: int = 0  # when it became the hottest, or who has what changed
     _known: tuple[object, ...] = ()  # who is here, and who has what
@@ -51,7 +53,7 @@ class LoadStats:
     def is_time(
         self, now: int, servers: Sequence[str], tables: Mapping[str, TablePlaces], every: int = DEFAULT.load_every
     ) -> bool:
-        """Whether one of these servers has been asked for too much for so long that it is no chance; told ``every`` so often."""
+        """Whether a server has been hot for so long that it is no chance."""
         asked = self.by_server(tables)
         hot = hottest({name: asked.get(name, 0.0) for name in servers})
         here = sorted(servers)
@@ -74,7 +76,7 @@ class LoadStats:
                 del known[number]
 
     def was_split(self, table: int, segment: int) -> None:
-        """A segment is two now, and later ones have other numbers: each half has half of it until more is known."""
+        """A segment was split: later ones are renumbered, and each half gets half its load."""
         rates = self.rates.get(table, {})
         self.rates[table] = {number + (number > segment): rate for number, rate in rates.items()}
         if segment in rates:

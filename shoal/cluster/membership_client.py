@@ -1,7 +1,7 @@
-"""What every node but the coordinator does: say hello, keep the view, send heartbeats, join again when fenced.
+"""Membership of any node but the coordinator: hello, view, heartbeats, joining again.
 
-``MembershipClient`` is a part of a node's state machine. It answers for the greeting and tells its holder when a newer view
-came (``view``) or when this life is over (``fenced``).
+``MembershipClient`` is a part of a node's state machine. It answers for the greeting and tells its
+holder when a newer view came (``view``) or when this life is over (``fenced``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MembershipClient:
         self.view = NO_VIEW
         self.failed: dict[int, str] = {}
         self.group = ""  # of workers, if it belongs to one
-        self.loads: dict[int, dict[int, float]] = {}  # of a server: what the next heartbeat tells, once
+        self.loads: dict[int, dict[int, float]] = {}  # of a server: for the next heartbeat, once
         self.halves: dict[int, dict[int, int]] = {}
         self.reaches: set[str] = set()  # roles that this node sends to
         self.shown = 0  # the newest view that is in effect here; a server is in no hurry to say so
@@ -101,7 +101,7 @@ class MembershipClient:
                 return ViewChange(view=True), effects
             case m.View() if self.joined and self._newer(message):
                 if any(one.name == self.name and one.incarnation != self.incarnation for one in message.members):
-                    return ViewChange(fenced=True), self.rejoin(now)  # what it gives to our name is another's
+                    return ViewChange(fenced=True), self.rejoin(now)  # our name is another's
                 return ViewChange(view=True), self._take(message)
             case m.Fence(_, incarnation) if self.joined and incarnation == self.incarnation:
                 return ViewChange(fenced=True), self.rejoin(now)

@@ -13,7 +13,7 @@ from shoal.errors import Invalid
 class MoveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which segments move by themselves, and how fast."""
 
-    balance: Literal["load", "count", "none"] = "load"  # count: newcomers get their share; load: hot segments move, too
+    balance: Literal["load", "count", "none"] = "load"  # even counts; load: hot segments move, too
     mb_per_second: float = limits.MOVE_RATE / limits.MB  # that one server sends to those it fills
 
     def __post_init__(self) -> None:

@@ -1,18 +1,22 @@
 """Which keys make a segment, and which servers hold it.
 
-Servers and segments are points on one ring. A segment walks clockwise from its own point to the first server that has
-room, and its backups are the next distinct servers it meets that have room for those (consistent hashing with bounded loads,
-Mirrokni et al., SODA 2018). For primaries the bound is as tight as can be:
+Servers and segments are points on one ring. A segment walks clockwise from its own point to the
+first server that has room, and its backups are the next distinct servers it meets that have room
+for those (consistent hashing with bounded loads, Mirrokni et al., SODA 2018). For primaries the
+bound is as tight as can be:
 
     segments = q * servers + r      every server is primary of q segments, r of them of one more
 
-For first backups, second backups, ... it is half above the mean: copies that can stay where they are do so.
+For first backups, second backups, ... it is half above the mean: copies that can stay where they
+are do so.
 
-``move`` is the same walk after servers came or went, for those segments only that cannot stay; who holds a segment already is
-asked first. Placing a new table is the move from nowhere. ``backup_for`` finds one more server for one segment.
+``move`` is the same walk after servers came or went, for those segments only that cannot stay; who
+holds a segment already is asked first. Placing a new table is the move from nowhere. ``backup_for``
+finds one more server for one segment.
 
-The answer follows from the table's id, the segments' numbers and the servers' names alone, in whatever order the names
-are given: no randomness, no ``hash`` (it differs from process to process), no order taken from a set.
+The answer follows from the table's id, the segments' numbers and the servers' names alone, in
+whatever order the names are given: no randomness, no ``hash`` (it differs from process to process),
+no order taken from a set.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ Holders = tuple[str, ...]  # primary, backup, ...
 
 
 def segments_of(spec: Table, servers: int) -> list[KeyRange]:
-    """The table's key space, cut into near-equal ranges: 8 per server, more where a dense one would be too large."""
+    """A table's keys in near-equal ranges: 8 per server, more for large dense segments."""
     if servers < 1:
         raise Invalid(f"a table on {servers} servers: start at least one")
     count = SEGMENTS_PER_SERVER * servers
@@ -57,19 +61,20 @@ def segments_of(spec: Table, servers: int) -> list[KeyRange]:
 
 
 def place(table: int, segments: int, servers: Sequence[str], copies: int = 1) -> list[Holders]:
-    """For each segment of a new table its primary and backups; fewer where there are fewer servers than copies."""
+    """Primary and backups of each segment of a new table; as many as there are servers."""
     return move(table, [()] * segments, servers, copies)
 
 
 def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int = 1) -> list[Holders]:
-    """The placement after servers came or went. Who holds a segment goes on, unless it left or is over the bound."""
+    """The placement after servers joined or left: holders stay, unless over the bound."""
     if not servers or copies < 1:
         raise Invalid(f"{copies} copies on {len(servers)} servers: needs at least one of each")
     ring = _ring(tuple(sorted(servers)))
     new: list[list[str]] = [[] for _ in old]
     for rank in range(min(copies, len(servers))):
         room = _Capacity.for_primaries(servers, len(old)) if rank == 0 else _Capacity.for_backups(servers, len(old))
-        # All that can stay do so before anyone moves: a newcomer must not push out one who had the place.
+        # All that can stay do so before anyone moves: a newcomer must not push out one who had the
+        # place.
         for stays in (_stays, _kept):
             for names, holders in zip(new, old, strict=True):
                 if len(names) == rank:
@@ -95,8 +100,8 @@ def backup_for(
 ) -> str:
     """The next server on the ring that could hold this segment, too; empty if there is none.
 
-    ``loads`` says how many segments each server holds or is being given: who has its share is passed by, as long as another
-    has not.
+    ``loads`` says how many segments each server holds or is being given: who has its share is
+    passed by, as long as another has not.
     """
     loads = loads or {}
     names = tuple(sorted(servers))
@@ -134,7 +139,7 @@ class _Capacity:
         return True
 
     def take_first(self, walk: Iterator[str]) -> str:
-        """The first that has room; if all who have any hold the segment already, the one with the fewest."""
+        """The first that has room; if none that lacks the segment has, the least loaded."""
         met: dict[str, None] = {}
         for name in walk:
             if name not in met and self.take(name):
@@ -146,7 +151,7 @@ class _Capacity:
 
 
 class HashRing:
-    """The servers' points in order; each server has many, so that its neighbours are all the others."""
+    """The servers' points in order; each has many, so that all others are its neighbours."""
 
     def __init__(self, servers: Sequence[str]) -> None:
         points = sorted((point(f"server {name} {i}"), name) for name in servers for i in range(POINTS_PER_SERVER))
@@ -154,7 +159,7 @@ class HashRing:
         self._names = [name for _, name in points]
 
     def walk(self, table: int, segment: int) -> Iterator[str]:
-        """Once round the ring from the segment's point; a server comes by once for each of its points."""
+        """Once round the ring from the segment's point; each server once for each point."""
         start = bisect_left(self._at, point(f"segment {table} {segment}"))
         for i in range(len(self._names)):
             yield self._names[(start + i) % len(self._names)]
@@ -170,7 +175,12 @@ def point(text: str) -> int:
 
 
 def halved(table: TablePlaces, segment: int, at: int, view: int) -> TablePlaces:
-    """The table with this segment cut at that key, by the view of that number."""
+    """The table with this segment split at that key, by the view of that number.
+
+    Both halves stay where they are, and later segments are renumbered. All segments are of that
+    view from then on, so that clients send again what they had cut otherwise. It is done only while
+    no segment of the table moves, and when all servers have the table as it is.
+    """
     if (why := why_not(table, segment, at)) != "":
         raise Invalid(f"segment {segment} of table {table.name!r} cannot be split at {at}: {why}")
     starts = [*table.starts[: segment + 1], at, *table.starts[segment + 1 :]]

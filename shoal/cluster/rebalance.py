@@ -1,16 +1,17 @@
-"""Who should hold what next: few moves that bring every server to its share, first of segments, then of what is asked of them.
+"""Plans few moves that give every server its share of segments, then of load.
 
-    leaving    what a server that goes still holds goes to others; where no other is left, the set gets smaller
-    count      primaries of a table: no two servers differ by more than one; of all its copies every server has about the mean
-    load       the server that is asked for most, if that is well above the mean, trades segments for colder ones of the
-               servers that are asked for least (``by_load``)
+    leaving    a leaving server's segments go to others; where none is left, the set shrinks
+    count      primaries of a table differ by at most one; copies are near the mean
+    load       the hottest server, if it is well above the mean, trades segments for colder ones of
+               the coldest servers (``trade``)
 
-A trade keeps the counts and is begun as a whole or not at all, so the two rules never undo each other. What is on its way counts as if
-it had arrived: so a plan that was carried out in part goes on where it was, by the same few moves, and a balanced cluster wants none.
-The number of moves by count is the least that there can be: each goes from one that has too many to one that has too few. Every move says what it is good for.
+A trade keeps the counts and is begun in full or not at all, so that the two rules never undo each
+other. What is on its way counts as if it had arrived: a plan that was carried out in part continues
+with the same moves, and a balanced cluster wants none. The number of moves by count is minimal:
+each goes from a server with too many to one with too few. Every move says what it gains.
 
-A plan is cut to what may be on the way at once (``most`` bytes from one primary to one server). It follows from its inputs alone, in whatever order the
-servers are named: no randomness, no clock, nothing is sent from here.
+A plan is limited to what may be on the way at once (``most`` bytes from one primary to one server).
+It follows from its inputs alone, in whatever order the servers are named.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shoal.cluster.placement import FLOAT_BYTES, point
 from shoal.tables import Dense
 from shoal.wire.messages import TablePlaces
 
-_One = tuple[float, int, int, int]  # what is asked of it, a number that differs for each, a segment, a rank
+_One = tuple[float, int, int, int]  # its load, a tie-breaker, a segment, a rank
 
 
 def plan(
@@ -39,10 +40,11 @@ def plan(
     balance: str = "load",
     most: int = limits.MOVE_BYTES,
 ) -> list[WantedMove]:
-    """The next moves; none if all is as it should be, or nothing can be done about it before others have arrived.
+    """The next moves; none if all is balanced, or if other moves have to arrive first.
 
-    ``servers`` may hold more, ``leaving`` ones may not and hold something still; whoever is neither keeps what it has.
-    ``under_way`` are segments (table's number, segment) that are not to be touched, beside those that are being filled.
+    ``servers`` may hold more, ``leaving`` ones may not and hold something still; any other server
+    keeps what it has. ``under_way`` are segments (table's number, segment) that are not to be
+    touched, beside those that are being filled.
     """
     names = sorted(name for name in servers if name not in leaving)
     if not names:
@@ -63,7 +65,7 @@ def plan(
 
 
 def _empty(part: TablePlacement, leaving: Collection[str]) -> None:
-    """Everything that those who go still hold, to whoever has least; one of a set at a time."""
+    """Move what leaving servers still hold to those with least; one of a set at a time."""
     for segment, holders in enumerate(part.sets):
         rank = next((rank for rank, name in enumerate(holders) if name in leaving), None)
         if rank is None or part.fixed[segment]:
@@ -80,7 +82,7 @@ def _empty(part: TablePlacement, leaving: Collection[str]) -> None:
 
 
 def _even(part: TablePlacement, counts: dict[str, int], ranks: Callable[[Sequence[str]], range]) -> None:
-    """From those who have most to those who have least, until they differ by one, or are near enough."""
+    """Move from those with most to those with least, until they differ by one or little."""
     if len(counts) < 2 or max(counts.values()) - min(counts.values()) < 2:
         return
     before = dict(counts)
@@ -121,7 +123,8 @@ def _fitting(
 ) -> _One | None:
     """Of these, one that brings the target near its share of what is asked.
 
-    One of which it has a copy, since the two swap places then; but where it lacks copies, too, one of which it has none.
+    One of which it has a copy, since the two swap places then; but where it lacks copies, too, one
+    of which it has none.
     """
     cluster = part.cluster
     lacks = max(1, sum(counts.values()) // len(counts) - counts[target])
@@ -157,7 +160,7 @@ def together(wanted: Sequence[WantedMove]) -> Iterator[list[WantedMove]]:
 def _at_once(
     wanted: Sequence[WantedMove], tables: Mapping[str, TablePlaces], sizes: Sizes, most: int
 ) -> Iterator[WantedMove]:
-    """From one primary to one server some bytes, and nothing more while there is any; of a trade all or nothing."""
+    """Limit the bytes from one primary to one server; a trade goes in full or not at all."""
     room: dict[tuple[str, str], int] = {}
     for table in tables.values():
         for place in table.places:
@@ -219,7 +222,10 @@ def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class BalancePlan:
-    """What is known of all servers, while a plan is made."""
+    """All servers while a plan is made: what they hold, their load, and the moves wanted so far.
+
+    A segment moves once in a plan, and not at all while something of it is on its way (``fixed``).
+    """
 
     names: list[str]
     loads: Loads
@@ -271,7 +277,7 @@ class TablePlacement:
             self.cluster.asked[name] += by * self.load(segment)
 
     def give(self, segment: int, rank: int, target: str, why: str, gain: str = "", trade: int = 0) -> None:
-        """This server takes the place of whoever is there; one that is of the set already changes places with the primary."""
+        """The target replaces the holder of this rank, or swaps with the primary."""
         source = self.sets[segment][rank]
         if target in self.sets[segment]:
             self._swap(segment, target)
@@ -288,7 +294,7 @@ class TablePlacement:
             self._count(segment, rank, target, 1)
         else:
             del self.sets[segment][rank]
-            for name in self.sets[segment][:1] if rank == 0 else ():  # its first backup comes after it
+            for name in self.sets[segment][:1] if rank == 0 else ():  # its first backup is next
                 self._count(segment, 1, name, -1)
                 self._count(segment, 0, name, 1)
 
@@ -306,7 +312,7 @@ class TablePlacement:
         return counts[name], self.cluster.held[name], self._points[name]
 
 
-_Trade = tuple[float, list[tuple[int, str]]]  # what the busier of two is spared by it; segments, and who gets them
+_Trade = tuple[float, list[tuple[int, str]]]  # load it saves the busier; segments and targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +326,7 @@ class SplitSegment:
 
 
 def hottest(asked: Mapping[str, float], above: float | None = None) -> str | None:
-    """The server that is asked for well more than the mean; None if there is none, or all of it is little."""
+    """The server with well more load than the mean; None if there is none."""
     mean = sum(asked.values()) / max(1, len(asked))
     if len(asked) < 2 or mean * len(asked) < limits.LOAD_LEAST:
         return None
@@ -329,7 +335,12 @@ def hottest(asked: Mapping[str, float], above: float | None = None) -> str | Non
 
 
 def trade(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> None:
-    """Exchanges between the hottest server and the coldest with which one helps, as long as they do."""
+    """Trade between the hottest server and the coldest that helps, as long as it helps.
+
+    It begins when a server is well above the mean (``LOAD_ABOVE``) and goes on until none is by
+    half as much: else chance would begin it again. Each trade spares the busier of two a part of
+    the mean (``LOAD_GAIN``). It is an exchange, or one segment alone where the giver has one more.
+    """
     above = limits.LOAD_ABOVE
     for number in range(1, limits.LOAD_TRADES + 1):
         hot = hottest(cluster.asked, above)
@@ -392,7 +403,7 @@ def split(
     halves: Mapping[int, Mapping[int, int]] | None = None,
     under_way: Collection[tuple[int, int]] = (),
 ) -> SplitSegment | None:
-    """A segment that should be two, if there is one; only of a table of which nothing is on its way.
+    """A segment that should be split, if there is one; not while its table is moving.
 
     ``halves`` says at which key a segment's load is cut in two, where a server could tell.
     """
@@ -411,7 +422,7 @@ def split(
 
 
 def _hot_alone(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> list[tuple[TablePlacement, int]]:
-    """Segments of the hottest server that could be split, and are above the mean all alone; the hottest first."""
+    """Segments above the mean on their own that may be split; the hottest first."""
     if (hot := hottest(cluster.asked)) is None:
         return []
     found = [

@@ -1,13 +1,15 @@
-"""The view: who is a member, which tables there are and who holds them. Only the coordinator writes it.
+"""Members, tables and their replicas: what the view shows. Only the coordinator writes it.
 
-``Roster`` is the truth behind the view: pure bookkeeping, no messages. A name has one live incarnation; incarnations come
-from one counter for the whole cluster and are never given twice. Of those who are gone the last ones are
-remembered, and no more: names are made up by whoever comes, and all that is known here is in every record of the journal.
+``Roster`` is the truth behind the view: pure bookkeeping, no messages. A name has one live
+incarnation; incarnations come from one counter for the whole cluster and are never given twice. Of
+nodes that are gone only the last ones are remembered: those who join choose their names, and every
+record of the journal has all of this.
 
-Silence: a member that is silent for ``timing.suspect`` is suspected, which costs nothing; for ``timing.dead``, removed. Two rules
-keep a coordinator that is cut off from taking living servers out of their sets (``hear`` and ``silent``):
+Silence: a member that is silent for ``timing.suspect`` is suspected, which costs nothing; for
+``timing.dead``, removed. Two rules keep a coordinator that is cut off from taking living servers
+out of their sets (``hear`` and ``silent``):
 
-    time in which nobody at all was heard is held against nobody
+    time in which no member at all was heard counts against none
     a server is removed for silence only if all that it holds is also held by a server that is heard
 """
 
@@ -74,8 +76,8 @@ class Roster:
     tables_made: int = 0
     groups: dict[str, GroupLimits] = field(default_factory=dict)  # that the operator has named
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
-    replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
-    lost: dict[str, str] = field(default_factory=dict)  # servers that are gone, and nodes that never came: why
+    replaced: dict[str, list[str]] = field(default_factory=dict)  # processes that lost their name
+    lost: dict[str, str] = field(default_factory=dict)  # nodes that are gone or never came: why
     released: dict[str, int] = field(default_factory=dict)  # incarnations that were let go, by name
     loads: LoadStats = field(default_factory=LoadStats)
     heard: int = 0  # when the last message of any member came
@@ -131,9 +133,10 @@ class Roster:
         return ""
 
     def is_undecided(self, name: str, token: str) -> bool:
-        """Whether a process that lost its name wants it back from one of which nothing but its hello was heard.
+        """Whether a process wants its name back from one that has only said hello.
 
-        That hello may be the last word of a dead process that came late. It is heard again soon, or suspected.
+        That hello may be the last word of a dead process that came late. It is heard again soon, or
+        suspected.
         """
         holder = self.people.get(name)
         unheard = holder is not None and holder.view == 0 and not holder.suspected
@@ -166,7 +169,7 @@ class Roster:
         return person
 
     def displace(self, name: str, token: str) -> None:
-        """Another process takes this name over: the one that has it may not take it back while that one lives."""
+        """Another process takes this name: the old one may not take it back meanwhile."""
         before = _process(self.people[name].token)
         if before != _process(token):
             _note(self.replaced, name, [*self.replaced.get(name, ())[1 - _LIVES :], before], limits.FORMER)
@@ -187,7 +190,7 @@ class Roster:
         self.changed()
 
     def note_lost(self, name: str, reason: str) -> None:
-        """It is gone, or never came: told to whoever asks how things stand."""
+        """It is gone, or never came: for the status."""
         _note(self.lost, name, reason, limits.LOST)
 
     def release(self, name: str) -> None:
@@ -204,8 +207,9 @@ class Roster:
         person.heard = now
 
     def _hear(self, now: int) -> None:
-        # Every member says something once a heartbeat. If none of them did, it is we who were cut off: what comes first after that may be
-        # the last word of one that is dead, and those whose words come next must not be taken for dead because of it.
+        # Every member says something once a heartbeat. If none of them did, it is we who were cut
+        # off: what comes first after that may be the last word of one that is dead, and those whose
+        # words come next must not be taken for dead because of it.
         if self.heard and now - self.heard > 2 * self.timing.heartbeat:
             self.forgive(now - self.heard)
         self.heard = now
@@ -217,7 +221,7 @@ class Roster:
             person.heard += nanoseconds
 
     def silent(self, now: int) -> Iterator[str]:
-        """Members that must go, and suspicion for those that are late. Whoever is named is removed before the next is."""
+        """Members that must go; each is removed before the next. Late ones are suspected."""
         for person in self.people.values():
             person.suspected = now - person.heard >= self.timing.suspect
         for name, person in list(self.people.items()):
@@ -273,8 +277,8 @@ class Roster:
     def _until_they_go(self, copies: int) -> list[str]:
         """Servers that are leaving, as many as a new segment lacks copies.
 
-        Where so few stay, the only one that stays may be dead already, and nobody has noticed. They let go of it as of all that they hold:
-        when one that stays was heard since.
+        Where so few stay, the only one that stays may be dead already, and nobody has noticed. They
+        let go of it as of all that they hold: when one that stays was heard since.
         """
         leaving = [name for name in self.servers() if name not in self.staying()]
         return leaving[: max(0, self.copies - copies)]
@@ -296,9 +300,10 @@ class Roster:
         return model
 
     def roll_back(self, origins: dict[str, tuple[list[int], str]]) -> None:
-        """Everybody begins again: tables under new numbers, from where ``origins`` says (or from their initial values).
+        """Begin again: tables under new numbers, from ``origins`` or their initial values.
 
-        Whoever is no server is removed, and comes back as a new incarnation: what they sent before counts nowhere.
+        All but servers are removed, and join as new incarnations: what they sent before
+        counts nowhere.
         """
         self.generation += 1
         for name in [name for name, person in self.people.items() if person.member.role != "server"]:
@@ -318,7 +323,7 @@ class Roster:
         self.changed()
 
     def may_split(self, table: TablePlaces) -> bool:
-        """Every server has the table as it is: none finds it cut otherwise than where its rows come from, or misses a change of hands."""
+        """Every server has the table as it is, and knows who held it before."""
         since = max((place.since for place in table.places), default=0)
         return all(self.people[name].view >= since for name in self.servers())
 
@@ -343,21 +348,21 @@ class Assignment:
 
     A server is brought up to hold a segment while the set serves on (``Replicas.filling``). When it
     has everything, its primary says so (``full``), and it becomes one more of the set, or takes the
-    place of another (``Replicas.instead``): so a segment moves, whether it is the primary's place or
-    a backup's. Two members of one set may also change places: nothing is copied. Every change of a
-    set is of a new epoch and ends the filling: what is said of an older epoch counts for nothing.
+    place of another (``Replicas.instead``): so a segment moves, whether it is the primary's place
+    or a backup's. Two members of one set may also change places: nothing is copied. Every change of
+    a set is of a new epoch and ends the filling: what is said of an older epoch counts for nothing.
     Only a server that has shown the view by which it is no member of a set is filled for it: so it
     has dropped what it had.
     """
 
     roster: Roster
-    apart: dict[tuple[str, str], int] = field(default_factory=dict)  # a primary that could not reach one: until when
-    _short: tuple[int, bool, bool] | None = None  # of that view: is a segment lost, have all their copies
+    apart: dict[tuple[str, str], int] = field(default_factory=dict)  # unreachable pairs: until when
+    _short: tuple[int, bool, bool] | None = None  # view, is one lost, are all copies there
 
     # ------------------------------------------------------------ copies
 
     def shrink(self, primary: str, server: str, theirs: int, now: int = 0) -> bool:
-        """A primary cannot reach a backup, or one that it fills: it may go on without it. False if that is not how things are."""
+        """A primary goes on without a server that it cannot reach. False if that is stale."""
         person = self.roster.people.get(server)
         if person is not None and person.member.incarnation != theirs:
             return False
@@ -375,7 +380,7 @@ class Assignment:
         return self._if(self._replace(without))
 
     def full(self, primary: str, full: Full) -> list[NewReplica]:
-        """A server has been filled with these segments: it is a member of their sets. None of them if that came too late."""
+        """A server has been filled with these segments: add it to their sets, unless stale."""
         person = self.roster.people.get(full.server)
         table = next((one for one in self.roster.tables.values() if one.number == full.table), None)
         if person is None or person.member.incarnation != full.theirs or table is None:
@@ -394,7 +399,7 @@ class Assignment:
         return taken
 
     def refill(self, now: int = 0) -> bool:
-        """Name a server to be filled for every segment that has too few copies. True if any was named."""
+        """Name a server to be filled for every segment that has too few replicas."""
         if self._shortage()[1]:
             return False
         servers = [name for name in self.roster.staying() if not self.roster.people[name].suspected]
@@ -419,7 +424,7 @@ class Assignment:
         return self._if(changed)
 
     def _may_fill(self, now: int, name: str, place: Replicas) -> bool:
-        """Whether this server can be brought up to hold that: it has let go of what it had, and can be reached."""
+        """Whether this server can be filled: it dropped what it had, and can be reached."""
         person = self.roster.people[name]
         if name in place.servers or person.view < max(place.epoch, person.since):
             return False
@@ -433,7 +438,7 @@ class Assignment:
         return self._shortage()[1]
 
     def begin(self, now: int, wanted: Sequence[WantedMove]) -> list[WantedMove]:
-        """Begin these moves. Those that were begun: the others have to wait, or are not how things are any more."""
+        """Begin these moves; those that were begun. Others wait, or are stale."""
         begun: list[WantedMove] = []
         for those in together(wanted):
             before = dict(self.roster.tables)
@@ -467,12 +472,12 @@ class Assignment:
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
     def _knows(self, name: str, place: Replicas) -> bool:
-        """Whether this server has shown the view by which that set is as it is: else it would miss who had the segment before."""
+        """Whether this server has shown the view of that set: it knows the former holder."""
         person = self.roster.people.get(name)
         return person is not None and person.view >= place.epoch
 
     def _is_here(self, name: str) -> bool:
-        """Whether this server has shown the newest view: it lived when whatever is to be done now was known already."""
+        """Whether this server has shown the newest view: it was alive lately."""
         person = self.roster.people.get(name)
         return person is not None and not person.suspected and person.view >= self.roster.number
 
@@ -501,9 +506,10 @@ class Assignment:
         return self._short[1:]
 
     def is_needed(self, name: str) -> bool:
-        """Whether this server holds a segment that no other one holds of which anything was heard lately.
+        """Whether it holds a segment that no other server holds that was heard lately.
 
-        Nobody could take its place: another one that is silent, too, is no better, and may be the one that is dead.
+        Nobody could take its place: another one that is silent, too, is no better, and may be the
+        one that is dead.
         """
         places = (place for table in self.roster.tables.values() for place in table.places if name in place.servers)
         return any(all(one == name or self.roster.people[one].suspected for one in place.servers) for place in places)
@@ -531,7 +537,7 @@ class Assignment:
         return Replicas(self.roster.number + 1, servers, since=since)
 
     def _replace(self, change: Callable[[Replicas], Replicas]) -> bool:
-        """Change places; the set of a segment that changes is of a new epoch, and whoever was being filled begins anew."""
+        """Change places: a set that changes gets a new epoch, and filling begins again."""
         changed = False
         for table in list(self.roster.tables.values()):
             places = []

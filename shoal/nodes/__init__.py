@@ -1,5 +1,9 @@
-"""The processes: state machines joined to a transport by a loop.
+"""Nodes: state machines (``handle(now, event) -> effects``), and the loop that runs one.
 
-``loop`` carries effects out; ``server``, ``coordinator`` and ``worker`` are what it holds; ``blocking`` lends a client to
-people who would rather call ``.result()``; ``storage`` is where a journal goes.
+coordinator   members, tables and their placement: ``Coordinator``, with ``Roster`` behind it
+scheduler     slots, evaluations and stop rules of a run; ``scheduler_node`` for a worker group
+server        tables; ``drainable`` lets any node leave
+worker        a client with its membership; ``trainer`` and ``evaluator`` run on one
+loop          joins a node to a transport, a journal, a compute thread and a disk thread
+factory       builds the nodes of a run from its job: begin here
 """

@@ -1,7 +1,8 @@
-"""The rows of a worker's slots, in places of their own key list: made ready ahead of time, kept for the next pass.
+"""The rows of a worker's slots, prepared ahead and cached for the next epoch.
 
-Every worker can read all rows, and holds those of the slots it computed, up to a bound (S4-12). What is not kept is made
-again in every pass. The next few slots are made ready on the compute thread while the loop's own thread computes.
+Every worker can read all rows, and holds those of the slots it computed, up to a bound (S4-12).
+What is not kept is made again in every pass. The next few slots are made ready on the compute
+thread while the loop's own thread computes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shoal.store.client.task import Task
 
 _AHEAD = 24  # slots of the queue that are looked at
 _AT_ONCE = 200_000  # nonzeros that are made ready in one go
-_LARGE = 100_000  # nonzeros of a slot from which that pays: for less, two threads only get into each other's way
+_LARGE = 100_000  # nonzeros of a slot from which a second thread pays
 _ORDERS = 3  # passes whose order is remembered
 
 
@@ -42,7 +43,7 @@ class BatchCache:
         self._ready: dict[int, Local] = {}  # there is no room to keep these: for one use
         self._orders: dict[int, Ids] = {}  # by pass: the contents of its slots
         self._working: Task | None = None
-        self._per_slot = max(1, data.nonzeros * slots.batch // max(1, data.rows))  # nonzeros, on average
+        self._per_slot = max(1, data.nonzeros * slots.batch // max(1, data.rows))  # mean nonzeros
 
     def local(self, slot: tuple[int, int]) -> Local:
         content = self._content(*slot)
@@ -96,7 +97,11 @@ class BatchCache:
 
 
 class DenseBatches:
-    """What one worker reads."""
+    """Rows for a module: slices of the mapped file, and all weights.
+
+    The seed of a slot follows from the run's seed, its epoch and number: what a module draws
+    (dropout) is the same on any worker.
+    """
 
     def __init__(self, data: Any, slots: Slots, keys: int) -> None:
         self._data, self._slots, self._whole = data, slots, KeyRange(0, keys)

@@ -1,16 +1,19 @@
-"""When a checkpoint is made, and how: the coordinator's part. It touches no file: what is to be done there is an effect.
+"""Makes checkpoints and rolls a run back to one: the coordinator's part.
+
+It touches no file: what is to be done on the disk is an effect. A checkpoint has three steps:
 
     a folder is made      its number is above all there are
-    servers are asked     each writes the segments that it is primary of: at the step named, or as they are
-    all have answered     the manifest is written, and with it the checkpoint is one; old ones are removed
+    servers are asked     each writes the segments it is primary of: at the step named, or now
+    all have answered     the manifest is written: the checkpoint is complete; old ones are removed
 
-A change of owners, a server that is gone or silent, a disk that is full: this one is given up, its folder removed, and another is
-begun, later and later as long as it fails. Training goes on all the while. Failing is told, never fatal.
+A change of owners, a server that is gone or silent, a disk that is full: this one is given up, its
+folder removed, and another is begun, later and later as long as it fails. Training goes on all the
+while. A failure is reported, and never fatal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,10 +37,10 @@ if TYPE_CHECKING:
     from shoal.nodes.scheduler import Scheduler
 
 
-_QUIET = 5  # tries in a row that were nobody's fault before it is told
+_QUIET = 5  # tries in a row without a fault before a warning
 _REMEMBERED = 16  # steps whose checkpoint or loss is remembered until the other is there
 
-Owners = dict[tuple[int, int], tuple[str, int]]  # table and segment -> the primary and its incarnation
+Owners = dict[tuple[int, int], tuple[str, int]]  # table, segment -> primary, its incarnation
 
 
 class CheckpointedRun(Protocol):
@@ -53,13 +56,13 @@ class CheckpointedRun(Protocol):
 
     @property
     def cut(self) -> int | None:
-        """A step that no server has passed and all will reach; NO_CLOCK where there are no steps; None: not now."""
+        """A step that all servers have yet to reach; NO_CLOCK without steps; None: not now."""
 
     def state(self, cut: int) -> Any:
         """All that it takes to go on from there, as something that JSON can hold."""
 
     def completed(self, state: Any) -> Any:
-        """The same when all is written, with what only became known while servers were on their way to the cut."""
+        """The same when all is written, with what became known only meanwhile."""
 
 
 @dataclass(slots=True)
@@ -97,7 +100,7 @@ class CheckpointProtocol:
     ) -> None:
         self.disk, self.root, self.job, self.every, self.keep = disk, root, job, every, keep
         self.group = ""  # of workers, whose they are; empty: the cluster's
-        self.timing = DEFAULT  # until whoever holds it knows better
+        self.timing = DEFAULT  # until the view says otherwise
         self.saved = 0  # the number of the last one that is on disk, of this life
         self.failures = 0  # in a row
         self.trouble = ""  # why the last one was not saved; empty: it was
@@ -112,6 +115,7 @@ class CheckpointProtocol:
         self._last = (-1, -1)  # generation and steps of the last one
         self._numbers: dict[int, int] = {}  # by steps
         self._losses: dict[int, float] = {}
+        self._askers: list[tuple[str, int]] = []  # who is answered when the next one is saved
 
     @property
     def busy(self) -> bool:
@@ -123,15 +127,36 @@ class CheckpointProtocol:
         """One is being written, or was given up through nobody's fault, and is tried again."""
         return self._try is not None or self._quiet > 0
 
-    def answer(self, request: int) -> m.Done | m.Refusal:
-        """To whoever asked for one, once nothing is under way any more: it is on disk, or why it is not."""
+    @property
+    def newest(self) -> str:
+        """The folder of the last checkpoint of this process; empty if there is none."""
+        return str(checkpoint.folder_of(self.root, self.saved)) if self.saved else ""
+
+    def save(self, asker: str, request: int) -> list[Effect]:
+        """Begin a checkpoint soon, and answer when it is saved or has failed."""
+        if (asker, request) in self._askers:
+            return [Send(asker, m.PushHeld(request, "the checkpoint that is being written"))]
+        self._askers.append((asker, request))
+        self.soon()
+        return []
+
+    def _answer(self) -> list[Effect]:
+        if self.busy:
+            return []
+        askers, self._askers = self._askers, []
         if not self.trouble:
-            return m.Done(request)
-        return m.Refusal(request, "disk", f"no checkpoint was saved: {self.trouble}; mend that, and save again")
+            return [Send(name, m.Done(request)) for name, request in askers]
+        why = f"no checkpoint was saved: {self.trouble}; mend that, and save again"
+        return [Send(name, m.Refusal(request, "disk", why)) for name, request in askers]
 
     def soon(self) -> None:
         """Begin one as soon as may be, whatever the time: at an evaluation, at the end."""
         self._wanted, self._not_before = True, 0
+
+    def evaluated(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Among these effects a model may have been judged: its checkpoint may be the best."""
+        events = [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Evaluated)]
+        return [one for event in events for one in self.judged(event.steps, event.test_loss)]
 
     def judged(self, steps: int, loss: float) -> list[Effect]:
         """The model as it was after so many steps has this loss: its checkpoint may be the best."""
@@ -143,7 +168,10 @@ class CheckpointProtocol:
     # ------------------------------------------------------------ what happens
 
     def tick(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
-        """To be called whenever anything has happened; ``number`` is that of the newest view, which is made on demand."""
+        """To be called after every event; ``number`` is that of the newest view."""
+        return [*self._advance(now, number, view, run), *self._answer()]
+
+    def _advance(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
         self._seconds = run.seconds
         if self._due is None and self.every is not None:
             self._due = now + self.every
@@ -189,7 +217,7 @@ class CheckpointProtocol:
         """The disk is done with something."""
         one = self._try
         if one is None or event.token != one.token:
-            return []  # a folder removed, a best one marked: if that failed there is nothing to do about it
+            return []  # a folder removed, a best one marked: nothing to do if that failed
         one.token = 0
         if event.error is not None:
             error = event.error
@@ -228,7 +256,7 @@ class CheckpointProtocol:
         return self._ask(now, one)
 
     def _ask(self, now: int, one: _CheckpointAttempt) -> list[Effect]:
-        """Each server for each table of which it has not told all; what was lost on the way is sent again."""
+        """Ask each server for each table that it has not written in full; repeats are harmless."""
         assert one.view is not None
         one.asked = now
         folder = str(checkpoint.folder_of(self.root, one.number))
@@ -298,7 +326,7 @@ class CheckpointProtocol:
             return self._fail(now, one, f"{why}, {_QUIET} times in a row")
         wait = self.timing.save_retry
         if one is None and not wanted and self.every is not None:
-            wait = min(wait, self.every)  # nothing was begun: the first of a short interval is not a second late
+            wait = min(wait, self.every)  # the first of a short interval is not a second late
         self._not_before, self._wanted = now + wait, wanted
         return self._give_up(one)
 
@@ -324,7 +352,7 @@ class CheckpointProtocol:
 
 
 def nowhere(request: int) -> m.Refusal:
-    """To whoever wants a checkpoint of what keeps none."""
+    """The answer where no checkpoints are kept."""
     why = (
         "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
         "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
@@ -368,11 +396,11 @@ _RETURN = 3 * limits.SECOND  # a server that was lost may be started again meanw
 class BareTable(msgspec.Struct, frozen=True):
     """What a checkpoint of a store without a run says beside its tables."""
 
-    incarnations: int  # handed out by then: their pushes are in the ledgers, so that nobody else may get these numbers
+    incarnations: int  # given out by then: their pushes are in the ledgers, so none is given again
 
 
 class BareStore:
-    """A store without a run, as far as a checkpoint needs to know: it has no steps, and is cut as it is."""
+    """A store without a run, for a checkpoint: it has no steps, and is cut as it is."""
 
     seconds, steps, cut = 0.0, 0, m.NO_CLOCK
 
@@ -387,7 +415,13 @@ class BareStore:
 
 
 class RollbackDriver:
-    """The checkpoints of one run or store, on a disk, or none at all."""
+    """The checkpoints of one run or store, if it has any, and the rollback to one.
+
+    When no server holds some segment any more, the newest complete checkpoint is looked for
+    (damaged ones are named and passed over). The tables are made again from it under a new
+    generation, all members but the servers are fenced and join again, and the slots counted since
+    are dealt again. Without a checkpoint the run begins again.
+    """
 
     def __init__(
         self,
@@ -403,18 +437,14 @@ class RollbackDriver:
         self._servers = 0  # the most there were
         self._looking = False
         self._alone = False  # no worker is there
-        self._askers: list[tuple[str, int]] = []  # who wants to know when the next one is saved
 
     @property
     def newest(self) -> str:
-        """The folder of the last one, of this life; empty if there is none."""
-        if self.points is None or self.root is None or not self.points.saved:
-            return ""
-        return str(checkpoint.folder_of(self.root, self.points.saved))
+        return "" if self.points is None else self.points.newest
 
     @property
     def is_writing(self) -> bool:
-        """One is under way, or was undone and is to be made again: who changes hands now would undo it."""
+        """A checkpoint is being written, or will be tried again: a move would undo it."""
         return self.points is not None and self.points.is_under_way
 
     def lost(self, now: int, why: str) -> None:
@@ -422,50 +452,29 @@ class RollbackDriver:
         self._lost = self._lost or (now, why)
 
     def save(self, asker: str, request: int) -> list[Effect]:
-        """Somebody wants a checkpoint, and to hear when it is there (or cannot be)."""
-        if self.points is None:
-            return [Send(asker, nowhere(request))]
-        if (asker, request) in self._askers:
-            return [Send(asker, m.PushHeld(request, "the checkpoint that is being written"))]
-        self._askers.append((asker, request))
-        self.points.soon()
-        return []
+        return [Send(asker, nowhere(request))] if self.points is None else self.points.save(asker, request)
 
     def tick(self, now: int, of: Coordinator) -> list[Effect]:
         """To be called whenever anything has happened."""
         roster, scheduler = of.roster, of.scheduler
         self._servers = max(self._servers, len(roster.servers()))
         if scheduler is None:
-            bare = BareStore(roster.incarnations)
-            return [] if self.points is None else self._write(now, self.points, of, bare)
+            return self._write(now, of, BareStore(roster.incarnations))
         if roster.assignment.has_lost() and not scheduler.ended:
             self.lost(now, "a segment of the model is held by nobody")
             return self._look(now, of)
-        effects: list[Effect] = []
-        if self.points is not None:
-            if scheduler.alone != self._alone:  # if nobody comes, this is all that is left
-                self._alone = scheduler.alone
-                if self._alone:
-                    self.points.soon()
-            effects += self._write(now, self.points, of, scheduler)
-        return effects
+        if scheduler.alone and not self._alone and self.points is not None:
+            self.points.soon()  # if no worker comes, this is all that is left
+        self._alone = scheduler.alone
+        return self._write(now, of, scheduler)
 
-    def _write(
-        self, now: int, points: CheckpointProtocol, of: Coordinator, what: BareStore | Scheduler
-    ) -> list[Effect]:
-        """Go on with a checkpoint if there is one to make, and tell those who wait for it."""
-        effects = points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), what)
-        if self._askers and not points.busy:
-            effects += [Send(name, points.answer(request)) for name, request in self._askers]
-            self._askers.clear()
-        return effects
-
-    def heard(self, effects: list[Effect]) -> list[Effect]:
-        """A model was judged, perhaps: its checkpoint may be the best."""
+    def _write(self, now: int, of: Coordinator, run: BareStore | Scheduler) -> list[Effect]:
         if self.points is None:
             return []
-        told = [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Evaluated)]
-        return [effect for event in told for effect in self.points.judged(event.steps, event.test_loss)]
+        return self.points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), run)
+
+    def evaluated(self, effects: list[Effect]) -> list[Effect]:
+        return [] if self.points is None else self.points.evaluated(effects)
 
     def snapped(self, now: int, sender: str, told: m.Snapped) -> list[Effect]:
         return [] if self.points is None else self.points.snapped(now, sender, told)

@@ -1,10 +1,10 @@
-"""The coordinator: it answers hello, hands out incarnations, keeps the view, and notices who is silent.
+"""The coordinator: answers hello, hands out incarnations, keeps the view, notices silence.
 
-It is on no push or pull. Every change of the view is in its journal before anybody hears of it: members, tables and
-where they are. So a coordinator that is killed and started again has the same members and the same tables, under the next
-term; they greet it with their heartbeats, and nobody joins anew. What is asked for while a change is on its way to the
-disk is not answered if the answer would give the change away: it is asked again. A change of tables is answered once every
-server has the view that shows it.
+It is on no push or pull. Every change of the view (members, tables and their placement) is in its
+journal before others hear of it. So a coordinator that is killed and restarted has the same members
+and tables, under the next term; they send it their heartbeats, and none has to join again. While a
+change is on its way to the disk, requests whose answer would reveal it get none: they are repeated.
+A change of tables is answered once every server has the view that shows it.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Coordinator:
         self.name, self.scheduler, self.saving = name, scheduler, saving or RollbackDriver()
         self.roster, self.doorway = Roster(copies=copies, timing=timing or DEFAULT), PublicInfo()
         self.counts: Counter[str] = Counter()
-        self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
-        self.check_address: Callable[[str], None] = check_address  # may a member be there? With keys, anywhere
-        self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
+        self.also: Callable[[], Mapping[str, int]] = dict  # counts of the process, for the status
+        self.check_address: Callable[[str], None] = check_address  # with keys, any address will do
+        self._welcomes: dict[str, m.Hello] = {}  # members once the next record is on disk
         self.changing = TableAdmin()
         self.elastic = Rebalancer(moves)
         self._again = False  # we are the next life of a coordinator whose run goes on
@@ -89,7 +89,7 @@ class Coordinator:
             kept = membership_journal.replay(self.roster, last)
             self.changing.replay(kept.changes)
         self.view = self.roster.view()  # the newest that is on disk, and so may be told
-        if last is not None:  # from here on another term; its first view is written before anything else is done
+        if last is not None:  # another term; its first view is written before all else
             self.roster.term += 1
             self.roster.timing = timing or self.roster.timing
             self.roster.changed()
@@ -119,7 +119,7 @@ class Coordinator:
             case Stored():
                 effects += self.saving.stored(now, event, self)
                 for name in [name for name in self._welcomes if name not in self.roster.people]:
-                    del self._welcomes[name]  # everybody had to go, back to a checkpoint: it says hello again
+                    del self._welcomes[name]  # removed by a rollback: it says hello again
             case ProcessEnd(name, reason, token):
                 effects += self._ended(now, name, reason, token)
             case Dismiss(why):
@@ -136,7 +136,7 @@ class Coordinator:
         self.counts["refills"] += self.roster.assignment.refill(now)
         effects += self.elastic.tick(now, self)
         effects += self.saving.tick(now, self)
-        effects += self.saving.heard(effects)
+        effects += self.saving.evaluated(effects)
         effects += self._write(now)
         effects += self.changing.settle(self)
         effects.append(Wake(now + self.timing.heartbeat))
@@ -144,7 +144,7 @@ class Coordinator:
         return effects
 
     def _wake_up(self, now: int) -> None:
-        """It may be us who slept, or were not there: nobody is blamed for what we did not hear meanwhile."""
+        """Forgive silence of the time in which this process slept or was not there."""
         if not self._last:
             for person in self.roster.people.values():
                 self.roster.hear(now, person)
@@ -178,7 +178,7 @@ class Coordinator:
         return [*self._welcome(now), *views, *self.elastic.told(now, self)]
 
     def _cannot_write(self, now: int, error: str) -> list[Effect]:
-        """Nobody joins, no table is made; what has happened to those who are here is told when it is on disk."""
+        """Refuse those who wait to join and new tables; all else waits for the disk."""
         self._retry, why = now + _RETRY, f"the journal cannot be written: {error}"
         effects: list[Effect] = [] if self.scheduler is None else self.scheduler.warn(why)
         for name, hello in self._welcomes.items():
@@ -248,20 +248,10 @@ class Coordinator:
         person = self.roster.people[sender]
         self.roster.hear(now, person)
         if person.member.leaving and isinstance(ask, m.Want):
-            ask = msgspec.structs.replace(ask, more=0)  # it finishes what it has, or gives it back, and goes
+            ask = msgspec.structs.replace(ask, more=0)  # it finishes or gives back what it has
         if self.scheduler is None or person.member.group:
             return [Send(sender, m.Refusal(ask.request, "setting", "there is no run here to take part in"))]
-        role = "worker" if isinstance(ask, m.Want) else "evaluator"
-        if person.member.role != role:
-            return [
-                Send(
-                    sender,
-                    m.Refusal(ask.request, "setting", f"only a {role} may ask this, you are a {person.member.role}"),
-                )
-            ]
-        if isinstance(ask, m.Want):
-            return self.scheduler.want(now, sender, ask)
-        return self.scheduler.ready(now, sender, ask)
+        return self.scheduler.take(now, person.member, ask)
 
     # ------------------------------------------------------------ members
 
@@ -290,7 +280,8 @@ class Coordinator:
                 return []  # a repeat: the first is still on its way to the disk
             return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, self.elastic.move_rate))]
         if self.roster.is_over(hello.name, hello.token):
-            # A repeat from a former life, or one that was removed before it ever heard that it had joined.
+            # A repeat from a former life, or one that was removed before it ever heard that it had
+            # joined.
             self.counts["late hello"] += 1
             return [Send(sender, m.IncarnationOver(hello.token))] if self.told else []
         effects: list[Effect] = []
@@ -315,7 +306,7 @@ class Coordinator:
         return self.scheduler.gone(now, member, why, died)
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
-        """The launcher saw it; which life of that name it was is told by the token."""
+        """The launcher saw a process end; the token says which process of that name."""
         person = self.roster.people.get(name)
         if person is None:  # before it had joined
             self.roster.note_lost(name, reason)
@@ -362,7 +353,7 @@ class Coordinator:
         return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]
 
     def _copies(self, now: int, sender: str, ask: m.Shrink | m.Full) -> list[Effect]:
-        """A primary wants its sets changed: done if both are still who they were; the next view is the answer."""
+        """A primary wants its set changed; the next view is the answer."""
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
         if isinstance(ask, m.Shrink):

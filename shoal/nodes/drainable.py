@@ -1,4 +1,4 @@
-"""A node that may be asked to go, and that does not wait for ever for a coordinator that is gone. Around any node.
+"""Lets a node leave, and ends it when its coordinator is gone. Wraps any node.
 
 It ends, and says how:
 
@@ -7,8 +7,9 @@ It ends, and says how:
     refused      the coordinator does not want it
     deserted     the coordinator said nothing for longer than a restart takes
 
-Asking to leave is said again and again until it is heard. A node that leaves and is fenced was let go: it does not come back as a
-new one. Nothing here stops anything: whoever turns the loop looks at ``end``.
+Asking to leave is said again and again until it is heard. A node that leaves and is fenced was let
+go: it does not come back as a new one. Nothing here stops anything: the owner of the loop looks at
+``end``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ class DrainableNode:
     def __init__(
         self, node: Node, member: MembershipClient, patience: int | Literal["timing"] | None = "timing"
     ) -> None:
-        """``patience``: nanoseconds without a word from the coordinator; by default as that one says; None: for ever, since somebody else
-        sees to that."""
+        """``patience``: nanoseconds without a message from the coordinator; None: for ever."""
         self.node, self.member, self.name = node, member, node.name
         self.end: End = ""
         self.why = ""
@@ -41,7 +41,7 @@ class DrainableNode:
         self._patience, self._heard, self._said, self._last = patience, 0, 0, 0
 
     def leave(self) -> None:
-        """Ask to go, once others have what this one has. From any thread; poke the loop to have it said at once."""
+        """Ask to leave once others have its segments. From any thread; poke the loop after it."""
         self.asks = True
 
     @property
@@ -73,7 +73,7 @@ class DrainableNode:
     def handle(self, now: int, event: Event) -> list[Effect]:
         if self.end:
             return []
-        if now - self._last > self.member.timing.suspect:  # we slept, or begin: nobody is blamed for it
+        if now - self._last > self.member.timing.suspect:  # this process slept, or begins
             self._heard += now - self._last
         self._last = now
         if isinstance(event, Received) and event.sender == self.member.coordinator:

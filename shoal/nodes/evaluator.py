@@ -1,12 +1,14 @@
-"""The evaluator: the one node that computes losses on held-out rows (S4-14), and keeps the very values it judged.
+"""The evaluator: computes losses on held-out rows, and keeps the weights of the best.
 
-It asks the coordinator what to judge, reads the whole model by range (in step mode exactly as it is after a named step),
-says so, so that training goes on, and judges it on its compute thread. When the loss is the lowest so far, those values
-are the best model, whatever happens to the servers afterwards: also when the run goes back to an earlier checkpoint, for a
-model that was judged did exist. Where it is to be kept on disk, that is done on the same thread.
+It asks the coordinator what to judge, reads the whole model by range (in step mode exactly as it is
+after a named step), says so, so that training goes on, and judges it on its compute thread. When
+the loss is the lowest so far, those values are the best model, whatever happens to the servers
+afterwards: also when the run goes back to an earlier checkpoint, for a model that was judged did
+exist. Where it is to be kept on disk, that is done on the same thread.
 
-A coordinator that was started again may ask for what was read or judged before: it gets the same answer, for what was read
-then can be read no more. When the run went back (another generation) everything is read and judged anew.
+A coordinator that was started again may ask for what was read or judged before: it gets the same
+answer, for what was read then can be read no more. When the run went back (another generation)
+everything is read and judged again.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Evaluator:
         best: Judgement | None = None,
         keep: Callable[[Judgement], None] | None = None,
     ) -> None:
-        """``best``: of a former life of the run; ``keep``: is called with every better one, off the loop."""
+        """``best``: of an earlier process; ``keep`` gets every better one, off the loop."""
         self.worker, self.learner, self.test = worker, learner, test
         worker.client.dispatcher.patient = True  # as a trainer is
         self.last: Judgement | None = None
@@ -86,7 +88,7 @@ class Evaluator:
         return self.worker.start(self._judge())
 
     def judge_now(self, pulled: Values | KeyValues) -> Judgement:
-        """Judge these weights here and now, as the last ones: the run was interrupted, and its loop is left alone."""
+        """Judge these weights now, as the last ones: the run was interrupted."""
         self._closed = True
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
@@ -108,7 +110,7 @@ class Evaluator:
             try:
                 await self._live()
                 return
-            except Fenced:  # it was asleep for long, or the run went back to a checkpoint: it goes on as another
+            except Fenced:  # it slept for long, or the run rolled back: it joins again
                 continue
 
     async def _live(self) -> None:
@@ -184,10 +186,11 @@ class Evaluator:
                 return answer
 
     async def _weights(self, clock: int) -> tuple[Values, int]:
-        """All weights, one for each row of the table, and the step that they are of, if there are steps.
+        """All weights, one for each row of the table, and the step they are of, if any.
 
-        One that read this step before and died let training go on: the step is past, servers may be between two, and what
-        was read is of some of both. That settles, for nothing past the next evaluation is dealt before this one is judged.
+        One that read this step before and died let training go on: the step is past, servers may be
+        between two, and what was read is of some of both. That settles, for nothing past the next
+        evaluation is dealt before this one is judged.
         """
         when = None if clock < 0 else clock
         while True:

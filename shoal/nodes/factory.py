@@ -1,7 +1,7 @@
-"""Builds what a run is made of from its job: slots to deal, checkpoints, trainers, the table.
+"""Builds the parts of a run from its job: scheduler, checkpoints, trainers, the table.
 
-Launchers, the simulator and the tests call the same functions, so that all of them run the same nodes. Nothing here
-starts a process, opens a socket or reads the time.
+Launchers, the simulator and the tests call the same functions, so that all of them run the same
+nodes. Nothing here starts a process, opens a socket or reads the time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def make_scheduler(
     job: Job, data: str, rows: int, test_rows: int, features: int, cores: int = 0, elsewhere: bool = False
 ) -> Scheduler:
-    """What the coordinator, or a group's scheduler, deals; ``elsewhere``: workers come and go by themselves."""
+    """The scheduler of a run; ``elsewhere``: workers come and go by themselves."""
     from shoal.nodes.scheduler import Scheduler
     from shoal.schedule.slot_queue import SlotQueue
     from shoal.schedule.stop_rules import ENDLESS, StopDecision
@@ -126,7 +126,7 @@ def make_batches(
 
 
 def make_judge(job: Job, train: CsrFile | DenseFile) -> Learner:
-    """The model as the evaluator needs it: where an objective is solved, it says how far that is."""
+    """The learner for the evaluator: with an objective, it also says how far that is solved."""
     return job.strategy.evaluates(job, learner_of(job.model, train, job.seed))
 
 
@@ -139,7 +139,8 @@ def make_table(job: Job, learner: Learner, slots_per_pass: int) -> Table:
 def state_to_resume(manifest: Manifest, was: Job, job: Job, rows: int, seconds: float = 0.0) -> ScheduleState:
     """What a new coordinator begins with, that takes up a run from this checkpoint.
 
-    ``was`` is the job as it was then. At least so many ``seconds`` have passed: time is never taken back.
+    ``was`` is the job as it was then. At least so many ``seconds`` have passed: time is never taken
+    back.
     """
     state: ScheduleState = msgspec.json.decode(manifest.state, type=ScheduleState)
     everywhere: Any = None

@@ -1,7 +1,7 @@
-"""Where a journal goes: an append-only file, each record with its length and checksum, on disk before it is answered.
+"""The journal file: append-only records with length and checksum, synced before an answer.
 
-A record that was torn by a crash ends the journal: it was never acknowledged. Without a folder nothing is kept, which is
-right for a cluster that ends with the process that started it.
+A record that was torn by a crash ends the journal: it was never acknowledged. Without a folder
+nothing is kept, which is right for a cluster that ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class JournalFile:
         self.records: list[bytes] = []
         self.damaged: int | None = None  # the byte from which on it could not be read, and was cut
         self._file: int | None = None
-        self._whole: int | None = None  # what lies beyond this byte was refused, and is still to be cut off
+        self._whole: int | None = None  # bytes beyond this were refused, and are to be cut off
         if path is not None:
             self._open(path)
 
@@ -80,7 +80,7 @@ class JournalFile:
             self._whole = None
 
     def rewrite(self, records: Sequence[bytes]) -> None:
-        """From now on it has these records and no others; it has the old ones, whole, until it has the new ones.
+        """Replace all records; the old ones stay until the new ones are on disk.
 
         Where there is no room for both, the old ones stay.
         """
@@ -127,7 +127,7 @@ def _record_at(whole: bytes, at: int) -> bytes | None:
     if at + _HEAD > len(whole):
         return None
     size = int.from_bytes(whole[at : at + 4], "little")
-    if size == 0:  # a tail of zeros, as after a power cut: eight of them would pass for an empty record
+    if size == 0:  # zeros after a power cut: eight of them would pass for an empty record
         return None
     record = whole[at + _HEAD : at + _HEAD + size]
     if len(record) != size or zlib.crc32(record) != int.from_bytes(whole[at + 4 : at + _HEAD], "little"):

@@ -1,10 +1,10 @@
-"""The loop that holds a node: it waits, hands events in, and carries effects out. Dull on purpose.
+"""The loop that runs a node: it waits, hands over events, and carries out effects.
 
-One thread at a time turns the loop, and only that thread touches the transport and the node: as a rule the node's own; in
-one process also whoever brings a message while the node is idle (``take``). Computations run on the
-node's one compute thread, files are written and read on its one disk thread, and both come back as events, so the loop stays
-awake, answers, resends and sends the heartbeats: a node whose loop is stuck is seen as stuck. The simulator has this
-module's twin.
+One thread at a time turns the loop, and only that thread touches the transport and the node: as a
+rule the node's own; in one process also one that brings a message while the node is idle
+(``take``). Computations run on the node's one compute thread, files are written and read on its one
+disk thread, and both come back as events, so the loop stays awake, answers, resends and sends the
+heartbeats: a node whose loop is stuck is seen as stuck. The simulator has this module's twin.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Loop:
         self.node, self.transport = node, transport
         self.stopped = threading.Event()
         self.waiting = False  # for something to happen, so that nothing is half done
-        self._turning = threading.Lock()  # whoever has it may touch the node
+        self._turning = threading.Lock()  # its holder may touch the node
         self._broken: BaseException | None = None
         self._journal = journal if journal is not None else JournalFile()
         self._wake_at = self._now = 0
@@ -69,7 +69,7 @@ class Loop:
             self.close()
 
     def turn(self, most: float | None = None) -> None:
-        """Wait for something to happen, ``most`` seconds or until the node wants to be woken, and see to it."""
+        """Handle what comes within ``most`` seconds, or until the node wants to wake."""
         now = time.monotonic_ns()
         wait = 0.0 if self._events else min(max(self._wake_at - now, 0), _LONGEST_WAIT) / limits.SECOND
         self.waiting = True
@@ -87,14 +87,14 @@ class Loop:
             self.transport.flush()
 
     def take(self, events: Sequence[Event]) -> bool:
-        """See to these right now, in the thread of whoever brings them; False if somebody is at the node already."""
+        """Handle these now, in the caller's thread; False if another thread is in the node."""
         if not self._turning.acquire(blocking=False):
             return False
         try:
             for event in events:
                 self._feed(event)
             self.transport.flush()
-        except BaseException as error:  # this node's trouble, not the caller's: its own thread ends with it
+        except BaseException as error:  # not the caller's trouble: the node's own thread raises it
             self._broken = error
             self.transport.wake()
         finally:
@@ -102,12 +102,12 @@ class Loop:
         return True
 
     def poke(self) -> None:
-        """There is something new to do in the node: see to it now. For the thread that turns the loop."""
+        """The node has something new to do: let it, now. For the thread that turns the loop."""
         self._feed(Tick())
         self.transport.flush()
 
     def poke_soon(self) -> None:
-        """The same, from any thread: whoever turns the loop sees to it."""
+        """The same, from any thread: the loop does it."""
         self.tell(Tick())
 
     def tell(self, event: Event) -> None:
@@ -133,7 +133,7 @@ class Loop:
                 case Connect(name, ""):
                     self.transport.disconnect(name)
                 case Connect(name, address, mutual):
-                    with contextlib.suppress(Invalid):  # an address that cannot be: calls to it end as unanswered
+                    with contextlib.suppress(Invalid):  # calls to a bad address end as unanswered
                         self.transport.connect(name, address, mutual)
 
     def stop(self) -> None:
@@ -153,7 +153,7 @@ class Loop:
         self.carry_out(self.node.handle(self._time(), event))
 
     def _time(self) -> int:
-        """Never less than before: on some machines the clocks of two cores differ by milliseconds."""
+        """Never goes back: on some machines the clocks of two cores differ by milliseconds."""
         self._now = max(self._now, time.monotonic_ns())
         return self._now
 
@@ -167,7 +167,7 @@ class Loop:
                 event = Computed(token, function())
             except BaseException as error:
                 event = Computed(token, error=error)
-            if os.getpid() != here:  # a copy of us, forked by what was computed: it must not speak in our name
+            if os.getpid() != here:  # a fork, made by the computation: it must not speak for us
                 os._exit(0)
             self.tell(event)
 
@@ -180,7 +180,7 @@ class Loop:
 
 
 class DiskThread:
-    """Does one thing after another, and says when it is done. A disk that hangs keeps nobody from leaving."""
+    """Runs one function after another, and reports each. A disk that hangs blocks no exit."""
 
     def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
         self.work: SimpleQueue[tuple[int, Callable[[], Any]] | None] = SimpleQueue()

@@ -1,7 +1,7 @@
-"""What the coordinator writes to its journal about members and tables, and how it takes that up again.
+"""The coordinator's journal records of members and tables, and how they are replayed.
 
-Every change is written whole, one record each: the last one is all that is needed. Records of the dealing lie between
-them, and are its own matter.
+Every change is written whole, one record each: the last one is all that is needed. Records of the
+dealing lie between them, and are its own matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAG = "roster"
 
 
 class MembershipRecord(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
-    """Members and tables, as they are announced once this is on disk; and the counters that must never go back."""
+    """Members and tables as announced once this is on disk, and counters that never go back."""
 
     term: int
     number: int
@@ -93,7 +93,7 @@ def needed(records: Sequence[bytes]) -> list[bytes]:
 
 
 def afresh(records: Sequence[bytes]) -> list[bytes]:
-    """What a new cluster takes over from an old one, of which nobody lives: the counters, and the timing."""
+    """What a new cluster takes over from one that has ended: the counters and the timing."""
     last, _ = split(records)
     if last is None:
         return []

@@ -1,14 +1,15 @@
-"""Servers come and go while everything goes on: the coordinator's part. It names moves, notes them, and lets nodes go.
+"""Adds and removes servers during a run, and balances load: the coordinator's part.
 
     a server joins       it gets its share of what there is, a few segments at a time
-    a server leaves      all that it holds goes to others; when it holds nothing it is told to go
-    a worker leaves      it is dealt nothing more, and goes when it has told what became of what it had
-    one is asked most    it trades a hot segment for a cold one; a segment that is too hot alone is made two
+    a server leaves      all that it holds goes to others; when it holds nothing it is released
+    a worker leaves      it is dealt no more slots, and leaves when it has reported those it had
+    a server is hot      it trades a hot segment for a cold one; one that is too hot is split
 
-Copies come before balance: as long as some segment has too few, nothing else moves. From one primary to one server goes a batch at a time, and
-the next when the last is served again (``Opened``). Nothing new begins while a checkpoint is being written, which a change of
-owners would undo. What is planned follows from the view (``cluster.rebalance``), so a coordinator that is started again, or a move that came to
-nothing, goes on from there. No clock decides who owns what: only the view does.
+Copies come before balance: as long as some segment has too few, nothing else moves. From one
+primary to one server goes a batch at a time, and the next when the last is served again
+(``Opened``). Nothing new begins while a checkpoint is being written: a change of owners would undo
+it. A plan follows from the view (``cluster.rebalance``), so a restarted coordinator plans the same,
+and a failed move is planned again. No clock decides who owns what: only the view does.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ class OpeningMove:
 
 
 class Rebalancer:
-    """One cluster's comings and goings."""
+    """The moves and departures of one cluster."""
 
     def __init__(self, moves: MoveSettings | None = None) -> None:
         self.moves = moves or MoveSettings()
-        self._begun: dict[_Key, tuple[int, str, str]] = {}  # moves that were named: when, why, and what is better then
+        self._begun: dict[_Key, tuple[int, str, str]] = {}  # when, why, and what it gains
         self._openings: list[OpeningMove] = []
         self._planned: tuple[int, ...] = ()  # what the last plan followed from
         self._waits = False  # some of it could not be begun yet
         self._again = 0  # when to look again, whatever happened
-        self._asked: dict[tuple[str, int], int] = {}  # who wants a node to go, by which request: the view that says so
+        self._asked: dict[tuple[str, int], int] = {}  # who asked for a drain -> the view with it
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
         self._holders = OwnershipEvents()
 
@@ -131,7 +132,7 @@ class Rebalancer:
             begun = [self._begun.pop((one.table.number, one.segment), (now, "", "")) for one in those]
             if not source:
                 continue  # one more copy
-            otherwise = "leaving" if self._is_leaving(source, of) else "count"  # begun by a former life of ours
+            otherwise = "leaving" if self._is_leaving(source, of) else "count"
             why, gain = next(((why, gain) for _, why, gain in begun if why), (otherwise, ""))
             of.counts["segments handed"] += len(those)
             opening = OpeningMove(
@@ -153,7 +154,7 @@ class Rebalancer:
         return effects
 
     def told(self, now: int, of: Coordinator) -> list[Effect]:
-        """The view is on disk, and everybody is told."""
+        """The view is on disk, and sent to all members."""
         view = of.view
         for one in self._openings:
             if not one.told and one.view <= view.number:
@@ -228,7 +229,7 @@ class Rebalancer:
         if any(one.why == "load" for one in begun):
             of.roster.loads.traded()
         self._note(now, begun, of)
-        if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
+        if len(begun) < len(wanted):  # a target has not shown yet that it dropped what it had
             self._again = now + of.roster.timing.heartbeat
         self._waits = len(begun) < len(wanted)
         self._planned = self._state(of)
@@ -240,15 +241,15 @@ class Rebalancer:
         return of.roster.number, len(self._openings), *shown
 
     def _note(self, now: int, begun: Sequence[WantedMove], of: Coordinator) -> None:
-        """Moves that were begun; those of a set whose members change places are handed over with the next view."""
+        """Note moves that were begun; swaps within a set take effect with the next view."""
         of.counts["moves begun"] += len(begun)
-        at_once: dict[tuple[str, str, str], OpeningMove] = {}  # told as one: whoever opens them opens them together
+        at_once: dict[tuple[str, str, str], OpeningMove] = {}  # one event for those opened together
         for one in begun:
             table = of.roster.tables[one.table]
             place = table.places[one.segment]
             if place.filling:
                 self._begun[table.number, one.segment] = now, one.why, one.gain
-            elif place.since == of.roster.number:  # another of the set is primary: where one goes and nobody comes, too
+            elif place.since == of.roster.number:  # another server of the set is primary now
                 target, view = place.servers[0], of.roster.number
                 life = of.roster.people[target].member.incarnation
                 key = one.table, one.source, target
@@ -268,7 +269,7 @@ class Rebalancer:
         )
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
-        """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
+        """Split a segment that is too hot; None if there is none, or it has to wait."""
         roster = of.roster
         tables = list(roster.tables.values())
         found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
@@ -287,7 +288,7 @@ class Rebalancer:
         return [(one.number, segment) for one in self._openings for segment in one.segments]
 
     def _forget(self, now: int, of: Coordinator) -> None:
-        """What came to nothing: its target is gone, or another took its place; or nobody says how it went."""
+        """Drop moves whose target is gone or replaced, or of which no news came."""
         tables = {table.number: table for table in of.roster.tables.values()}
         for one in list(self._openings):
             person = of.roster.people.get(one.target)
@@ -314,7 +315,7 @@ class Rebalancer:
             if not person.member.leaving or person.member.role != "server" or of.roster.assignment.holds(name):
                 continue
             if any(one.source == name for one in self._openings):
-                continue  # whoever took over may yet have a question
+                continue  # the new primary may still have a question
             self._going[name] = person.member.incarnation
             effects += of.let_go(now, name)
         return effects
@@ -342,13 +343,13 @@ class Rebalancer:
 
 
 class OwnershipEvents:
-    """What was told last."""
+    """Reports how many segments each server holds, whenever that has changed on disk."""
 
     def __init__(self) -> None:
         self._last: tuple[dict[str, int], dict[str, int]] = {}, {}
 
     def told(self, view: m.View, scheduler: Scheduler | None) -> list[Effect]:
-        """This view is on disk, and everybody is told."""
+        """This view is on disk, and sent to all members."""
         if scheduler is None or scheduler.ended or not view.tables:
             return []
         found = held(view)
@@ -359,7 +360,7 @@ class OwnershipEvents:
 
 
 def held(view: m.View) -> tuple[dict[str, int], dict[str, int]]:
-    """Parts of the run's tables that each server serves, and those of which it keeps a copy; who holds none is there, too.
+    """How many segments of the run's tables each server serves, and how many copies it keeps.
 
     Not of the tables of groups, which come and go as these like.
     """

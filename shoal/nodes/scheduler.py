@@ -1,17 +1,17 @@
-"""Deals slots to workers, asks for evaluations, applies the stop rules and reports a run's events.
+"""Deals slots to workers, asks for evaluations, applies stop rules and reports events.
 
-The scheduler is on no push or pull. The coordinator holds the one of its own run, and a worker group
-has one in a process of its own (``scheduler_node``). A worker asks for slots (``Want``) well before
-it runs out, and the same message says which slots are counted; an evaluator asks what to judge
-(``EvaluationReady``). Both get an answer at once, even if there is nothing to do, and ask again soon.
-No slot is dealt before the evaluator has read the first weights. In step mode none is dealt past any
-evaluation, so that the evaluator judges exactly that step.
+The scheduler is on no push or pull. The coordinator holds the one of its own run, and a worker
+group has one in a process of its own (``scheduler_node``). A worker asks for slots (``Want``) well
+before it runs out, and the same message says which slots are counted; an evaluator asks what to
+judge (``EvaluationReady``). Both get an answer at once, even if there is nothing to do, and ask
+again soon. No slot is dealt before the evaluator has read the first weights. In step mode none is
+dealt past any evaluation, so that the evaluator judges exactly that step.
 
 A run can continue in three ways:
 
     resume      the coordinator was restarted: servers, workers and the evaluator go on as they were
     restore     the whole run was restarted from a checkpoint: every node is new
-    rollback    the servers lost a part of the model: all go back to a checkpoint, in a new generation
+    rollback    the servers lost a part of the model: back to a checkpoint, in a new generation
 
 What others act on is in the journal before they hear of it (``scheduler_journal``).
 """
@@ -55,9 +55,10 @@ from shoal.wire.effects import Effect, Send, Tell
 
 NEWER = "slots with newer weights"  # as they are counted
 _REPORT = 250 * limits.MILLISECOND  # how often progress is reported and journalled
-_LATE = 30 * limits.SECOND  # after the first worker: the run begins without those that have not asked
+_LATE = 30 * limits.SECOND  # after the first worker: then the run begins without the others
 _STALLED = 30 * limits.SECOND  # without any slot counted: worth a warning
-# A run without any worker, or evaluator, for so long has failed: a restarted process takes its time.
+# A run without any worker, or evaluator, for so long has failed: a restarted process takes its
+# time.
 _NOBODY = 10 * limits.SECOND
 _VOIDS = 100  # void slots that a progress report names: one answer has an end
 
@@ -147,7 +148,7 @@ class Scheduler:
         self._since = 0  # when the seconds of this process began
         self._computed: float | None = None  # seconds when the last slot was counted
         self._finished = False  # the last evaluation is in
-        self._stops_later = False  # a rule has ended the run; where, is known when no worker is unheard
+        self._stops_later = False  # a rule has ended the run; where depends on the unheard
         self._reports, self._reported = WorkerReports(), 0
         self._last_loss: float | None = None
         self._known_voids: set[int] = set()
@@ -167,7 +168,7 @@ class Scheduler:
         self._read_at: float | None = None  # seconds when the weights under evaluation were read
         self._evaluator_gone = (0, "")  # since when, and why
         self._evaluator_request = 0  # its last request
-        self._evaluator_unheard: int | None = None  # after a restart or rollback: since when; None: heard
+        self._evaluator_unheard: int | None = None  # since a restart or rollback; None: heard
         self.journal = ScheduleJournal(self)
         self._set_barrier()
 
@@ -382,7 +383,7 @@ class Scheduler:
     # ------------------------------------------------------------ workers
 
     def take(self, now: int, member: m.Member, ask: m.Want | m.EvaluationReady) -> list[Effect]:
-        """Answer a member of the run: a worker wants slots, the evaluator wants a model to judge."""
+        """Answer a worker that wants slots, or the evaluator."""
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if member.role != role:
             why = f"only a {role} may ask this, you are a {member.role}"
@@ -397,7 +398,8 @@ class Scheduler:
         known = self._answers.get(want.incarnation)
         if known is not None and want.request <= known.request:
             # The answer was lost: nothing is counted or dealt twice. An older request is not waited
-            # for any more. While effects are held the answer may be among them: the worker asks again.
+            # for any more. While effects are held the answer may be among them: the worker asks
+            # again.
             return [Send(sender, known)] if want.request == known.request and self.is_told else []
         work, who = self.workload, want.incarnation
         if not self.is_done and not want.leaving and who not in self._seen:
@@ -429,7 +431,7 @@ class Scheduler:
         return self.journal.follow(now, [*effects, Send(sender, deal)])
 
     def _deal(self, now: int, want: m.Want) -> tuple[list[int], list[int], list[int]]:
-        """Slots that come again, new ones, and slots of its own that another worker finished first."""
+        """Slots that come again, new ones, and its own that another worker finished first."""
         again, fresh = self.workload.deal(want.incarnation, want.more)
         if self.speculative is None:
             return again, fresh, []
@@ -469,7 +471,7 @@ class Scheduler:
         self.journal.count(new)
         reported = count(want.counted)
         examples, loss = want.examples, want.loss
-        if reported > len(new) and examples:  # some were counted before, for another worker or process
+        if reported > len(new) and examples:  # some were counted before
             examples = min(examples, work.rows(new))
             loss *= examples / want.examples
         self.examples += examples
@@ -511,7 +513,7 @@ class Scheduler:
         if self.workload.step is not None and ready.clock >= 0:
             effects += self._moved(ready)
         if asked.read(ready.holds):
-            if first and not self.generation:  # the first weights are read: slots are dealt from now on
+            if first and not self.generation:  # the first weights are read: slots are dealt now
                 self._since = self._reported = now
             self._read_at = self.seconds
             self._set_barrier()
@@ -529,7 +531,7 @@ class Scheduler:
         return self.journal.follow(now, [*effects, Send(sender, answer)])
 
     def _moved(self, ready: m.EvaluationReady) -> list[Effect]:
-        """The evaluator that had read these weights died: a later step is judged, and reported so."""
+        """The evaluator that had read these weights died: a later step is judged."""
         number, slots = max(ready.holds, ready.found), self.workload.slots_until(ready.clock)
         if not self.evaluations.moved(number, slots, max(self.examples, self.workload.rows_counted)):
             return []
@@ -617,7 +619,7 @@ class Scheduler:
             for kind, ago, length in reported[: limits.SPANS]
             if kind < len(KINDS) and ago / 1e6 <= now
         ]
-        counts = self.begun and self.evaluations.held >= 0 and not self.ended  # only then does time count
+        counts = self.begun and self.evaluations.held >= 0 and not self.ended  # else time does not
         return [Tell(Spans(seconds=now, name=name, spans=spans))] if spans and counts else []
 
     def _tell_voids(self) -> list[Effect]:
@@ -639,7 +641,7 @@ class Scheduler:
 
     @property
     def is_behind(self) -> bool:
-        """The journal does not have the last rollback yet: no record that follows from it is written."""
+        """The journal lacks the last rollback: no record that follows from it is written."""
         return self.journal.is_behind(self._now)
 
     def durable(self, now: int, error: str) -> list[Effect]:
@@ -692,10 +694,10 @@ class Scheduler:
         """Continue a run from the journal of an earlier process; all other nodes are as they were.
 
         Workers hold slots that the journal does not name. Those that they report as counted are
-        counted, those that they hold stay theirs, and all others are dealt again. So nothing is dealt,
-        and no rule decides where the run ends, before all ``workers`` (by incarnation) have said what
-        they hold, or are gone: two that compute the same slot would not read the same weights in step
-        mode, and a run that ends would leave out what is in flight.
+        counted, those that they hold stay theirs, and all others are dealt again. So nothing is
+        dealt, and no rule decides where the run ends, before all ``workers`` (by incarnation) have
+        said what they hold, or are gone: two that compute the same slot would not read the same
+        weights in step mode, and a run that ends would leave out what is in flight.
         """
         state = folded(lines)
         self._take_state(state, state.counted, state.account.dealt)
@@ -744,7 +746,7 @@ class Scheduler:
         rolled_back = RolledBack(
             seconds=self.seconds,
             checkpoint=checkpoint,
-            steps_before=max(work.steps, self.workload.steps),  # the last reports may not have come yet
+            steps_before=max(work.steps, self.workload.steps),  # the last reports may be missing
             steps_after=self.workload.steps,
             slots=again.runs,
             why=why,

@@ -6,13 +6,14 @@
     ScheduleState    everything, as a checkpoint keeps it
 
 Counted slots are journalled four times a second; which worker holds which slot is not journalled.
-What others act on at once is in the journal before they hear of it: an evaluation that is asked for,
-read or judged, a void slot, a stop rule; in step mode also how far slots are dealt, and a slot that
-read newer weights. So a coordinator that is restarted knows all that was said, and says nothing else.
+What others act on at once is in the journal before they hear of it: an evaluation that is asked
+for, read or judged, a void slot, a stop rule; in step mode also how far slots are dealt, and a slot
+that read newer weights. So a coordinator that is restarted knows all that was said, and says
+nothing else.
 
-In step mode the step of a model says which slots are in it. In each mode the segments of a checkpoint
-were cut at different moments: a slot counts as done if all of them have it (``counted_everywhere``),
-and is dealt again otherwise.
+In step mode the step of a model says which slots are in it. In each mode the segments of a
+checkpoint were cut at different moments: a slot counts as done if all of them have it
+(``counted_everywhere``), and is dealt again otherwise.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class LossTally:
 class TrafficTotals:
     """Bytes of all workers there ever were."""
 
-    by: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnations; 0: all of them that are over
-    filtered: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # bytes into and out of each filter
-    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # by filters, for later; and what of it was lost
+    by: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnation; 0: earlier ones
+    filtered: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # in and out of each
+    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # for later, and lost of it
 
     def take(self, want: m.Want) -> None:
         self.by[want.incarnation] = (want.sent, want.received)
@@ -98,11 +99,11 @@ class TrafficTotals:
         return sum(sent for sent, _ in self.by.values()), sum(received for _, received in self.by.values())
 
 
-Said = Started | Evaluated | Voided | RolledBack | Stopped  # whoever misses one of these misses what the run has become
+Said = Started | Evaluated | Voided | RolledBack | Stopped  # events that must not be missed
 
 
 class Judgements(msgspec.Struct, frozen=True):
-    """Evaluations: asked for, read, judged; and where the open ones are: slots, examples, workers."""
+    """Evaluations asked for, read and judged; slots, examples and workers of the open ones."""
 
     asked: int = -1
     held: int = -1
@@ -121,7 +122,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     computing: float | None = None  # seconds when the last slot was counted, if it is
     examples: int = 0
     dealt: int = 0  # step mode: up to here at most, until another line says more
-    limit: int | None = None  # where it is to end, once that is decided; that it ends may be known before
+    limit: int | None = None  # where the run is to end, once that is decided
     over: str = ""
     finished: bool = False
     judgements: Judgements = Judgements()
@@ -205,10 +206,10 @@ def counted_everywhere(books: Iterable[m.SegmentBooks], per_pass: int) -> Runs:
 
 
 def to_begin_with(state: ScheduleState, counted: Runs | None = None, seconds: float = 0.0) -> ScheduleState:
-    """What a new run has that goes on from a checkpoint: nobody is here, and what was not judged was never asked for.
+    """The state of a new run that continues a checkpoint: no member, no open evaluation.
 
-    ``counted``, if the model says better than the state what it contains. Time is never taken back: at least so many
-    ``seconds`` have passed.
+    ``counted``, if the model says better than the state what it contains. Time is never taken back:
+    at least so many ``seconds`` have passed.
     """
     account = state.account
     found = account.judgements.found
@@ -237,17 +238,26 @@ def finite(value: float) -> float | None:
 
 
 class HeldEvents:
-    """Effects in their order, behind the lines that they wait for."""
+    """Effects in order, behind the journal lines that they wait for.
+
+    One line is written at a time. Effects that follow from it wait for it; effects of a later
+    change wait for the next line. If the disk refuses a line, the next try a second later is a
+    snapshot, so that nothing is missing. A disk that refuses for long does not stop the run: its
+    effects are then only as durable as the process.
+
+    A process may end after a line is durable and before its events are sent. So a line contains its
+    events: the next process sends those of the last line again, and writes a line that says so.
+    """
 
     def __init__(self) -> None:
         self.writing = False  # a line is on its way
-        self.lacks = False  # the journal lacks something that is not only new: the next line says everything
+        self.lacks = False  # the journal is wrong, not only old: the next line is a snapshot
         self._whole = False  # the line that is on its way says everything
-        self._behind: list[Effect] | None = None  # the line that is on its way; None: nothing waits for it
+        self._behind: list[Effect] | None = None  # for the line being written; None: none wait
         self._next: list[Effect] | None = None  # the line after it; None: none is due
         self._retry = 0
         self._refused_since = 0
-        self.is_told_only_here = False  # events of the last line were told, and the journal does not say so
+        self.is_told_only_here = False  # the last line's events were sent; no line says so
 
     @property
     def is_empty(self) -> bool:
@@ -256,7 +266,7 @@ class HeldEvents:
 
     @property
     def is_behind(self) -> bool:
-        """The journal says what does not hold any more, and will until the next line that says everything is in it."""
+        """The journal says what no longer holds, until the next snapshot is in it."""
         return self.lacks or self._whole
 
     def has_given_up(self, now: int, patience: int) -> bool:
@@ -270,7 +280,7 @@ class HeldEvents:
         return self.may_write(now) and (self.lacks or self.is_told_only_here or self._next is not None)
 
     def begin(self) -> tuple[bool, list[Said]]:
-        """A line is written, and what waited for one waits for this one; whether it says everything, and what is told then."""
+        """A line is written: is it a snapshot, and which events follow from it."""
         self.writing, self._whole, self.lacks = True, self.lacks, False
         self._behind, self._next = self._next, None
         self.is_told_only_here = False
@@ -323,13 +333,13 @@ def said(effects: list[Effect]) -> list[Said]:
 
 
 def _added(held: list[Effect], effects: list[Effect]) -> list[Effect]:
-    """All of them, but of the answers to one node the last: whoever asked again waits for that one alone."""
+    """All of them, but only the last answer to each node."""
     again = {one.to for one in effects if isinstance(one, Send)}
     return [*(one for one in held if not (isinstance(one, Send) and one.to in again)), *effects]
 
 
 class ScheduleJournal:
-    """Journals a scheduler's state, and holds its effects until the lines they follow from are durable."""
+    """Journals a scheduler's state, and holds its effects until their line is durable."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -339,8 +349,8 @@ class ScheduleJournal:
         self._counted: list[int] = []  # slots that no line has yet
         self._voided: dict[int, str] = {}
         self._noted = scheduler.milestone  # as the journal has it
-        self._untold: list[Said] = []  # events that an earlier process was to tell, and perhaps did not
-        self._lately, self._last_next = 0, 0  # step mode: slots dealt since the last mark; up to then
+        self._untold: list[Said] = []  # events that an earlier process may not have sent
+        self._lately, self._last_next = 0, 0  # step mode: slots dealt since the last mark
 
     # ------------------------------------------------------------ what happened
 
@@ -382,7 +392,7 @@ class ScheduleJournal:
             self.held.is_told_only_here = True
         milestone = self._scheduler.milestone
         if self._has_given_up(now):
-            self._noted, self._voided = milestone, {}  # the next line that can be written has everything
+            self._noted, self._voided = milestone, {}  # the next line has everything
             return [*self.held.give_up(), *effects, *self.write(now)]
         if milestone == self._noted and not self._voided and not self._deals_past(self.promising):
             past = self._deals_past(self.promised)  # and the line that is being written says so
@@ -392,7 +402,7 @@ class ScheduleJournal:
         return self.write(now)
 
     def rewrite(self, now: int, effects: list[Effect]) -> list[Effect]:
-        """What the journal says of the model no longer holds: these follow from the next snapshot."""
+        """The journal is wrong about the model: these follow from the next snapshot."""
         self.held.lacks = True
         self.held.wait(effects)
         return self.write(now)
@@ -434,8 +444,9 @@ class ScheduleJournal:
     def _deals_past(self, promise: int) -> bool:
         """Step mode: more was dealt than this line of the journal allows.
 
-        A worker may die with its slots, and what it pushed is in the model. So a restarted scheduler
-        that has to end the run must know how far that may be, even if no worker is left to say it.
+        A worker may die with its slots, and what it pushed is in the model. So a restarted
+        scheduler that has to end the run must know how far that may be, even if no worker is left
+        to say it.
         """
         return self._scheduler.workload.step is not None and self._scheduler.workload.next > promise
 

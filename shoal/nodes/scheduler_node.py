@@ -1,10 +1,11 @@
-"""A scheduler: it deals slots to the workers of one group, and has its model judged and kept (Li et al., OSDI 2014, section 3).
+"""The scheduler of a worker group, as a process of its own (Li et al., OSDI 2014).
 
-The coordinator stays the manager of the servers, of all members and tables; what a group computes is its scheduler's matter. It is a
-member of its group and hears of the others, and of the servers, by the views. So it may be killed and started again, with its
-journal, as a coordinator may: pushes and pulls go on meanwhile, as far as the deals reach. What the servers lose for good, its run
-loses too, also when they end: it ends, says so, and can be resumed from its own checkpoint. It never changes who is a member: it only tells the
-coordinator which processes of its group it was told have ended.
+The coordinator manages the servers, all members and tables; a scheduler manages what its group
+computes, and has its model judged and saved. It is a member of its group and learns of other
+members by the views. It may be killed and restarted with its journal, as a coordinator may: pushes
+and pulls go on meanwhile, as far as slots were dealt. When the servers end or lose a segment for
+good, its run ends with a reason, and can be resumed from its own checkpoint. It never changes the
+members: it only reports ended processes of its group to the coordinator.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership_client import MembershipClient
-from shoal.events import LEFT, Evaluated
+from shoal.events import LEFT
 from shoal.nodes.checkpointing import CheckpointProtocol, nowhere
 from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import (
@@ -29,9 +30,8 @@ from shoal.nodes.scheduler_journal import (
     Line,
 )
 from shoal.nodes.strategy import TABLE
-from shoal.store.checkpoint.manifest import folder_of
 from shoal.wire import messages as m
-from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Tell, Wake
+from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Wake
 from shoal.wire.messages.groups import (
     SCHEDULER,
     GroupProcessEnded,
@@ -67,14 +67,13 @@ class SchedulerNode:
         self.member = MembershipClient(self.name, SCHEDULER, token, address)
         self.member.group, self.member.reaches = group, {"server"}
         self.counts: Counter[str] = Counter()
-        self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
+        self.also: Callable[[], Mapping[str, int]] = dict  # counts of the process, for the status
         self.manager = ""  # where the coordinator is reached
         self._here: dict[int, m.Member] = {}  # of our group, and the servers
         self._came: set[str] = set()  # names of those that were ever here
-        self._going: set[int] = set()  # workers that said that they go, or were told that it is over
-        self._lost: dict[str, _ServerQuestion] = {}  # processes that have ended and are members still
+        self._going: set[int] = set()  # workers that leave, or know that the run is over
+        self._lost: dict[str, _ServerQuestion] = {}  # ended processes that are still members
         self._generation: int | None = None
-        self._askers: list[tuple[str, int]] = []  # who wants to know when the next checkpoint is saved
         self._requests = 0
         self._delay_at = 0  # when the bound on delay may be asked for again
         self._journal = [msgspec.msgpack.decode(record, type=Line) for record in split(journal or [])[1]]
@@ -105,7 +104,8 @@ class SchedulerNode:
         effects += self.member.tick(now)
         if self.member.view.number:
             effects += self._tick(now)
-        effects += self._heard(effects)
+        if self.points is not None:
+            effects += self.points.evaluated(effects)
         effects.append(Wake(min(self.member.next, now + self.member.timing.heartbeat)))
         return effects
 
@@ -121,13 +121,10 @@ class SchedulerNode:
                 effects.append(Send(self.member.coordinator, one.message))
         if self.points is not None:
             effects += self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.scheduler)
-            if self._askers and not self.points.busy:
-                effects += [Send(name, self.points.answer(request)) for name, request in self._askers]
-                self._askers.clear()
         return effects
 
     def _set_delay(self, now: int) -> list[Effect]:
-        """Where workers may be as far apart as they should be, the coordinator tells the servers how far that is."""
+        """Ask the coordinator to set the delay that was found."""
         auto, name = self.scheduler.auto, whole(TABLE, self.group)
         spec = next((one.spec for one in self.member.view.tables if one.name == name), None)
         if auto is None or spec is None or spec.max_delay == auto.delay or now < self._delay_at:
@@ -154,7 +151,7 @@ class SchedulerNode:
         ours = [one for one in view.members if one.group == self.group or one.role == "server"]
         here = {one.incarnation: one for one in ours if one.name != self.name}
         effects: list[Effect] = []
-        if self._journal:  # a former life of ours dealt before: whoever is here now was here then
+        if self._journal:  # an earlier process dealt before: who is here now was here then
             workers = [number for number, one in here.items() if one.role == "worker"]
             self.scheduler.resume(self._journal, workers)
             if workers:
@@ -186,7 +183,7 @@ class SchedulerNode:
         return self.scheduler.fail(f"{why}, and with it a part of the model of group {self.group!r}: resume this run")
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
-        """The launcher saw it. Whether it is a member, and the same one, is the coordinator's to know."""
+        """The launcher saw a process end. Only the coordinator knows whether it is a member."""
         if name not in self._came:
             return self.scheduler.never_came(now, name, reason) if "/worker" in name else []
         if any(one.name == name for one in self._here.values()):
@@ -204,14 +201,14 @@ class SchedulerNode:
                 return [Send(sender, m.Refusal(0, "setting", why))]
             case m.StatusRequest(request):
                 return [Send(sender, self._standing(now, request))]
-            case m.Refresh(request):  # whoever looks at this run sees what its members see
+            case m.Refresh(request):  # an observer of this run sees what its members see
                 return [Send(sender, self._of_ours), Send(sender, m.Done(request))]
-            case m.Describe(request):  # nobody takes part from elsewhere, but who wants to read finds the way
+            case m.Describe(request):  # no worker joins from elsewhere; a reader finds the way
                 return [Send(sender, m.Described(request, group=self.group, manager=self.manager))]
             case m.Feed(request):  # what happens is in the events of its own run
                 return [Send(sender, m.Fed(request, 0))]
             case m.Save(request) if any(one.name == sender for one in self._here.values()):
-                return self._save(sender, request)
+                return [Send(sender, nowhere(request))] if self.points is None else self.points.save(sender, request)
             case m.Snapped() if self.points is not None:
                 return self.points.snapped(now, sender, message)
         self.counts["unexpected"] += 1
@@ -221,32 +218,11 @@ class SchedulerNode:
         member = self._here.get(ask.incarnation)
         if member is None or member.name != sender:
             self.counts["not here"] += 1
-            return []  # it is not in our view yet, and asks again; or it is no member any more, and is told so
-        role = "worker" if isinstance(ask, m.Want) else "evaluator"
-        if member.role != role:
-            why = f"only a {role} may ask this, you are a {member.role}"
-            return [Send(sender, m.Refusal(ask.request, "setting", why))]
-        if isinstance(ask, m.EvaluationReady):
-            return self.scheduler.ready(now, sender, ask)
-        effects = self.scheduler.want(now, sender, ask)
-        if ask.leaving or self.scheduler.is_done:  # that it is over is in the answer, which may be held back
-            self._going.add(ask.incarnation)
+            return []  # it is not in our view yet, and asks again; or it is fenced
+        effects = self.scheduler.take(now, member, ask)
+        if isinstance(ask, m.Want) and (ask.leaving or self.scheduler.is_done):
+            self._going.add(ask.incarnation)  # that it is over is in the answer, which may be held
         return effects
-
-    def _heard(self, effects: list[Effect]) -> list[Effect]:
-        """A model was judged, perhaps: its checkpoint may be the best."""
-        told = [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Evaluated)]
-        points = self.points
-        return [] if points is None else [one for event in told for one in points.judged(event.steps, event.test_loss)]
-
-    def _save(self, sender: str, request: int) -> list[Effect]:
-        if self.points is None:
-            return [Send(sender, nowhere(request))]
-        if (sender, request) in self._askers:
-            return [Send(sender, m.PushHeld(request, "the checkpoint that is being written"))]
-        self._askers.append((sender, request))
-        self.points.soon()
-        return []
 
     def _standing(self, now: int, request: int) -> m.StatusReply:
         view = self.member.view
@@ -266,13 +242,7 @@ class SchedulerNode:
             members,
             {},
             self.scheduler.progress(),
-            self._newest(),
+            "" if self.points is None else self.points.newest,
             counts,
             timing=self.member.timing,
         )
-
-    def _newest(self) -> str:
-        """The folder of the last checkpoint, of this life; empty if there is none."""
-        if self.points is None or not self.points.saved:
-            return ""
-        return str(folder_of(self.points.root, self.points.saved))

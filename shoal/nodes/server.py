@@ -1,8 +1,9 @@
 """A server: it holds segments, checks who is talking, and answers.
 
-Every request is checked in the same order before a table sees it: is the sender's incarnation in the view, is the
-generation the current one, is the table known and are the segments held here. One computation at a time may be out; what
-comes meanwhile waits its turn (``Backlog``), so that a table is touched by one thread only.
+Every request is checked in the same order before a table sees it: is the sender's incarnation in
+the view, is the generation the current one, is the table known and are the segments held here. One
+computation at a time may be out; what comes meanwhile waits its turn (``Backlog``), so that a table
+is touched by one thread only.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Server:
         self.calls = PendingCalls()
         self.handles = KeyLists()
         self.counts: Counter[str] = Counter()
-        self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
+        self.also: Callable[[], Mapping[str, int]] = dict  # counts of the process, for the status
         self._inline = inline
         self._pace = RateLimit()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
@@ -153,7 +154,7 @@ class Server:
         return effects
 
     def _take_view(self, now: int) -> list[Effect]:
-        """Put the newest view into effect: make room for new tables off the loop, since that may take long."""
+        """Put the newest view into effect: new tables are made off the loop."""
         if self._works:  # a table is in use: the view waits until it is free
             self._view_waits = True
             return []
@@ -202,11 +203,11 @@ class Server:
                 made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
-            except BaseException as error:  # an update it does not know, settings that cannot be, a filter that fails
+            except BaseException as error:  # an unknown update, bad settings, a filter that fails
                 if ends_us(error):
                     raise
                 what = said(error) if isinstance(error, ShoalError) else told(error)
-                self.member.failed[table.number] = f"{self.name}: {what}"  # no reason to give up the rest
+                self.member.failed[table.number] = f"{self.name}: {what}"  # other tables go on
 
     # ------------------------------------------------------------ requests
 
@@ -227,7 +228,7 @@ class Server:
         if isinstance(request, FromServer):
             if getattr(request, "view", 0) > self.member.shown:
                 if len(self._early) < limits.COPIES_EARLY:
-                    self._early.append(event)  # of a view that is on its way to us; otherwise it comes again
+                    self._early.append(event)  # its view is on its way; else it comes again
                 return []
             holding = self.tables.get(request.table)
             if holding is None:
@@ -276,7 +277,7 @@ class Server:
         return effects
 
     def _park(self, now: int, sender: str, park: m.Park) -> HandlerResult:
-        """Nobody waits for this worker any more; it is told so when all copies know it."""
+        """No worker waits for this one any more; answered when all replicas know it."""
         parts = [holding.primary for holding in self.tables.values() if holding.primary is not None]
         left = [len(parts)]
 
@@ -295,7 +296,7 @@ class Server:
         if not self.member.joined or request.view > self.member.shown:
             self.counts["view behind"] += 1
             return m.Busy(request.request, limits.BUSY_RETRY)
-        if not isinstance(request, m.TableStatusRequest | m.Call):  # who only looks need not be a member
+        if not isinstance(request, m.TableStatusRequest | m.Call):  # an observer is no member
             known = self._members.get(request.incarnation)
             if known is None or known.name != sender:
                 self.counts["fenced"] += 1
@@ -314,7 +315,8 @@ class Server:
             return m.SegmentsMoved(request.request, view.number)
         if isinstance(request, m.TableStatusRequest):
             return None
-        # A visitor is no member: all that is known of it is its name, which a key that is confined to a group vouches for.
+        # A visitor is no member: all that is known of it is its name, which a key that is confined
+        # to a group vouches for.
         group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
         if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
             self.counts["another group's"] += 1
@@ -346,7 +348,7 @@ class Server:
             outcome = work.full()
         else:
             raise error
-        self._works.extendleft(reversed(outcome.works))  # what follows from it comes before what came later
+        self._works.extendleft(reversed(outcome.works))  # follow-ups before later requests
         effects = outcome.effects + self._compute()
         if not self._works and self._view_waits:
             self._view_waits = False
@@ -362,7 +364,15 @@ Levelling = m.Level | m.Levels | m.Adopt | m.Adopted
 
 
 class Backlog:
-    """One server's."""
+    """Requests that wait while a server computes: first come, first served, but levelling first.
+
+    A segment that moves is served by no server until its new primary is level with the others,
+    which takes a few messages between servers. Behind waiting pushes each of them would take as
+    long as those. They are few and mostly need no computation, and on the wire they may overtake,
+    too.
+
+    At most ``limits.BACKLOG`` of a kind wait: for others there is no room, and they are sent again.
+    """
 
     def __init__(self) -> None:
         self._first: deque[Received] = deque()
@@ -408,7 +418,12 @@ def longest(timing: TimingSettings) -> int:
 
 
 class EarlyRequests:
-    """One server's."""
+    """Requests of a view that this server lacks, or for segments that it is about to open.
+
+    Both take milliseconds and concern all clients of a table, so these requests wait here instead
+    of being sent again and again. A request waits once and for a short time; then its sender hears
+    why it has to wait. Nothing here has been looked at: it is as if it were still on the wire.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[_Key, tuple[int, Received]] = {}  # since when

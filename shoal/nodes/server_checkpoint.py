@@ -1,7 +1,8 @@
-"""A server's part in checkpoints: it writes the segments that are its own, and takes them up again from there.
+"""A server's part in checkpoints: it writes the segments it owns, and loads them again.
 
-The coordinator asks for its run's tables, a group's scheduler for its group's; each numbers its checkpoints as it likes. Everything goes on
-meanwhile: where slots come in steps, segments are copied at the very step that was named, otherwise one by one between other work.
+The coordinator asks for its run's tables, a group's scheduler for its group's; each numbers its
+checkpoints as it likes. Everything goes on meanwhile: where slots come in steps, segments are
+copied at the very step that was named, otherwise one by one between other work.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ServerCheckpoints:
         self._disk, self._member = disk, member
         self._snapping = SnapshotWriters(disk)
         self._stores = 0
-        self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
+        self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: being copied
 
     def forget(self) -> None:
         """What is held here is worth nothing any more."""
@@ -57,7 +58,7 @@ class ServerCheckpoints:
         self._copying = {key for key in self._copying if key[1] in tables}
 
     def may_ask(self, sender: str, snap: m.Snap, holding: TableServer | None) -> bool:
-        """The coordinator may; and a scheduler that is here, for what is its group's, into a folder that can only be a checkpoint."""
+        """The coordinator may; so may a group's scheduler, for its tables, into its checkpoints."""
         if sender == self._member.coordinator:
             return True
         group = "" if holding is None else namespace(holding.placed.name)
@@ -77,7 +78,7 @@ class ServerCheckpoints:
         return _without_reasons(load, initial.path) if namespace(table.name) else load
 
     def _loaded(self, table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
-        """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""
+        """Segments as they were, without clocks and ledgers of workers that are gone."""
         found = list(manifest.images(self._disk, Path(table.origin), table, segments))
         for image in found:
             slots = {stream: counted for stream, counted in image.books.ledger.items() if stream >= 0}
@@ -85,7 +86,7 @@ class ServerCheckpoints:
         return found
 
     def snap(self, now: int, sender: str, snap: m.Snap, holding: TableServer | None) -> HandlerResult:
-        """Write the segments that are ours, as they are at the step named, while everything goes on."""
+        """Write our segments, as they are at the step named, while all requests go on."""
         if holding is None or holding.primary is None or holding.opening or snap.view > self._member.shown:
             return HandlerResult()  # it is asked again
         own, incarnation, snapping = holding.primary, self._member.incarnation, self._snapping.of(sender, snap)
@@ -108,7 +109,7 @@ class ServerCheckpoints:
             images: list[SegmentImage] = []
 
             def take() -> None:
-                if holding.primary is own:  # else its rows may be nowhere here; no view is taken while this goes on
+                if holding.primary is own:  # else its rows may have moved away
                     images.append(own.image(segment))
 
             def hand_over(now: int) -> HandlerResult:
@@ -122,18 +123,18 @@ class ServerCheckpoints:
 
         if holding.primary is not own:
             return HandlerResult()  # they have changed hands: this one is given up
-        if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
+        if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some are past the step
             return HandlerResult([snapping.late(sender, self._member.incarnation, snap, int(own.version.max()))])
         works = [copy(segment) for segment in cut]
         self._copying.update((snap.number, snap.table, segment) for segment in cut)
         if snap.clock >= 0:  # all of them at this very step
             return HandlerResult(works=works)
-        self.later.extend(works)  # each at a moment of its own: between two of them others are served
+        self.later.extend(works)  # each at a moment of its own: requests are served in between
         return HandlerResult()
 
 
 def _without_reasons(load: Loader, place: str) -> Loader:
-    """For a group: whatever is wrong with what it named is told in the same words, or it could find out what is on this host's disks."""
+    """For a group: one text for all errors, so that it learns nothing of this host's disks."""
 
     def loaded(table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
         try:

@@ -1,4 +1,4 @@
-"""How it stands, in one answer: for the launcher, for ``shoal status``, for whoever watches a run from outside."""
+"""What the coordinator tells outsiders: its status, what the run is about, recent events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.StatusReply:
     """``to`` a group's member: where the cluster's own checkpoints lie is not for it."""
     roster, view, scheduler = coordinator.roster, coordinator.view, coordinator.scheduler
-    known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
+    known = {member.incarnation for member in view.members}  # not those that are still joining
     loads = roster.loads.by_server(roster.tables)
     members = [
         m.MemberStatus(
@@ -62,7 +62,11 @@ Asked = m.Describe | m.Feed | m.Unfit
 
 
 class PublicInfo:
-    """One coordinator's."""
+    """Answers those who are no members: what the run is about, and its recent events.
+
+    A request changes nothing, except that a node that cannot take part may say why. That is
+    reported as a warning, a bounded number of times, since anyone may say it.
+    """
 
     def __init__(self, about: m.Described | None = None) -> None:
         self.about = about or m.Described(0)
@@ -81,14 +85,14 @@ class PublicInfo:
                 return self._cannot(name, why, scheduler)
 
     def heard(self, effects: Iterable[Effect]) -> None:
-        """What is told now is remembered, but for what is told all the time, or is seen by looking."""
+        """Remember events for a feed, but not those that come all the time."""
         for effect in effects:
             if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Shared | Spans):
                 self._number += 1
                 self._events.append(_short(effect.event))
 
     def _since(self, after: int) -> list[RunEvent]:
-        new = max(0, self._number - after) if after <= self._number else self._number  # else it asks a former life
+        new = max(0, self._number - after) if after <= self._number else self._number
         return list(self._events)[-new:] if new else []
 
     def _cannot(self, name: str, why: str, scheduler: Scheduler | None) -> list[Effect]:

@@ -1,7 +1,7 @@
 """What a strategy on servers provides: its tables, its batches, and its algorithm.
 
-The algorithm is a coroutine over one ``SlotStream`` of a worker. It reads like the paper, and runs on
-threads, on processes and in the simulator.
+The algorithm is a coroutine over one ``SlotStream`` of a worker. It reads like the paper, and runs
+on threads, on processes and in the simulator.
 """
 
 from __future__ import annotations

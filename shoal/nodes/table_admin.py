@@ -1,7 +1,8 @@
-"""Tables that are made, dropped or changed: asked for once, done once, answered when every server knows.
+"""Creates, drops and changes tables: each request once, answered when every server knows.
 
-What was asked for twice is done once, also if the coordinator ended in between: the last changes are in its journal. A table that some
-server could not set up is dropped again, and whoever asked for it is told why.
+What was asked for twice is done once, also if the coordinator ended in between: the last changes
+are in its journal. A table that some server could not set up is dropped again, and the one who
+asked for it gets the reason.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TableAdmin:
     def __init__(self) -> None:
         self._settling: list[TableChange] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # a resent one is not done twice
-        self._changes: dict[tuple[str, int], int] = {}  # those that are done, and the table's number
+        self._changes: dict[tuple[str, int], int] = {}  # done requests -> the table's number
 
     @property
     def done(self) -> list[tuple[str, int, int]]:
@@ -53,7 +54,7 @@ class TableAdmin:
         self._changes = {(asker, request): number for asker, request, number in changes}
 
     def cannot_write(self, why: str, of: Coordinator) -> list[Effect]:
-        """The journal refuses: tables that nobody has heard of are not made. Those of a former life are: they stay."""
+        """The journal refuses: new tables are not made; those of an earlier process stay."""
         effects: list[Effect] = []
         known = {placed.number for placed in of.view.tables}
         new = [one for one in self._settling if one.table and one.view > of.view.number and one.number not in known]
@@ -136,7 +137,7 @@ class TableAdmin:
         return effects
 
     def undo(self, number: int, reason: str, of: Coordinator) -> list[Effect]:
-        """A server could not set a table up: the table is dropped, and who asked for it is told why."""
+        """A server could not set a table up: drop it, and answer with the reason."""
         made = any(one.number == number for one in self._settling)
         if not made and of.scheduler is not None and any(one.number == number for one in of.roster.tables.values()):
             return of.scheduler.fail(f"the run cannot go back to its checkpoint: {reason}")

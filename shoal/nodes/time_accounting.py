@@ -1,16 +1,18 @@
-"""Where a worker's time goes: it computes, it communicates, or it waits; all of it is one of these.
+"""Where a node's time goes: every moment counts as exactly one of these kinds.
 
     compute      a gradient, and the rows for it
     communicate  messages are made and read, or are on their way
-    wait         a server keeps the answer back: for slower workers, or for the other slots of a step
+    wait         a server holds the answer: for slower workers, or for other slots of a step
     idle         there is no slot to do
     evaluate     the model is judged (an evaluator, not a worker)
 
-What is told when a pull has come decides what the time before it was: a server that keeps an answer back says so at once.
-While anything is computed, whatever else is waited for costs nothing and is not counted.
+The answer to a pull decides what the time before it was: a server that keeps an answer
+back says so at once. While anything is computed, whatever else is waited for costs nothing and is
+not counted.
 
-Totals are kept of everything; spans one by one only of the first so many in a second, and after a minute only of one second
-in ten, then of one in sixty. Seconds are those of the machine's clock, so that workers of one machine show the same ones.
+Totals are kept of everything; spans one by one only of the first so many in a second, and after a
+minute only of one second in ten, then of one in sixty. Seconds are those of the machine's clock, so
+that workers of one machine show the same ones.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class TimeAccounting:
         self._computing -= 1
 
     def waited(self, held: int = 0, kind: int = COMMUNICATE) -> None:
-        """Something has come that was waited for; since ``held`` (0: never) it was kept back by whoever has it."""
+        """An awaited answer came; a server held it since ``held`` (0: it did not)."""
         if self._computing:
             return
         now = self._clock()

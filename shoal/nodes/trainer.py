@@ -1,11 +1,11 @@
-"""A worker that trains: it asks for slots, runs a strategy over them, and reports what is counted.
+"""A worker that trains: it asks for slots, runs a strategy over them, reports what counts.
 
-A strategy sees one ``SlotStream``: a queue of slots, and what can be done with them. Where slots come
-in steps, slots that come again get a stream of their own for each deal: other workers wait for them,
-and this worker's other streams may wait for a later step.
+A strategy sees one ``SlotStream``: a queue of slots, and what can be done with them. Where slots
+come in steps, slots that come again get a stream of their own for each deal: other workers wait for
+them, and this worker's other streams may wait for a later step.
 
-A worker can read all rows. It caches those of the slots that it computed, up to a bound, so that they
-are ready when they are dealt to it again in a later epoch.
+A worker can read all rows. It caches those of the slots that it computed, up to a bound, so that
+they are ready when they are dealt to it again in a later epoch.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class BatchSource(Protocol):
 class SlotStream:
     """A queue of slots for one run of a strategy, and what the strategy can do with them.
 
-    A stream that is given slots ends with them. It belongs to one incarnation of its worker: a closed
-    stream raises its error, so that nothing is pushed in the name of the next incarnation.
+    A stream that is given slots ends with them. It belongs to one incarnation of its worker: a
+    closed stream raises its error, so that nothing is pushed in the name of the next incarnation.
     """
 
     def __init__(self, trainer: Trainer, slots: Sequence[int] = ()) -> None:
@@ -101,11 +101,11 @@ class SlotStream:
         return self._number(slot) in self._trainer.void
 
     def leaves(self, slot: Slot) -> bool:
-        """Some of its weights are newer than its step: give it back, if another worker can take it."""
+        """Some of its weights are newer than its step: give it back, if another can take it."""
         return self._trainer.give_back(self._number(slot))
 
     def admits(self) -> Task:
-        """Done when the scheduler has noted that a slot with newer weights is pushed; push it then."""
+        """Done when the scheduler knows that a slot with newer weights will be pushed."""
         self._admits = Task("say that some weights are newer")
         if self.closed is not None:
             self._admits.finish(error=self.closed)
@@ -130,7 +130,7 @@ class SlotStream:
         return self._trainer.batches.local(slot)
 
     def waited(self, task: Task) -> None:
-        """This task was awaited and is done: account for the time since the last call or computation."""
+        """This task was awaited: account for the time since the last call or computation."""
         self._trainer.spent.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
 
     def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
@@ -209,7 +209,7 @@ class Trainer:
         spans: int = 0,
         most: int = 0,
     ) -> None:
-        """``pace`` delays computation; ``spans`` are reported of each second; ``most``: leave after so many slots."""
+        """``pace`` delays computation; ``spans`` are reported a second; ``most``: of slots."""
         self.worker, self.strategy, self.learner, self.batches = worker, strategy, learner, batches
         self.slots, self.pace = slots, pace
         self.over = False
@@ -222,16 +222,16 @@ class Trainer:
         self._life = 0  # the incarnation that the slots here were dealt to
         self._generation = 0  # when it began
         worker.on_fenced, worker.on_leaving = self._fenced, self.leave
-        worker.client.dispatcher.patient = True  # a silent node may come back: if not, the view says so
+        worker.client.dispatcher.patient = True  # a silent node may return; else the view says so
         self._traffic = traffic
         self._closed = threading.Event()
         self._stream = SlotStream(self)
-        self._streams: dict[SlotStream, Task] = {}  # that run: the first, and those of slots that came again
+        self._streams: dict[SlotStream, Task] = {}  # the first, and those of slots that came again
         self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
         self._highest = 0  # of those on the first stream
         self._counted: list[int] = []
-        self._back, self._left = list[int](), set[int]()  # slots to be given back, and all that ever were
-        self._newer: list[Task] = []  # slots with weights that are newer in part: reported before they are pushed
+        self._back, self._left = list[int](), set[int]()  # slots to give back; all given back
+        self._newer: list[Task] = []  # slots with newer weights: reported before they are pushed
         self._examples, self._loss = 0, 0.0
         self._rate = 0.0  # slots a second
         self._idle = _SOON
@@ -321,7 +321,7 @@ class Trainer:
                 try:
                     if not await goes_back(self.worker, self._generation):
                         raise
-                    while not self.over:  # ask for nothing: we are fenced once the run has rolled back
+                    while not self.over:  # until the rollback fences us, ask for nothing
                         await self._report(idle=True)
                         await self.worker.sleep(_REPORT)
                     return
@@ -347,10 +347,10 @@ class Trainer:
                 break
             for stream, task in list(self._streams.items()):
                 if task.done:
-                    await task  # one that failed ends this incarnation: another may wait for its slot
+                    await task  # a failed one ends this incarnation: others may wait for it
                     del self._streams[stream]
                 elif stream.closed is not None:
-                    raise stream.closed  # a push failed for good, and the stream may wait for that push
+                    raise stream.closed  # a push failed: the stream may wait for that push
             self._nap = self.worker.sleep(self._pause())
             await self._nap
         for task in list(self.tallies):
@@ -362,8 +362,8 @@ class Trainer:
     def _waits_in_vain(self) -> bool:
         """It wants to leave, and its last slots are in a step that no worker completes.
 
-        Perhaps all others want to leave, too. So it leaves: the worker that is dealt these slots again
-        pushes them under the same numbers, and servers count them once.
+        Perhaps all others want to leave, too. So it leaves: the worker that is dealt these slots
+        again pushes them under the same numbers, and servers count them once.
         """
         if not self.leaving or not self.strategy.in_steps:
             return False
@@ -436,9 +436,10 @@ class Trainer:
 
     def _take(self, deal: m.Deal) -> None:
         self.void.update(deal.void)
+        # A restarted coordinator does not know what it dealt us before.
         again, new = (
-            [slot for slot in spread(dealt, limits.LEDGER_WINDOW) if slot not in self._mine]  # a restarted
-            for dealt in (deal.again, deal.slots)  # coordinator does not know what it dealt us before
+            [slot for slot in spread(dealt, limits.LEDGER_WINDOW) if slot not in self._mine]
+            for dealt in (deal.again, deal.slots)
         )
         self._mine.update(again, new)
         self._taken += len(again) + len(new)

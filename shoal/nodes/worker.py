@@ -1,7 +1,8 @@
 """A client with its place in the cluster, and the coroutines that use it.
 
-A strategy, an example or a test is a coroutine: ``await worker.client.pull(...)``. There is no asyncio here: a coroutine
-yields the task it waits for, and is resumed in the loop when that task is done. The same node runs in the simulator.
+A strategy, an example or a test is a coroutine: ``await worker.client.pull(...)``. There is no
+asyncio here: a coroutine yields the task it waits for, and is resumed in the loop when that task is
+done. The same node runs in the simulator.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ class Worker:
     """One client node, without its loop. Its role is worker, client or evaluator."""
 
     def __init__(self, name: str, role: str, token: str, seed: int = 0, group: str = "") -> None:
-        """A member of a group is named ``group/...``, and is dealt slots by the group's own scheduler."""
+        """A member of a group is named ``group/...``; its group's scheduler deals to it."""
         self.name = name
         self.client = Client(name, role, seed=seed)
         self.client.session.group = group
         self.member = MembershipClient(name, role, token)
         self.member.group, self.member.reaches = group, {"server", SCHEDULER} if group else {"server"}
         self.now = 0
-        self.clock: Callable[[], int] = lambda: self.now  # a finer one, where time goes on by itself
+        self.clock: Callable[[], int] = lambda: self.now  # or a finer one
         self.joined = Task("join the cluster")
         self.on_fenced: Callable[[], None] | None = None
         self.on_leaving: Callable[[], None] | None = None  # somebody asked it to go
-        self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # running, waiting for, its own task
+        self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # awaits, result
         self._sleepers: list[Sleep] = []
         self._computing: dict[int, Task] = {}
         self._effects: list[Effect] = []
         self._token = 0
-        self._locked_out: Refused | None = None  # our key was revoked, or is none that the coordinator takes
+        self._locked_out: Refused | None = None  # the coordinator does not accept our key
         self._due = 0  # when there is something to do, whatever comes
 
     def start(self, coroutine: Coroutine[Task, None, Any]) -> Task:
@@ -66,7 +67,7 @@ class Worker:
         return sleeper
 
     def compute(self, function: Callable[[], Any], cost: int) -> Task:
-        """Run this: here if it is short (``cost`` elements), else on the compute thread, and the loop stays awake."""
+        """Run it here if it is short (``cost`` elements), else on the compute thread."""
         task = Task("compute")
         if cost <= limits.INLINE_ELEMENTS:
             task.finish(function())
@@ -95,7 +96,7 @@ class Worker:
         while self._resume():
             effects += self.client.submit(now)
         if self._locked_out is not None:
-            self.client.fail_all(self._locked_out)  # nobody will answer, whatever is asked from now on
+            self.client.fail_all(self._locked_out)  # no request will be answered
         if self._effects:
             effects += self._effects
             self._effects = []
@@ -133,7 +134,7 @@ class Worker:
         return effects
 
     def _check_hello(self, now: int) -> None:
-        """Tasks that wait for us to be a member do not wait for ever, unless the client is patient."""
+        """Fail tasks that wait for membership too long, unless the client is patient."""
         since = self.member.asking_since
         if since and now - since >= self.member.timing.silence and not self.client.dispatcher.patient:
             error = Unanswered("hello", self.member.coordinator, (now - since) / limits.SECOND)
@@ -165,10 +166,11 @@ class Worker:
 
 
 async def goes_back(worker: Worker, generation: int) -> bool:
-    """Whether the newest view says so: it has another generation, or nobody for a part of a table of the run's."""
+    """Whether the newest view shows a rollback, or a segment of the run without a server."""
     await worker.client.refresh()
     view, group = worker.client.session.view, worker.client.session.group
     ours = [one for one in view.tables if namespace(one.name) == group]
     there = any(one.name == whole(TABLE, group) for one in ours)
-    # Also a table beside the weights, such as the tally: a run goes back when a part of any is lost.
+    # Also a table beside the weights, such as the tally: a run goes back when a part of any is
+    # lost.
     return view.generation != generation or not there or any(not place.servers for t in ours for place in t.places)

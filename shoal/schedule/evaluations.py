@@ -1,8 +1,9 @@
 """Which evaluations a run has asked for, and how far dealing may go before the next one.
 
-The first weights are judged before anything changes them. In step mode nothing past an evaluation is dealt until its
-weights are read, so that exactly that step is judged; where pushes count at once, nothing past the one after it, so that a
-stop rule is never more than one evaluation late. One is asked for at a time. Pure bookkeeping: no messages, no time.
+The first weights are judged before anything changes them. In step mode nothing past an evaluation
+is dealt until its weights are read, so that exactly that step is judged; where pushes count at
+once, nothing past the one after it, so that a stop rule is never more than one evaluation late. One
+is asked for at a time. Pure bookkeeping: no messages, no time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Evaluations:
         self.every = every
         self.asked = -1  # the last one asked for
         self.held, self.found = -1, -1  # the last ones whose weights were read, whose loss is known
-        self.at: dict[int, tuple[int, int, int]] = {}  # slots, examples, workers; of the last found, and of later ones
+        self.at: dict[int, tuple[int, int, int]] = {}  # slots, examples, workers of the open ones
 
     def ask(self, work: SlotQueue, examples: int, workers: int) -> None:
         self.asked += 1
@@ -32,7 +33,7 @@ class Evaluations:
         return True
 
     def moved(self, number: int, slots: int, examples: int) -> bool:
-        """It is of a later step than was asked for, whose weights nobody has any more; False if that is no news."""
+        """A later step than was asked for is judged; False if that is no news."""
         if number <= self.found or number not in self.at or slots <= self.at[number][0]:
             return False
         self.at[number] = (slots, examples, self.at[number][2])
@@ -75,9 +76,12 @@ class Evaluations:
         return work.slots_until(work.steps_until(next_at))
 
     def cut(self, work: SlotQueue) -> int | None:
-        """The step at which a checkpoint may be cut now: no evaluation before it is without its loss, no step past it taken.
+        """The step at which a checkpoint may be cut now; None: not now.
 
-        None: not now. An evaluation at that very step is no trouble: whoever takes the run up from there asks for it again.
+        All evaluations before it have their loss, and no later step is taken.
+
+        An evaluation at that very step is no trouble: the process that resumes the run from
+        there asks for it again.
         """
         ends = [work.limit] if work.barrier is None else [work.limit, work.barrier]
         step = min(work.steps_until(work.next) + 1, *(work.steps_until(end) for end in ends))
@@ -85,7 +89,7 @@ class Evaluations:
         return None if pending or self.held < 0 else step
 
     def forget_open(self) -> None:
-        """What is not judged was never asked for: who was to judge it is no more, or what it was to judge."""
+        """Forget evaluations that are not judged: the evaluator or the model is gone."""
         self.asked = self.held = self.found
         self.at = {number: where for number, where in self.at.items() if number == self.found}
 

@@ -54,7 +54,7 @@ class Intervals:
         for first, stop in found:
             if first >= stop:
                 continue
-            low, high = bisect_left(self._stops, first), bisect_right(self._firsts, stop)  # those that it touches
+            low, high = bisect_left(self._stops, first), bisect_right(self._firsts, stop)  # touched
             if low < high:
                 first, stop = min(first, self._firsts[low]), max(stop, self._stops[high - 1])
                 self.size -= sum(self._stops[low:high]) - sum(self._firsts[low:high])
@@ -68,7 +68,7 @@ class Intervals:
         for first, stop in found:
             if first >= stop:
                 continue
-            low, high = bisect_right(self._stops, first), bisect_left(self._firsts, stop)  # those that it cuts
+            low, high = bisect_right(self._stops, first), bisect_left(self._firsts, stop)  # cut
             if low >= high:
                 continue
             self.size -= sum(self._stops[low:high]) - sum(self._firsts[low:high])

@@ -1,14 +1,16 @@
 """Who computes which slot: dealt, counted, given back, dealt again.
 
-A slot is one minibatch of one pass, here a number counted over all passes. Every slot is dealt until it is counted: when
-its worker is gone it is dealt again, and if two computed it the ledgers count one. A slot whose gradient was refused
-twice, or in whose hands three workers died, is dealt *void*: pushed empty, so that nobody waits for it.
+A slot is one minibatch of one epoch, here a number counted over all epochs. Every slot is dealt
+until it is counted: when its worker is gone it is dealt again, and if two computed it the ledgers
+count one. A slot whose gradient was refused twice, or whose workers died three times, is dealt
+*void*: it is pushed empty, so that no worker waits for it.
 
-    each mode    a worker gets slots whose rows it has seen before, then any, then those of who has most left
-    step mode    the slots of coming steps go round among the workers, so that all of them work on the same step
+    each mode    a worker gets slots whose rows it has cached, then free ones, then another's
+    step mode    the slots of coming steps go round among the workers: all are in the same step
 
-Nothing is dealt past ``limit`` (the end), ``barrier`` (an evaluation that wants to see exactly this step) or, in step mode,
-more than ``AHEAD`` steps past the oldest that is not whole. Pure bookkeeping: no messages, no time.
+Nothing is dealt past ``limit`` (the end), ``barrier`` (an evaluation that wants to see exactly this
+step) or, in step mode, more than ``AHEAD`` steps past the oldest that is not whole. Pure
+bookkeeping: no messages, no time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from shoal.tables import Step
 AHEAD = 48  # steps: servers hold a few more than that
 MOST = 4_096  # slots in one deal, whatever is asked for
 REFUSALS, DEATHS = 2, 3  # after so many of them a slot is void
-AGAIN = 16  # slots that come again are dealt also to who did not ask for so many: somebody may wait for them
+AGAIN = 16  # slots that come again are dealt unasked, too: other workers may wait for them
 CLAIMED = 1 << 16  # slots that one report may name of which nobody knows who had them
 IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
 
@@ -41,11 +43,11 @@ class SlotQueue:
         self.barrier: int | None = None
         self.done = 0  # slots counted
         self.voids: dict[int, str] = {}
-        self.next = 0  # how many were ever dealt: in step mode in order, in each mode pass after pass
+        self.next = 0  # how many were ever dealt: in step mode in order, in each mode by epoch
         self.lowest = 0  # the first slot that is not counted
         self._passes: dict[int, EpochSlots] = {}  # those that are open
         self._whole = 0  # passes counted whole
-        self._out: dict[int, dict[int, None]] = {}  # by worker: what it has and is not counted, in order
+        self._out: dict[int, dict[int, None]] = {}  # by worker: what it holds, in order
         self._pending: dict[int, deque[int]] = {}  # step mode: dealt, not yet asked for
         self._names: dict[int, str] = {}
         self._going: set[int] = set()  # of these: they ask for nothing more
@@ -133,7 +135,7 @@ class SlotQueue:
             self._names[worker], self._out[worker], self._pending[worker] = name, {}, deque()
 
     def goes(self, worker: int) -> None:
-        """It finishes what it has: what is meant for it and was not asked for is others', who may be what it waits for."""
+        """It finishes what it has; others get what it was meant to have and did not ask for."""
         if worker in self._names and worker not in self._going:
             self._going.add(worker)
             pending, self._pending[worker] = self._pending[worker], deque()
@@ -159,7 +161,7 @@ class SlotQueue:
         self._return([slot for slot in slots if out.pop(slot, 0) is None])
 
     def keep_only(self, worker: int, found: Iterable[tuple[int, int]]) -> int:
-        """It has these, and no others: what else was dealt to it is dealt again. How many slots that is."""
+        """It has only these: its other slots are dealt again. How many slots that is."""
         out = self._out.get(worker, {})
         if not out:
             return 0
@@ -189,7 +191,7 @@ class SlotQueue:
         return sorted(slot for slot in mine if not self.is_counted(slot))
 
     def lend(self, worker: int, slots: Iterable[int]) -> None:
-        """It computes these, too; whoever else has them keeps them."""
+        """It computes these, too; the workers that have them keep them."""
         self._out[worker].update(dict.fromkeys(slots))
 
     def late(self, worker: int) -> list[int]:
@@ -215,7 +217,7 @@ class SlotQueue:
         return again, new
 
     def _leave_out(self) -> None:
-        """Of a last pass that is not computed whole, workers may hold other slots of a former life than were to come again."""
+        """Workers may hold other slots of the last epoch than those that were to come again."""
         held = self._uncounted()
         again = [slot for slot in self._again if slot not in held and not self.is_counted(slot)]
         self._again = deque(again[: max(0, self.limit - self.done - len(held))])
@@ -240,8 +242,9 @@ class SlotQueue:
     def _room(self) -> int:
         """Each mode: how many slots may come again before the barrier.
 
-        A pass is dealt in any order, so that the number of a slot does not say how many were dealt before it. One that was
-        dealt may lie past the barrier: if it did not come again, nothing would ever move the barrier.
+        A pass is dealt in any order, so that the number of a slot does not say how many were dealt
+        before it. One that was dealt may lie past the barrier: if it did not come again, nothing
+        would ever move the barrier.
         """
         if self.barrier is None or self.step is not None or not self._again:
             return MOST
@@ -255,7 +258,7 @@ class SlotQueue:
         most = min(most, max(1, (end - self.next) // (2 * len(self._names))))
         found: list[int] = []
         while len(found) < most and self.next < end:
-            if self.next // self.per_pass < self._whole:  # somebody had all of it from a former life
+            if self.next // self.per_pass < self._whole:  # all of it was dealt before a restart
                 self.next = self._whole * self.per_pass
                 continue
             one = self._open(self.next // self.per_pass)
@@ -286,7 +289,8 @@ class SlotQueue:
     def _oldest(self, worker: int) -> list[int]:
         """Slots of the oldest step, asked for or not.
 
-        A worker may be full of what a former life dealt it, and wait for a slot that nobody has any more: it never asks.
+        A worker may be full of what a former life dealt it, and wait for a slot that nobody has any
+        more: it never asks.
         """
         end, mine = self.limit if self.barrier is None else min(self.limit, self.barrier), self._pending[worker]
         while self.next < end and self.step_of(self.next) <= self.steps:
@@ -301,7 +305,8 @@ class SlotQueue:
         if self.step is not None:
             self.limit = min(self.limit, self.slots_until(self.steps_until(self.next)))
             return
-        # Not all that ``next`` counts need be dealt where a former life dealt before: a pass is taken up as a whole.
+        # Not all that ``next`` counts need be dealt where a former life dealt before: a pass is
+        # taken up as a whole.
         self.limit = min(
             self.limit, self.done + len(self._uncounted() | {slot for slot in self._again if not self.is_counted(slot)})
         )
@@ -333,7 +338,7 @@ class SlotQueue:
         return new
 
     def claim(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
-        """These are counted, says a worker to whom a former life dealt them; the ones that were not before.
+        """Count slots that were dealt before a restart; the ones that were not counted yet.
 
         In step mode what lies before them was dealt, too, by that life: it comes again.
         """
@@ -343,7 +348,7 @@ class SlotQueue:
         return new
 
     def adopt(self, worker: int, found: Iterable[tuple[int, int]]) -> None:
-        """A former life dealt these to a worker, which has them: it goes on with them, and nobody else is dealt them."""
+        """A worker holds slots that were dealt before a restart: they stay its own."""
         slots = [slot for slot in spread(found, CLAIMED) if slot < self._end and not self.is_counted(slot)]
         self._was_dealt(slots)
         here = set(slots)
@@ -352,11 +357,11 @@ class SlotQueue:
 
     @property
     def _end(self) -> int:
-        """No slot from here on can have been dealt: in each mode the last pass may be dealt in part, in any order."""
+        """No slot from here on can have been dealt."""
         return self.limit if self.step is not None else -(-self.limit // self.per_pass) * self.per_pass
 
     def _was_dealt(self, slots: list[int]) -> None:
-        """They are dealt to nobody else. In step mode what lies before them was dealt, too: it comes again, unless somebody has it."""
+        """Deal these to no other worker. In step mode, slots before them come again."""
         if self.step is None:
             for slot in sorted(slots):
                 self._take_out(*divmod(slot, self.per_pass))
@@ -367,7 +372,7 @@ class SlotQueue:
             self._return(list(range(first, self.next)))
 
     def _take_out(self, number: int, place: int) -> None:
-        """Each mode: this slot of this pass is dealt; so are all passes before it, of which the rest comes again."""
+        """Each mode: this slot is dealt, and all earlier epochs; the rest of those comes again."""
         while self._whole <= self.next // self.per_pass < number:
             one = self._open(self.next // self.per_pass)
             self._again = deque(sorted({*self._again, *(one.first + left for left in one.rest())}))
@@ -384,8 +389,9 @@ class SlotQueue:
     ) -> None:
         """Take up a run that somebody else dealt: what is not counted comes again.
 
-        Each mode: of the passes that were begun, and no more than is still to do. Step mode: up to the last that is counted.
-        ``dealt``: workers hold slots of a former life's deals, in step mode up to this one at least.
+        Each mode: of the passes that were begun, and no more than is still to do. Step mode: up to
+        the last that is counted. ``dealt``: workers hold slots of a former life's deals, in step
+        mode up to this one at least.
         """
         self._taken_up = dealt is not None
         self._refusals.update(refusals or {})
@@ -402,7 +408,7 @@ class SlotQueue:
             self.next = min(self.limit, max(dealt or 0, reached))
             last = max(last, (self.next - 1) // self.per_pass)
         for number in range(self._whole, last + 1):
-            self._open(number)  # also those of which nothing is counted: they lie before one that was begun
+            self._open(number)  # also those without a counted slot: a later one was begun
         missing: list[int] = []
         for one in (self._passes[number] for number in sorted(self._passes)):
             missing += (one.first + np.flatnonzero(~one.counted)).tolist()

@@ -1,12 +1,14 @@
-"""When a run ends: passes, steps, seconds, a target loss, patience that has run out, or an objective that is solved.
+"""When a run ends: epochs, steps, seconds, a target loss, patience, or a solved objective.
 
-Passes and steps are known beforehand and bound the work that is dealt; the others are asked as the run goes on. A loss
-counts as an improvement if it is lower than the best so far by more than ``min_delta``; ``patience`` evaluations in a row
-without one end the run, and then the best weights are kept, not the last (S4-15, S4-16).
+Passes and steps are known beforehand and bound the work that is dealt; the others are asked as the
+run goes on. A loss counts as an improvement if it is lower than the best so far by more than
+``min_delta``; ``patience`` evaluations in a row without one end the run, and then the best weights
+are kept, not the last (S4-15, S4-16).
 
-An objective (block-proximal) is solved when it changed by no more than ``objective`` of itself from one evaluation to the next, and
-when no key is further than ``violation`` * l1 from the conditions of a minimum. Where both are set both must hold: while the KKT
-filter leaves keys out the objective may stand still, and those keys know better.
+An objective (block-proximal) is solved when it changed by no more than ``objective`` of itself from
+one evaluation to the next, and when no key is further than ``violation`` * l1 from the conditions
+of a minimum. Where both are set both must hold: while the KKT filter leaves keys out the objective
+may stand still, and those keys know better.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ ENDLESS = 1 << 60
 
 
 class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The stop rules of a job; whichever comes first ends it, but for the last two, which must both hold.
+    """The stop rules of a job; the first ends it, but the last two must both hold.
 
-    Without any, five passes; with a loss to reach, a hundred; with an objective to be solved, a thousand.
+    Without any, five passes; with a loss to reach, a hundred; with an objective to be solved, a
+    thousand.
     """
 
     epochs: float | None = None  # passes over the data
@@ -35,7 +38,7 @@ class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_loss: float | None = None
     patience: int | None = None  # evaluations in a row without improvement
     min_delta: float = 0.0
-    objective: float | None = None  # relative change of the objective from one evaluation to the next
+    objective: float | None = None  # relative change between two evaluations
     violation: float | None = None  # of the conditions of a minimum, in units of l1
 
     def __post_init__(self) -> None:

@@ -1,11 +1,6 @@
-"""How far apart workers may be, found while they run: the smallest delay at which they hardly wait.
+"""Handles stragglers: an automatic bound on delay, and speculative copies of slots.
 
-A short delay makes fresh weights and long waiting, a long one the reverse (Li et al., OSDI'14, section 5). Workers tell how
-long they waited for slower ones; every so often that share is looked at. Where it is too much, the delay was too small: twice
-as much is tried, or halfway to one that was enough. Otherwise it is enough: halfway to one that was too small is tried, until
-the two are neighbours. After a while the one below is tried again, less and less often: whoever was slow may have gone.
-
-Pure bookkeeping: no messages, no time but what it is told.
+Nothing here sends or reads the time.
 """
 
 from __future__ import annotations
@@ -22,18 +17,26 @@ WINDOW = 500 * limits.MILLISECOND  # is looked at as a whole
 SETTLING = (
     250 * limits.MILLISECOND
 )  # after a change: reports that are under way are of the time before; and so many steps
-# of each worker as it was changed by: until then who is fast runs ahead, or waits for what it was ahead before
+# of each worker as it was changed by: until then who is fast runs ahead, or waits for what it was
+# ahead before
 FEWEST = 4  # steps of each worker in a window
-PATIENCE = 16  # windows before the one below is tried again; twice as many each time that it was too small
+PATIENCE = 16  # windows before the one below is tried again; doubled each time it was too small
 
 
 class AutoDelay:
-    """One table's delay."""
+    """Finds the smallest delay at which workers hardly wait.
+
+    A short delay means fresh weights and long waiting, a long one the reverse (Li et al., OSDI'14,
+    section 5). Workers report how long they waited for slower ones. If the share in a window is too
+    large, the delay was too small: double it, or go halfway to one that was enough. Otherwise go
+    halfway to one that was too small, until the two are neighbours. From time to time, less and
+    less often, the next smaller one is tried again: a straggler may have left.
+    """
 
     def __init__(self, delay: int = 0) -> None:
         self.delay = delay
         self.share = 0.0  # that was waited, in the last window
-        self._short, self._enough = -1, LONGEST + 1  # the largest too small, the smallest large enough, so far
+        self._short, self._enough = -1, LONGEST + 1  # largest too small, smallest large enough
         self._calm, self._patience, self._doubt = 0, PATIENCE, False
         self._since, self._settling = 0, 0
         self._waited = self._whole = self._steps = 0
@@ -102,18 +105,24 @@ MOST = 64  # slots lent at once
 
 
 class SpeculativeCopies:
-    """Who gets whose slots besides its own."""
+    """Deals the slots of a straggler to other workers, too: the first to finish counts.
+
+    A worker is slow if a slot takes it more than twice as long as the others (waiting not counted),
+    or if the oldest step has been open for long and it holds slots of it. In step mode all copies
+    of a slot read the same weights, so that any may count (hedged requests: Dean and Barroso,
+    2013).
+    """
 
     def __init__(self) -> None:
         self.lent = 0
-        self._took: dict[int, tuple[float, float]] = {}  # by worker: microseconds and slots, of late
+        self._took: dict[int, tuple[float, float]] = {}  # by worker: recent microseconds, slots
         self._copied: dict[int, int] = {}  # slot -> who has the copy
-        self._step, self._since, self._usual = 0, 0, 0.0  # the oldest step, since when, and how long one takes
+        self._step, self._since, self._usual = 0, 0, 0.0  # oldest step, its start, usual duration
 
     def take(self, worker: int, microseconds: int, slots: int) -> None:
         """A worker's report: so long it computed, for so many slots."""
         took, known = self._took.get(worker, (0.0, 0.0))
-        kept = FORGETS if slots else 1.0  # a report of no slot is no news: workers that wait report often
+        kept = FORGETS if slots else 1.0  # a report of no slot is no news
         self._took[worker] = (kept * took + microseconds, kept * known + slots)
 
     def gone(self, worker: int) -> None:
@@ -129,7 +138,7 @@ class SpeculativeCopies:
         }
 
     def first(self, worker: int, slots: list[int]) -> int:
-        """How many of these slots, counted by this worker, were copies: whose they were was slower."""
+        """How many of these slots, counted by this worker, were speculative copies."""
         return sum(self._copied.get(slot) == worker for slot in slots)
 
     def choose(self, now: int, worker: int, work: SlotQueue) -> list[int]:

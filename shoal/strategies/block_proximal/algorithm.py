@@ -1,18 +1,21 @@
-"""Delayed block proximal gradient: sparse logistic regression as Li et al. solve it (NIPS 2013 workshop, NIPS 2014, OSDI 2014).
+"""Delayed block proximal gradient for sparse logistic regression (Li et al., 2014).
 
-    iteration t         the block of features b(t), a function of the seed and t; every part of the rows pushes, for it,
+    iteration t         a block of features b(t), from the seed and t; each part of the rows pushes
                         g = the gradient of its rows, u = a bound of their curvature (S1-25, S1-26)
-    servers at t        add up g and u, and take the proximal step in the diagonal norm of u: rule ``block_proximal`` (S1-27)
-    bounded delay       what iteration t computes has in it exactly the iterations before t - max_delay, whoever computes it
+    servers at t        add up g and u; proximal step in the diagonal norm of u (``block_proximal``)
+    bounded delay       iteration t has in it exactly the iterations before t - max_delay
 
-The answer to a push are the new weights of its keys, once its step is taken: they are put into the part's margins
-``max_delay + 1`` iterations later, not sooner, so a run does not depend on who is fast. A block has no two turns within that
-time. The number of parts is a setting and not the number of workers.
+The answer to a push are the new weights of its keys, once its step is taken: they are put into the
+part's margins ``max_delay + 1`` iterations later, not sooner, so a run does not depend on who is
+fast. A block has no two turns within that time. The number of parts is a setting and not the number
+of workers.
 
-The KKT filter (S1-15): a key whose weight is 0 and whose gradient, over all rows, is too small to change that is answered as
--0.0, and from then on left out of pushes and answers, until every key is looked at again (``recheck``).
+The KKT filter (S1-15): a key whose weight is 0 and whose gradient, over all rows, is too small to
+change that is answered as -0.0, and from then on left out of pushes and answers, until every key is
+looked at again (``recheck``).
 
-A part that comes from somebody else, or back, begins anew: all its weights are pulled, and its margins made from them.
+A part that comes from another worker, or back, begins again: all its weights are pulled, and its
+margins made from them.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ if TYPE_CHECKING:
 
 _BLOCKS = 1 << 16
 _DELAY = 32  # iterations; servers hold 64 steps ahead
-# When it is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of the minimum.
+# When it is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of
+# the minimum.
 _SOLVED_AT = {"objective": 3e-6, "violation": 1.0}
 NIPS, OSDI = 0.1, 0.5  # of l1: what kkt_delta is if it is not given
 
@@ -72,15 +76,15 @@ class RowPart(Protocol):
 
 @register
 class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=True):
-    """Block after block, each by a proximal step on the servers: logistic regression with an l1 penalty, solved to the end."""
+    """Block after block by proximal steps on servers: l1 logistic regression, solved."""
 
     solves: ClassVar[bool] = True
 
-    blocks: int = 16  # of features, each with one turn in a pass; in a job with a delay 1 + max_delay times as many
+    blocks: int = 16  # of features, each once in an epoch; with a delay 1 + max_delay times as many
     by: Literal["count", "range"] = "count"  # blocks of as many nonzeros, or of as many keys
     parts: int = 4  # of the rows; as many workers can take part
     max_delay: int = 0  # iterations that the weights of a slot may be behind
-    kkt: Literal["nips", "osdi", "off"] = "nips"  # leave a zero out if |g| <= l1 - kkt_delta, or |g| <= kkt_delta
+    kkt: Literal["nips", "osdi", "off"] = "nips"  # drop a 0 if |g| <= l1 - kkt_delta, or kkt_delta
     kkt_delta: float | None = None  # nips: l1 / 10, osdi: l1 / 2
     recheck: int = 10  # passes from one in which every key is looked at to the next
 
@@ -135,7 +139,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         tree["stop"] = tree.get("stop") or dict(_SOLVED_AT)
         if isinstance(delay := tree["strategy"].get("max_delay"), int) and delay > 0:
             tree["strategy"].setdefault("blocks", cls().blocks * (1 + delay))
-        tree["evaluate"] = tree.get("evaluate") or {"every": 5.0}  # its passes are short, and to judge is one more
+        tree["evaluate"] = tree.get("evaluate") or {"every": 5.0}  # epochs are short
 
     def check(self, job: Job) -> None:
         rule, model = job.update, job.model
@@ -177,7 +181,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
 
     def batches(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
         """The rows in parts, column by column."""
-        importlib.import_module("shoal.models.column_kernels")  # now: who compiles them as a member is silent meanwhile
+        importlib.import_module("shoal.models.column_kernels")  # compile before joining
         from shoal.models.columns import ColumnBlocks
         from shoal.strategies.block_proximal.columns import ColumnParts
 
@@ -196,7 +200,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
                 if (push := await self._iterate(stream, slot, held)) is not None:
                     pushed.append(push)
                 while pushed and (pushed[0].done or len(pushed) > SLOTS_PER_STEP):
-                    await pushed.popleft()  # one that failed for good ends this life: somebody may wait for it
+                    await pushed.popleft()  # a failed one ends this incarnation: others may wait
             elif stream.over:
                 break
             else:
@@ -208,7 +212,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
             stream.waited(pushed.popleft())
 
     async def _iterate(self, stream: SlotStream, slot: Slot, held: dict[int, HeldPart]) -> Task | None:
-        """One part's side of one iteration: take what came, and push gradient and curvature of this block."""
+        """One part's side of an iteration: apply new weights, push gradient and curvature."""
         part: Any = stream.local(slot)
         turns: BlockOrder = part.turns
         t, number = turns.iteration(slot), turns.part(slot)
@@ -241,9 +245,10 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         return push
 
     async def _begin(self, stream: SlotStream, slot: Slot, part: RowPart) -> HeldPart | None:
-        """A part that was not here, or was elsewhere meanwhile: its weights as they are before this iteration.
+        """Begin with a part that was elsewhere: pull its weights as before this iteration.
 
-        Those of the last ``max_delay`` iterations may be among them already, or come later: they are asked for again.
+        Those of the last ``max_delay`` iterations may be among them already, or come later: they
+        are asked for again.
         """
         turns, t = part.turns, part.turns.iteration(slot)
         columns: CscColumns = await stream.compute(part.columns, part.nonzeros, 0)
@@ -282,8 +287,8 @@ class HeldPart:
 
     standing: BlockMargins
     next: int  # the iteration that it is ready for
-    coming: dict[int, InflightBlock] = field(default_factory=dict)  # by the iteration whose step they are the result of
-    _lists: dict[int, tuple[Any, KeyList]] = field(default_factory=dict)  # by block: the places named last
+    coming: dict[int, InflightBlock] = field(default_factory=dict)  # by iteration
+    _lists: dict[int, tuple[Any, KeyList]] = field(default_factory=dict)  # by block: last places
 
     def turn(
         self, block: int, everything: bool, came: InflightBlock | None, weights: Any
@@ -295,7 +300,7 @@ class HeldPart:
         return loss, places, self.listed(block, places), values
 
     def listed(self, block: int, places: Any) -> KeyList:
-        """The keys of these places: the very list of last time if they are the same, as servers may know that."""
+        """The keys of these places: the same list as last time if equal: servers cache it."""
         known = self._lists.get(block)
         if known is None or not np.array_equal(known[0], places):
             known = self._lists[block] = (places, KeyList(self.standing.columns.keys_of(block)[places]))

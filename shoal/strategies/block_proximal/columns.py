@@ -1,7 +1,7 @@
-"""The parts of the rows that are with a worker, column by column: for a strategy that goes block by block.
+"""The parts of the rows that a worker holds, column by column.
 
-A part is made from the packed rows when it is first asked for, off the loop, and kept while it is used. One that has gone to
-somebody else is let go two passes later.
+A part is made from the packed rows when it is first asked for, off the loop, and kept while it is
+used. One that has gone to somebody else is let go two passes later.
 """
 
 from __future__ import annotations

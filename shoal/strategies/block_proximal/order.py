@@ -1,11 +1,13 @@
-"""Whose turn it is: the blocks of features one after another, and the parts of the rows that every iteration asks.
+"""The order of feature blocks, and the parts of the rows that every iteration asks.
 
-    iteration t = step t of the table, and its slots are the parts: slot (pass, number), t = pass * blocks + number // parts
+    iteration t = step t of the table; its slots are the parts:
+                  slot (epoch, number), t = epoch * blocks + number // parts
     a pass      = every block once, in an order that is a function of the seed and the pass
-    part p      = rows p * rows // parts .. (p + 1) * rows // parts of the packed set, in every iteration
+    part p      = rows p * rows // parts .. (p + 1) * rows // parts, in every iteration
 
-A block has its next turn no sooner than ``gap`` iterations after its last, also from one pass to the next: what an iteration
-reads may be that old. So the order is shuffled in windows: a block stays in its own, and is at most one window early.
+A block has its next turn no sooner than ``gap`` iterations after its last, also from one pass to
+the next: what an iteration reads may be that old. So the order is shuffled in windows: a block
+stays in its own, and is at most one window early.
 
 A slot counts ``1 / blocks`` of its part's rows, so that a pass counts every row once.
 """
@@ -29,8 +31,8 @@ class BlockOrder:
         if not 1 <= gap <= blocks:
             raise Invalid(f"{blocks} blocks, none of which comes again within {gap} iterations: take more blocks")
         self.total, self.parts, self.blocks, self.seed = rows, parts, blocks, seed
-        self.per_pass, self.batch = parts * blocks, -(-rows // parts)  # rows that a slot computes with, at most
-        self.turns = parts  # slot j is for the worker whose turn j modulo this is: a part stays with its worker
+        self.per_pass, self.batch = parts * blocks, -(-rows // parts)  # most rows of a slot
+        self.turns = parts  # slot j is for worker j modulo this: a part stays with its worker
         windows = -(-blocks // (blocks - gap + 1))
         self._windows = [blocks * i // windows for i in range(windows + 1)]
         self._base = self._draw(0).permutation(blocks)

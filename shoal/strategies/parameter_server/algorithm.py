@@ -1,11 +1,12 @@
-"""Pull, gradient, push: the parameter server of Li et al. (OSDI'14), in its three famous forms.
+"""Pull, gradient, push: the parameter server of Li et al. (OSDI'14), in three forms.
 
-    sync       one update per step of m slots; every slot of a step reads the same weights (bulk synchronous)
-    bounded    every push counts at once; nobody is more than max_delay steps ahead of the slowest (S1-16)
+    sync       one update per step of m slots; all slots of a step read the same weights
+    bounded    every push counts at once; none is more than max_delay steps ahead of the slowest
     async      every push counts at once; nobody waits (S3-04, S3-05)
 
-While a slot is computed, the weights of the next ``prefetch`` slots are already on their way. That costs a step of
-staleness where pushes count at once, and nothing at all in sync, where a pull waits for its step.
+While a slot is computed, the weights of the next ``prefetch`` slots are already on their way. That
+costs a step of staleness where pushes count at once, and nothing at all in sync, where a pull waits
+for its step.
 """
 
 from __future__ import annotations
@@ -48,12 +49,10 @@ class InflightStep:
 class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
     """What the three have in common."""
 
-    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, and of the slots in a step (S0-03)
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, of the slots in a step
     prefetch: int = 1  # slots whose weights are asked for ahead
-    admit: int = (
-        0  # of a linear model: a feature has no weight before its key was pushed so often (in sync: in so many steps)
-    )
-    evict: bool = False  # weights that are 0 again, as l1 makes them, are let go, with what the rule keeps of them
+    admit: int = 0  # of a linear model: pushes (in sync: steps) before a feature gets a weight
+    evict: bool = False  # remove weights that are 0 again, with their optimizer state
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 64:
@@ -105,7 +104,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                 await more
                 stream.waited(more)
         await _all(stream, pushed)
-        if not self.in_steps:  # there nobody waits for workers, and another lane may be at work
+        if not self.in_steps:  # in steps no worker waits, and another stream may run
             await stream.client.park()
 
     def _pull(self, stream: SlotStream, slot: Slot, clock: int | None) -> InflightStep:
@@ -122,7 +121,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
     async def _push(
         self, stream: SlotStream, one: InflightStep, weights: Any, clock: int, second: InflightStep | None
     ) -> InflightStep | None:
-        """The gradient of a slot goes; where it can, the same message asks for the weights of the next (then it is named).
+        """Push the gradient of a slot; where it can, the same message pulls for the next slot.
 
         ``second`` is the slot that is computed next: it need not wait until this one is pushed.
         """
@@ -166,16 +165,16 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
         return InflightStep(slot if following is None or coming is None else following, coming, push)
 
     def _begin_early(self, stream: SlotStream, one: InflightStep, before: Task, pull: Task) -> None:
-        """Its weights are here while the slot before is computed: whoever computes goes on without a break."""
+        """Compute the next gradient early: its weights came while the slot before is computed."""
         if before.done or pull.error is not None or one.local is None:
             return
         if not (self.in_steps and is_newer(stream.client, one.pull, one.slot)):
             one.found = stream.early(one.local, pull.value, self.combine == "mean")
 
     async def _settle(self, stream: SlotStream, pushed: deque[Task]) -> None:
-        """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
-        # A slot of a step is counted only when the step is whole; a push that looks ahead is done when that pull is, which may
-        # wait for all of ours that are begun.
+        """Await pushes so that few are open; a failed one ends this incarnation."""
+        # A slot of a step is counted only when the step is whole; a push that looks ahead is done
+        # when that pull is, which may wait for all of ours that are begun.
         most = SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2)
         while len(pushed) > most or (pushed and pushed[0].done):
             await _one(stream, pushed)
@@ -183,11 +182,11 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
 
 @register
 class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
-    """One update per step of m slots: with max_delay=0 the same run, bit for bit, with any number of workers and servers."""
+    """One update per step of m slots; max_delay=0: the same bits with any number of nodes."""
 
     slots_per_step: int = 8  # never taken from the number of workers
     max_delay: int = 0  # steps that the weights of a slot may be behind
-    second_copies: bool = False  # slots of a worker that is much slower than the others are dealt to another one, too
+    second_copies: bool = False  # slots of a straggler are dealt to another worker, too
 
     @property
     def in_steps(self) -> bool:
@@ -201,7 +200,7 @@ class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
 class Bounded(ParameterServer, frozen=True, tag="bounded", kw_only=True):
     """Nobody runs more than max_delay steps ahead of the slowest worker."""
 
-    max_delay: int | Literal["auto"] = 4  # auto: the smallest at which they hardly wait, found while they run
+    max_delay: int | Literal["auto"] = 4  # auto: the smallest at which workers hardly wait
     damp_above: int | None = None  # a gradient twice as stale as this counts half, and so on
 
     def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
@@ -219,12 +218,12 @@ class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
 
 
 def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
-    """Whether some servers had taken the slot's step already when its weights were read, and others not."""
+    """Whether some servers, not all, had taken the slot's step when its weights were read."""
     apply = client.session.layout(TABLE).spec.apply
     assert isinstance(apply, Step)
     step = apply.step_of(slot)
     taken = [version > step for found in pull.versions.values() for version in found]
-    return any(taken) and not all(taken)  # all: it was counted before, and what is computed now counts nowhere
+    return any(taken) and not all(taken)  # all: it was counted before, and counts no more
 
 
 async def _all(stream: SlotStream, tasks: deque[Task]) -> None:

@@ -1,10 +1,12 @@
-"""A run of one worker group on the servers of a cluster that runs already: its scheduler, workers and evaluator are ours.
+"""A run of one worker group on the servers of a running cluster.
 
-    run, launcher = guest(job, "runs/first", "b")       the servers of another run, or of a bare cluster
+Its scheduler, workers and evaluator are processes of ours.
 
-Processes as in ``processes``, without a coordinator and without servers. When it ends, however it does as long as this process
-lives, the group's tables are forgotten; what a killed run left stays, and counts as its group's, until it is dissolved. Whoever
-looks at this run (its folder has the scheduler's address) sees the group's tables under the names that the group has for them.
+    run, launcher = guest(job, "runs/first", "b")   the servers of another run, or of a bare cluster
+
+When the run ends while this process lives, the group's tables are dropped; those of a killed run
+stay, and count as its group's, until it is dissolved. An observer of this run (its folder has the
+scheduler's address) sees the group's tables under the names that the group has for them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _LOOK = 0.02  # seconds between two looks whether the scheduler has joined: nobo
 
 
 def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job, Launcher]:
-    """The job as it will be run by this group on the servers there, and how. ``where`` is an address, a run's folder, or a cluster."""
+    """The job of this group on the servers at ``where`` (address, run folder or cluster)."""
     if where is None or group is None:
         raise Invalid(
             "a group of workers needs the servers of a cluster, and a name: give both, the address (--servers-at, cluster=) and the "
@@ -94,7 +96,7 @@ def _safety(job: Job, address: str) -> Safety:
 
 
 def _check_key(safety: Safety, group: str) -> None:
-    """Whether a key here is the group's own: its scheduler and workers are named by the group alone."""
+    """Whether a key here is the group's own: it names the group's scheduler and workers."""
     if not safety.has_keys or safety.may_be(dealer(group), "client"):
         return
     raise Invalid(
@@ -129,7 +131,8 @@ class GroupCluster(ProcessCluster):
 
     def __init__(self, manager: str, group: str, job: Job, journal: JournalFile) -> None:
         safety = _safety(job, manager)
-        # With keys the scheduler is called by its key, too, and a Unix socket has none: the coordinator would not have it.
+        # With keys the scheduler is called by its key, too, and a Unix socket has none: the
+        # coordinator would not have it.
         transport = "tcp" if safety.has_keys else job.launch.transport
         super().__init__(0, transport, tuple(job.launch.modules), journal, safety=safety)
         self.group, self._manager = group, manager
@@ -140,7 +143,7 @@ class GroupCluster(ProcessCluster):
 
     @property
     def address(self) -> str:
-        """Of the scheduler: whoever looks there sees this group's run."""
+        """Of the scheduler: an observer there sees this group's run."""
         return self._children.known[SCHEDULER].address if SCHEDULER in self._children.known else ""
 
     def start(self) -> None:
@@ -162,9 +165,10 @@ class GroupCluster(ProcessCluster):
     def _dissolve(self) -> None:
         with contextlib.closing(look_at(self._manager, self._safety)) as looking:
             looking.look(PATIENCE)  # or there is nobody to ask, and no need to wait for that
-        # First: a scheduler that is seen off while it runs joins again, and its group would be at work until it counts as dead.
+        # First: a scheduler that is seen off while it runs joins again, and its group would be at
+        # work until it counts as dead.
         self._stop_others()
-        for kv in [one for one in self._clients if not one.closed]:  # a group that is full takes nobody more
+        for kv in [one for one in self._clients if not one.closed]:  # a full group takes no more
             with contextlib.suppress(ShoalError):
                 kv.dissolve(self.group)
                 return

@@ -1,4 +1,4 @@
-"""A run under way on this machine: servers, workers, the evaluator and the coordinator, and how they end.
+"""A run on servers: servers, workers, the evaluator and the coordinator, and how they end.
 
     training = Training(job, dataset, listener)
     with training:                  everything is up, or nothing is left
@@ -6,9 +6,9 @@
         training.drain("worker-1")  finishes what it has begun, and goes
         outcome = training.wait()
 
-The evaluator is a thread of this process; the coordinator, servers and workers are processes or threads. Whatever happens
-to this process, they end with it. What is known here of the run is what the coordinator says of it: it may be killed, and is
-started again.
+The evaluator is a thread of this process; the coordinator, servers and workers are processes or
+threads. Whatever happens to this process, they end with it. What is known here of the run is what
+the coordinator says of it: it may be killed, and is started again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ServerRun:
         resume: tuple[Path, Manifest] | None = None,
         launcher: Launcher | None = None,
     ) -> None:
-        """With ``resume``, a checkpoint of the run that lies in the folder, it goes on from there."""
+        """``resume``: a checkpoint in the folder, from which the run continues."""
         self.learner = check(job, dataset)
         self._resume, self._goes_on = resume, resume is not None
         self.job, self.dataset = job, dataset
@@ -84,13 +84,13 @@ class ServerRun:
         self._over, self._closed = threading.Event(), threading.Event()
         self._why = ""
         self._lock, self._telling = threading.Lock(), threading.Lock()
-        self._judged_last = False  # no evaluation is told any more
+        self._judged_last = False  # no evaluation is reported any more
         self._numbers = 0
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
         self._folder = folder
         self._per_pass = job.slots(dataset.train.rows).per_pass
-        self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # how far it is, as far as we know
+        self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # as last known
         self._unheard = False  # the coordinator does not answer, and there is no time to ask again
         journal = JournalFile(folder / "coordinator.journal" if folder is not None else None)
         self._cluster = (launcher or _cluster_of)(job, journal)
@@ -142,7 +142,7 @@ class ServerRun:
         return dict(self._processes.supervisor.restarts)
 
     def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
-        """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
+        """Ask the coordinator how far it is; raises Unanswered if no answer comes in time."""
         standing = self._cluster.look(seconds)
         if standing.course is not None:
             self._course = standing.course
@@ -153,7 +153,7 @@ class ServerRun:
         """How far it is: now, or when the coordinator was last heard."""
         if not self._cluster.ended and not self._unheard and not self._closed.is_set():
             with contextlib.suppress(ShoalError):
-                self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
+                self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)
         return self._course
 
     def status(self) -> ClusterStatus:
@@ -188,7 +188,7 @@ class ServerRun:
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = worker_process.trainer_of(name, secrets.token_hex(8), transport, orders)
-            trainer.learner.settle()  # or it would compute with as many threads as the evaluator has left by then
+            trainer.learner.settle()  # or it would take as many threads as the evaluator left
             thread = threading.Thread(target=self._in_thread, args=(name, trainer, transport), name=name, daemon=True)
             self._threads[name] = (thread, trainer)
             thread.start()
@@ -249,7 +249,7 @@ class ServerRun:
         )
 
     def interrupted(self) -> RunResult:
-        """Somebody wants it to end now: keep and judge what the servers have, if they still answer, and say how it stands."""
+        """End now: save and judge what the servers have, if they answer, and report it."""
         self._why = self._why or "interrupted"
         pulled, workers = None, len(self.workers)
         if self._folder is not None and self.course.done:
@@ -297,14 +297,14 @@ class ServerRun:
 
     def _start(self) -> None:
         worker_process.warm()
-        self.learner.settle()  # whoever judges takes no core from the workers
+        self.learner.settle()  # the evaluator takes no core from the workers
         self._cluster.start()
         if self._folder is not None and isinstance(self._cluster, ProcessCluster):
             write_address(self._folder, self._cluster.address)
         job = self.job
         table = table_of(job, self.learner, self._per_pass, self._folder or self._cluster.folder)
         self._client = self._cluster.client("launcher")
-        if TABLE in self._client.tables():  # the servers of a former life of this run are still there
+        if TABLE in self._client.tables():  # servers of an earlier process of this run
             self._goes_on = True
         elif self._resume is None:
             self._client.create(TABLE, table)
@@ -337,7 +337,7 @@ class ServerRun:
             self._broken = f"the evaluator failed: {error}"
 
     def _see_off(self) -> None:
-        """The workers have heard that it is over, and go: their last words are part of the figures."""
+        """Wait until the workers have left: their last reports are part of the figures."""
         with self._gone:
             self._gone.wait_for(lambda: not self.workers or self._cluster.ended, limits.DRAIN / limits.SECOND)
 

@@ -1,15 +1,15 @@
 """What became of every push, read off the values: the counting model.
 
-Beside the model there is a table, ``tally``. Whoever computes a slot adds 1 to the slot's own key there, under the slot's
-number, and reports the slot only when both pushes are counted. Whatever dies, is started again, or is computed twice: at the
-end every slot of the run must read 1.
+Beside the model there is a table, ``tally``. A worker that computes a slot adds 1 to the slot's own
+key there, under the slot's number, and reports the slot only when both pushes are counted. Whatever
+dies, is started again, or is computed twice: at the end every slot of the run must read 1.
 
     0               lost: it was acknowledged, and it is not there
     2 and more      doubled
 
-A client of our own does the same with keys of its own, one in every segment: it may have added more than was acknowledged to
-it, never less. Keys sit on segments at random, and every slot is sent to every server, so that all ledgers take part. The
-model's own table is held against the same number by its version, which counts pushes, too.
+A client of our own does the same with keys of its own, one in every segment: it may have added more
+than was acknowledged to it, never less. Keys sit on segments at random, and every slot is sent to
+every server, so that all ledgers take part. The version of the model's own table counts pushes too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PushAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class PushProbes:
-    """What our own client pushed: for each of its keys, how often, and how often it was told that it counts."""
+    """How often our own client pushed each of its keys, and how often that was acknowledged."""
 
     keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))  # one in each segment
     sent: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -80,12 +80,12 @@ def balance(
     versions: Mapping[str, int],
     per_pass: int = 0,
 ) -> PushAudit:
-    """``keys`` and ``values`` are what the tally holds; ``acknowledged`` is how many slots were reported.
+    """Compare ``keys`` and ``values`` of the tally with the slots that were ``acknowledged``.
 
-    ``per_pass``: so many slots make a pass, and the run came to its end: all slots of its whole passes are among them, and so many
-    of the last one as are left. 0: which slots they are is not known, and one that is counted and not yet reported may stand
-    in for one that is lost.
-    ``versions`` say how many slots the segments of the model have counted, by their names.
+    ``per_pass`` is the number of slots in an epoch of a run that ended: all slots of its complete
+    epochs must be there. 0: which slots they are is not known, so that a slot that is counted and
+    not yet reported may stand in for a lost one. ``versions`` say how many slots the segments of
+    the model have counted, by their names.
     """
     counts = np.rint(values).astype(np.int64).reshape(-1)
     ours = keys >= PROBES
@@ -103,7 +103,7 @@ def balance(
     found = dict(zip(keys[ours].tolist(), counts[ours].tolist(), strict=True))
     of_ours = np.array([found.pop(key, 0) for key in probes.keys.tolist()], np.int64)
     lost += int(np.maximum(probes.acknowledged - of_ours, 0).sum())
-    doubled += int(np.maximum(of_ours - probes.sent, 0).sum()) + len(found)  # what is left nobody has sent
+    doubled += int(np.maximum(of_ours - probes.sent, 0).sum()) + len(found)  # nobody sent the rest
     for i in np.flatnonzero((of_ours < probes.acknowledged) | (of_ours > probes.sent))[:SHOWN].tolist():
         wrong.append(
             f"our own key in segment {i} reads {of_ours[i]}: {probes.sent[i]} sent, {probes.acknowledged[i]} acknowledged"
@@ -130,7 +130,7 @@ LIBRARIES = ("numpy", "numba", "torch")
 
 
 def promises_same_bits(job: Job) -> bool:
-    """Sync without delay; a filter may lose some of a push, and loses other parts when it is sent by another worker."""
+    """Sync without delay or filters: what a filter loses depends on the worker that sends it."""
     return job.strategy.name == "sync" and not getattr(job.strategy, "max_delay", 0) and not job.filters
 
 
@@ -140,7 +140,7 @@ def model_digest(weights: Values) -> str:
 
 
 def fingerprint() -> str:
-    """Of all that the bits of a model depend on besides its job: our own code, the libraries, the machine."""
+    """A digest of what the bits of a model depend on: our code, the libraries, the machine."""
     found = hashlib.sha256(f"{platform.machine()} {platform.processor()} {platform.python_version()}".encode())
     for name in LIBRARIES:
         try:

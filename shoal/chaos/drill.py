@@ -2,12 +2,14 @@
 
     report = drill(Drill(job=job, nemesis=Settings(seed=7)), seconds=60)
 
-First the clean run, for so many seconds; then the same job over the whole passes that it made (at least one), with a nemesis at
-it. Nothing is hurt in the last tenth, so that the run ends healed, and the account is read after that. Whole passes, since
-which slots of a pass are computed is not known beforehand otherwise, and then one could stand in for another.
+First the clean run, for so many seconds; then the same job over the complete epochs that it made,
+at least one, with faults. Nothing is hurt in the last tenth, so that the run ends healed, and the
+audit is read after that. Of an incomplete epoch it would not be known which slots are computed:
+one could stand in for another.
 
-Sync promises the same model bit for bit, whatever is broken. There the clean run is made twice: a timed one, to learn how many
-passes fit, then one that ends exactly after them. An evaluation of the timed one does not do: it may be a step past the pass.
+Sync promises the same model bit for bit, whatever is broken. There the clean run is made twice: a
+timed one, to learn how many epochs fit, then one that ends exactly after them. An evaluation of the
+timed one may be a step past the epoch.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Cleanup(msgspec.Struct, frozen=True):
     passes: int
     loss: float | None
     seconds: float
-    model: str = ""  # digest of the weights after exactly these passes; empty: not comparable bit for bit
+    model: str = ""  # digest of the weights after exactly these; empty: not comparable
 
 
 def drill(
@@ -58,7 +60,7 @@ def drill(
     audience: ChaosListener | None = None,
     clean: Cleanup | None = None,
 ) -> ChaosReport:
-    """Run it all; Ctrl-C ends the faulty run early and reports so far, as a ``ChaosReport`` on the error (``error.report``)."""
+    """Run it all; Ctrl-C ends it early, and the error has the report so far (``error.report``)."""
     audience = audience or ChaosListener()
     if not 0 < seconds < math.inf:
         raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
@@ -111,7 +113,7 @@ def _clean(run: ChaosRun) -> Cleanup:
     passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
     if not passes:
         return Cleanup(0, None, report.seconds)
-    first = next(event for event in run.evaluated if event.passes >= passes)  # the first that has seen them all
+    first = next(event for event in run.evaluated if event.passes >= passes)  # it has seen all
     exact = run.job.stop.epochs == passes
     return Cleanup(passes, first.test_loss, first.seconds, run.model if exact else "")
 
@@ -140,7 +142,7 @@ class ChaosRun:
         self.patients: list[FaultyNode] = []
         self.rollbacks = 0
         self.voids = 0
-        self.model = ""  # digest of the weights at the end, where they can be held against the clean run's
+        self.model = ""  # digest of the weights at the end, if comparable
         self.evaluated: list[Evaluated] = []
         self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
         self._began = time.monotonic()

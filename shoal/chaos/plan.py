@@ -78,7 +78,7 @@ class ClusterState:
     """What is known of the cluster right now."""
 
     well: Sequence[str]  # processes that run and have recovered from whatever was done to them
-    sets: Sequence[Sequence[str]] = ()  # who holds each segment; empty: not known, so that no server may be hurt
+    sets: Sequence[Sequence[str]] = ()  # who holds each segment; empty: not known
     staying: Sequence[str] = ()  # servers that are here, or on their way, and were not asked to go
     next_server: str = ""  # what one that joins is called; empty: none may
 
@@ -113,8 +113,10 @@ class FaultPlanner:
             if fault is not None:
                 faults.append(fault)
                 state = state.after(fault)
+        settings = self.settings
+        kills = (1 - settings.pauses) * (1 - settings.joins - settings.drains - settings.cuts) > 1e-9
         servers = sorted(name for name in situation.well if role_of(name) == "server")
-        may = [name for name in servers if self.may_hurt(name, situation)] if kill_server else []
+        may = [name for name in servers if self.may_hurt(name, situation)] if kill_server and kills else []
         return [ChaosFault("kill", self._draw_server.choice(may))] if may else faults
 
     def may_hurt(self, name: str, situation: ClusterState) -> bool:

@@ -1,14 +1,10 @@
-"""A network that misbehaves on purpose: it stands between real nodes and sees whole messages go by.
+"""A proxy between real nodes that sees whole messages, and may keep them from their targets.
 
-    with Proxy(seed=3) as proxy, shoal.connect(proxy.through(cluster.address)) as kv:
-        proxy.weather = Weather(repeat=0.2)                     a fifth of all messages comes twice
-        with proxy.hold("counted", to="ann") as held:           answers that are kept back until they are let go
-            held.wait(1)
+    with Proxy() as proxy, ProxiedCluster(proxy, servers=2) as cluster:
+        proxy.intercept = lambda link, up, passing: passing.to == "server-1"  # dropped
 
-Whoever meets the coordinator through here meets everybody through here: the addresses in the views that pass are replaced
-by others of ours. ``ProxiedCluster`` does that to all the nodes of a cluster, its servers too.
-
-Each link draws from the seed in the order of its own messages (which is the machine's). Only the proxy's own thread touches its sockets.
+A node that meets the coordinator through the proxy meets all others through it: addresses in the
+views that pass are replaced by the proxy's own. Only the proxy's thread touches its sockets.
 """
 
 from __future__ import annotations
@@ -24,8 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -36,7 +31,7 @@ from shoal.nodes.journal import JournalFile
 from shoal.wire import coding
 from shoal.wire import messages as m
 
-# ---------------------------------------------------------------- ZeroMQ's wire protocol (ZMTP 3, without keys)
+# ---------------------------------------------------------------- ZMTP 3, without keys
 
 
 GREETING = 64
@@ -47,7 +42,7 @@ Frames = list[bytes]
 
 
 class ZmtpStream:
-    """One direction of a connection, cut into what can be passed on: bytes of the protocol's own, and whole messages."""
+    """Cuts one direction of a connection into protocol bytes and whole messages."""
 
     def __init__(self) -> None:
         self.ready = False  # READY was said
@@ -57,7 +52,7 @@ class ZmtpStream:
         self._parts: Frames = []
 
     def feed(self, data: bytes) -> list[bytes | Frames]:
-        """What is whole by now, in order: bytes to be passed on as they are, or the frames of a message."""
+        """What is complete, in order: bytes to pass on as they are, or frames of a message."""
         out: list[bytes | Frames] = []
         if self._greeting:
             head, data = data[: self._greeting], data[self._greeting :]
@@ -91,7 +86,7 @@ def written(frames: Sequence[bytes]) -> bytes:
 
 
 def handshake(name: str) -> bytes:
-    """What a caller of that name says first (a DEALER socket, without keys), if it does not wait for the other side."""
+    """What a caller of that name sends first (a DEALER socket, without keys)."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0")
     properties = {b"Socket-Type": b"DEALER", b"Identity": name.encode()}
     body = _READY + b"".join(
@@ -137,7 +132,7 @@ def _identity(ready: bytes) -> str:
     return ""
 
 
-# ---------------------------------------------------------------- links and the connections under them, on the proxy's thread only
+# ---------------------------------------------------------------- links
 
 
 _READ = 1 << 18
@@ -150,8 +145,7 @@ class ProxiedLink:
     def __init__(self, proxy: Proxy, caller: str, target: str) -> None:
         self.proxy, self.caller, self.target = proxy, caller, target
         self.connection: ProxiedConnection | None = None
-        self.random = {up: Random(f"{proxy.seed}/{caller}/{target}/{up}") for up in (True, False)}
-        self._due: dict[bool, list[tuple[float, int, bytes]]] = {True: [], False: []}  # up is to the one who is called
+        self._due: dict[bool, list[tuple[float, int, bytes]]] = {True: [], False: []}
         self._last = {True: 0.0, False: 0.0}
         self._serial = 0
 
@@ -180,7 +174,7 @@ class ProxiedLink:
 
 
 class ProxiedConnection:
-    """One connection that was accepted, and the one that was made for it: near is the caller, far is who is called."""
+    """A connection from the caller (near), and the one made for it to its target (far)."""
 
     def __init__(self, proxy: Proxy, near: socket.socket, address: str) -> None:
         self.proxy, self.address = proxy, address
@@ -250,10 +244,10 @@ class ProxiedConnection:
             self.link.connection = self
 
     def end(self, end: socket.socket, at_once: bool = False) -> None:
-        """This side is gone; the other one goes a little later, when what is under way to it has had its time."""
+        """This side is gone; the other is closed a little later, after what is under way."""
         self._close(end)
         for other in list(self._open):
-            self.proxy.at(time.monotonic() + _LINGER + self.proxy.weather.delay, lambda other=other: self._close(other))  # type: ignore[misc]
+            self.proxy.at(time.monotonic() + self.proxy.linger, lambda other=other: self._close(other))  # type: ignore[misc]
         if at_once and self.link is not None and self.link.connection is self:
             self.link.connection = None
 
@@ -282,9 +276,6 @@ def _dial(address: str) -> socket.socket:
     return far
 
 
-Where = Literal["prefix", "header", "length", "array", "framing"]
-EVERYWHERE: tuple[Where, ...] = ("prefix", "header", "length", "array", "framing")
-_TRIES = 200
 _PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
@@ -302,87 +293,16 @@ class MessageInTransit:
         return coding.decode_header(self.frames[0])
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFaults:
-    """What befalls messages, as shares of them; times are seconds."""
-
-    repeat: float = 0.0
-    late: float = 0.3  # of the repeats, how many come much later
-    later: float = 3.0  # at most so much
-    drop: float = 0.0
-    delay: float = 0.0  # of every message, at most; the order stays
-    cut: float = 0.0  # the connection ends here; what was under way comes later, by the next one
-    flip: float = 0.0  # one bit
-    where: tuple[Where, ...] = EVERYWHERE
-    alter: float = 0.0  # what ``change`` makes of them instead
-    change: Callable[[MessageInTransit], Frames] = lambda passing: passing.frames
-    most: int = 1 << 62  # messages that anything but a delay befalls, in all
-    only: Callable[[MessageInTransit], bool] = lambda passing: True
-
-
-class HeldMessages:
-    """Messages that are kept back, until they are let go or thrown away."""
-
-    def __init__(self, proxy: Proxy, matches: Callable[[MessageInTransit], bool]) -> None:
-        self.matches, self.caught = matches, list[MessageInTransit]()
-        self._proxy, self._kept = proxy, list[tuple[ProxiedLink, bool, MessageInTransit]]()
-        self._more = threading.Condition()
-
-    def wait(self, count: int = 1, seconds: float = _PATIENCE) -> list[MessageInTransit]:
-        """Until so many were caught."""
-        with self._more:
-            enough = self._more.wait_for(lambda: len(self.caught) >= count, seconds)
-        assert enough, f"{len(self.caught)} of {count} messages were held back after {seconds:g} s"
-        return list(self.caught)
-
-    def release(self) -> None:
-        """Let them go, in their order, and keep nothing back any more."""
-        self._end(lambda link, up, passing: link.schedule(up, written(passing.frames), 0.0))
-
-    def discard(self) -> None:
-        """Throw them away, and keep nothing back any more."""
-        self._end(lambda link, up, passing: None)
-
-    def replace(self, data: bytes) -> None:
-        """These bytes go instead of each."""
-        self._end(lambda link, up, passing: link.schedule(up, data, 0.0))
-
-    def _end(self, each: Callable[[ProxiedLink, bool, MessageInTransit], None]) -> None:
-        def end() -> None:
-            if self in self._proxy.holds:
-                self._proxy.holds.remove(self)
-            for one in self._kept:
-                each(*one)
-            self._kept.clear()
-
-        self._proxy.call(end)
-
-    def keep(self, link: ProxiedLink, up: bool, passing: MessageInTransit) -> None:
-        with self._more:
-            self.caught.append(passing)
-            self._kept.append((link, up, passing))
-            self._more.notify_all()
-
-    def __enter__(self) -> HeldMessages:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.release()
-
-
 class Proxy:
     """All the links, and the thread that carries what passes. Use as a context."""
 
-    def __init__(self, seed: int = 0, rewrite: bool = True) -> None:
-        self.weather = LinkFaults()
-        self.befallen = 0  # messages that something befell, in this weather and before
+    def __init__(self, rewrite: bool = True) -> None:
+        self.intercept: Callable[[ProxiedLink, bool, MessageInTransit], bool] = lambda link, up, passing: False
+        self.linger = _LINGER  # seconds that one side of a connection outlives the other
         self.counts: Counter[str] = Counter()  # what was done to messages
-        self.seen: Counter[tuple[str, str, str]] = Counter()  # what has passed: (sender, to, kind)
-        self.holds: list[HeldMessages] = []
         self.selector = selectors.DefaultSelector()
         self.connections: set[ProxiedConnection] = set()
-        self.seed, self._rewrite = seed, rewrite
-        self._random = Random(f"{seed}/proxy")
+        self._rewrite = rewrite
         self._links: dict[tuple[str, str], ProxiedLink] = {}
         self._relays: dict[str, socket.socket] = {}  # by the address that they stand for
         self._names: dict[str, str] = {}
@@ -398,7 +318,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="shoal-proxy", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------ for tests, from any thread
+    # ------------------------------------------------------------ from any thread
 
     def through(self, address: str, name: str = "coordinator") -> str:
         """Where the node at that address is met through here."""
@@ -410,26 +330,6 @@ class Proxy:
                 self._names[address] = name
                 self.call(lambda: self._listen(address))
         return f"tcp://127.0.0.1:{relay.getsockname()[1]}"
-
-    def hold(self, *kinds: str, sender: str = "", to: str = "") -> HeldMessages:
-        """Keep back all messages of these kinds, from and to these nodes (empty: any)."""
-
-        def matches(passing: MessageInTransit) -> bool:
-            return passing.kind in kinds and sender in ("", passing.sender) and to in ("", passing.to)
-
-        held = HeldMessages(self, matches)
-        self.holds.append(held)
-        return held
-
-    def cut(self, caller: str, target: str) -> None:
-        """End the connection between the two; they may make another."""
-
-        def cut() -> None:
-            for link in list(self._links.values()):
-                if (link.caller, link.target) == (caller, target):
-                    link.cut()
-
-        self.call(cut)
 
     def call(self, what: Callable[[], None]) -> None:
         """Have the proxy's thread do this."""
@@ -463,52 +363,12 @@ class Proxy:
         return self._links[caller, address]
 
     def pass_on(self, link: ProxiedLink, up: bool, frames: Frames) -> None:
-        """A message is here: what becomes of it?"""
+        """A message is here: count it, and send it on unless ``intercept`` takes it."""
         sender, to = (link.caller, link.target) if up else (link.target, link.caller)
         passing = self._rewritten(MessageInTransit(sender, to, _kind(frames), frames))
         self.counts["passed"] += 1
-        self.seen[sender, to, passing.kind] += 1
-        for held in self.holds:
-            if held.matches(passing):
-                held.keep(link, up, passing)
-                return
-        weather = self.weather
-        data = written(passing.frames)
-        delay = self._random.uniform(0.0, weather.delay) if weather.delay else 0.0
-        if not weather.only(passing) or self.befallen >= weather.most:
-            link.schedule(up, data, delay)
-            return
-        before = self._faults()
-        self._strike(link, up, passing, data, delay)
-        self.befallen += self._faults() > before
-
-    def _faults(self) -> int:
-        return self.counts.total() - self.counts["passed"]
-
-    def _strike(self, link: ProxiedLink, up: bool, passing: MessageInTransit, data: bytes, delay: float) -> None:
-        draw, weather = link.random[up], self.weather
-        if draw.random() < weather.drop:
-            self.counts["dropped"] += 1
-            return
-        if draw.random() < weather.repeat:
-            late = draw.random() < weather.late
-            self.counts["repeated late" if late else "repeated"] += 1
-            again = draw.uniform(0.0, weather.later) if late else 0.0
-            link.schedule(up, data, delay + again, in_order=not late)
-        if draw.random() < weather.alter:
-            self.counts["altered"] += 1
-            header, *arrays = weather.change(passing)
-            # It stands for a sender that is wrong, not for a wire that is: what it says of its arrays is so.
-            data = written([coding.encode(coding.decode_header(header), arrays), *arrays])
-        if draw.random() < weather.flip:
-            where = draw.choice(weather.where)
-            self.counts[f"flipped in {where}"] += 1
-            data = self._flipped(passing.frames, where, draw)
-        if draw.random() < weather.cut:
-            link.cut()
-            link.schedule(up, data, draw.uniform(0.0, weather.later), in_order=False)
-            return
-        link.schedule(up, data, delay)
+        if not self.intercept(link, up, passing):
+            link.schedule(up, written(passing.frames), 0.0)
 
     def _rewritten(self, passing: MessageInTransit) -> MessageInTransit:
         if not self._rewrite or passing.sender != "coordinator" or passing.kind not in ("welcome", "view"):
@@ -527,31 +387,6 @@ class Proxy:
             for one in view.members
         ]
         return msgspec.structs.replace(view, members=members)
-
-    def _flipped(self, frames: Frames, where: Where, draw: Random) -> bytes:
-        """The message with one bit changed, so that it can be noticed."""
-        first = frames[0]
-        if where == "framing":
-            sizes = [len(head(len(frame), False)) for frame in frames]
-            which = draw.randrange(len(frames))
-            at = sum(map(len, frames[:which])) + sum(sizes[:which])
-            return _with_bit(written(frames), 8 * at + draw.randrange(8 * sizes[which]))
-        if where == "length" and len(frames) > 1:
-            which = draw.randrange(1, len(frames))
-            size = len(frames[which]) ^ (1 << draw.randrange(12))
-            return written([*frames[:which], frames[which][:size].ljust(size, b"\0"), *frames[which + 1 :]])
-        if where == "array" and (full := [n for n in range(1, len(frames)) if frames[n]]):
-            which = draw.choice(full)
-            flipped = _with_bit(frames[which], draw.randrange(8 * len(frames[which])))
-            return written([*frames[:which], flipped, *frames[which + 1 :]])
-        for _ in range(_TRIES if where != "prefix" else 0):
-            header = _with_bit(first, draw.randrange(16, max(17, 8 * len(first))) if len(first) > 2 else 0)
-            try:
-                coding.decode(header, frames[1:])
-            except WireError:
-                return written([header, *frames[1:]])
-            self.counts["a flipped bit that nobody could notice"] += 1
-        return written([_with_bit(first, draw.randrange(8 * min(2, len(first)))), *frames[1:]])
 
     def _listen(self, address: str) -> None:
         relay = self._relays[address]
@@ -624,9 +459,3 @@ def _kind(frames: Frames) -> str:
         return coding.name_of(coding.decode_header(frames[0]))
     except WireError:
         return ""
-
-
-def _with_bit(data: bytes, bit: int) -> bytes:
-    changed: Any = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)

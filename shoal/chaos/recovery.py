@@ -1,12 +1,12 @@
-"""From a fault until it has healed: what is seen, when.
+"""Follows a fault until it has healed.
 
-    detected    the incarnation that was hurt is no longer in the view (a short pause is never taken for death)
-    promoted    a push sent right after the fault is acknowledged by every segment that the server owned
+    detected    the incarnation that was hurt is no longer in the view (short pauses never are)
+    promoted    a push sent right after the fault is acknowledged by all segments of the server
     full        every segment has all its copies again, and nobody is being filled
-    back        the process, or the worker in its place, is a member again; the coordinator answers; of a server that joins,
-                it is a member and holds its share; of one that was drained, it is gone
+    back        the process, or the worker in its place, is a member again; the coordinator
+                answers; a server that joins holds its share; one that was drained is gone
 
-A patient is well when all that applies to it has happened. Times are seconds since the fault.
+A node is well when all that applies to it has happened. Times are seconds since the fault.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FaultyNode:
 
 
 def look(patient: FaultyNode, now: float, view: m.View, copies: int, asked: float) -> list[str]:
-    """What this view, which was asked for at ``asked``, says of a patient that was not known before; in words."""
+    """What this view, requested at ``asked``, says that is new of a node; in words."""
     fault, news = patient.fault, []
     members = {one.name: one.incarnation for one in view.members}
     if asked <= patient.at:

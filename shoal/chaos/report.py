@@ -1,4 +1,4 @@
-"""What came of it: figures, a verdict, a table to look at."""
+"""The result of a drill: figures, a verdict, tables, a picture; and its state while it runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ChaosState:
     clean_loss: float | None = None
     throughput: list[tuple[float, float]] = field(default_factory=list)
     losses: list[tuple[float, float]] = field(default_factory=list)
-    log: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=64))  # seconds, style, words
+    log: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=64))
 
 
 class ChaosListener:
@@ -92,7 +92,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: int
     changes: int = 0  # servers that joined, or were asked to go
     beyond: bool = False  # more could be killed than the copies bear
-    model: str = ""  # sync: "same" as the clean run's bit for bit, or "other"; empty: nothing to compare it with
+    model: str = ""  # sync: "same" bits as the clean run, or "other"; empty: unknown
     newer: int = 0  # slots that were dealt again and read weights of which some were a step newer
     voids: int = 0  # slots that nobody could compute
     healed: list[Recovery]
@@ -193,7 +193,7 @@ def _why_other(report: ChaosReport) -> str:
 
 
 def _times(report: ChaosReport) -> Table:
-    """One row for each kind of fault: how many, how many healed, and the middle and longest of each time."""
+    """A row for each kind of fault: how many, how many healed, median and longest times."""
     from rich import box
     from rich.table import Table
 

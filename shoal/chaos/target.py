@@ -1,7 +1,7 @@
 """The run that is broken: the one place that knows how a training is reached from outside.
 
-A thread looks at the coordinator all the time, from outside and without being a member; what it saw last is there for the
-taking, and nobody waits for a coordinator that may be dead. The account is written and read by a client of our own.
+A thread watches the coordinator from outside, without being a member, and keeps what it saw last:
+nobody waits for a coordinator that may be dead. A client of our own writes and reads the tally.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.chaos import audit
 from shoal.chaos.audit import PushAudit, PushProbes
-from shoal.chaos.proxy import LinkFaults, ProxiedCluster, Proxy
+from shoal.chaos.proxy import ProxiedCluster, Proxy
 from shoal.client import KV
 from shoal.data.datasets import Dataset
 from shoal.errors import ShoalError
@@ -67,7 +67,7 @@ class ChaosTarget:
         folder: Path | None = None,
         cuts: bool = False,
     ) -> None:
-        """With ``cuts`` all that is said goes through a proxy of ours, which can keep two of them apart."""
+        """With ``cuts`` all messages go through a proxy, which can keep two nodes apart."""
         self.job = job
         self._proxy = Proxy() if cuts else None
         self._apart: set[tuple[str, str]] = set()
@@ -144,7 +144,7 @@ class ChaosTarget:
     def _keep_apart(self, pairs: set[tuple[str, str]]) -> None:
         assert self._proxy is not None
         self._apart = pairs
-        self._proxy.weather = LinkFaults(drop=1.0, only=lambda passing: (passing.sender, passing.to) in pairs)
+        self._proxy.intercept = lambda link, up, passing: (passing.sender, passing.to) in pairs
 
     def add_worker(self) -> str:
         return self.training.add_worker()
@@ -196,7 +196,7 @@ class ChaosTarget:
         return [i for i, place in enumerate(placed.places) if place.servers[:1] == [server]]
 
     def probe(self, segments: list[int], done: Callable[[], None]) -> None:
-        """Push to these segments; ``done`` is called, on another thread, when all have counted it."""
+        """Push to these segments; ``done`` is called on another thread when all counted it."""
         assert self._kv is not None
         keys, at = self.probes.keys[segments], np.array(segments)
         self.probes.sent[at] += 1
@@ -211,7 +211,7 @@ class ChaosTarget:
     def balance(self, rolled_back: bool = False) -> PushAudit:
         """Read what the servers hold. Raises what is in the way.
 
-        After a rollback every slot must be there all the same; what our own client had been told is void, as it was told, too.
+        After a rollback every slot must be there; acknowledgements of our own client are void.
         """
         assert self._kv is not None
         if rolled_back:
@@ -220,7 +220,7 @@ class ChaosTarget:
         tally: Any = self._kv.pull(TALLY, slice(None)).result(READ_WITHIN)
         task = self._kv.pull(TABLE, slice(None))
         task.result(READ_WITHIN)
-        # A run that is stopped by the clock ends with whatever was dealt: which slots these were is not told.
+        # A run that the clock stops ends with any slots: which ones is not known.
         whole = self.job.stop.epochs is not None and course.done >= course.limit
         versions, per_pass = (_versions(task, course), course.per_pass) if whole else ({}, 0)
         sent = course.done + course.counts.get("slots dealt again", 0)

@@ -1,7 +1,8 @@
-"""Many runs that answer one question: a study becomes runs, runs become figures, pictures and words.
+"""Many runs that answer one question: a study becomes runs, figures, pictures and words.
 
-``study`` (with ``grid``) reads what is asked, ``disk`` knows which of its runs are there, ``schedule`` (with ``child``) runs the
-others, ``figures`` holds them against each other. ``table``, ``pictures`` and ``sections`` show it, ``command`` is the door.
+``study`` (with ``grid``) reads the question, ``disk`` finds the runs that are there, ``schedule``
+(with ``child``) runs the others, ``figures`` compares them. ``findings``, ``table``, ``pictures``
+and ``sections`` show the result, ``show`` the progress.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The process of one run. Orders come as a line on standard input; when that is closed, the run ends, and so does the process.
+"""The process of one run of a sweep.
 
-So nothing goes on when the sweep is killed, however that is done. What is printed goes to the run's log.
+Orders come as a line on standard input. When that is closed, the run and the process end: so
+nothing survives a sweep that is killed. Output goes to the run's log.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _end_with_the_sweep() -> None:
     poll = select.poll()
-    poll.register(0, 0)  # a hang-up is told unasked
+    poll.register(0, 0)  # a hang-up is always reported
     poll.poll()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)

@@ -1,13 +1,13 @@
 """The folder of a sweep: which runs of its study are there, and what they say.
 
     study.toml                       the study, as it was asked last
-    runs/max_delay=4,workers=2-seed0/    a run folder each, with what it printed (output.log), its cores and how
-                                     much of them others took (machine.json) and, if it failed, why (failed.txt)
-    former/                          runs that are not in the study any more, but whose name is needed
+    runs/max_delay=4,workers=2-seed0/    a run folder each, with its output (output.log), its
+                                     cores and load (machine.json), or why it failed (failed.txt)
+    former/                          runs that left the study, and whose name is needed
     table.csv, table.json, *.svg, *.png
 
-A run is known by its settings, its cores and its seed, not by its name: with another axis in the study runs have other names
-and are the same. Finished runs are never removed and never run again; what did not end is begun anew.
+A run is identified by its settings, cores and seed, not by its name: another axis in the study
+changes names only. Finished runs are never removed and never run again; others start again.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
 
 
 def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
-    """All that makes a measurement this one; data are known by their names, as they may be moved.
+    """A digest of all that makes a measurement this one; of data only the file's name counts.
 
-    Links are known by what they are: those that a run in ``folder`` had, otherwise those in the file as it is now.
+    Links count by content: those that a run in ``folder`` had, else those in the file now.
     """
     tree = msgspec.to_builtins(job)
     tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
@@ -182,11 +182,11 @@ def kept(study: Study, out: Path, cores: int) -> dict[str, Path]:
 
 
 def arrange(study: Study, out: Path, cores: int) -> None:
-    """Give every finished run the name that it has in this study; one that is not in it makes room for one that is."""
+    """Give finished runs their names in this study; runs that left it make room."""
     runs, there = out / "runs", kept(study, out, cores)
     runs.mkdir(parents=True, exist_ok=True)
     moves = {name: path for name, path in there.items() if path.name != name}
-    for number, (name, path) in enumerate(moves.items()):  # aside first: names may go round in a circle
+    for number, (name, path) in enumerate(moves.items()):  # aside first: names may be swapped
         moves[name] = path.rename(runs / f".moved-{number}-{os.getpid()}")
     for run in study.runs:
         path = runs / run.name
@@ -254,7 +254,7 @@ def write_study(study: Study, out: Path) -> None:
 
 
 def took(results: Iterable[PointResult]) -> list[float]:
-    """Seconds from beginning to end of those that are finished, all that goes before training included."""
+    """Seconds that finished runs took from start to end, preparation included."""
     found = []
     for one in results:
         if one.is_done:

@@ -1,16 +1,16 @@
-"""What the runs of a study say, held against each other. Plain functions of what was read; nothing is made up.
+"""Figures of a study's runs and points, and how they compare.
 
-*Time to the target* is when the weights were read that were first judged at or below it: no finer than evaluations are, and
-nothing is drawn between two of them. A run that never got there is *censored*: it has no time, and neither has a point
-unless all of its seeds got there. Over seeds a figure is a median, with the lowest and the highest.
+*Time to the target* is when the weights were read that were first judged at or below it; nothing
+is interpolated between evaluations. A run that never got there is *censored*: it has no time,
+and neither has a point unless all of its seeds got there. Over seeds a figure is a median, with
+the lowest and the highest.
 
-    speedup = time of the best serial run / time = (rows/s / its rows/s) x (its rows / rows)      all up to the target
-            =                                       hardware efficiency   x statistical efficiency
+    speedup = time of the best serial run / time        all up to the target
+            = (rows/s / its rows/s)  x (its rows / rows)
+            = hardware efficiency    x statistical efficiency
 
-each seed against the serial run with the same seed: made-up rows, and a target above a serial run, are others with another.
-
-Where all runs learn from as many rows, *sooner* is the serial run's seconds for them / seconds: what the exercise of S2 calls
-its speedup, whatever was learned.
+Each seed is compared with the serial run of the same seed. Where all runs learn from as many
+rows, *sooner* is the serial run's seconds / seconds, whatever was learned.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class StudyFigures:
 
     @property
     def tied(self) -> list[PointFigures]:
-        """Points whose range over seeds overlaps with that of the best: seeds explain the difference."""
+        """Points whose range over seeds overlaps with that of the best."""
         mine = None if self.best is None else self.measure(self.best)
         others = [(one, self.measure(one)) for one in self.shown if one is not self.best and one.complete]
         return [one for one, theirs in others if mine and theirs and mine.overlaps(theirs)]
@@ -261,12 +261,12 @@ def first_at_or_below(events: Sequence[RunEvent], target: float | None) -> Evalu
 
 
 def moment(event: Evaluated) -> float:
-    """When the model was as good as this says: when its weights were read, not when they had been judged."""
+    """When the model was as good as this says: when its weights were read."""
     return event.seconds if event.read is None else event.read
 
 
 def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[PointFigures | None, str]:
-    """The first at the target, of points whose seeds all reached it; else the lowest median loss.
+    """The first point at the target with all its seeds; else that of the lowest median loss.
 
     Without a target that is the last loss of a run, with one that nobody reached its best.
     """
@@ -281,7 +281,7 @@ def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[Poin
 
 
 def _serial(sweep: Sweep) -> tuple[list[PointFigures], PointFigures | None]:
-    """The serial points, and the best of them: soonest at a target that is a number, else of the lowest last loss."""
+    """The serial points, and the best: soonest at a fixed target, else of the lowest last loss."""
     target = sweep.study.target
     loss = None if target is None else target.loss
     goals: dict[int, float | None] = dict.fromkeys(sweep.study.seeds, loss)
@@ -362,7 +362,7 @@ class PlotLine:
 class AxisScale:
     """Where the choices of an axis lie on a picture.
 
-    Values that grow by factors are spread evenly, with 0 one step before the least; what is no number comes last.
+    Values that grow by factors are spread evenly, 0 one step before the least; names come last.
     """
 
     choices: list[AxisChoice]
@@ -417,7 +417,7 @@ def _axis(of: StudyFigures, name: str | None) -> Axis | None:
 
 
 def lines_of(of: StudyFigures) -> list[PlotLine]:
-    """One for each combination of all other axes, each in the order of its axis; the axis that tells lines apart comes first."""
+    """A line for each combination of all other axes, its points in the order of the axis."""
     x, first = of.sweep.study.x, of.sweep.study.lines
     axis = x_axis(of)
     order = {choice.label: number for number, choice in enumerate(axis.choices)} if axis else {}

@@ -1,4 +1,4 @@
-"""What is seen, in words, from the figures alone: where the best is, what the ends cost, what was never reached."""
+"""Findings of a sweep in words, from its figures alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _runs(of: StudyFigures) -> str:
 
 
 def best_sentence(of: StudyFigures) -> str:
-    """Which point is best, and which are tied with it; the title of a picture, without a full stop."""
+    """The best point and those tied with it, without a full stop: also a picture's title."""
     best, spread = of.best, None if of.best is None else of.measure(of.best)
     if best is None or spread is None:
         return f"No point has a figure yet: {of.measured}"
@@ -193,7 +193,7 @@ def _waiting(line: PlotLine, axis: Axis) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-# ---------------------------------------------------------------- against one core, and what is missing
+# ---------------------------------------------------------------- speedup, and what is missing
 
 
 def _speedup(of: StudyFigures) -> str:
@@ -281,10 +281,10 @@ def _how(of: StudyFigures) -> str:
     )
 
 
-# ---------------------------------------------------------------- cost and accuracy of the same rows
+# ---------------------------------------------------------------- the same rows
 
 
-EACH = 10  # points of a line that are told one by one
+EACH = 10  # points of a line that are listed one by one
 POINT = 0.01  # of accuracy
 
 
@@ -322,7 +322,7 @@ def accuracies(of: StudyFigures) -> str:
 
 
 def apart(of: StudyFigures) -> str:
-    """How far everybody's models are from their mean at the end, where everybody has one (gossip)."""
+    """How far models are from their mean at the end, where every worker has one (gossip)."""
     if not any(one.distance is not None for one in of.points):
         return ""
     text = f"Distance of the models from their mean at the end: {_lines(of, lambda one: one.distance, lambda value: f'{value:.2g}')}"
@@ -345,15 +345,15 @@ def _lines(of: StudyFigures, figure: Callable[[PointFigures], Spread | None], sa
     return "; ".join(parts)
 
 
-# ---------------------------------------------------------------- workers present at each evaluation
+# ---------------------------------------------------------------- workers
 
 
-FIRST = 4  # losses that are told one by one, as in the table of S4
+FIRST = 4  # losses that are listed one by one, as in the table of S4
 NAMED = 6
 
 
 def active_table(of: StudyFigures) -> TableSection | None:
-    """For each point the workers at work at its first losses, at the target and over all; None if all worked alone."""
+    """Workers present at first losses, at the target and over all; None if all worked alone."""
     points = [one for one in of.points if one.done and any(_asked(run) > 1 for run in one.runs)]
     if not points:
         return None
@@ -396,7 +396,7 @@ def all_at_work(of: StudyFigures) -> bool:
 
 
 def _full(one: PointFigures) -> tuple[int, int]:
-    """Evaluations with all workers at work, of all; the one before training aside, and the last, when they may be gone."""
+    """Evaluations with all workers, of all but the first and the last, when some may be gone."""
     found = [(event.workers, _asked(run)) for run in one.runs for event in _judged(run)[1:-1]]
     return sum(there >= asked for there, asked in found), len(found)
 

@@ -1,8 +1,8 @@
 """The axes of a study, and all their combinations.
 
 [grid]
-"strategy.max_delay" = [0, 4, 16]                                       a setting and its values
-[grid.method]                                                           points with names, each with its settings
+"strategy.max_delay" = [0, 4, 16]                     a setting and its values
+[grid.method]                                         points with names, each with its settings
 async = {strategy = "async"}
 "sync, second copies" = {strategy = {name = "sync", second_copies = true}}
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from shoal.errors import Invalid
 
-NAME_CHARS = 120  # of a folder: with the seed and what files add to it, less than any file system allows
+NAME_CHARS = 120  # of a folder: file systems allow a little more
 SERIAL = "serial"
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -93,7 +93,7 @@ def _plain(text: str) -> str:
 
 
 def axes_of(tree: Mapping[str, Any], table: str) -> list[Axis]:
-    """What a [grid] says; ``table`` is its name, for whoever has to mend it."""
+    """The axes of a [grid]; ``table`` is its name in errors."""
     axes = [axis for name, value in tree.items() for axis in _axes(name, value, table)]
     names = [axis.name for axis in axes]
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -81,7 +81,7 @@ def write_pictures(of: StudyFigures, folder: Path) -> list[Path]:
 
 
 def framed(of: StudyFigures, title: str, wide: bool = False) -> Figure:
-    """A figure with a sentence above it; below, the study's name, its question and what is emulated."""
+    """A figure with a sentence above, and below the study, its question and what is emulated."""
     figure = draw.canvas(4.4, 11.0) if wide else draw.canvas(5.4, 9.0)
     study = of.sweep.study
     below = [f"Study {study.name}{f': {study.what}' if study.what else '.'}", *map(emulation, of.emulated)]
@@ -323,7 +323,7 @@ def _most(points: Sequence[PointFigures], figure: OfPoint, how: str) -> str:
 
 
 def _curves(of: StudyFigures) -> Drawn:
-    """Test and train losses. Few points share a panel; of more, each line has a panel of its own."""
+    """Test and train losses. Few points share a panel; of more, each line has its own."""
     if not any(one.done for one in of.shown):
         return None
     lines = [[one for one in line.points if one.done] for line in lines_of(of)]

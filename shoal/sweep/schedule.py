@@ -1,7 +1,7 @@
 """Runs beside each other, each in a process and on cores of its own, until all are done.
 
-A run that fails is told and the others go on. Whatever ends the sweep ends all runs first: by closing the pipe by which they
-got their orders, which also happens when this process is killed.
+A run that fails is reported, and the others go on. Ending the sweep ends all runs, by closing the
+pipe of their orders; that also happens when this process is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REASON_CHARS = 500
 
 
 class SweepListener:
-    """Who is told how the sweep goes; this one does not care."""
+    """Receives the progress of a sweep; this one ignores it."""
 
     def began(self, run: PlannedRun) -> None: ...
 
@@ -82,7 +82,7 @@ class RunningPoint:
         return self.process.poll() is not None
 
     def others(self) -> float | None:
-        """The share of its cores that was taken by what is not this run; None if the machine does not say."""
+        """The share of its cores that others took; None if the machine does not say."""
         now = busy(self.place)
         if now is None or self.busy is None or now <= self.busy:
             return None
@@ -177,7 +177,7 @@ class SweepSchedule:
         for one in list(self._running):
             try:
                 one.process.wait(max(0.0, deadline - time.monotonic()))
-            except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):  # asked twice: at once, then
+            except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):  # asked twice
                 deadline = 0.0
                 one.process.kill()
                 one.process.wait()
@@ -185,7 +185,7 @@ class SweepSchedule:
 
 
 def busy(place: Sequence[int]) -> float | None:
-    """Seconds that these cores have been busy since the machine was started; None if it does not say."""
+    """Seconds that these cores have been busy since boot; None if that is not known."""
     import psutil
 
     with contextlib.suppress(Exception):  # a container may hide it
@@ -208,7 +208,7 @@ def _reason(one: RunningPoint) -> str:
 
 
 def estimate(took: Sequence[float], left: int, beside: int) -> float | None:
-    """Seconds that what is left will take, if it takes as long as what is done; None if nothing is."""
+    """Seconds left, if runs take as long as those done; None if none is done."""
     if not took or not left:
         return None if left else 0.0
     return sum(took) / len(took) * -(-left // beside)
@@ -253,7 +253,7 @@ def stands(study: Study, out: Path) -> list[PointResult]:
 
 
 def run_left(study: Study, out: Path, audience: SweepListener | None = None) -> Sweep:
-    """Run what is not finished. A run that fails stops no other; whatever ends this ends its runs, and the next call goes on."""
+    """Run what is not finished. A run that fails stops no other; the next call goes on."""
     check_here(study)
     places = study.places()
     check_out(out)

@@ -1,4 +1,4 @@
-"""A sweep, as a report says it: what was asked, what is seen, and every run."""
+"""The sections of a report on a sweep: the question, the findings, and every run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shoal.sweep.table import points_table, runs_table
 from shoal.views import format
 from shoal.views.axes import can_draw
 from shoal.views.page import Section, TableSection
+from shoal.views.run_record import emulation
 
 
 def sections(sweep: Sweep) -> list[Section]:
@@ -31,7 +32,7 @@ def sections(sweep: Sweep) -> list[Section]:
 def _asked(of: StudyFigures) -> list[str]:
     said = [of.sweep.study.what] if of.sweep.study.what else []
     if of.emulated:
-        said.append(f"Emulated: {'; '.join(of.emulated)}. Waiting, delay and staleness are real, the computing is not.")
+        said.append(f"{' '.join(map(emulation, of.emulated))} Waiting, delay and staleness are measured.")
     return said
 
 

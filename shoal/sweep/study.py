@@ -3,17 +3,17 @@
     what = "How far may workers be apart?"
     seeds = 3                       # 0, 1, 2; or a list
     cores = 2                       # that may be used  [default: all that this process may use]
-    cores_per_run = 1               # each run is given so many of its own; runs go on beside each other  [default: all of them]
-    target = 0.42                   # a held-out loss, fixed in advance; or "serial + 1%", of the best serial run with the same seed
+    cores_per_run = 1               # so many for each run; runs go on in parallel  [default: all]
+    target = 0.42                   # a held-out loss, fixed in advance; or "serial + 1%"
     timeout = 600                   # seconds after which a run is given up  [default: an hour]
 
     [job]                           # what is the same in all runs, as in a job file
     [grid]                          # every combination of all axes (see ``grid``)
-    [serial]                        # a grid of its own for the best run on one core, which speedups are held against
-    [picture]                       # x and lines: the axes that pictures are drawn over; log = true: losses on a log axis
+    [serial]                        # a grid for the best serial run, which speedups refer to
+    [picture]                       # x and lines: axes of pictures; log = true: log losses
 
-Runs of a study tell no spans of what every node did ([job.trace] spans = 200 asks for them). A serial run is as slow as
-``emulate.per_example`` makes everybody, and not what ``emulate.slow`` is for. All of it is checked before anything runs.
+Runs of a study record no spans ([job.trace] spans = 200 asks for them). ``emulate.per_example``
+slows a serial run too, ``emulate.slow`` does not. All of it is checked before anything runs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,7 @@ from shoal.errors import Invalid
 from shoal.events import counted
 from shoal.job import Job
 from shoal.settings import beside, changed
-from shoal.sweep.grid import (
-    Axis,
-    Point,
-    axes_of,
-    flat,
-    label,
-    points_of,
-)
+from shoal.sweep.grid import Axis, Point, axes_of, flat, label, points_of
 
 KEYS = ("name", "what", "seeds", "cores", "cores_per_run", "target", "timeout", "job", "grid", "serial", "picture")
 SEEDS = 1_000  # at most
@@ -87,7 +80,7 @@ class Study:
     timeout: float
     axes: list[Axis]
     serial_axes: list[Axis]
-    runs: list[PlannedRun] = field(repr=False)  # the serial ones first, then all points with the first seed, ...
+    runs: list[PlannedRun] = field(repr=False)  # serial first, then seed by seed
     x: str | None = None  # the axis along pictures; None: nothing varies
     lines: str | None = None  # the axis that tells their lines apart
     log: bool = False  # losses over time on a logarithmic axis
@@ -149,7 +142,7 @@ class Study:
         return self.text if named else f'name = "{self.name}"\n{self.text}'
 
     def places(self) -> list[list[int]]:
-        """The cores of each run that goes on at the same time, none in two; Invalid if there are not so many here."""
+        """The cores of each run in parallel, disjoint; Invalid if there are not so many here."""
         here = sorted(os.sched_getaffinity(0))
         cores = self.cores or len(here)
         if cores > len(here):
@@ -246,7 +239,7 @@ def _target(value: Any, serial: bool) -> Target | None:
 
 
 def _picture(tree: Mapping[str, Any], axes: list[Axis]) -> tuple[str | None, str | None, bool]:
-    """The axis to draw along (if not told, the numeric one with most values), the one that tells lines apart, and how losses are drawn."""
+    """The x axis (by default the numeric one with most values), the axis of lines, and log."""
     log, tree = tree.get("log", False), {key: value for key, value in tree.items() if key != "log"}
     if not isinstance(log, bool):
         raise Invalid(f"[picture] log = {label(log)}: give true or false")

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shoal.files import replace_file
-from shoal.sweep.figures import (
-    PointFigures,
-    RunFigures,
-    Spread,
-    StudyFigures,
-)
+from shoal.sweep.figures import PointFigures, RunFigures, Spread, StudyFigures
 from shoal.sweep.findings import active_table, all_at_work, paragraphs
 from shoal.views import format
-from shoal.views.page import TableSection
+from shoal.views.page import TableSection, compact
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,15 +24,10 @@ LEAST = (
     "staleness (p95)", "rows to target", "per row x serial", "rows/s x serial", "waiting", "CPU seconds", "rows/s",
     "seconds", "distance", "worst node", "test loss", "x serial, same rows", "accuracy",
 )  # fmt: skip
-RUN_HEADS = (
-    "serial", "seed", "state", "reason", "target", "time_to_target", "rows_to_target", "seconds", "computing_seconds",
-    "cpu_seconds", "rows_per_second", "last_loss", "best_loss", "accuracy", "train_loss", "worst_loss", "distance", "compute", "communicate", "wait", "idle", "staleness_mean", "staleness_p95",
-    "staleness_max", "bytes", "speedup", "hardware_efficiency", "statistical_efficiency", "speedup_same_rows", "cores", "others", "emulated", "folder",
-)  # fmt: skip
 
 
 def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) -> TableSection:
-    """One row for each point; columns of which nothing is known are left out. ``spread``: with the lowest and the highest."""
+    """One row for each point, without empty columns; ``spread``: with lowest and highest."""
     points = of.serial if serial else of.points
     axes = of.sweep.study.serial_axes if serial else of.sweep.study.axes
     columns: list[tuple[str, Cell]] = [(axis.short, _choice(axis.name)) for axis in axes]
@@ -45,8 +35,8 @@ def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) ->
         columns += [
             ("reached", _reached),
             ("seconds to target", lambda one: _spread(one.time, format.exact_seconds, spread)),
+            ("rows to target", lambda one: _middle(one.rows, "{:,.0f}".format)),
         ]
-        columns += [("rows to target", lambda one: _middle(one.rows, lambda rows: f"{rows:,.0f}"))]
     elif not all(one.complete for one in points):
         columns += [("done", lambda one: f"{one.done} of {len(one.runs)}")]
     columns += [
@@ -74,81 +64,58 @@ def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) ->
 
 
 def runs_table(of: StudyFigures) -> TableSection:
-    """One row for each run."""
-    heads = [
-        "point",
-        "seed",
-        "state",
-        "seconds to target",
-        "rows to target",
-        "test loss",
-        "best",
-        "accuracy",
-        "seconds",
-        "CPU seconds",
-        "rows/s",
-        "waiting",
-        "MB moved",
+    """One row for each run; what is the same in all stands in the caption."""
+    columns: list[tuple[str, Callable[[RunFigures], float | None], Callable[[float], str]]] = [
+        ("seconds to target", lambda run: run.time, format.exact_seconds),
+        ("rows to target", lambda run: run.rows, "{:,.0f}".format),
+        ("test loss", lambda run: run.last_loss, format.loss),
+        ("best", lambda run: run.best_loss, format.loss),
+        ("accuracy", lambda run: run.accuracy, "{:.4f}".format),
+        ("seconds", lambda run: run.computing, format.exact_seconds),
+        ("CPU seconds", lambda run: run.cpu, format.exact_seconds),
+        ("rows/s", lambda run: run.rows_per_second, "{:,.0f}".format),
+        ("waiting", lambda run: run.waiting, format.share),
+        ("MB moved", lambda run: None if run.bytes is None else run.bytes / 1e6, "{:,.1f}".format),
     ]
     rows = []
-    for point in [*of.serial, *of.points]:
-        for one in point.runs:
-            known = [
-                "-" if one.time is None else format.exact_seconds(one.time),
-                "-" if one.rows is None else f"{one.rows:,}",
-                format.loss(one.last_loss),
-                format.loss(one.best_loss),
-                "-" if one.accuracy is None else f"{one.accuracy:.4f}",
-                "-" if one.computing is None else format.exact_seconds(one.computing),
-                "-" if one.cpu is None else format.exact_seconds(one.cpu),
-                "-" if one.rows_per_second is None else f"{one.rows_per_second:,.0f}",
-                "-" if one.waiting is None else format.share(one.waiting),
-                "-" if one.bytes is None else f"{one.bytes / 1e6:,.1f}",
-            ]
-            rows.append([point.point.title, str(one.result.run.seed), one.result.state, *known])
-    return TableSection(heads, rows)
+    for run in [run for point in [*of.serial, *of.points] for run in point.runs]:
+        cells = ["-" if (value := figure(run)) is None else text(value) for _, figure, text in columns]
+        rows.append([run.result.run.point.title, str(run.result.run.seed), run.result.state, *cells])
+    return compact(TableSection(["point", "seed", "state", *(head for head, _, _ in columns)], rows))
 
 
 def printed(of: StudyFigures, width: int) -> RenderableType:
     """The closing page on a terminal so wide."""
-    from rich import box
     from rich.console import Group
-    from rich.table import Table as Rich
     from rich.text import Text
 
-    parts: list[RenderableType] = []
-    for serial in [True] * bool(of.serial) + [False] * bool(of.points):
-        table = _fitting(of, serial, width)
-        shown = Rich(box=box.SIMPLE_HEAD, title=table.caption or None, title_justify="left")
-        for head in table.heads:
-            justify: Any = "left" if head in ("", *_worded(of)) else "right"
-            shown.add_column(head.replace(" ", "\n"), justify=justify, no_wrap=True)
-        for row in table.rows:
-            shown.add_row(*(Text(cell) for cell in row), style="bold" if row[-1] == "best" else None)
-        parts.append(shown)
+    words = ("", *_worded(of))
+    tables = [_fitting(of, serial, width) for serial in [True] * bool(of.serial) + [False] * bool(of.points)]
+    parts = [_rich(table, table.caption, words) for table in tables]
     there = active_table(of)
     if there is not None and not all_at_work(of):
-        parts.append(_plain(there))
+        parts.append(_rich(there, "workers present at each loss"))
     for paragraph in paragraphs(of):
         parts += [Text(paragraph), Text("")]
     return Group(*parts)
 
 
-def _plain(table: TableSection) -> RenderableType:
+def _rich(table: TableSection, title: str, words: Sequence[str] = ()) -> RenderableType:
+    """For a terminal; columns of ``words`` are aligned to the left, the best row is bold."""
     from rich import box
-    from rich.table import Table as Rich
+    from rich.table import Table
     from rich.text import Text
 
-    shown = Rich(box=box.SIMPLE_HEAD, title="workers at work at each loss", title_justify="left")
+    shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left")
     for head in table.heads:
-        shown.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
+        shown.add_column(head.replace(" ", "\n"), justify="left" if head in words else "right", no_wrap=True)
     for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(cell) for cell in row), style="bold" if row[-1] == "best" else None)
     return shown
 
 
 def _fitting(of: StudyFigures, serial: bool, width: int) -> TableSection:
-    """A table that a terminal has room for: without spreads, and then without what matters least."""
+    """A table that fits a terminal: without spreads, then without the least important columns."""
     table = points_table(of, serial)
     if _width(table) > width:
         table = points_table(of, serial, spread=False)
@@ -171,15 +138,12 @@ def write_tables(of: StudyFigures, folder: Path) -> None:
     """table.csv, a line for each run; table.json, runs and points."""
     text = io.StringIO()
     axes = list(dict.fromkeys(axis.name for axis in [*of.sweep.study.serial_axes, *of.sweep.study.axes]))
+    rows = [(point.point.choices, run, _run_facts(run)) for point in [*of.serial, *of.points] for run in point.runs]
     lines = csv.writer(text)
-    lines.writerow(["run", *axes, *RUN_HEADS])
-    for point in [*of.serial, *of.points]:
-        for one in point.runs:
-            choices = [point.point.choices[axis].label if axis in point.point.choices else "" for axis in axes]
-            flat = _run_facts(one)
-            lines.writerow(
-                [one.result.run.name, *choices, *("" if flat[name] is None else flat[name] for name in RUN_HEADS)]
-            )
+    lines.writerow(["run", *axes, *rows[0][2]])
+    for choices, run, flat in rows:
+        labels = [choices[axis].label if axis in choices else "" for axis in axes]
+        lines.writerow([run.result.run.name, *labels, *("" if value is None else value for value in flat.values())])
     replace_file(folder / "table.csv", text.getvalue().encode())
     replace_file(folder / "table.json", msgspec.json.format(msgspec.json.encode(facts(of))) + b"\n")
 

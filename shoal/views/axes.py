@@ -1,4 +1,4 @@
-"""The one layer that draws: sizes, colours, scales, numbers, labels, legends and files of all pictures.
+"""The one layer that draws: sizes, colours, scales, numbers, labels, legends, files.
 
 Reports, sweeps, chaos and benchmarks use it, so that a colour, a number and a dashed line look
 the same everywhere. Text stays text in an SVG: it can be searched and read aloud. ``page`` knows
@@ -108,7 +108,7 @@ def y_label(axes: Axes, text: str) -> None:
 
 
 def colors(count: int) -> list[Any]:
-    """As many colours as lines, none twice: names of ``SERIES``, or shades where these are too few."""
+    """A colour of its own for each line: of ``SERIES``, or shades where these are too few."""
     if count <= len(SERIES):
         return list(SERIES[:count])
     from matplotlib import colormaps
@@ -117,7 +117,7 @@ def colors(count: int) -> list[Any]:
 
 
 def legend(where: Axes | Figure, handles: Sequence[Any] = (), **options: Any) -> Legend | None:
-    """A legend of these handles, or of what is drawn: then at most ``ENTRIES``, and how many more."""
+    """A legend of these handles; without any, of what is drawn, at most ``ENTRIES``."""
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 

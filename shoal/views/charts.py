@@ -1,4 +1,4 @@
-"""Pictures of a report: where the time went, staleness, cost, filters, delay. Each returns a figure."""
+"""Pictures of a report: where the time went, staleness, cost, filters, delay."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""How near to each other models come that are trained side by side: in figures, a picture, words, and a section of a report.
+"""How far the models of gossiping workers are from their mean: figures, a picture, words.
 
-The distance is the root of the mean, over all workers, of the squared distance of their weights from the mean of all weights. As long as
-nobody learns, a round of means leaves a share of it that is the second eigenvalue of the graph's weights; who learns moves away
-again, so that in training the distance stays where both are in balance.
+The distance is the root of the mean, over all workers, of the squared distance of their weights
+from the mean of all weights. While nobody learns, a round of averaging leaves a share of it: the
+second eigenvalue of the mixing matrix. Learning moves models apart again, so that in training
+the distance stays where both are in balance.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]  # rounds (or passes), distance
 
-FALLEN = (1e-1, 1e-5)  # of the first distance: between these the slowest mode is alone, and rounding is not seen
+FALLEN = (1e-1, 1e-5)  # of the first distance: only the slowest mode is left, and no rounding
 CAPTION = " The test loss of workers that each have a model is that of the mean of all."
 
 
 def points(run: RunMetrics) -> tuple[str, list[Point]]:
-    """Distances over rounds; over passes where no rounds are told."""
+    """Distances over rounds; over epochs where no rounds are recorded."""
     judged = [event for event in run.evaluations if math.isfinite(event.spread.get("distance", math.nan))]
     if judged and all("rounds" in event.spread for event in judged):
         return "rounds", [(event.spread["rounds"], event.spread["distance"]) for event in judged]
@@ -37,7 +38,7 @@ def points(run: RunMetrics) -> tuple[str, list[Point]]:
 
 
 def decay(found: Sequence[Point]) -> float | None:
-    """The share of the distance that one round leaves, by a line through the logarithms; None: too little fell to say."""
+    """The share of the distance that one round leaves, fitted; None: it fell too little."""
     import numpy as np
 
     first = found[0][1] if found else 0.0
@@ -50,12 +51,12 @@ def decay(found: Sequence[Point]) -> float | None:
 
 
 def graphs(run: RunMetrics) -> list[Linked]:
-    """As it was told at first, and after every loss."""
+    """The graph at first, and after every loss of a worker."""
     return [event for event in run.happened if isinstance(event, Linked)]
 
 
 def picture(run: RunMetrics) -> Figure | None:
-    """The distance over rounds, in powers of ten where it changes by these; and where it would be if nobody had learned, from where it began."""
+    """The distance over rounds, and what the graph predicts if nobody had learned."""
     over, found = points(run)
     drawn = [(at, distance) for at, distance in found if distance > 0]
     if not drawn:
@@ -76,7 +77,7 @@ def picture(run: RunMetrics) -> Figure | None:
 
 
 def _predicted(run: RunMetrics, over: str, found: Sequence[Point]) -> list[Point]:
-    """Only where models were apart from the start, and rounds are told: what learning adds, no graph predicts."""
+    """Only where models differ from the start; what learning adds is not predicted."""
     told = graphs(run)
     if over != "rounds" or len(found) < 2 or not told or found[0][1] <= 0 or not 0 <= told[0].gap <= 1:
         return []
@@ -95,7 +96,7 @@ def _label(event: Linked) -> str:
 
 
 def columns(events: Sequence[Evaluated]) -> dict[str, Callable[[Evaluated], str]]:
-    """Of a table of evaluations: heads, and what stands below; none where nobody has a model of its own."""
+    """Columns for the table of evaluations; none where all workers share a model."""
     said = {
         "best worker": lambda event: format.loss(event.spread.get("best")),
         "worst worker": lambda event: format.loss(event.spread.get("worst")),

@@ -1,6 +1,7 @@
-"""What is seen, in words: sentences that are made of a run's figures, and of nothing else.
+"""Findings in words: sentences made of a run's figures, and of nothing else.
 
-A sentence that no figure backs is not said. ``compare`` says which of several runs was sooner, and why.
+A sentence that no figure backs is not said. Of several runs, it says which was sooner, and why.
+Time is rows over rows/s, so both are given. Runs that do not learn the same are not compared.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ MUCH = 0.05  # of the time: worth a reason
 SLOW = 1.25  # times as long as others: worth a name
 NEAR = 0.1  # seconds that an evaluation may be away from what is due to it
 STILL_FALLS = 0.002  # of the loss, from one evaluation to the next: it still falls
-OURS = re.compile(r"(server|worker|evaluator)-\d+")  # how the nodes are called that a run starts by itself
+OURS = re.compile(r"(server|worker|evaluator)-\d+")  # nodes that a run starts
 VERBS = {"compute": "computed", "communicate": "communicated", "wait": "waited", "idle": "had nothing to do"}
 
 
 def of_one(told: RunRecord, among: bool = False) -> list[str]:
-    """Paragraphs (one, if it is one ``among`` others): how fast and where the time went; what was learned; who took part, and what went wrong."""
+    """Speed and time; what was learned; members and faults: paragraphs, one if ``among`` others."""
     first = [
         _work(told),
         "" if among else emulated([told]),
@@ -114,7 +115,7 @@ def _waiting(told: RunRecord) -> str:
     late = sum((node.per_slot or 0.0) * one.slots - one.spent.get("compute", 0.0) for one in others)
     due = late / (sum(one.spent.get("wait", 0.0) for one in others) or 1.0)
     slow = f"{format.clean(node.name)} computes {format.times(factor)} times as long for a slot as the median of the others"
-    if due < 0.5:  # the arithmetic of the slowest: others cannot wait longer for its computing than that takes
+    if due < 0.5:  # others cannot wait for it longer than it computes
         return (
             f"The slowest worker is not the reason: {slow}, and that is {format.share(due)} of what the others waited."
         )
@@ -221,7 +222,7 @@ def _loss(told: RunRecord) -> str:
     if len(run.finite) == 1:
         return f"The model was judged once: test loss {format.loss(first.test_loss)}. {away}".strip()
     said = f"Test loss went from {format.loss(first.test_loss)} to {format.loss(last.test_loss)}."
-    if "objective" in last.metrics:  # it solves something: a test loss that rises is no mistake of the run
+    if "objective" in last.metrics:  # it minimises that, not the test loss
         return f"{said} {away}".strip()
     if best.test_loss < last.test_loss:
         said += f" The best, {format.loss(best.test_loss)}, was at epoch {format.epochs(best.passes)}; it rose since."
@@ -242,7 +243,7 @@ def _end(told: RunRecord) -> str:
     if told.run.stopped is None:
         return "No end is recorded: the run goes on, or was cut short."
     if told.run.stopped.why == "interrupted":
-        return "It was interrupted."  # by whoever ran it: nothing failed
+        return "It was interrupted."  # by its user: nothing failed
     failed = "It failed" if told.summary.get("failed") else "It stopped"
     return f"{failed}: {format.clean(told.run.stopped.why)}."
 
@@ -356,7 +357,7 @@ def of_several(runs: list[RunRecord]) -> list[str]:
 
 
 def common_loss(runs: list[RunRecord]) -> float:
-    """A little above the highest of the runs' best losses: all of them reached it, and none only by chance."""
+    """A little above the highest of the runs' best losses: all reached it, none by chance."""
     highest = max(one.run.best.test_loss for one in runs if one.run.best is not None)
     return highest + SLACK * abs(highest)
 

@@ -1,8 +1,9 @@
-"""Figures of a run's summary that take more than a line: what filters did, what known lists of keys saved, what was lost.
+"""Figures of a run's summary: what filters and key caching saved, what was lost.
 
-Bytes of filters are as workers counted them. To servers go keys and gradients, to workers weights; "plain" is what 8-byte keys and 4-byte
-values would have been, and the ratio is how many times fewer bytes went. Of that, what lists known by a number saved is no filter's
-doing: it is told apart, and taken off before it is said what filters saved.
+Workers count the bytes of filters. Keys and gradients go to servers, weights to workers; "plain"
+is what 8-byte keys and 4-byte values would have been, and the ratio is how many times fewer
+bytes were sent. Key lists that servers know by a number are no filter: what they save is
+subtracted before filters are credited.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
         "bytes": by,  # into and out of each
         "plain": {"to_servers": to_plain, "to_workers": from_plain},
         "sent": {"to_servers": to_sent, "to_workers": from_sent},
-        "by_number": {"to_servers": saved, "to_workers": 0},  # of plain: keys that were not sent again
+        "by_number": {"to_servers": saved, "to_workers": 0},  # of plain: keys sent as a number
         "ratio": {"to_servers": _ratio(to_plain, to_sent), "to_workers": _ratio(from_plain, from_sent)},
         "ratio_of_filters": {
             "to_servers": _ratio(to_plain - saved, to_sent),
@@ -51,7 +52,7 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
 
 
 def spread(loss: float | None, events: Sequence[RunEvent]) -> dict[str, float]:
-    """Of the evaluation whose model is kept: how unlike those of the workers were; empty where these have none of their own."""
+    """How far the workers' own models were apart when the saved one was judged; or empty."""
     told = [event.spread for event in events if isinstance(event, Evaluated) and event.test_loss == loss]
     return told[-1] if told else {}
 

@@ -1,11 +1,11 @@
 """A picture of who hears whom, from what a run tells of it (``Linked``).
 
     draw(event, "topology.png")             the graph
-    draw(last, "topology.png", first)       as it is now; who is gone since, and their links, in grey
+    draw(last, "topology.png", first)       as it is now; lost nodes and links in grey
     draw_last(events, "topology.png")       the same, of a run
 
-A torus is a grid, a star has its hub in the middle, everything else is a circle, with pieces that do not hear each other in colours
-of their own and beside each other. What cannot be drawn (a link to nobody) is left out.
+A torus is a grid, a star has its hub in the middle, everything else is a circle. Pieces that do
+not hear each other have their own colours. What cannot be drawn (a link to nobody) is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Points = list[tuple[float, float]]
 
-LOOSE = ("file", "random")  # graphs without a shape of their own: their pieces are drawn one after another
+LOOSE = ("file", "random")  # graphs without a shape: their pieces follow each other
 NAMED = 64  # nodes that have room for a number
 ARROWS = 600  # links with a head
 APART = 0.9  # of a place, between two pieces on the circle
@@ -89,7 +89,7 @@ def places(event: Linked) -> Points:
     if event.topology == "torus":
         try:
             _, columns = sides(nodes)
-        except Invalid:  # so many make none: what is told is drawn all the same
+        except Invalid:  # no torus has so many nodes: draw it anyway
             columns = max(1, math.isqrt(nodes))
         return [(float(i % columns), -float(i // columns)) for i in range(nodes)]
     if event.topology == "star" and nodes > 1:

@@ -1,4 +1,4 @@
-"""Pictures of who took part: workers at work, who was there when, and which server held how many parts."""
+"""Pictures of membership: joins, leaves and losses, workers over time, segments by server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = 0.45  # and for the legend above and the edges
 FEW = 12  # moves that are upright lines in other panels; more would hide what these show
 LETTERS = 15.0  # of a name to an inch
 SHIFT = 0.13  # of a row
-NEAR = 2.0  # letters: marks that are nearer have one name between them
+NEAR = 2.0  # characters: marks that are nearer share one name
 
 _SHAPES: dict[str, tuple[str, str, Literal["-", "--", "-.", ":"]]] = {
     "joined": ("^", JOINED, ":"),
@@ -135,7 +135,7 @@ SHOWN = 8  # servers with a band of their own
 
 
 def members(run: RunMetrics) -> Figure:
-    """Workers at work over time; a dot for each evaluation."""
+    """The number of workers over time; a dot for each evaluation."""
     figure = draw.canvas(2.4)
     axes = figure.subplots()
     told: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
@@ -153,7 +153,7 @@ def members(run: RunMetrics) -> Figure:
 
 
 def there(run: RunMetrics) -> Figure | None:
-    """A row for every node: from when to when it was there, and how it went; None if nobody came or went."""
+    """A bar for every node while it was there; None if nobody joined or left."""
     if not moves_of(run.happened):
         return None
     by_name: dict[tuple[str, str], list[Membership]] = {}
@@ -200,7 +200,7 @@ def _explained(figure: Figure, roles: set[str], stays: list[Membership]) -> None
 
 
 def parts(run: RunMetrics) -> Figure | None:
-    """Which server served how many parts, one above the other; and of how many it kept copies. None if that never changed."""
+    """Segments and copies on each server, stacked, over time; None if they never changed."""
     if len(run.shared) < 2:
         return None
     kept = any(number for event in run.shared for number in event.copies.values())

@@ -44,7 +44,7 @@ class MembershipHistory:
     _counts: bool = False
     _training: bool = False  # somebody has computed, or was lost, since the run began or went on
     _begun: float = 0.0  # when that was
-    _left: list[Gone] = field(default_factory=list)  # of late, in order: perhaps because the run is over
+    _left: list[Gone] = field(default_factory=list)  # last events: perhaps the run is over
 
     def take(self, event: RunEvent) -> None:
         match event:
@@ -60,7 +60,7 @@ class MembershipHistory:
             case Joined() if event.name not in self._here:
                 since = event.seconds
                 if self._unnamed.get(role_of(event)) and not (since and self._training):
-                    self._unnamed[role_of(event)] -= 1  # one of those from the start: it has a name now
+                    self._unnamed[role_of(event)] -= 1  # it was there from the start
                     since = self._begun
                 self._here[event.name] = Membership(event.name, role_of(event), since)
                 self.stays.append(self._here[event.name])

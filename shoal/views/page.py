@@ -1,7 +1,8 @@
-"""Sections become a page: one HTML file that needs nothing else, or Markdown with its pictures beside it.
+"""Turns sections into a page: one HTML file, or Markdown with its pictures beside it.
 
-No script, no font, no address outside: it can be mailed, and looks the same in ten years. Light and dark follow the reader;
-on a narrow screen tables and pictures scroll or shrink in boxes of their own. Whatever text comes in is escaped here, once.
+The page has no script, no font and no address outside: it can be mailed, and looks the same in
+ten years. Light and dark follow the reader; tables and pictures scroll on a narrow screen. All
+text is escaped here, once.
 """
 
 from __future__ import annotations
@@ -149,10 +150,11 @@ def write_html(path: Path, title: str, sections: Sequence[Section], foot: str = 
 
 
 def write_markdown(path: Path, title: str, sections: Sequence[Section], foot: str = "") -> None:
-    """The pictures first: whoever sees the page finds them."""
+    """Writes the pictures first: the page never refers to one that is missing."""
     folder = path.with_name(f"{path.stem}-pictures")
     folder.mkdir(exist_ok=True)
-    for at, one in enumerate((one for section in sections for one in section.pictures), 1):  # names may be alike
+    every = [one for section in sections for one in section.pictures]
+    for at, one in enumerate(every, 1):  # names may be alike
         replace_file(folder / f"{at}-{_file(one.name)}.svg", one.svg)
     replace_file(path, markdown(title, sections, folder.name.replace(" ", "%20"), foot).encode("utf-8", "replace"))
 
@@ -174,7 +176,7 @@ def _figure(name: str, one: PictureSection) -> str:
 
 
 def inline(one: PictureSection, name: str) -> str:
-    """An SVG as part of a page: its ids its own, its colours the page's, its size that of its box."""
+    """An SVG as part of a page, with ids of its own, the page's colours, and its box's size."""
     drawing = one.svg.decode("utf-8", "replace")
     drawing = drawing[max(0, drawing.find("<svg")) :]
     head, close, rest = drawing.partition(">")

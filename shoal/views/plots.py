@@ -83,7 +83,7 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
     solved = {name: metrics.pop(name) for name in SOLVED if name in metrics}
     shares = {name: one for name, one in metrics.items() if one.y and min(one.y) >= 0 and max(one.y) <= 1}
     heights = [3.0, *([1.5] if solved else []), *([1.0] if shares else [])]
-    heights += [high * sum(heights) / 4.6] if moves else []  # in inches: title and caption take the rest
+    heights += [high * sum(heights) / 4.6] if moves else []  # inches
     panels = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
     charts = panels[:-1] if moves else panels
     left_out = draw_losses(charts[0], run, scale)
@@ -145,7 +145,7 @@ def _losses_of_one(run: RunMetrics) -> Figure:
 
 
 def draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
-    """Train loss, test loss with its best, and the spread over workers; returns how many are left out."""
+    """Train and test loss, the best, and the spread over workers; returns how many are left out."""
     whole, judged = _train(run), run.finite
     train = whole.thinned()
     if train.x:
@@ -291,7 +291,7 @@ def _legible(ticks: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _step(most: float) -> float:
-    """Of 1, 2, 5, 10, ... (or a tenth) the one that makes at most ten ticks; 0: nothing to count."""
+    """Of 1, 2, 5, 10, ... the step that makes at most ten ticks; 0: nothing to count."""
     if not math.isfinite(most) or most <= 0:
         return 0.0
     steps = [digit * 10.0**power for power in range(-6, 12) for digit in (1, 2, 5)]
@@ -309,7 +309,7 @@ def _draw_metrics(axes: Axes, metrics: dict[str, Series]) -> None:
 
 
 def _draw_solved(axes: Axes, solved: dict[str, Series]) -> None:
-    """How far from the minimum: the objective above its lowest, and the worst key, in powers of ten."""
+    """How far from the minimum: the objective above its lowest, and the worst key."""
     for (name, series), color in zip(solved.items(), SERIES[2:], strict=False):
         values, label = series.y, "violation, in units of l1"
         if name == "objective":

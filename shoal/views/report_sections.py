@@ -69,7 +69,7 @@ def _of(one: RunRecord, runs: Sequence[RunRecord]) -> str:
 
 
 def _beside(heads: list[str], rows: list[list[str]], runs: Sequence[RunRecord], caption: str = "") -> TableSection:
-    """A row for each run, without its name where there is one run, without columns that say nothing."""
+    """A row for each run, without empty columns, and without the name of a single run."""
     kept = [at for at in range(len(heads)) if any(row[at] != "-" for row in rows) and (at or len(runs) > 1)]
     return TableSection([heads[at] for at in kept], [[row[at] for at in kept] for row in rows], caption)
 
@@ -338,7 +338,7 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
     for one, cpu in known:
         examples = format.number(one.summary.get("examples")) or 0.0
         per = f"{1e6 * cpu / examples:,.3g}" if examples else "-"
-        elapsed = format.number(one.summary.get("elapsed_seconds"))  # runs of earlier versions have none
+        elapsed = format.number(one.summary.get("elapsed_seconds"))  # older runs have none
         busy = f"{cpu / elapsed:,.2f}" if elapsed else "-"
         rows.append([one.name, format.exact_seconds(one.run.seconds), explain.cpu(cpu), busy, per])
     heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]
@@ -354,7 +354,7 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _servers(one: RunRecord, of: str) -> Section | None:
-    """What the events say of the servers: segments, copies, moves, losses, and answers as workers saw them."""
+    """Segments, copies, moves and losses of servers, and the latency that workers saw."""
     run = one.run
     names = sorted({stay.name for stay in run.attendance.stays if stay.role == "server"}, key=format.natural)
     if not names:

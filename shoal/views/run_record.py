@@ -1,4 +1,8 @@
-"""A run as its folder tells it: events, figures, settings; and what of that is missing or damaged."""
+"""A run as its folder records it: events, the figures in them, summary and settings.
+
+The run may still go on, or its files may be damaged: what is missing is None or empty, and what
+cannot be (a span of negative length, a loss that is not a number) is left out.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +64,11 @@ class NodeMetrics:
 
     name: str
     role: str = ""
-    spans: list[Span] = field(default_factory=list)  # in order, none over another; only some may be there
+    spans: list[Span] = field(default_factory=list)  # in order, without overlap; maybe not all
     spent: dict[str, float] = field(default_factory=dict)  # seconds by kind, of the whole run
     slots: int = 0
     here: list[tuple[float, float]] = field(default_factory=list)  # from, to; inf: to the end
-    exact: bool = False  # spent is told, not added up from spans
+    exact: bool = False  # spent is reported, not added up from spans
 
     @property
     def shares(self) -> dict[str, float]:
@@ -86,7 +90,7 @@ class RunMetrics:
     seconds: float = 0.0
     progress: list[Progress] = field(default_factory=list)
     evaluations: list[Evaluated] = field(default_factory=list)
-    nodes: dict[str, NodeMetrics] = field(default_factory=dict)  # those that told what they did, workers first
+    nodes: dict[str, NodeMetrics] = field(default_factory=dict)  # those with spans, workers first
     spent: dict[str, float] = field(default_factory=dict)  # of all workers
     happened: list[Happened] = field(default_factory=list)
     delays: list[Delayed] = field(default_factory=list)
@@ -128,7 +132,7 @@ class RunMetrics:
 
     @property
     def slowest(self) -> tuple[NodeMetrics, float] | None:
-        """The worker that computes longest for a slot, and how many times as long as the median of the others."""
+        """The worker with the longest time per slot, and its ratio to the median of the others."""
         paces = sorted((pace, node.name) for node in self.workers if (pace := node.per_slot))
         if len(paces) < 2:
             return None
@@ -147,7 +151,7 @@ class RunMetrics:
         return (_between(at, done, until) - _between(at, done, since)) / (until - since)
 
     def back_after(self, moment: float, window: float = 1.0) -> float | None:
-        """Seconds until rows/s were back at 90% of what they were, for a second; 0: they never fell; inf: not while it ran.
+        """Seconds until rows/s were back at 90%, for a second; 0: never fell; inf: not in this run.
 
         None where that cannot be told: too little is known of what was before or after.
         """
@@ -245,7 +249,7 @@ def _add(total: dict[str, float], more: dict[str, float]) -> None:
 
 
 def _work(progress: Sequence[Progress]) -> tuple[list[float], list[float]]:
-    """Rows that were computed up to each record; a run that goes back computes some of them again."""
+    """Rows that were computed up to each record; after a rollback some are computed again."""
     at, done, last = [0.0], [0.0], 0
     for event in progress:
         if event.seconds > at[-1]:
@@ -267,7 +271,7 @@ def _here(name: str, happened: Sequence[Happened]) -> list[tuple[float, float]]:
 
 
 def _settle(node: NodeMetrics) -> None:
-    """Its spans in order. Each is told by the time since, so two may overlap by as long as a message was on its way."""
+    """Sorts spans. Two may overlap by the time that a message took: the later one is cut."""
     settled: list[Span] = []
     for kind, start, stop in sorted((one for one in node.spans if _is_sound(one)), key=lambda one: one[1]):
         end = settled[-1][2] if settled else -math.inf
@@ -296,8 +300,8 @@ def _between(at: Sequence[float], done: Sequence[float], moment: float) -> float
     return done[right - 1] + share * (done[right] - done[right - 1])
 
 
-CLOCK_STOPS = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # their clock stands while a model is judged
-NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # none is late, or nothing counts what came between
+CLOCK_STOPS = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # while a model is judged
+NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # no push can be stale
 
 
 @dataclass(slots=True)
@@ -404,11 +408,11 @@ _NAMES = (("data", "source"), ("model", "kind"), ("model", "net"))  # told by th
 
 
 def unlike(job: Job) -> dict[str, Any]:
-    """Settings that are not the defaults, by their names in a job file; data and strategy are always told."""
+    """Settings that are not the defaults, by name, and always data, model and strategy."""
     from shoal.job import Job
 
     mine: dict[str, Any] = msgspec.to_builtins(job)
-    plain = Job.of({"strategy": job.strategy.name})  # with the rule and the stop rules that go with it
+    plain = Job.of({"strategy": job.strategy.name})  # its defaults
     usual: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(plain, model=type(job.model)()))
     found: dict[str, Any] = {"data": job.data.source, "model": job.model.told, "strategy": job.strategy.name}
     for name, value in mine.items():
@@ -422,7 +426,7 @@ def unlike(job: Job) -> dict[str, Any]:
 
 
 def named(runs: Sequence[RunRecord]) -> None:
-    """Runs of one name are told apart by the folders they are in, or by numbers."""
+    """Renames runs of one name by the folders they are in, or by numbers."""
     names = [one.name for one in runs]
     for one in runs:
         if names.count(one.name) > 1 and one.folder is not None:

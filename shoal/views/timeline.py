@@ -2,9 +2,8 @@
 
     timeline([("sync", events), ("async", others)], "timeline.svg")
 
-A row is a node; what it does has a colour and a height, so that it can be told without colours. What was not recorded
-(``[trace] spans`` bounds it) is hatched, which idle is not. At a row's end stands where the node's time went in the
-whole run, not in what is shown.
+A row is a node; what it does has a colour and a height. What was not recorded (``[trace] spans``
+bounds it) is hatched. At a row's end stands where the node's time went in the whole run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ HEIGHTS = {"compute": 0.84, "communicate": 0.64, "wait": 0.44, "idle": 0.2, "eva
 STEPS = 12  # of the slowest worker that are shown
 ROWS = 17  # of one run
 BINS = 120  # of the whole run at a glance
-WARM = (0.3, 0.5, 0.7, 0.15, 0.0)  # where to begin, as shares of the run: the first where about most is recorded
+WARM = (0.3, 0.5, 0.7, 0.15, 0.0)  # where to begin, as shares of the run
 
 Window = tuple[float, float]
 
@@ -38,7 +37,7 @@ Window = tuple[float, float]
 def timeline(
     runs: Sequence[tuple[str, Iterable[RunEvent]]], path: str | Path | None = None, window: Window | None = None
 ) -> Figure:
-    """One panel for each run; without a ``window`` (seconds from, to) some steps after warm-up are shown of each."""
+    """One panel for each run; without a ``window``, some steps after warm-up."""
     figure = drawn([(title, account(events)) for title, events in runs], window)
     if path is not None:
         draw.save(figure, path)
@@ -58,7 +57,7 @@ def drawn(runs: Sequence[tuple[str, RunMetrics]], window: Window | None = None) 
         draw.titled(panel, said + (f", {format.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
     panels[-1].set_xlabel("seconds since training began")
     _legend(figure)
-    figure.draw_without_rendering()  # laid out twice: what stands beside a panel is as far away as the panel is wide
+    figure.draw_without_rendering()  # laid out twice: the table at the side needs it
     return figure
 
 
@@ -73,7 +72,7 @@ def rows(run: RunMetrics) -> list[NodeMetrics]:
 
 
 def whole(runs: Sequence[tuple[str, RunMetrics]], windows: Sequence[Window]) -> Figure | None:
-    """The whole run at a glance: how all workers spent their time, with a frame around the window."""
+    """The whole run at a glance: how workers spent their time, and the window in a frame."""
     shown = [(title, run, part) for (title, run), part in zip(runs, windows, strict=True) if _shares_over_time(run)]
     if not shown:
         return None
@@ -135,7 +134,7 @@ def median_period(spans: Sequence[Span]) -> float | None:
 
 
 def computations(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """The stretches in which gradients are computed; rows that are made ready while it waits are shorter by far."""
+    """Spans in which gradients are computed; rows prepared while waiting take far less time."""
     found = [(start, stop) for kind, start, stop in spans if kind == "compute"]
     usual = sorted(stop - start for start, stop in found)
     return [(a, b) for a, b in found if b - a >= 0.2 * usual[int(0.9 * len(usual))]] if usual else []
@@ -188,7 +187,7 @@ def _row(axes: Axes, row: int, node: NodeMetrics, part: Window) -> None:
         if bars:
             height = HEIGHTS[kind]
             axes.broken_barh(bars, (row - height / 2, height), facecolor=COLORS[kind], linewidth=0, zorder=3)
-    # Where one computation follows another at once, a hair between them: else their number could not be seen.
+    # A hair line between computations that follow each other: one can count them.
     begins = [a for kind, a, b in inside if kind == "compute" and b - a > (part[1] - part[0]) / 150]
     axes.vlines(begins, row - 0.43, row + 0.43, color="white", linewidth=0.7, zorder=4)
 
@@ -205,7 +204,7 @@ def _shares(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics]) -> None:
             if kind in columns:
                 said = "-" if not share else "<1%" if share < 0.005 else f"{share:.0%}"
                 axes.text(columns[kind], row, said, transform=where, fontsize=8, ha="center", va="center", color=INK)
-    # Nothing to be seen, and as wide as the reader's letters may be: else the last column is cut.
+    # Invisible, and wide: the reader's font may be wider, and would be cut.
     axes.text(columns["idle"], 0, "0000", transform=where, fontsize=10, ha="center", alpha=0.0)
 
 
@@ -242,7 +241,7 @@ def _legend(figure: Figure) -> None:
 
 
 def step(run: RunMetrics) -> Figure | None:
-    """The four steps of one iteration (compute, push, update, pull) on a real worker's row; None if none is recorded."""
+    """Compute, push, update and pull on a real worker's row; None if no step is recorded."""
     if (found := one_step(run)) is None:
         return None
     node, inside = found
@@ -272,8 +271,8 @@ def step(run: RunMetrics) -> Figure | None:
 
 
 def one_step(run: RunMetrics) -> tuple[NodeMetrics, list[Span]] | None:
-    """A usual step of a worker: from one computation up to the next, with something between them."""
-    for node in sorted(run.workers, key=lambda one: one.shares.get("compute", 0.0)):  # who waits has most to show
+    """A typical step of a worker: from one computation to the next, with a gap between."""
+    for node in sorted(run.workers, key=lambda one: one.shares.get("compute", 0.0)):
         starts = computations(node.spans)
         cycles = [(a, b) for (a, _), (b, _) in pairwise(starts) if a > 0.1 * run.seconds]
         usual = median([b - a for a, b in cycles]) if cycles else 0.0

@@ -1,9 +1,10 @@
-"""A run as a trace that chrome://tracing and ui.perfetto.dev open: every node a thread, every span a slice.
+"""A run as a trace for chrome://tracing and ui.perfetto.dev.
 
-    {"traceEvents": [{"ph": "X", "name": "compute", "pid": 1, "tid": 2, "ts": 1034200, "dur": 41000}, ...]}
+    {"traceEvents": [{"ph": "X", "name": "compute", "pid": 1, "tid": 2, "ts": 10, "dur": 41}, ...]}
 
-``ph`` is M for names, X for spans (``ts`` and ``dur`` in microseconds), i for moments, C for counters. Events are sorted by time,
-names first. Several runs become several processes.
+Nodes are threads, spans are slices. ``ph`` is M for names, X for spans (``ts`` and ``dur`` in
+microseconds), i for moments, C for counters. Events are sorted by time, names first. Several runs
+become several processes.
 """
 
 from __future__ import annotations

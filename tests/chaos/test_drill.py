@@ -22,9 +22,9 @@ from shoal.strategies.parameter_server.run import ServerRun
 PASSES, SLOTS = 2, 2 * 1_250
 BROKEN = '''"""A server that has forgotten how to remember."""
 
-from shoal.simulation.store_mutants import MUTANTS
+from shoal.simulation.store_mutants import STORE_MUTANTS
 
-MUTANTS["no ledger"]().start()
+STORE_MUTANTS["no ledger"]().start()
 '''
 
 
@@ -51,6 +51,30 @@ def test_workers_and_the_coordinator_are_killed_and_every_push_counts_once(
     assert report.acknowledged == report.counted == SLOTS
     assert report.sent >= report.acknowledged
     assert report.loss is not None and report.loss < 0.69
+
+
+class Heard(ChaosListener):
+    """Keeps what is said, with its time."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[float, str, str]] = []
+
+    def said(self, seconds: float, style: str, text: str) -> None:
+        self.lines.append((seconds, style, text))
+
+
+@pytest.mark.slow
+def test_a_drill_ends_at_one_time_kills_a_server_and_calls_nothing_planned_a_fault() -> None:
+    heard = Heard()
+    settings = ChaosSettings(gap=(0.3, 0.6), pause=(0.5, 1.0), joins=0.4, servers=(2, 5), seed=2)
+    job = job_of(servers=3, copies=2, emulate={"per_example": 1e-4})
+    report = drill(job, settings, 1.0, heard, Cleanup(PASSES, None, 1.0))
+    assert report.ok, report.wrong
+    (over,) = [seconds for seconds, _, text in heard.lines if text.startswith("over: ")]
+    assert over == pytest.approx(report.seconds, abs=0.05)
+    assert any((one.fault.kind, one.fault.role) == ("kill", "server") for one in report.healed)
+    planned = [style for _, style, text in heard.lines if text.startswith(("join ", "drain "))]
+    assert set(planned) <= {"news"} and len(planned) == report.changes
 
 
 def undisturbed_sync() -> str:

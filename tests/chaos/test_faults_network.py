@@ -18,7 +18,6 @@ import pytest
 import shoal
 from shoal import limits
 from shoal.chaos import proxy as zmtp
-from shoal.chaos.proxy import LinkFaults, Proxy, Where
 from shoal.launch.processes import ProcessCluster
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -29,6 +28,7 @@ from tests.support.counting import (
     create,
     plan_of,
 )
+from tests.support.faulty_proxy import FaultyProxy, LinkFaults, Where
 from tests.support.sandbox import Den, soon
 
 KINDS = [pytest.param("clients", marks=pytest.mark.soak), "each", "step"]
@@ -54,13 +54,13 @@ def kv(cluster: ProcessCluster) -> Iterator[shoal.KV]:
 
 
 @pytest.fixture
-def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    with Proxy(seed=sum(map(ord, request.node.name))) as proxy:
+def proxy(request: pytest.FixtureRequest) -> Iterator[FaultyProxy]:
+    with FaultyProxy(seed=sum(map(ord, request.node.name))) as proxy:
         yield proxy
 
 
 def counted_under(
-    weather: LinkFaults, kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+    weather: LinkFaults, kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> tuple[Crowd, dict[str, int]]:
     """Half of the work in that weather, the other half by new processes of the same names, who hear what is late."""
     plan = plan_of(kind, WORKERS, SLOTS if kind != "clients" else SLOTS // WORKERS)
@@ -83,7 +83,7 @@ def counted_under(
 @pytest.mark.variants(slow=["each"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_that_come_twice_some_much_later_are_counted_once(
-    kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+    kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> None:
     """F21."""
     _, stats = counted_under(LinkFaults(repeat=0.2, late=0.4, later=2.0), kind, cluster, kv, proxy, den)
@@ -96,7 +96,7 @@ def test_messages_that_come_twice_some_much_later_are_counted_once(
     "kind", [*(pytest.param(kind, marks=pytest.mark.soak) for kind in ("clients", "each")), "step"]
 )
 def test_messages_that_overtake_each_other_across_connections_are_counted_once(
-    kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+    kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> None:
     """F22."""
     counted_under(LinkFaults(cut=0.02, later=0.8, most=12), kind, cluster, kv, proxy, den)
@@ -104,7 +104,7 @@ def test_messages_that_overtake_each_other_across_connections_are_counted_once(
 
 
 def test_lost_and_delayed_messages_are_sent_again_and_nobody_is_taken_for_dead(
-    cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+    cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> None:
     """F23, as far as it goes without a network of its own."""
     crowd, _ = counted_under(LinkFaults(drop=0.05, delay=0.02, most=12), "each", cluster, kv, proxy, den)
@@ -113,7 +113,7 @@ def test_lost_and_delayed_messages_are_sent_again_and_nobody_is_taken_for_dead(
 
 
 def test_pushes_that_were_all_lost_at_once_come_again_and_nobody_who_lives_is_called_silent(
-    cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy
+    cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
     """F23, I14: two hundred under way, as when a connection ends; before, all but some thirty ended as unanswered."""
     kv.create("w", shoal.Dense(rows=100))
@@ -133,7 +133,7 @@ def test_pushes_that_were_all_lost_at_once_come_again_and_nobody_who_lives_is_ca
 @pytest.mark.variants(slow=["framing", "prefix", "length", "array"])
 @pytest.mark.parametrize("where", ["prefix", "header", "length", "array", "framing"])
 def test_damaged_messages_are_dropped_and_told_and_what_they_said_is_counted_once(
-    where: Where, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+    where: Where, cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> None:
     """F24: in whatever part of it."""
     weather = LinkFaults(flip=0.05, where=(where,), most=10)
@@ -149,7 +149,7 @@ def test_damaged_messages_are_dropped_and_told_and_what_they_said_is_counted_onc
     assert stats.get("refused", 0) == 0
 
 
-def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy) -> None:
+def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy) -> None:
     """F24, one message alone: dropped, told, sent again, counted once; nothing of it is in the model before that."""
     kv.create("w", shoal.Dense(rows=100))
     with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
@@ -172,7 +172,7 @@ def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: s
 
 
 def test_a_caller_that_was_sent_a_length_that_cannot_be_connects_again(
-    cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy
+    cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
     """F24, F25, in an answer: libzmq gives such a connection up for good; the caller dials again, and asks again."""
     kv.create("w", shoal.Dense(rows=100))

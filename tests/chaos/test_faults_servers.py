@@ -18,12 +18,7 @@ from random import Random
 
 import pytest
 
-from shoal.chaos.proxy import (
-    HeldMessages,
-    LinkFaults,
-    ProxiedCluster,
-    Proxy,
-)
+from shoal.chaos.proxy import ProxiedCluster
 from shoal.errors import Refused, SegmentsLost
 from shoal.timing import Timing
 from shoal.wire import messages as m
@@ -34,6 +29,7 @@ from tests.support.counting import (
     create,
     plan_of,
 )
+from tests.support.faulty_proxy import FaultyProxy, HeldMessages, LinkFaults
 from tests.support.quick import QUICK
 from tests.support.sandbox import Den, soon
 
@@ -43,7 +39,7 @@ WORKERS, SLOTS = 3, 60
 class Scene:
     """A cluster behind a proxy, and workers at it."""
 
-    def __init__(self, proxy: Proxy, servers: int, copies: int, timing: Timing | None = None) -> None:
+    def __init__(self, proxy: FaultyProxy, servers: int, copies: int, timing: Timing | None = None) -> None:
         self.proxy, self.copies = proxy, copies
         self.servers = [f"server-{i}" for i in range(servers)]
         self.cluster = ProxiedCluster(proxy, servers, copies)
@@ -124,7 +120,7 @@ class Scene:
 
 @contextlib.contextmanager
 def staged(servers: int, copies: int, timing: Timing | None = None) -> Iterator[Scene]:
-    with Proxy(seed=1) as proxy:
+    with FaultyProxy(seed=1) as proxy:
         scene = Scene(proxy, servers, copies, timing)
         try:
             yield scene
@@ -190,7 +186,7 @@ def test_a_server_killed_in_steady_state_is_made_up_for(kind: str, scene: Scene)
     assert scene.cluster.look().generation == scene.before.generation  # nothing was gone back to
 
 
-EDGES: dict[str, Callable[[Proxy, str], HeldMessages]] = {
+EDGES: dict[str, Callable[[FaultyProxy, str], HeldMessages]] = {
     "the push has not come": lambda proxy, victim: proxy.hold("push", to=victim),
     "its record is not sent": lambda proxy, victim: proxy.hold("append", sender=victim),
     "the copies have it and say so": lambda proxy, victim: proxy.hold("appended", to=victim),
@@ -336,7 +332,7 @@ def test_bad_weather_between_all_nodes_and_a_loss_in_it(seed: int, scene: Scene)
     kind, weather, strike = draw.choice(["clients", "each", "step"]), draw.choice(list(WEATHERS)), draw.choice(STRIKES)
     print(f"{kind}, {weather}, {strike} ({scene.victim})")
     crowd = scene.gather(kind)
-    scene.proxy.weather = replace(WEATHERS[weather], most=scene.proxy.befallen + WEATHERS[weather].most)
+    scene.proxy.weather = replace(WEATHERS[weather], most=scene.proxy.struck + WEATHERS[weather].most)
     crowd.until(0, draw.randrange(4, 8))
     if strike in ("nap", "sleep"):  # the sets shrink without it; it is removed
         scene.cluster.signal(scene.victim, signal.SIGSTOP)

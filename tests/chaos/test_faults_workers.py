@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.chaos.proxy import Frames, LinkFaults, MessageInTransit, Proxy
+from shoal.chaos.proxy import Frames, MessageInTransit
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.events import Begin
 from shoal.launch.processes import ProcessCluster
@@ -29,6 +29,7 @@ from tests.support.counting import (
     create,
     plan_of,
 )
+from tests.support.faulty_proxy import FaultyProxy, LinkFaults
 from tests.support.quick import QUICK
 from tests.support.sandbox import Den, soon
 
@@ -55,13 +56,13 @@ def kv(cluster: ProcessCluster) -> Iterator[shoal.KV]:
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    with Proxy(seed=1) as proxy:
+def proxy() -> Iterator[FaultyProxy]:
+    with FaultyProxy(seed=1) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def gather(cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den) -> Callable[..., Crowd]:
+def gather(cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den) -> Callable[..., Crowd]:
     """A table and three workers at it, who meet the cluster through the proxy."""
 
     def gather(kind: str, **settings: int) -> Crowd:
@@ -118,7 +119,7 @@ def test_who_was_killed_is_not_waited_for_longer_than_it_takes_to_notice(
 @pytest.mark.parametrize("kind", ["each", "step"])
 @pytest.mark.parametrize("edge", ["push", "counted"])
 def test_a_worker_killed_after_it_sent_and_before_it_heard_is_counted_once(
-    edge: str, kind: str, gather: Callable[..., Crowd], kv: shoal.KV, proxy: Proxy
+    edge: str, kind: str, gather: Callable[..., Crowd], kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
     """F2: its push is still on its way, or counted and the answer is. What was on its way comes after its successor."""
     crowd, victim = gather(kind), f"worker-{VICTIM}"
@@ -242,7 +243,7 @@ def wrong_shape(passing: MessageInTransit) -> Frames:
 @pytest.mark.variants(slow=["wrong_shape"])
 @pytest.mark.parametrize("change", [no_number, wrong_shape])
 def test_what_one_worker_pushes_wrongly_is_refused_and_harms_nobody(
-    change: Callable[[MessageInTransit], Frames], gather: Callable[..., Crowd], kv: shoal.KV, proxy: Proxy
+    change: Callable[[MessageInTransit], Frames], gather: Callable[..., Crowd], kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
     """F35, F36: every seventh push of one worker is nonsense when it arrives. It is told, and does it again."""
     wrong = f"worker-{VICTIM}"

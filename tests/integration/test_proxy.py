@@ -12,11 +12,11 @@ import pytest
 
 import shoal
 from shoal.chaos import proxy as zmtp
-from shoal.chaos.proxy import LinkFaults, Proxy
 from shoal.launch.processes import ProcessCluster
 from shoal.wire import coding
 from shoal.wire import messages as m
 from tests.support import PATIENCE
+from tests.support.faulty_proxy import FaultyProxy, LinkFaults
 from tests.support.sandbox import soon
 
 
@@ -30,13 +30,13 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    with Proxy() as proxy:
+def proxy() -> Iterator[FaultyProxy]:
+    with FaultyProxy() as proxy:
         yield proxy
 
 
 @pytest.fixture
-def ann(cluster: ProcessCluster, proxy: Proxy) -> Iterator[shoal.KV]:
+def ann(cluster: ProcessCluster, proxy: FaultyProxy) -> Iterator[shoal.KV]:
     with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
         yield ann
 
@@ -68,7 +68,9 @@ def test_messages_are_found_however_the_bytes_are_cut() -> None:
 # ---------------------------------------------------------------- fine weather
 
 
-def test_everybody_is_met_through_it_and_nobody_notices(cluster: ProcessCluster, proxy: Proxy, ann: shoal.KV) -> None:
+def test_everybody_is_met_through_it_and_nobody_notices(
+    cluster: ProcessCluster, proxy: FaultyProxy, ann: shoal.KV
+) -> None:
     before = ann.pull("w", ALL).result(PATIENCE)
     for _ in range(10):
         ann.push("w", ALL, ONES).result(PATIENCE)
@@ -89,7 +91,7 @@ def test_megabytes_pass_whole(cluster: ProcessCluster, ann: shoal.KV) -> None:
 
 def test_without_rewriting_only_the_coordinator_is_met_through_it(cluster: ProcessCluster) -> None:
     with (
-        Proxy(rewrite=False) as proxy,
+        FaultyProxy(rewrite=False) as proxy,
         shoal.connect(proxy.through(cluster.address), name="bob") as bob,
     ):
         bob.push("w", ALL, ONES).result(PATIENCE)
@@ -99,7 +101,7 @@ def test_without_rewriting_only_the_coordinator_is_met_through_it(cluster: Proce
 # ---------------------------------------------------------------- what it can do
 
 
-def test_what_is_held_back_comes_when_it_is_let_go(proxy: Proxy, ann: shoal.KV) -> None:
+def test_what_is_held_back_comes_when_it_is_let_go(proxy: FaultyProxy, ann: shoal.KV) -> None:
     before = ann.pull("w", [0]).result(PATIENCE)
     with proxy.hold("counted", sender="server-0", to="ann") as held:
         push = ann.push("w", ALL, ONES)
@@ -110,7 +112,7 @@ def test_what_is_held_back_comes_when_it_is_let_go(proxy: Proxy, ann: shoal.KV) 
     assert ann.pull("w", [0]).result(PATIENCE) == before + 1
 
 
-def test_what_is_thrown_away_is_sent_again(proxy: Proxy, ann: shoal.KV) -> None:
+def test_what_is_thrown_away_is_sent_again(proxy: FaultyProxy, ann: shoal.KV) -> None:
     before = ann.pull("w", ALL).result(PATIENCE)
     held = proxy.hold("push", sender="ann")
     push = ann.push("w", ALL, ONES)
@@ -120,7 +122,7 @@ def test_what_is_thrown_away_is_sent_again(proxy: Proxy, ann: shoal.KV) -> None:
     assert (ann.pull("w", ALL).result(PATIENCE) == before + 1).all()
 
 
-def test_a_connection_that_is_cut_is_made_again(proxy: Proxy, ann: shoal.KV) -> None:
+def test_a_connection_that_is_cut_is_made_again(proxy: FaultyProxy, ann: shoal.KV) -> None:
     before = ann.pull("w", ALL).result(PATIENCE)
     for name in ("server-0", "server-1", "coordinator"):
         proxy.cut("ann", name)
@@ -129,7 +131,9 @@ def test_a_connection_that_is_cut_is_made_again(proxy: Proxy, ann: shoal.KV) -> 
     assert (ann.pull("w", ALL).result(PATIENCE) == before + 3).all()
 
 
-def test_a_late_repeat_comes_after_what_was_said_later(cluster: ProcessCluster, proxy: Proxy, ann: shoal.KV) -> None:
+def test_a_late_repeat_comes_after_what_was_said_later(
+    cluster: ProcessCluster, proxy: FaultyProxy, ann: shoal.KV
+) -> None:
     """Also by another connection, of another process of the same name, whose incarnation is another."""
 
     def fenced() -> bool:
@@ -152,7 +156,7 @@ def test_a_late_repeat_comes_after_what_was_said_later(cluster: ProcessCluster, 
 
 
 @pytest.mark.parametrize("where", ["prefix", "header", "length", "framing"])
-def test_a_flipped_bit_is_one_that_can_be_noticed(where: str, proxy: Proxy) -> None:
+def test_a_flipped_bit_is_one_that_can_be_noticed(where: str, proxy: FaultyProxy) -> None:
     header = coding.encode(m.Values(7, 10, [1]))
     frames, draw = [header, bytes(80), bytes(40)], Random(where)
     for _ in range(200):
@@ -173,12 +177,12 @@ def test_a_flipped_bit_is_one_that_can_be_noticed(where: str, proxy: Proxy) -> N
 def test_the_same_seed_draws_the_same_for_the_same_messages() -> None:
     drawn = []
     for seed in (5, 5, 6):
-        with Proxy(seed) as proxy:
+        with FaultyProxy(seed) as proxy:
             proxy.weather = LinkFaults(repeat=0.2, drop=0.1, flip=0.1)
             struck, done = list[dict[str, int]](), threading.Event()
 
             def pass_some(
-                proxy: Proxy = proxy, struck: list[dict[str, int]] = struck, done: threading.Event = done
+                proxy: FaultyProxy = proxy, struck: list[dict[str, int]] = struck, done: threading.Event = done
             ) -> None:
                 link = proxy.link("ann", "tcp://127.0.0.1:1")
                 for number in range(100):
@@ -194,10 +198,10 @@ def test_the_same_seed_draws_the_same_for_the_same_messages() -> None:
 
 def test_it_leaves_nothing_behind(cluster: ProcessCluster) -> None:
     process = psutil.Process()
-    with Proxy() as first:
+    with FaultyProxy() as first:
         pass
     before = process.num_fds()
-    with Proxy() as proxy, shoal.connect(proxy.through(cluster.address)) as kv:
+    with FaultyProxy() as proxy, shoal.connect(proxy.through(cluster.address)) as kv:
         kv.push("w", ALL, ONES).result(PATIENCE)
     assert first.error is None and proxy.error is None
     assert soon(lambda: process.num_fds() <= before)

@@ -50,7 +50,7 @@ def test_a_run_gets_a_page_in_its_folder(runs: Path) -> None:
     assert (ended.exit_code, ended.stdout) == (0, f"look at it: {runs / 'sync' / 'report.html'}\n")
     text = (runs / "sync" / "report.html").read_text()
     for title in (
-        "What is seen",
+        "Findings",
         "Losses",
         "Where the time went",
         "Timeline",
@@ -60,7 +60,7 @@ def test_a_run_gets_a_page_in_its_folder(runs: Path) -> None:
     ):
         assert f">{title}</h2>" in text
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
-    assert "emulated compute (100 us per example), worker-0 3x slower" in text
+    assert "Emulated compute (100 us per example), worker-0 3x slower" in text
     assert "All 2 workers were at work at every evaluation." in text
 
 
@@ -129,7 +129,7 @@ def test_without_matplotlib_there_are_words_and_tables_and_it_is_said_how_to_get
     ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0 and "no pictures: matplotlib is not installed; pip install" in ended.stderr
     page = (tmp_path / "report.html").read_text()
-    assert ">What is seen</h2>" in page and "<table" in page and "<svg" not in page
+    assert ">Findings</h2>" in page and "<table" in page and "<svg" not in page
     assert (tmp_path / "trace.json").stat().st_size
 
 
@@ -159,8 +159,8 @@ def test_a_sweep_gets_a_page_too_alone_or_beside_runs(runs: Path, tmp_path: Path
     assert ended.exit_code == 0, ended.output
     assert call(tmp_path / "steps").exit_code == 0
     text = (tmp_path / "steps" / "report.html").read_text()
-    assert "Does the step matter?" in text and ">What is seen</h2>" in text and "<svg" in text
+    assert "Does the step matter?" in text and ">Findings</h2>" in text and "<svg" in text
     assert call(tmp_path / "steps", runs / "sync", "--out", tmp_path / "both.html").exit_code == 0
     both = (tmp_path / "both.html").read_text()
-    assert ">sweep steps: What is seen</h2>" in both and ">Timeline</h2>" in both
+    assert ">sweep steps: Findings</h2>" in both and ">Timeline</h2>" in both
     assert "give the folder of a run" in refused(tmp_path / "steps", "--trace", tmp_path / "trace.json")

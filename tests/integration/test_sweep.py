@@ -81,7 +81,7 @@ def test_a_study_is_run_and_shown_and_the_same_command_again_runs_nothing(home: 
     assert "4 runs, 0 left" in call("--dry-run").stdout
     sweep = Sweep.load("sweeps/steps")
     assert not sweep.left and sweep.study.name == "steps"
-    assert [section.title for section in sections(sweep)] == ["steps", "What is seen", "Every run"]
+    assert [section.title for section in sections(sweep)] == ["steps", "Findings", "Every run"]
 
 
 @pytest.mark.soak

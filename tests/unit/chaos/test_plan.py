@@ -67,6 +67,10 @@ def test_a_server_that_is_due_is_killed_if_one_may_be_and_the_schedule_stays() -
     assert (fault.kind, fault.role) == ("kill", "server")
     other.next(ClusterState(ALL, PAIRS))
     assert [one.gap(), one.next(ClusterState(ALL, PAIRS))] == [other.gap(), other.next(ClusterState(ALL, PAIRS))]
+    for settings in ({"pauses": 1.0}, {"joins": 0.3, "drains": 0.2, "cuts": 0.5}):  # no kill was asked for
+        assert all(
+            fault.kind != "kill" for fault in nemesis(**settings).next(ClusterState(ALL, PAIRS), kill_server=True)
+        )
     shrunk = ClusterState(WORKERS, PAIRS)
     assert all(fault.role == "worker" for fault in nemesis(seed=7).next(shrunk, kill_server=True))
 

@@ -52,9 +52,9 @@ def test_on_a_terminal_the_table_is_shown_only_if_somebody_was_missing(made: Mak
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    assert "workers at work at each loss" in shown(made(TREE, one_by_one(told)))
+    assert "workers present at each loss" in shown(made(TREE, one_by_one(told)))
     whole = shown(made(TREE, lambda run: told(workers=(run.job.workers,))))
-    assert "workers at work at each loss" not in whole
+    assert "workers present at each loss" not in whole
     assert "All workers of a run were at work at each of its evaluations." in whole
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -20,6 +21,19 @@ class CommandError(click.ClickException):
     """A refusal whose message says it all: no usage is shown."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Our errors as a command's: what is invalid is a refusal (exit code 2), the rest a failure (1)."""
+    from shoal.errors import Invalid, ShoalError
+
+    try:
+        yield
+    except Invalid as error:
+        raise CommandError(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
 
 
 class SuggestingGroup(click.Group):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.cli.common import CommandError, Seconds, asks_for_keys
+from shoal.cli.common import Seconds, asks_for_keys, refusals
 from shoal.signals import end_when_told
 
 _ENDS = 10.0  # seconds from the end of a run's servers until it has left what it leaves
@@ -64,28 +64,22 @@ def groups(
     With keys: what groups may have is said with the coordinator's key, on its machine.
     """
     from shoal.client import connect_by
-    from shoal.errors import Invalid, ShoalError
     from shoal.inspect.status import address_of, safety_for
     from shoal.wire.messages.groups import GroupLimits
 
-    try:
-        with connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
-            if allow is not None:
-                before = next((one for one in kv.groups() if one.name == allow), GroupLimits(allow))
-                kv.allow(
-                    allow,
-                    mb=before.mb if mb is None else mb,
-                    tables=before.tables if tables is None else tables,
-                    members=before.members if members is None else members,
-                    reads=reads or before.reads,
-                )
-            if dissolve is not None:
-                kv.dissolve(dissolve)
-            found = _rows(kv)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
+    with refusals(), connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
+        if allow is not None:
+            before = next((one for one in kv.groups() if one.name == allow), GroupLimits(allow))
+            kv.allow(
+                allow,
+                mb=before.mb if mb is None else mb,
+                tables=before.tables if tables is None else tables,
+                members=before.members if members is None else members,
+                reads=reads or before.reads,
+            )
+        if dissolve is not None:
+            kv.dissolve(dissolve)
+        found = _rows(kv)
     if as_json:
         import msgspec
 
@@ -172,12 +166,12 @@ def evaluate(
     shoal evaluate runs/first more-rows.svm --every 5
     shoal evaluate ipc:///tmp/... rows.svm --job a.toml --group b --table /weights
     """
-    from shoal.errors import Invalid, ShoalError
+    from shoal.errors import ShoalError
     from shoal.inspect.evaluate import ModelEvaluator
     from shoal.job import Job
 
     end_when_told()
-    try:
+    with refusals():
         known = None if job is None else Job.load(job)
         with ModelEvaluator(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
             if judging.note:
@@ -194,10 +188,6 @@ def evaluate(
                     click.echo("the run is over", err=True)
                     return
                 _show(found, as_json)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
 
 
 def _is_over(where: str) -> bool:

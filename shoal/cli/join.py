@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError, asks_for_keys
+from shoal.cli.common import CommandError, asks_for_keys, refusals
 from shoal.cli.launch import (
     of_a_server,
     of_a_worker,
@@ -90,7 +90,6 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
 
 
 def _join_peers(where: str, role: str | None, out: Path | None, options: dict[str, Any]) -> None:
-    from shoal.errors import Invalid, ShoalError
     from shoal.strategies.peers import join as peers
 
     if role is not None:
@@ -99,15 +98,10 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
         raise CommandError(f"{out} is not empty: choose another folder")
     quiet = options["quiet"]
     closing, asked = threading.Event(), threading.Event()
-    try:
-        with _leaving(closing, asked):
-            joined = peers.join(
-                where, (lambda text: None) if quiet else (lambda text: click.echo(text, err=True)), closing, asked
-            )
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
+    with refusals(), _leaving(closing, asked):
+        joined = peers.join(
+            where, (lambda text: None) if quiet else (lambda text: click.echo(text, err=True)), closing, asked
+        )
     _show(joined, out)
     if joined.failed:
         raise SystemExit(1)

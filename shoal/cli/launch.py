@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.cli.common import CommandError, Seconds, asks_for_keys
+from shoal.cli.common import CommandError, Seconds, asks_for_keys, refusals
 from shoal.cli.launch_script import launch as script
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -121,7 +121,6 @@ def worker(where: str, **options: Any) -> None:
 def take_part(where: str, role: Any, **options: Any) -> None:
     """As the options of ``taking_part`` say, to the end."""
     from shoal.cli.multi import several
-    from shoal.errors import Invalid, ShoalError
     from shoal.launch.remote_node import JoinTerms, RemoteNode
     from shoal.launch.server_process import heard
 
@@ -146,14 +145,10 @@ def take_part(where: str, role: Any, **options: Any) -> None:
         options["within"] or limits.HOSTS_WITHIN / limits.SECOND,
         options["share"],
     )
-    try:
+    with refusals():
         visitor = RemoteNode(terms, role, say)
         with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), visitor.leave):
             why = visitor.run()
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     click.echo(f"{visitor.name} has ended: {why}")
 
 
@@ -193,17 +188,12 @@ def coordinator(**options: Any) -> None:
     Ctrl-C ends it, and tells all who are there; SIGTERM ends it, and they wait a minute for it to be started again.
     """
     from shoal.cli import launch_coordinator
-    from shoal.errors import Invalid, ShoalError
 
-    try:
+    with refusals():
         if options["data"] is None and not _is_run(options["out"]):
             launch_coordinator.store(options)
             return
         run = launch_coordinator.run(options)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     from shoal.cli.show_run import show_run
 
     show_run(run, options["as_json"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import CommandError, refusals
 from shoal.launch.batch_scripts import SCHEDULERS
 from shoal.signals import end_when_told
 
@@ -67,7 +67,6 @@ def launch(
 
 
 def _launch(workers: int, servers: int, copies: int, command: list[str]) -> None:
-    from shoal.errors import Invalid, ShoalError
     from shoal.launch.script import ScriptLauncher
     from shoal.views.format import many
 
@@ -81,16 +80,11 @@ def _launch(workers: int, servers: int, copies: int, command: list[str]) -> None
             click.echo(text, nl=False, err=is_error)
 
     end_when_told()
-    try:
-        with ScriptLauncher(workers, servers, copies, show) as launching:
-            here = f"{many(servers, 'server')}, {many(workers, 'worker')}"
-            show(f"shoal: {here}; look at them: shoal status {launching.address}\n", True)
-            launching.start(command)
-            ends = launching.wait()
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
+    with refusals(), ScriptLauncher(workers, servers, copies, show) as launching:
+        here = f"{many(servers, 'server')}, {many(workers, 'worker')}"
+        show(f"shoal: {here}; look at them: shoal status {launching.address}\n", True)
+        launching.start(command)
+        ends = launching.wait()
     if failed := [str(end) for end in ends if end.code]:
         click.echo(f"shoal: {len(failed)} of {workers} workers failed: {', '.join(failed)}", err=True)
         sys.exit(1)

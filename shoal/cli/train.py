@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.background import print_patiently
-from shoal.cli.common import CommandError, asks_for_keys
+from shoal.cli.common import asks_for_keys, refusals
 from shoal.cli.show_run import show_run
 from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.signals import end_when_told
@@ -116,7 +116,7 @@ def train(
 
     The same command again with the same --out goes on with a run that did not end.
     """
-    from shoal.errors import Invalid, ShoalError
+    from shoal.errors import Invalid
     from shoal.settings import settings_of
 
     if resume is None and data is None:
@@ -137,15 +137,11 @@ def train(
     except Invalid as error:
         raise click.BadParameter(str(error), param_hint="--set") from None
     guests = None if servers_at is None and group is None else (servers_at, group)
-    try:
+    with refusals():
         if resume is None:
             run = _train(data or "", settings, out, as_json, head, guests)
         else:
             run = _resume(resume, settings, as_json, head, guests)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     try:
         written, like = io.BytesIO(), sys.stdout
         # Kept in a variable: a wrapper that is freed closes what it has written to.

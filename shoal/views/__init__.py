@@ -1,14 +1,14 @@
-"""Looking at runs. A view reads a run's events, live or later, and knows nothing else of it.
+"""Looking at runs. A view reads a run's events, live or later, and knows little else of it.
 
-``terminal`` shows a run while it goes on: a live board on a terminal, few lines anywhere else;
-``status`` and ``watching`` show a cluster. ``format`` writes figures and ``event_line`` events, the
-same way everywhere. ``plots`` draws the picture that every run leaves, ``axes`` is the one layer
-that draws.
+Live: ``terminal`` shows a run on a ``board``, or in few calm ``lines`` where there is no terminal;
+``live_state`` is what both know, ``frame`` draws it, ``failover`` says what became of a lost server.
+``status``, ``watching`` and ``query`` show clusters and models. ``event_line`` writes events and
+``format`` figures, everywhere the same; ``ending`` and ``advice`` are the last words of a run.
 
 A report reads runs from their folders (``run_record``): ``explain`` puts figures into words,
-``charts``, ``timeline`` and ``member_plots`` into pictures, ``report_sections`` makes sections of
-both, ``page`` makes HTML or Markdown of these; ``trace`` is for other programs. Nothing heavy
-(rich, matplotlib, numpy) is imported before it is needed.
+``charts``, ``timeline`` and ``member_plots`` into pictures on ``axes``, ``report_sections`` makes
+sections of both, ``page`` makes HTML or Markdown of these; ``trace`` is for other programs. Nothing
+heavy (rich, matplotlib, numpy) is imported before it is needed.
 """
 
 from __future__ import annotations

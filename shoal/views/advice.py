@@ -1,4 +1,4 @@
-"""One next move for a run that is over, by rules over its figures: at the end of a run, and in its report."""
+"""One next move for a run that is over, by rules: for its ending and for its report."""
 
 from __future__ import annotations
 

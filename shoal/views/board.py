@@ -4,9 +4,9 @@
         with board:
             board.start()       ``draw(width, height, plain)`` makes the lines, four times a second
 
-Training, sweeps, drills and ``status --watch`` differ only in what they draw. The functions below make
-the pieces: a bar, a curve with axes, lines that fit. A board never breaks what it shows, and never holds
-it up: a terminal that is gone, or that nobody reads, costs the board and nothing else.
+Training, sweeps, drills and ``status --watch`` differ only in what they draw. The functions below
+make the pieces: a bar, a curve with axes, lines that fit. A board never breaks what it shows and
+never holds it up: a terminal that is gone, or that nobody reads, costs the board and nothing else.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Board:
         live.update(Group(*lines), refresh=True)
 
     def _unwrap(self, width: int) -> None:
-        """Terminals wrap lines when made narrower: go up by the lines that rich does not know of."""
+        """Terminals wrap lines when made narrower: go up by those that rich does not know of."""
         from rich.control import Control
         from rich.segment import ControlType
 
@@ -179,7 +179,7 @@ def fit(lines: Sequence[Text], width: int, height: int, plain: bool) -> list[Tex
 
 
 def bar(share: float | None, label: str, width: int, plain: bool = False) -> Text:
-    """How much is done, before a label; the label alone if that is not known, or there is no room."""
+    """How much is done, before a label; the label alone if that is unknown or too wide."""
     from rich.text import Text
 
     cells = width - len(label) - 2
@@ -204,7 +204,7 @@ def joined(parts: Sequence[Text], between: Text, width: int) -> list[Text]:
 
 
 def wrapped(head: str, text: str, width: int, most: int, style: str = "") -> list[Text]:
-    """A text after a head, on at most so many lines, broken between words; later lines are indented."""
+    """A text after a head, on at most so many lines, broken between words and indented."""
     from rich.text import Text
 
     room = max(8, width - len(head))
@@ -225,7 +225,7 @@ def first_of(lines: Sequence[Text], most: int, what: str) -> list[Text]:
 def curve(
     strokes: Sequence[Stroke], width: int, height: int, right: float, label: Callable[[float], str], side: int = 9
 ) -> list[Text]:
-    """Curves with the values of their edges at the left, and seconds below; nothing if there is no curve."""
+    """Curves with the values of their edges at the left, and seconds below; empty without a curve."""
     from rich.text import Text
 
     drawn = chart(list(strokes), width - side, height - 1, right)

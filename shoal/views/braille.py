@@ -1,4 +1,4 @@
-"""Curves drawn in braille: a character is 2 x 4 dots, so that four lines of a terminal hold sixteen levels.
+"""Curves drawn in braille: a character is 2 x 4 dots, so four lines hold sixteen levels.
 
 Losses fall fast and then slowly: where all are above zero, the scale is logarithmic.
 """
@@ -25,7 +25,7 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """``rows`` are pieces of text with their styles, top row first; ``top`` and ``bottom`` the values at the edges."""
+    """Rows of text with their styles, top row first, and the values at the edges."""
 
     rows: list[list[tuple[str, str]]]
     top: float
@@ -33,7 +33,7 @@ class Chart:
 
 
 def chart(strokes: list[Stroke], width: int, height: int, right: float) -> Chart | None:
-    """The curves over 0 .. ``right`` on ``width`` x ``height`` characters; None if no curve has two points."""
+    """The curves over 0 .. ``right``, in characters; None if no curve has two points."""
     drawn = [stroke for stroke in strokes if stroke.points]
     if width < 4 or max((len(stroke.points) for stroke in drawn), default=0) < 2:
         return None
@@ -66,13 +66,13 @@ def chart(strokes: list[Stroke], width: int, height: int, right: float) -> Chart
 
 
 def _pieces(dots: list[int], styles: list[str]) -> list[tuple[str, str]]:
-    """A row as text, cut only where the style changes: a terminal is told each colour once."""
+    """A row as text, cut only where the style changes."""
     chars = ((chr(BLANK + bits) if bits else " ", style) for bits, style in zip(dots, styles, strict=True))
     return [("".join(char for char, _ in piece), style) for style, piece in groupby(chars, key=itemgetter(1))]
 
 
 def _between(before: int, here: int) -> range:
-    """The levels of a column, such that it touches the one before: from next to there up or down to here."""
+    """The levels of a column, such that it touches the column before."""
     return (
         range(before + 1, here + 1)
         if here > before
@@ -83,7 +83,7 @@ def _between(before: int, here: int) -> range:
 
 
 def _at(points: list[tuple[float, float]], x: float, reach: float) -> float | None:
-    """The curve's height at x, between its neighbours; a little beyond its ends it is as high as there."""
+    """The curve's height at x; a little beyond its ends it is as high as there."""
     at = bisect_left(points, (x, -math.inf))
     if at == 0:
         return points[0][1] if points[0][0] - x <= reach else None

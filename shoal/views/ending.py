@@ -1,4 +1,4 @@
-"""What is said of a run that is over: result, best, speed, cost, next move, each a label and a value."""
+"""What is said of a run that is over: result, best, speed, cost and the next move."""
 
 from __future__ import annotations
 

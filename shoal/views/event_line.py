@@ -1,7 +1,7 @@
-"""What an event of a run says: one line for any event, one sentence for news, one for many news.
+"""What events of a run say: a line for any event, a sentence for news, one for many news.
 
-Plain functions of events that never raise. Moves of segments for one reason belong together as long as
-each follows the one before within a few seconds: ``together`` makes one ``MoveSummary`` of them.
+Plain functions of events that never raise. Moves of segments for one reason belong together as
+long as each follows the one before within a few seconds: ``together`` makes a ``MoveSummary``.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _spans(event: Spans) -> str:
 
 
 def title(started: Started, crew: str = "") -> list[str]:
-    """What runs, in pieces that a line may be broken between; ``crew``: who took part, if known better."""
+    """What runs, in pieces to break lines between; ``crew``: who took part, if known better."""
     return [*what(started), crew or _crew(started), *([many(started.cores, "core")] if started.cores else [])]
 
 
@@ -326,7 +326,7 @@ def _ways(handed: Sequence[Handed]) -> str:
 
 
 def summary(events: Sequence[News]) -> str:
-    """Who is gone, who joined, what moved, what is void, what is not as it should be: in that order."""
+    """Who is gone, who joined, what moved, what is void, what went wrong: in that order."""
     if len(events) == 1:
         return news(events[0])
     joined = [event for event in events if isinstance(event, Joined)]

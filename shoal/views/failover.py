@@ -1,6 +1,6 @@
-"""What became of a server that was lost: who took over, what was lost, when all copies were back.
+"""What became of a lost server: who took over, what was lost, when copies were back.
 
-A fold over events. ``Shared`` says how segments are shared out before and after; nothing else is needed.
+A fold over events. ``Shared`` says how segments are shared out before and after.
 """
 
 from __future__ import annotations

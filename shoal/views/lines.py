@@ -1,15 +1,15 @@
 """A run in few calm lines, for a log: an hour takes tens of them, however much happens.
 
-Verbosity 0 says nothing, 1 is as below, 2 adds who joins, checkpoints, delays and where the workers' time
-went, 3 is every event.
+Verbosity 0 says nothing, 1 is as below, 2 adds who joins, checkpoints, delays and where the
+workers' time went, 3 is every event.
 
-    progress               after 1 s, then 2, 4, 8, ... s after the last such line, later every 10 minutes
-    evaluations            the first; then at the same pace, with the best in between; the last at the end
+    progress               after 1 s, then 2, 4, 8, ... s after the last line, later every 10 minutes
+    evaluations            the first; then at the same pace, the best in between; the last at the end
     joined, gone, ...      at once; while they do not cease, at the same pace, summed up
     a lost server          what became of its segments, once all copies are back
     notes                  a new subject at once, the same one with other figures at the same pace
 
-Times are those of the events (for notes, the caller's), so the same events always make the same lines.
+Times are those of the events (for notes, the caller's): the same events make the same lines.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ POINTS = 256  # of a curve; past that, neighbours are merged
 
 @dataclass(slots=True)
 class Curve:
-    """A curve that never grows past so many points: when it is full, every two neighbours become their mean."""
+    """A curve of bounded size: when it is full, every two neighbours become their mean."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
     _every: int = 1  # additions that make one point by now
@@ -61,7 +61,7 @@ def hot_servers(loads: Mapping[str, float]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """A server, as a look at the cluster shows it."""
+    """A server, by the cluster's own status."""
 
     name: str
     keys: float  # a second

@@ -1,7 +1,7 @@
-"""How a model is, on a page: its size, its norms, how large its weights are, the largest of them.
+"""A model on a page: its size, its norms, how large its weights are, the largest ones.
 
-``look`` asks, ``page`` is for people, ``facts`` for programs, ``line`` for a log. The histogram has a column for every power of two:
-negative weights left of the middle, positive ones right of it, the smallest in the middle.
+``look`` asks, ``page`` is for people, ``facts`` for programs, ``line`` for a log. The histogram has
+a column for every power of two: negative weights at the left, the smallest in the middle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class QuerySnapshot:
 
 @dataclass(slots=True)
 class QueryHistory:
-    """What was seen before, for whoever watches."""
+    """What was seen before, for --watch."""
 
     points: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, not zero, l2
 
@@ -173,7 +173,7 @@ def _histogram(told: dict[str, Any], width: int) -> list[Text]:
 
 
 def _scale(edges: list[float], wide: int) -> str:
-    """How large a weight is, below the bars: at the ends, in the middle, and between where there is room."""
+    """How large a weight is, below the bars: at the ends, in the middle, and between."""
     bins = len(edges) - 1
     half = wide * bins
     marks = [" "] * (2 * half + 1)
@@ -194,7 +194,7 @@ def _gathered(counts: list[int], bins: int) -> list[int]:
 
 
 def _block(count: int, tallest: int, row: int) -> str:
-    """What of a bar stands in this row, counted from below; whoever is there at all is seen."""
+    """What of a bar stands in this row, counted from below; a bar is never empty."""
     filled = max(1 if count else 0, round(8 * _HEIGHT * count / tallest)) - 8 * (row - 1)
     return _BLOCKS[min(8, max(0, filled))]
 

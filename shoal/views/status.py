@@ -1,8 +1,8 @@
-"""How a cluster stands, on a page: who is here, who holds what, how new it is, how far the run is.
+"""How a cluster is, on a page: members, who holds what, how new it is, how far the run is.
 
-``page`` is for people, ``facts`` for programs. A server has a letter and a colour of its own, the same in every part of the
-page; nothing is said by colour alone. No line is longer than the terminal is wide. The numbers that only the protocol goes by (incarnation,
-view, term, generation, epoch) are shown to who asks for them; what they would tell others is said in words.
+``page`` is for people, ``facts`` for programs. A server has a letter and a colour of its own, the
+same on the whole page; nothing is said by colour alone. No line is longer than the terminal is wide.
+Numbers of the protocol (incarnation, view, term, generation, fence) are shown on request only.
 """
 
 from __future__ import annotations

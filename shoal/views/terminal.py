@@ -5,8 +5,8 @@
         for event in run:
             show(event)
 
-A view may be called from any thread. It never breaks what it looks at, and never holds it up: a terminal
-or pipe that is gone, or that nobody reads, costs the view and nothing else.
+A view may be called from any thread. It never breaks what it looks at, and never holds it up:
+a terminal or pipe that is gone, or that nobody reads, costs the view and nothing else.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Observable(Protocol):
 
 
 def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: int = 1) -> RunView:
-    """A live view where the stream (standard error if none is given) is a terminal, else few lines.
+    """A live view where the stream (default: standard error) is a terminal, else few lines.
 
-    ``epochs`` is how many there will be, if that is known: events do not say. With a ``verbosity`` of 0
-    nothing is shown; with 2 or 3, lines on a terminal, too: more than a picture holds.
+    ``epochs`` is how many there will be, if that is known: events do not say. With a ``verbosity``
+    of 0 nothing is shown; with 2 or 3, lines on a terminal, too: more than a picture holds.
     """
     stream = sys.stderr if stream is None else stream
     if verbosity == 1 and (console := terminal(stream)) is not None:
@@ -57,7 +57,7 @@ def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: i
 
 
 class RunView(ABC):
-    """Shows a run: call it with every event; ``note`` says what happens before and after training."""
+    """Shows a run: call it with every event; ``note`` is for before and after training."""
 
     def __enter__(self) -> Self:
         return self

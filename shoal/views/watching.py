@@ -1,7 +1,7 @@
 """A cluster while it runs: the page of ``views.status``, with speed, moves and news.
 
-A fold over looks at the cluster: nothing here asks, reads the time or prints. Where there is no terminal,
-a line for each event, and now and then one about how it goes.
+A fold over replies of the cluster: nothing here asks, reads the time or prints. Where there is no
+terminal, a line for each event, and now and then one about how it goes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write docs/reference/{cli,job-file,events,python}.md from the code.
 
-    python docs/make_reference.py
+    python docs/make_reference.py [FOLDER]
 
 A test compares the pages with what this writes. Field descriptions are the comments in the source.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import sys
 import textwrap
 import tokenize
 from collections.abc import Iterator
@@ -118,5 +119,6 @@ def python() -> Iterator[str]:
 PAGES = {"cli.md": cli, "job-file.md": job_file, "events.md": event_page, "python.md": python}
 
 if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     for page, lines in PAGES.items():
-        (FOLDER / page).write_text("\n".join(lines()).rstrip() + "\n")
+        (folder / page).write_text("\n".join(lines()).rstrip() + "\n")

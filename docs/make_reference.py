@@ -45,8 +45,7 @@ def comments(kind: type) -> dict[str, str]:
 def rows(kind: Any, prefix: str = "") -> Iterator[str]:
     """A table of a struct's fields: name, type, default, comment."""
     said = comments(kind)
-    yield "| name | type | default | |"
-    yield "|---|---|---|---|"
+    yield "| name | type | default | |\n|---|---|---|---|"
     for field in msgspec.structs.fields(kind):
         default = "" if field.required else f"`{default_of(field)}`"
         cells = (f"`{prefix}{field.name}`", f"`{named(field.type)}`", default, said.get(field.name, ""))
@@ -65,9 +64,8 @@ def named(kind: Any) -> str:
 def first_line(thing: Any, before: str = "") -> str:
     """The first paragraph of its docstring, as lines of at most 100 columns."""
     text = before + (inspect.getdoc(thing) or "").partition("\n\n")[0]
-    return textwrap.fill(
-        text, 100, subsequent_indent="  " * bool(before), break_long_words=False, break_on_hyphens=False
-    )
+    indent = "  " if before else ""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def commands(command: click.Command, name: str) -> Iterator[str]:
@@ -75,9 +73,8 @@ def commands(command: click.Command, name: str) -> Iterator[str]:
     yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for one in command.list_commands(context):
-            inner = command.get_command(context, one)
-            assert inner is not None
-            yield from commands(inner, f"{name} {one}")
+            if inner := command.get_command(context, one):
+                yield from commands(inner, f"{name} {one}")
 
 
 def cli() -> Iterator[str]:
@@ -119,6 +116,6 @@ def python() -> Iterator[str]:
 PAGES = {"cli.md": cli, "job-file.md": job_file, "events.md": event_page, "python.md": python}
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    folder = Path(*sys.argv[1:2] or [FOLDER])
     for page, lines in PAGES.items():
         (folder / page).write_text("\n".join(lines()).rstrip() + "\n")

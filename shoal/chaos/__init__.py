@@ -7,3 +7,10 @@ broken; ``recovery`` follows each fault until it has healed; ``audit`` reads fro
 servers what was lost or counted twice, and whether sync kept its promise of the same bits;
 ``drill`` puts these together, ``report`` and ``show`` present it. ``proxy`` cuts nodes off.
 """
+
+PUBLIC = (
+    "drill",
+    "plan",
+    "report",
+    "show",
+)  # for other packages; the other modules are private

@@ -14,4 +14,16 @@ from __future__ import annotations
 
 from shoal.cluster.placement import move, place, segments_of
 
+PUBLIC = (
+    "assignment",
+    "balance_plan",
+    "groups",
+    "load_balance",
+    "membership_client",
+    "move_settings",
+    "placement",
+    "rebalance",
+    "roster",
+)  # for other packages; the other modules are private
+
 __all__ = ["move", "place", "segments_of"]

@@ -7,3 +7,22 @@
 
 A row is what stood in the file: nothing is scaled, and labels keep their values (``signs`` maps them).
 """
+
+PUBLIC = (
+    "batch",
+    "csr_file",
+    "datasets",
+    "dense_file",
+    "export",
+    "fingerprint",
+    "hashing",
+    "labels",
+    "local_keys",
+    "mapped",
+    "permuted",
+    "readers",
+    "slots",
+    "split",
+    "synthetic",
+    "user_rows",
+)  # for other packages; the other modules are private

@@ -4,3 +4,29 @@
 ``script`` runs a user's script beside one; ``remote_cluster`` and ``remote_node`` connect several
 hosts; ``torchrun`` and ``mpirun_rank`` recognise ranks that other launchers started.
 """
+
+PUBLIC = (
+    "addresses",
+    "arrivals",
+    "batch_scripts",
+    "cluster",
+    "coordinator_process",
+    "crew",
+    "exit_status",
+    "forkserver",
+    "local",
+    "mpirun_rank",
+    "process_main",
+    "process_pool",
+    "processes",
+    "remote_cluster",
+    "remote_node",
+    "reopening",
+    "scheduler_process",
+    "script",
+    "server_process",
+    "shared_memory",
+    "torchrun",
+    "torchrun_cluster",
+    "worker_process",
+)  # for other packages; the other modules are private

@@ -17,6 +17,22 @@ from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 
+PUBLIC = (
+    "block_margins",
+    "columns",
+    "inputs",
+    "kernels",
+    "learner",
+    "linear",
+    "objective",
+    "optimum",
+    "torch_factory",
+    "torch_learner",
+    "torch_module",
+    "trained",
+    "trained_module",
+)  # for other packages; the other modules are private
+
 __all__ = ["Linear", "Module", "needs_torch"]
 
 

@@ -7,3 +7,25 @@ worker        a client with its membership; ``trainer`` and ``evaluator`` run on
 loop          joins a node to a transport, a journal, a compute thread and a disk thread
 factory       builds the nodes of a run from its job: begin here
 """
+
+PUBLIC = (
+    "coordinator",
+    "dense_batches",
+    "drainable",
+    "evaluator",
+    "factory",
+    "journal",
+    "loop",
+    "membership_journal",
+    "rollback",
+    "scheduler",
+    "scheduler_journal",
+    "scheduler_state",
+    "scheduling",
+    "server",
+    "slot_stream",
+    "strategy",
+    "time_accounting",
+    "trainer",
+    "worker",
+)  # for other packages; the other modules are private

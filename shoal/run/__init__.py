@@ -9,6 +9,14 @@ if TYPE_CHECKING:
     from shoal.run.run import execute as execute
     from shoal.run.run import train as train
 
+PUBLIC = (
+    "finished",
+    "folder",
+    "handle",
+    "resume",
+    "run",
+)  # for other packages; the other modules are private
+
 
 def __getattr__(name: str) -> Any:
     """Import ``Run``, ``execute`` and ``train`` on first use."""

@@ -9,3 +9,12 @@
 
 Protocol code only: no socket, clock or thread; files only through a ``Disk`` that is passed in.
 """
+
+PUBLIC = (
+    "checkpoint",
+    "client",
+    "image",
+    "query",
+    "server",
+    "table",
+)  # for other packages; the other modules are private

@@ -1,1 +1,10 @@
 """Ways to train in parallel: one folder for each, with its settings, algorithm, worker and run."""
+
+PUBLIC = (
+    "averaging",
+    "block_proximal",
+    "gossip",
+    "hogwild",
+    "parameter_server",
+    "peers",
+)  # for other packages; the other modules are private

@@ -6,3 +6,14 @@ and ``sections`` show the result, ``show`` the progress.
 """
 
 from __future__ import annotations
+
+PUBLIC = (
+    "disk",
+    "figures",
+    "pictures",
+    "schedule",
+    "sections",
+    "show",
+    "study",
+    "table",
+)  # for other packages; the other modules are private

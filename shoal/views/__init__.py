@@ -16,4 +16,25 @@ from __future__ import annotations
 from shoal.views.plots import loss
 from shoal.views.terminal import RunView, view
 
+PUBLIC = (
+    "axes",
+    "braille",
+    "consensus",
+    "event_line",
+    "figures",
+    "format",
+    "graph",
+    "lines",
+    "page",
+    "plots",
+    "query",
+    "report_sections",
+    "run_record",
+    "split_plot",
+    "status",
+    "terminal",
+    "trace",
+    "watching",
+)  # for other packages; the other modules are private
+
 __all__ = ["RunView", "loss", "view"]

@@ -1,8 +1,8 @@
-"""How bytes travel.
+"""Messages, and the transports that carry them.
 
-``messages`` is everything one node can say to another, on one page; ``effects`` is what a state machine sees and asks
-for; a ``Transport`` carries messages between nodes that know each other by name: ``memory`` between threads (references),
-``zmq`` between processes (tcp, ipc). Nothing here knows what a message means.
+``messages`` has everything one node can say to another; ``effects`` has the events and effects of a
+state machine. A ``Transport`` carries messages between named nodes: ``memory`` between threads (by
+reference), ``zmq`` between processes (tcp, ipc).
 """
 
 from __future__ import annotations
@@ -12,28 +12,37 @@ from typing import Protocol
 from shoal.wire.effects import Received
 from shoal.wire.messages import Arrays, Message
 
+PUBLIC = (
+    "coding",
+    "effects",
+    "half_precision",
+    "memory",
+    "messages",
+    "zmq",
+)  # for other packages; the other modules are private
+
 
 class Transport(Protocol):
-    """Carries messages. One thread at a time may use it; only ``wake`` may be called from any thread."""
+    """Carries messages. One thread at a time may use it; any thread may call ``wake``."""
 
     @property
     def address(self) -> str:
-        """Where others reach this node, or an empty string if nobody can call it first."""
+        """Where others reach this node; empty if it does not listen."""
 
     def connect(self, name: str, address: str, mutual: bool = False) -> None:
         """From now on ``name`` is reached at ``address``."""
 
     def disconnect(self, name: str) -> None:
-        """``name`` is gone; what was meant for it is dropped."""
+        """``name`` is gone; messages for it are dropped."""
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
-        """Never blocks and never raises for a peer that is gone: what is lost is sent again by who cares."""
+        """Never blocks, and never raises for a dead peer: senders resend what matters."""
 
     def flush(self) -> None:
-        """What was sent may have waited for more to go with it: now it goes."""
+        """Send what was batched."""
 
     def receive(self, seconds: float) -> list[Received]:
-        """What has come, waiting at most so long for the first."""
+        """The messages that have arrived; waits at most this long for the first."""
 
     def wake(self) -> None:
         """End a ``receive`` that waits in another thread."""
@@ -43,6 +52,6 @@ class Transport(Protocol):
         """Bytes sent and received so far."""
 
     def counters(self) -> dict[str, int]:
-        """What was dropped, by reason."""
+        """The number of dropped messages by reason."""
 
     def close(self) -> None: ...

@@ -1,9 +1,10 @@
-"""A checksum of the arrays behind a header: 32 bits, and little time.
+"""A fast 32-bit checksum of the arrays of a message.
 
-A short array has the CRC-32 of its bytes. A long one is cut into rows of 521 words (4 KB; a prime, so that pages of memory that change
-places do not cancel out), all rows are added up, and what that leaves has the CRC-32: numpy adds as fast as memory is read, some ten times as
-fast as zlib goes over the bytes. Whatever is damaged within 4 KB changes the sums for certain, and is missed by the CRC-32 of these once in
-four thousand million times; damage in two places more than 4 KB apart is missed if it adds up to nothing, bit by bit in the same column.
+A short array has the CRC-32 of its bytes. A long one is cut into rows of 521 words (4 KB; a prime,
+so that swapped memory pages do not cancel out), the rows are summed, and the sums have the CRC-32:
+numpy sums at memory speed, about ten times as fast as zlib. Damage within 4 KB always changes the
+sums, and their CRC-32 misses it once in 4e9 times. Damage in two places more than 4 KB apart is
+missed if it cancels out bit by bit in the same column.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LONG = 16_384  # bytes: from here on adding up is faster
 
 
 def checksum(arrays: Sequence[npt.NDArray[Any] | memoryview | bytes]) -> int:
-    """Of all of them and their lengths. Never zero: that stands for none."""
+    """The checksum of the arrays and their lengths. Never zero, which stands for none."""
     total = 0
     for array in arrays:
         size = array.nbytes if isinstance(array, np.ndarray | memoryview) else len(array)

@@ -1,8 +1,8 @@
-"""From a message to bytes, and back: nothing about what came is believed before it is checked.
+"""Encodes messages to bytes and decodes them, checking everything that was received.
 
-A header is two bytes (a mark and the protocol version), a checksum of the rest, one of the arrays behind it (or zero: none was made), and
-a msgpack struct of a closed union: a flipped bit could name another slot or another worker, or be a weight that nobody pushed. Nothing
-received is unpickled, imported or evaluated.
+A header is a mark, the protocol version, a checksum of the rest, a checksum of the arrays behind it
+(zero: none), and a msgpack struct of a closed union. The checksums matter: a flipped bit could name
+another slot or worker, or change a weight. Nothing received is unpickled, imported or evaluated.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _short = np.dtype("<u2")  # a value in 16 bits, of whichever form
 
 
 def encode(message: m.Message, arrays: Sequence[m.Array | memoryview | bytes] = ()) -> bytes:
-    """The header of a message. With ``arrays`` they are checked where they arrive; without, whatever comes behind it is believed."""
+    """The header of a message; with ``arrays`` it has their checksum."""
     try:
         body = _encoder.encode(message)
     except (
         UnicodeEncodeError
-    ):  # a text that came from outside, as the name of a file: whoever asked is answered all the same
+    ):  # a text from outside, such as a file name
         body = _encoder.encode(_readable(msgspec.to_builtins(message, builtin_types=(bytes,))))
     return sealed(body, checksum(arrays) if arrays else 0)
 
 
 def _readable(told: Any) -> Any:
-    """The same, with texts that UTF-8 can say."""
+    """The message with texts that are valid UTF-8."""
     match told:
         case str():
             return readable(told)
@@ -58,13 +58,13 @@ def _readable(told: Any) -> Any:
 
 
 def sealed(body: bytes, behind: int = 0) -> bytes:
-    """A header around this struct; ``behind`` is the checksum of the arrays, if there is one."""
+    """A header around this struct; ``behind`` is the checksum of the arrays, if any."""
     rest = behind.to_bytes(4, "little") + body
     return b"".join((_PREFIX, crc32(rest).to_bytes(4, "little"), rest))
 
 
 def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()) -> tuple[m.Message, m.Arrays]:
-    """The message and its arrays, or WireError: nothing about them is believed before it is checked."""
+    """Decode and check a message and its arrays; raises WireError."""
     message = decode_header(header)
     if len(frames) > FRAMES:
         raise WireError(f"more than {FRAMES} arrays behind one header")
@@ -72,7 +72,7 @@ def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()
     needed = sum(kind.islower() for kind in kinds)
     if not needed <= len(frames) <= len(kinds):
         raise WireError(f"a {name_of(message)} comes with {needed} to {len(kinds)} arrays, this one has {len(frames)}")
-    # A message with one array where two are possible has no keys: the last ones are what is always there.
+    # Optional arrays come first, so a message with fewer arrays lacks the first ones.
     last = len(kinds) - len(frames)
     arrays = [_array(frame, _dtype(message, kinds[last + i])) for i, frame in enumerate(frames)]
     check_arrays(header, frames)
@@ -80,14 +80,14 @@ def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()
 
 
 def check_arrays(header: bytes | memoryview, frames: Sequence[memoryview | bytes]) -> None:
-    """Raises Damaged if the header says otherwise of them."""
+    """Raises Damaged if the arrays do not match the header's checksum."""
     if (behind := int.from_bytes(header[_REST:HEAD], "little")) and behind != checksum(frames):
         raise Damaged("arrays whose checksum is wrong: they were damaged on their way")
 
 
 def _dtype(message: m.Message, kind: str) -> np.dtype[Any]:
     if isinstance(message, m.Push | m.Pull | m.Values) and message.filtered:
-        return _byte  # whoever knows the table undoes its filters
+        return _byte  # the table's filters decode it
     short = kind == "V" and isinstance(message, m.Push | m.Values) and message.form != "float32"
     return _short if short else _dtypes[kind]
 
@@ -109,7 +109,7 @@ def decode_header(header: bytes | memoryview) -> m.Message:
 
 
 def too_large(header: bytes, arrays: m.Arrays) -> str:
-    """Why nobody would take this message; empty if somebody may. libzmq would end the connection, and say nothing."""
+    """Why the message is too large to send; else empty. libzmq would silently disconnect."""
     if len(header) > HEADER_BYTES:
         return f"a header of {len(header):,} bytes, at most {HEADER_BYTES:,} are allowed"
     if len(arrays) > FRAMES:

@@ -1,8 +1,8 @@
-"""What a state machine sees, and what it asks for.
+"""The events that a state machine handles, and the effects that it returns.
 
-Protocol code never touches a socket, a file, a clock or a thread. It has one method, ``handle(now, event) -> effects``,
-and whoever holds it (``nodes.loop`` for real, ``simulation.world`` in one seeded thread) carries the effects out.
-Time is integer nanoseconds of a clock that never goes back.
+Protocol code never touches a socket, a file, a clock or a thread. It has one method,
+``handle(now, event) -> effects``; a loop carries the effects out (``nodes.loop``, or
+``simulation.world`` in one seeded thread). Time is integer nanoseconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.wire.messages import Arrays, Message
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came."""
+    """A message arrived."""
 
     sender: str
     message: Message
@@ -26,12 +26,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time asked for with Wake has come, or there is something new to do."""
+    """The time of a Wake has come, or there is something new to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """What was to be persisted is on disk; or it is not, and here is why."""
+    """A Persist is on disk, or failed with this error."""
 
     token: int
     error: str = ""
@@ -48,7 +48,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What was to be done on the disk thread is done, or failed with an error."""
+    """A Store is done, or failed with an error."""
 
     token: int
     result: Any = None
@@ -57,16 +57,16 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """The launcher saw a process end. An event, not a message: nobody can say this over the wire."""
+    """The launcher saw a process end. Not a message, so nobody can fake it on the wire."""
 
     name: str
     reason: str
-    token: str = ""  # of the life that ended; empty: whoever has the name
+    token: str = ""  # of the incarnation that ended; empty: the current one
 
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """The launcher ends it all: nobody is needed any more. No message either."""
+    """The launcher ends the cluster. Not a message either."""
 
     why: str
 
@@ -85,14 +85,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send me a Tick at this time, instead of any that I asked for before."""
+    """Send me a Tick at this time; replaces an earlier Wake."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append this to my journal, and tell me when it would survive a crash."""
+    """Append this to my journal, and report when it is durable."""
 
     token: int
     record: bytes
@@ -108,7 +108,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Run this on the node's disk thread, one at a time: neither the loop nor computations wait for a disk."""
+    """Run this on the node's disk thread, so that nothing else waits for the disk."""
 
     token: int
     function: Callable[[], Any]
@@ -116,7 +116,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """From now on this name is reached at this address; an empty address means it is gone."""
+    """Reach this name at this address; an empty address: it is gone."""
 
     name: str
     address: str
@@ -125,7 +125,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """This happened: for whoever looks at the run."""
+    """Publish this event of the run."""
 
     event: RunEvent
 
@@ -134,7 +134,7 @@ Effect = Send | Wake | Persist | Compute | Store | Connect | Tell
 
 
 class Node(Protocol):
-    """What a loop can hold."""
+    """A state machine that a loop can run."""
 
     name: str
 

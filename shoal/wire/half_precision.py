@@ -1,8 +1,8 @@
-"""Values on their way between client and server: float32 as they are, or rounded to 16 bits (a table's ``wire``).
+"""Rounds values on the wire to 16 bits, and restores them (a table's ``wire``).
 
-A header says in which form its values are, so whoever gets them need not know the table. Rounding is to the nearest, ties to even, so
-what a form can say exactly comes back exactly, and the same values make the same bytes wherever they are shortened. Nothing is
-shortened that would become infinite: a client refuses to send it, a server sends it as it is.
+The header names the form, so the receiver need not know the table. Rounding is to nearest, ties to
+even: representable values survive unchanged, and equal values make equal bytes everywhere. Values
+that would become infinite are not rounded: a client refuses to send them, a server sends float32.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from shoal.keys import Values
 from shoal.tables import Wire
 from shoal.wire.messages.base import Array
 
-_INFINITE = {"float16": 0x477FF000, "bfloat16": 0x7F7F8000}  # sizes from here on, as bits of a float32, round to it
+# float32 bits from here on round to infinity
+_INFINITE = {"float16": 0x477FF000, "bfloat16": 0x7F7F8000}
 _MOST = {"float16": "65,504", "bfloat16": "3.39e38"}
 _WIDER = {"float16": "bfloat16", "bfloat16": "float32"}  # the next form that holds more
 
 
 def shortened(values: Values, form: Wire) -> Array | None:
-    """The values in this form, in the same shape (16 bits as uint16); None if one of them is too large for it, or not finite."""
+    """The values in this form (uint16, same shape); None if one is too large or not finite."""
     if form == "float32":
         return values
     from shoal.wire import kernels
@@ -32,7 +33,7 @@ def shortened(values: Values, form: Wire) -> Array | None:
 
 
 def restored(array: Array, form: Wire) -> Values:
-    """The values that an array in this form says."""
+    """The float32 values of an array in this form."""
     if form == "float32":
         return array
     from shoal.wire import kernels
@@ -45,7 +46,7 @@ def restored(array: Array, form: Wire) -> Values:
 
 
 def too_large(values: Values, form: Wire) -> BadValues:
-    """What to say of values that cannot be shortened to this form."""
+    """The error message for values that do not fit this form."""
     largest = values.flat[np.argmax(np.abs(values))]
     return BadValues(
         f"value {largest:g} is more than {form} holds ({_MOST[form]}), and so the values of this table travel: nothing was sent; "

@@ -1,10 +1,10 @@
-"""The compiled loops that shorten float32 values to 16 bits and restore them. Bits in and out: numba has no half floats.
+"""Compiled conversion between float32 and 16-bit floats, on bits: numba has no half floats.
 
     float16     sign, 5 bits of exponent, 10 of fraction: three digits, from 6e-8 to 65,504
     bfloat16    the upper half of a float32, rounded: two digits, all of its range
 
-Both round to the nearest, and of two that are as near to the even one. Importing this costs about half a second (numba), so it is
-done late, and only where values are shortened.
+Both round to nearest, ties to even. Importing this takes about half a second (numba), so it is
+imported late, and only where values are converted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ shorts_in = types.Array(uint16, 1, "C", readonly=True)
 words_out = types.Array(uint32, 1, "C")
 shorts_out = types.Array(uint16, 1, "C")
 
-# Sums of uint32 are uint64 to numba: said again and again that they are not, twice as many fit a vector.
+# numba makes uint64 of sums of uint32; the casts keep uint32, which doubles the SIMD width.
 
 
 @compiled(int64(words_in, shorts_out))
 def to_float16(words, out):
-    """out[i] = words[i] as a float16; returns the largest size seen, as bits: one that does not fit makes out void."""
+    """out[i] = float16(words[i]); returns the bits of the largest value, which must fit."""
     largest = uint32(0)
     for i in range(len(out)):
         word = words[i]
@@ -46,7 +46,7 @@ def to_float16(words, out):
 
 @compiled(types.void(shorts_in, words_out))
 def from_float16(shorts, out):
-    """out[i] = shorts[i] as a float32, exactly; what is infinite or no number stays so."""
+    """out[i] = float32(shorts[i]), exactly, infinities and NaN included."""
     for i in range(len(out)):
         word = uint32(shorts[i])
         size = uint32(word & uint32(0x7FFF))
@@ -58,7 +58,7 @@ def from_float16(shorts, out):
 
 @compiled(int64(words_in, shorts_out))
 def to_bfloat16(words, out):
-    """out[i] = words[i] as a bfloat16; returns the largest size seen, as bits: one that does not fit makes out void."""
+    """out[i] = bfloat16(words[i]); returns the bits of the largest value, which must fit."""
     largest = uint32(0)
     for i in range(len(out)):
         word = words[i]

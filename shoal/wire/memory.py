@@ -1,11 +1,12 @@
-"""Messages between threads of one process: references, no copies.
+"""Passes messages between threads of one process by reference.
 
-A ``Hub`` is where nodes find each other by name. Arrays are handed over as they are, so nobody may write to what it sent
-until it is acknowledged.
+Nodes find each other by name in a ``Hub``. Arrays are not copied, so a sender must not write to
+them until they are acknowledged.
 
-To wake a thread costs as much as all else together. So what a node sends in one turn to another travels in one go; and
-a node that offers to answer (``answer_with``) is called right away by whoever sends, unless it is at work: then, and
-always where Python's main thread sends (Ctrl-C must not end somebody else's work half way), it finds its mail in its box.
+Waking a thread costs as much as everything else together. So a node sends all messages of one turn
+to another node at once. And a node with ``answer_with`` is called directly by the sender's thread,
+unless it is busy or the sender is Python's main thread (Ctrl-C must not interrupt another node's
+work): then the messages wait in its mailbox.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from shoal.wire.messages import Arrays, Message
 _BATCH = 256
 
 Box = queue.SimpleQueue[list[Received] | None]
-Answer = Callable[[list[Received]], bool]  # takes letters now, or says that it cannot
+Answer = Callable[[list[Received]], bool]  # handles messages now, or returns False
 
 
 class Hub:
-    """The nodes of one process, by name."""
+    """The nodes of one process by name."""
 
     def __init__(self) -> None:
         self._boxes: dict[str, Box] = {}
@@ -33,14 +34,15 @@ class Hub:
 
     def open(self, name: str) -> MemoryTransport:
         box: Box = queue.SimpleQueue()
-        self._boxes[name] = box  # a second node of the same name takes over: the coordinator fences the first
+        # a second node takes over the name: the coordinator fences the first
+        self._boxes[name] = box
         return MemoryTransport(name, self, box)
 
     def answer_with(self, name: str, answer: Answer) -> None:
         self._answers[name] = answer
 
     def deliver(self, to: str, letters: list[Received]) -> bool:
-        """False if nobody of that name is here."""
+        """Deliver messages; False if there is no node of that name."""
         box = self._boxes.get(to)
         if box is None:
             return False
@@ -57,7 +59,7 @@ class Hub:
 
 
 class MemoryTransport:
-    """One node's mailbox."""
+    """A node's mailbox."""
 
     def __init__(self, name: str, hub: Hub, box: Box) -> None:
         self._name, self._hub, self._box = name, hub, box
@@ -114,7 +116,7 @@ class MemoryTransport:
         return found
 
     def answer_with(self, answer: Answer) -> None:
-        """Let others call this node in their own thread instead of waking it."""
+        """Let senders call this node in their own thread instead of waking it."""
         self._hub.answer_with(self._name, answer)
 
     def wake(self) -> None:

@@ -1,11 +1,12 @@
-"""Where those who call in the clear are answered: a name, and which socket of that name it is.
+"""Routes answers to unencrypted callers: a route is a node's name and a number per socket.
 
-libzmq knows a caller by a *route* that the caller chooses. Were that the name alone, a second process of a name would take over the
-connection of the first, which would hear nothing more and not know why; so would two sockets of one process, if the one that is being closed
-connects once more after the other. The one that lost its route seems to be connected, and nothing that it says is heard, until
-its connection is given up ten seconds later. So a route is a name, a zero byte and a number drawn for each
-socket: all are heard, each is answered when it speaks, and whoever decides between them (the coordinator, by incarnations) can
-tell the other. A caller that gives a bare name is taken as well: it may be of another version, and is told so.
+libzmq identifies a caller by a *route* that the caller chooses. If that were the name alone, a
+second process of the same name would take over the connection of the first, which would hear
+nothing more (so would two sockets of one process, if the closing one reconnects last), until its
+connection times out ten seconds later. So a route is a name, a zero byte and a random number for
+each socket: all are heard, each is answered, and the coordinator decides between them by
+incarnation. A caller with a bare name is accepted, too: it may be of another version, and is told
+so.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _DRAWN = 8  # bytes
 
 
 def route_of(name: bytes) -> bytes:
-    """A route for one socket of a node that is called so."""
+    """A new route for a socket of this node."""
     return name[: MOST - 1 - _DRAWN] + b"\0" + os.urandom(_DRAWN)
 
 
 class Routes:
-    """By name, the route that was spoken from last. Names are made up by whoever comes: who was silent longest is forgotten first."""
+    """The latest route of each name. Bounded: the name that was silent longest is dropped first."""
 
     def __init__(self) -> None:
         self._last: dict[str, bytes] = {}
 
     def sender(self, route: bytes) -> str:
-        """The name of whoever speaks from there. Answers go there from now on."""
+        """The name of the sender on this route, which gets the answers from now on."""
         name = route.partition(b"\0")[0].decode(errors="replace")
         self._last.pop(name, None)
         self._last[name] = route

@@ -1,12 +1,13 @@
-"""Messages between processes, over ZeroMQ: tcp between hosts, ipc (Unix sockets) within one.
+"""Carries messages between processes over ZeroMQ: tcp between hosts, ipc (Unix sockets) within one.
 
-A node that others call binds one ROUTER socket; a node that calls others holds one DEALER socket for each, which says
-its name, and which socket of that name it is, when it connects. So every message is known by its sender's name, answers go back to
-where that name was spoken last, and a peer that is gone costs nothing but what was sent to it. What does not decode is
-dropped and counted, and its sender is told if it can be. What is larger than anybody takes is not sent: whoever wants to is told.
+A listening node binds one ROUTER socket; a calling node has a DEALER socket for each node it
+calls, which sends its route when it connects. So the sender of every message is known by name, and
+answers go to the latest route of that name. Messages that do not decode are dropped and counted,
+and their sender is told if possible. Messages that are too large are not sent, and the sender gets
+an error.
 
-With keys (``Safety``) tcp is encrypted (CURVE), and a message is taken only if its sender's name and what it says are what its
-key is for. Nothing of a stranger's reaches the decoder.
+With keys (``Safety``) tcp is encrypted (CURVE), and a message is accepted only if its key allows
+its sender's name and its kind. Nothing from a stranger reaches the decoder.
 """
 
 from __future__ import annotations
@@ -37,23 +38,27 @@ from shoal.wire.messages import Allowed, Arrays, Message, Refusal
 from shoal.wire.routes import MOST, Routes, route_of
 
 _BATCH = 64
-_COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
+_COPIED = limits.MB  # smaller arrays are copied, which is cheaper than tracking their use
 _FRAMES = limits.FRAMES + 3  # a route, a name, a header, and arrays
 _SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
-# Milliseconds for one that we stop calling. Not 0: libzmq (4.3.5) aborts the process if a connection ends while it has sent half of a message and
-# its socket is being closed without a linger; and a peer that goes is closed here just when it ends there.
+# Linger in milliseconds for a node that we disconnect from. Not 0: libzmq (4.3.5) aborts the
+# process if
+# a connection ends after half a message while its socket closes without linger, and a leaving peer
+# is
+# closed here just when it ends there.
 _PARTING = 50
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
-# Those find a peer that vanished while nothing was on its way to it. With bytes on their way the kernel would go on sending
-# them for a quarter of an hour, and a greeting that nobody hears is repeated ever more rarely, for two minutes.
+# Heartbeats detect a peer that vanished while idle. With bytes in flight the kernel would retry
+# for a
+# quarter of an hour, and an unanswered connect with backoff for two minutes.
 _GIVEN_UP = {zmq.TCP_MAXRT: 10_000, zmq.CONNECT_TIMEOUT: 3_000}  # milliseconds
 
 
 class ZmqTransport:
-    """One node's sockets. Only one thread at a time may use them; ``wake`` may be called from any.
+    """A node's sockets. One thread at a time may use them; any thread may call ``wake``.
 
-    ``advertise`` is the host by which others know this one, if it listens at an address that is not to be called (0.0.0.0).
+    ``advertise`` is the host that others call, if it binds an address such as 0.0.0.0.
     """
 
     def __init__(self, name: str, bind: str | None = None, safety: Safety | None = None, advertise: str = "") -> None:
@@ -61,22 +66,25 @@ class ZmqTransport:
         self._routes = Routes()  # where those who call us in the clear spoke from
         self._unsent: list[Received] = []  # why some of what we sent did not go
         self._safety = safety or Safety.local()
-        self._context = zmq.Context()  # its own: a full queue or a slow close of one node is no matter of the others
+        # not shared: a full queue or slow close affects this node only
+        self._context = zmq.Context()
         self._counts: Counter[str] = Counter()
         self._sent = self._received = 0  # bytes
         self._poller = zmq.Poller()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
         self._lines: dict[str, Reconnect] = {}  # how our calls go
-        self._sides: dict[Any, Callable[[list[Received]], None]] = {}  # sockets that bring news, not messages
+        # sockets that bring news, not messages
+        self._sides: dict[Any, Callable[[list[Received]], None]] = {}
         self._log = RefusalLog(name)
         self._door: CurveAuthenticator | None = None  # where we listen with keys
         self._names: dict[zmq.Socket[bytes], str] = {}
         self._mutual: set[str] = set()  # nodes that we call and that call us
-        self._too_long: dict[zmq.Socket[bytes], list[zmq.Frame]] = {}  # messages that have more frames than any may
+        # messages that have more frames than any may
+        self._too_long: dict[zmq.Socket[bytes], list[zmq.Frame]] = {}
         self._router: zmq.Socket[bytes] | None = None
         self._address = ""
-        self._alarm, self._bell = os.pipe()  # unlike a socket, a pipe may be written to from any thread
+        self._alarm, self._bell = os.pipe()  # any thread may write to a pipe
         os.set_blocking(self._alarm, False)
         os.set_blocking(self._bell, False)
         self._pipe, self._open = [self._alarm, self._bell], list[zmq.Socket[bytes]]()
@@ -103,8 +111,9 @@ class ZmqTransport:
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error we count, not silence
-        # A peer whose connection broke has its route again at once. With keys routes are no matter of a caller's: whoever has any key
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a dead peer is an error that we count
+        # A peer whose connection broke has its route again at once. With keys routes are no matter
+        # of a caller's: whoever has any key
         # could take anybody's by that, and hear what is meant for it.
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0 if own is not None else 1)
         try:
@@ -123,11 +132,15 @@ class ZmqTransport:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, limits.QUEUE)
         socket.setsockopt(zmq.RCVHWM, limits.QUEUE)
-        socket.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES + limits.HEADER_BYTES)  # our own check answers below this
+        # our own check answers below this
+        socket.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES + limits.HEADER_BYTES)
         if kind == zmq.DEALER:
-            # Who calls asks for signs of life, and says when it may be given up. A ROUTER must not ask: libzmq (4.3.5) aborts
-            # the process if the timer for that meets a connection that ended while it could not be read, because its
-            # queue was full or its name was taken over. So a caller's queue has no end either: all in it was asked for.
+            # Who calls asks for signs of life, and says when it may be given up. A ROUTER must not
+            # ask: libzmq (4.3.5) aborts
+            # the process if the timer for that meets a connection that ended while it could not be
+            # read, because its
+            # queue was full or its name was taken over. So a caller's queue has no end either: all
+            # in it was asked for.
             socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
             socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)
@@ -145,7 +158,7 @@ class ZmqTransport:
         return self._address
 
     def connect(self, name: str, address: str, mutual: bool = False) -> None:
-        """Reach this node here; ``mutual``: it calls us, too."""
+        """Connect to this node; ``mutual``: it connects to us, too."""
         (self._mutual.add if mutual else self._mutual.discard)(name)
         if self._addresses.get(name) == address:
             return
@@ -193,7 +206,7 @@ class ZmqTransport:
             line.watch.close(0)
 
     def _redial(self, name: str) -> None:
-        """libzmq has given that call up."""
+        """Reconnect after libzmq gave the connection up."""
         self._counts["dialled again"] += 1
         address, mutual = self._addresses[name], name in self._mutual
         self._drop(name, 0)  # there is no connection that could end
@@ -240,13 +253,13 @@ class ZmqTransport:
             frames.insert(0, self._name)
         try:
             socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
-        except zmq.ZMQError:  # the peer is gone or its queue is full: who needs an answer asks again
+        except zmq.ZMQError:  # the peer is gone or its queue is full: the sender resends
             self._counts["not delivered"] += 1
             return
         self._sent += len(header) + sum(array.nbytes for array in arrays)
 
     def _refuse(self, to: str, message: Message, why: str) -> None:
-        """Nobody would take it: whoever waits for its answer is told; if it is the answer, whoever asked."""
+        """Do not send a message that is too large; tell the node that waits for it."""
         self._counts["too large"] += 1
         self._log(f"a {name_of(message)} to {to[: limits.NAME_CHARS]!r} was not sent: {why}")
         no = Refusal(getattr(message, "request", 0), "wire", f"{why}: it was not sent")
@@ -282,7 +295,7 @@ class ZmqTransport:
         return found
 
     def _frames(self, socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-        """A message; of one that is too long, enough to see that. What follows is thrown away, in this turn or the next ones."""
+        """The frames of a message; of one with too many frames the rest is discarded."""
         frames = self._too_long.pop(socket, [])
         if not frames:
             frames.append(socket.recv(zmq.DONTWAIT, copy=False))
@@ -294,7 +307,8 @@ class ZmqTransport:
                 break
         if not frames[-1].more:
             return frames
-        self._too_long[socket] = frames  # nobody else is heard until it is over, but the loop goes on
+        # nobody else is heard until it is over, but the loop goes on
+        self._too_long[socket] = frames
         return []
 
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
@@ -339,7 +353,7 @@ class ZmqTransport:
         found.append(Received(sender, message, arrays))
 
     def _not_understood(self, socket: Any, sender: str, error: WireError, found: list[Received]) -> None:
-        """Whoever called is told; and if we did, and they speak another version, so are we."""
+        """Tell the caller that its message does not decode; report another protocol version."""
         other = isinstance(error, OtherVersion)
         self._counts["other version" if other else "damaged" if isinstance(error, Damaged) else "not a message"] += 1
         no = Refusal(0, "version" if other else "wire", str(error))
@@ -357,13 +371,13 @@ class ZmqTransport:
         self._door.answer()
 
     def _look(self, line: Reconnect, found: list[Received]) -> None:
-        """Something has happened to a call of ours."""
+        """Handle an event of one of our connections."""
         if why := line.look():
             self._counts["refused"] += 1
             found.append(Received(line.name, Refusal(0, "key", why), ()))
 
     def _is_welcome(self, sender: str, key: PublicKey, message: Message) -> bool:
-        """May it say that? Whoever may listen, too, hears who else may call."""
+        """Whether the key allows this message; listening nodes also get the list of keys."""
         assert self._door is not None
         if why := objection(key, message, sender):
             self._counts["not theirs to say"] += 1
@@ -375,7 +389,7 @@ class ZmqTransport:
         return True
 
     def _tell_list(self, found: list[Received]) -> None:
-        """Who may call has changed: those who listen hear it, and those who may no more hear that; so does the coordinator itself."""
+        """Send the changed list of keys to listening nodes, and refusals to revoked ones."""
         assert self._door is not None
         for name, (public, route) in list(self._door.names.items()):
             if (refusal := self._door.guests.refusal(public, name)) is not None:
@@ -387,7 +401,7 @@ class ZmqTransport:
                 self.send(name, self._door.list(), ())
 
     def _say_no(self, route: bytes, why: str) -> None:
-        """The last that it hears from here."""
+        """Send a last refusal."""
         assert self._router is not None
         with contextlib.suppress(zmq.ZMQError):  # gone already
             self._router.send_multipart([route, encode(Refusal(0, "key", why))], zmq.DONTWAIT)
@@ -409,7 +423,7 @@ class ZmqTransport:
 
 
 def _shut(pid: int, context: zmq.Context[Any], sockets: list[zmq.Socket[bytes]], pipe: list[int]) -> None:
-    """Close everything. Also called when a transport is forgotten: a context that ends before its sockets never ends."""
+    """Close all sockets, then the context (which would otherwise never end)."""
     if os.getpid() != pid:
         return  # a forked child: the sockets are its parent's
     for socket in sockets:

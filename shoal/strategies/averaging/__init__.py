@@ -22,6 +22,11 @@ from shoal.strategy import Strategy, register
 if TYPE_CHECKING:
     from shoal.job import Job
 
+PUBLIC = (
+    "mpi",
+    "shards",
+)  # for other packages; the other modules are private
+
 Over = Literal["mpi", "gloo", "store"]
 
 

@@ -22,6 +22,17 @@ from shoal.strategy import Strategy, register
 if TYPE_CHECKING:
     from shoal.job import Job
 
+PUBLIC = (
+    "compute_queue",
+    "controller",
+    "graphs",
+    "model",
+    "pairwise",
+    "synchronous",
+    "topology",
+    "worker",
+)  # for other packages; the other modules are private
+
 Topology = Literal["ring", "one-way", "torus", "star", "complete", "exponential", "random", "file"]
 
 

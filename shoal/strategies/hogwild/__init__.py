@@ -17,6 +17,11 @@ from typing import ClassVar, Literal
 from shoal.errors import Invalid
 from shoal.strategy import Strategy, register
 
+PUBLIC = (
+    "atomics",
+    "loop",
+)  # for other packages; the other modules are private
+
 Way = Literal["example", "locked", "batched", "hot_cold"]
 
 

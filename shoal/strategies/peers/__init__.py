@@ -20,6 +20,18 @@ from typing import ClassVar, Literal
 from shoal.errors import Invalid
 from shoal.strategy import Strategy, register
 
+PUBLIC = (
+    "broadcast",
+    "compute",
+    "join",
+    "leader",
+    "mesh",
+    "model_transfer",
+    "observer",
+    "peer",
+    "run_log",
+)  # for other packages; the other modules are private
+
 
 @register
 class PeerToPeer(Strategy, frozen=True, tag="peer-to-peer", kw_only=True):

@@ -1,10 +1,12 @@
-"""Everything one node can say to another: a page per conversation, each docstring a sentence of it.
+"""Every message between nodes: a module per conversation; each docstring is what a node says.
 
-A message is a header and up to four arrays that ride behind it as raw frames: keys are uint64, values float32 or,
-where a header says so, 16 bits in the form it names; all little-endian (``coding`` turns them into bytes and back).
+A message is a header and up to four arrays behind it as raw frames: keys are uint64, values
+float32 or the 16-bit form that the header names; all little-endian (``coding`` encodes and decodes
+them).
 
-Identity: the coordinator hands every node that joins an *incarnation*, a number never given twice. Requests are numbered
-from ``incarnation << 32``, so that an answer meant for an earlier life of a node matches nothing in the next one.
+The coordinator gives every node that joins an *incarnation*, a number that is never used again.
+Request numbers start at ``incarnation << 32``, so that an answer for an earlier incarnation of a
+node never matches a request of a later one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,15 @@ from shoal.wire.messages.replication import *  # noqa: F403
 from shoal.wire.messages.requests import *  # noqa: F403
 from shoal.wire.messages.scheduling import *  # noqa: F403
 from shoal.wire.messages.security import *  # noqa: F403
+
+PUBLIC = (
+    "base",
+    "gossip",
+    "groups",
+    "peers",
+    "replication",
+    "security",
+)  # for other packages; the other modules are private
 
 AnyMessage = (
     membership.MembershipMessage

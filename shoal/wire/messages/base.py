@@ -1,4 +1,4 @@
-"""What every message is made of."""
+"""The base class and field types of all messages."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Arrays = Sequence[Array]
 EVERYWHERE = 1 << 30  # above any segment number
 NO_CLOCK = -1
 
-# Numbers in headers are bounded where they are decoded, so that no sum of two of them leaves 64 bits.
+# Numbers in headers are bounded when decoded, so that the sum of two fits in 64 bits.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 61)]
 Signed = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
 
-# Vector clocks: keys from the first up to, not including, the second, and how often each node has pushed to them.
+# Vector clocks: for keys in [first, second), how often each node has pushed to them.
 Events = list[tuple[int, int, dict[int, Count]]]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of every message. Each has a tag of its own on the wire, so renaming a class changes no byte."""
+    """Base of every message. Tags are explicit: renaming a class changes no byte."""
 
-    frames: ClassVar[str] = ""  # the arrays behind the header: k for keys, v for values, capital if it may be missing
+    frames: ClassVar[str] = ""  # arrays behind the header: k keys, v values; capital: optional
 
 
 def tag_of(kind: type[msgspec.Struct]) -> str:
-    """The name of a message on the wire, which is also what people read in errors and traces."""
+    """The name of a message on the wire, in errors and in traces."""
     return str(kind.__struct_config__.tag)

@@ -1,6 +1,7 @@
-"""What workers that gossip say to each other, and to the process that was called. Part of the page that ``messages`` is.
+"""Messages between gossip workers, and between them and the controller.
 
-A *leg* is the rounds up to where all models are judged. In a leg every worker has a list of slots, one for each round.
+A *leg* is the rounds until all models are evaluated. In a leg every worker has a list of slots,
+one for each round.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from shoal.wire.messages.base import Count, Message
 
 
 class GossipLink(msgspec.Struct, frozen=True, array_like=True):
-    """A worker that another one hears or speaks to."""
+    """A neighbour of a worker."""
 
     name: str
     address: str
@@ -21,7 +22,7 @@ class GossipLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Leg(Message, frozen=True, tag="leg"):
-    """Caller to worker: "these slots next, among these neighbours"."""
+    """Controller to worker: "these slots next, with these neighbours"."""
 
     frames: ClassVar[str] = "K"  # the slots: pass * slots in a pass + number
     number: Count  # of the leg
@@ -29,18 +30,20 @@ class Leg(Message, frozen=True, tag="leg"):
     own: float  # weight of its own model in a mean
     hears: list[GossipLink]
     tells: list[GossipLink]
-    rides: Count = 0  # push-sum, a share of the weights' weight rides with every message: 1; 2 if not all hear of all
+    # push-sum, a share of the weights' weight rides with every message: 1; 2 if not all hear of
+    # all
+    rides: Count = 0
 
 
 class Without(Message, frozen=True, tag="without"):
-    """Caller to worker: "this one is gone: until the next leg its weight is yours"."""
+    """Controller to worker: "this neighbour is gone: its weight is yours in this leg"."""
 
     leg: Count
     name: str
 
 
 class Offer(Message, frozen=True, tag="offer"):
-    """Worker to neighbour, sync: "this is what I have at the beginning of this round" (push-sum: "and your share of its weight")."""
+    """Worker to neighbour, sync: "this is my model in this round" (push-sum: with a weight)."""
 
     frames: ClassVar[str] = "VVVV"  # one vector, cut where a frame would be too long
     leg: Count
@@ -49,7 +52,7 @@ class Offer(Message, frozen=True, tag="offer"):
 
 
 class Reached(Message, frozen=True, tag="reached"):
-    """Worker to whom it hears, sync: "I am in this round"; with ``lacks``: "send me your offer of it again"."""
+    """Worker to neighbour, sync: "I am in this round"; ``lacks``: "send your offer again"."""
 
     leg: Count
     round: Count
@@ -57,21 +60,21 @@ class Reached(Message, frozen=True, tag="reached"):
 
 
 class Meet(Message, frozen=True, tag="meet"):
-    """Worker to neighbour, async: "this is what I have: let us take the mean"."""
+    """Worker to neighbour, async: "this is my model: let us average"."""
 
     frames: ClassVar[str] = "VVVV"
     number: Count  # of this meeting, by who asks: higher than any before, one at a time
 
 
 class MeetReply(Message, frozen=True, tag="met"):
-    """Neighbour, async: "I have moved by this towards you: move as much towards me"; without it: "not now"."""
+    """Neighbour, async: "I moved by this towards you: do the same"; empty: "not now"."""
 
     frames: ClassVar[str] = "VVVV"
     number: Count
 
 
 class GossipProgressReport(Message, frozen=True, tag="along"):
-    """Worker to caller: "so far I am"."""
+    """Worker to controller: "this is my progress"."""
 
     leg: Count
     rounds: Count  # of this leg, as are rows and loss
@@ -84,9 +87,10 @@ class GossipProgressReport(Message, frozen=True, tag="along"):
 
 
 class LegDone(Message, frozen=True, tag="rest"):
-    """Worker to caller, again and again until it is heard: "I am done with this leg, and this is my model".
+    """Worker to controller, until it is acknowledged: "I finished this leg; this is my model".
 
-    Without the model (async): "I am done, and still meet others; ask me to show it when all are".
+    Without the model (async): "I finished, and still average with others; ask me for it when all
+    have".
     """
 
     frames: ClassVar[str] = "VVVV"  # its slab: weights, and what the rule keeps
@@ -99,13 +103,13 @@ class LegDone(Message, frozen=True, tag="rest"):
 
 
 class Show(Message, frozen=True, tag="show"):
-    """Caller to worker, async: "all are done with this leg: meet nobody until the next, and show me your model"."""
+    """Controller to worker, async: "all finished this leg: stop averaging, and send your model"."""
 
     leg: Count
 
 
 class LegReceived(Message, frozen=True, tag="heard"):
-    """Caller to worker: "I have your model of this leg"; with ``over``: "it was the last one, go"."""
+    """Controller to worker: "I have your model of this leg"; ``over``: "it was the last"."""
 
     leg: Count
     over: bool = False

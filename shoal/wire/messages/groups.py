@@ -1,7 +1,8 @@
-"""Groups of workers on one group of servers: how their tables are named, and what is said. Part of the page that ``messages`` is.
+"""Worker groups that share servers: their names and messages.
 
-Every group has a namespace of its own. A member of group ``b`` that says ``weights`` means the table ``b/weights``; it names
-another group's as ``a/weights`` and the cluster's own as ``/weights``. A member of no group sees every name as it is.
+Every group has its own namespace. A member of group ``b`` that says ``weights`` means the table
+``b/weights``; it names another group's as ``a/weights`` and the cluster's own as ``/weights``. A
+member of no group sees every name as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SCHEDULER = "scheduler"  # a role, and in each group a name
 
 
 class GroupLimits(msgspec.Struct, frozen=True, array_like=True):
-    """What the operator allows a group; one that was never named has these defaults."""
+    """The limits of a group, with the defaults of an unnamed one."""
 
     name: str
     mb: Count = 0  # of weights, in all its tables; 0: no bound
@@ -28,14 +29,14 @@ class GroupLimits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Allow(Message, frozen=True, tag="allow"):
-    """Operator to coordinator: "this group may have so much, from now on"."""
+    """Operator to coordinator: "these are the limits of this group"."""
 
     request: int
     group: GroupLimits
 
 
 class Dissolve(Message, frozen=True, tag="dissolve"):
-    """Client to coordinator: "forget all tables of this group, and let go who is in it"."""
+    """Client to coordinator: "drop all tables of this group, and dismiss its members"."""
 
     request: int
     group: str
@@ -55,20 +56,20 @@ def is_group(name: object) -> bool:
 
 
 def namespace(table: str) -> str:
-    """The group that a table, or a node, belongs to by its name."""
+    """The group of a table or node, by its name."""
     group, found, _ = table.partition("/")
     return group if found else ""
 
 
 def whole(name: str, group: str) -> str:
-    """What a member of this group means by a table's name, as the cluster knows it."""
+    """The cluster's name of a table that a member of this group names."""
     if not group:
         return name
     return name.removeprefix("/") if "/" in name else f"{group}/{name}"
 
 
 def seen(table: str, group: str) -> str:
-    """The other way round."""
+    """The name of a table for members of this group."""
     if not group:
         return table
     if namespace(table) == group:
@@ -77,12 +78,12 @@ def seen(table: str, group: str) -> str:
 
 
 def member_name(name: str, group: str) -> str:
-    """What a node of this group is called in the cluster."""
+    """The cluster's name of a node of this group."""
     return f"{group}/{name}" if group else name
 
 
 def dealer(group: str) -> str:
-    """Who deals slots to the workers of this group."""
+    """The node that schedules the workers of this group."""
     return f"{group}/{SCHEDULER}" if group else limits.COORDINATOR
 
 

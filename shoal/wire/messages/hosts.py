@@ -1,8 +1,8 @@
-"""What is said between hosts: what a run is about, who cannot take part, what happened lately. Part of the page that ``messages`` is.
+"""Messages with nodes of other hosts: the description of a run, and its events.
 
-Whoever comes from another host knows one address. What it must know besides it asks for there, and gets plain data: settings as
-text, names of files and of modules. Nothing of it is code, and nothing is run because a message names it: the newcomer's own
-operator says which modules may be imported.
+A node of another host knows one address and asks there for the rest. The answer is plain data:
+settings as text, names of files and modules. It contains no code, and nothing is imported because a
+message names it: the host's own operator says which modules may be.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = [
 
 
 class Describe(Message, frozen=True, tag="describe"):
-    """Anyone to coordinator: "what is going on here? I might take part"."""
+    """Anyone to coordinator: "what is this run? I might join"."""
 
     request: int
 
 
 class Described(Message, frozen=True, tag="described"):
-    """Coordinator to whoever asked: "this": without a job it is a store, and nothing is trained."""
+    """Coordinator to the asker: "this run"; without a job it is a store."""
 
     request: int
     job: str = ""  # as TOML
@@ -43,21 +43,21 @@ class Described(Message, frozen=True, tag="described"):
 
 
 class Unfit(Message, frozen=True, tag="unfit"):
-    """Anyone to coordinator: "I was asked to take part, and cannot: tell whoever looks at the run"."""
+    """Anyone to coordinator: "I cannot join, and this is why: show it in the run"."""
 
     name: str
     why: str
 
 
 class Feed(Message, frozen=True, tag="feed"):
-    """Anyone to coordinator: "what has happened since I asked last?"."""
+    """Anyone to coordinator: "which events are new since this one?"."""
 
     request: int
     after: Count  # the number that the last answer gave; 0: what is still known
 
 
 class Fed(Message, frozen=True, tag="fed"):
-    """Coordinator to whoever asked: "this"."""
+    """Coordinator to the asker: "these events"."""
 
     request: int
     number: Count  # of the last of these
@@ -65,7 +65,7 @@ class Fed(Message, frozen=True, tag="fed"):
 
 
 class Dismissed(Message, frozen=True, tag="dismissed"):
-    """Coordinator to all members: "it is over: nobody comes back to you"."""
+    """Coordinator to all members: "it is over: do not wait for a restart"."""
 
     why: str
 

@@ -1,4 +1,4 @@
-"""What nodes and the coordinator say about members, tables and how the cluster stands."""
+"""Messages about members, tables, and the status of the cluster."""
 
 from __future__ import annotations
 
@@ -49,25 +49,30 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Replicas(msgspec.Struct, frozen=True, array_like=True):
-    """Who holds a segment: the first of the servers owns it, the others back it up. None: nobody is left."""
+    """The replicas of a segment: the first is primary, the others backups; none: lost."""
 
     epoch: int  # the number of the view in which its set of servers last changed
     servers: list[str]
     last: str = ""  # who held it last, if nobody does
     filling: str = ""  # who is being brought up to hold it, too: no member of the set yet
-    since: int = 0  # the view in which the first of the servers became the first: what was split before goes elsewhere
+    # the view in which the first of the servers became the first: what was split before goes
+    # elsewhere
+    since: int = 0
     instead: str = ""  # whose place it takes when it is full; empty: it is one more
 
 
 class TablePlaces(msgspec.Struct, frozen=True, array_like=True):
-    """A table and where its segments are; segment i starts at key starts[i] and ends where the next one starts."""
+    """A table and its segments: segment i starts at key starts[i], up to the next start."""
 
-    number: int  # never given twice, so that a table created again under the same name is another table
+    # never given twice, so that a table created again under the same name is another table
+    number: int
     name: str
     spec: Table
     starts: list[int]
     places: list[Replicas]
-    origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
+    # the folder of the checkpoint that its rows come from; empty: they begin at their initial
+    # values
+    origin: str = ""
     cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
 
@@ -103,7 +108,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class IncarnationOver(Message, frozen=True, tag="over"):
-    """Coordinator: "the life that said hello with this token has ended; if it is still yours, begin another"."""
+    """Coordinator: "the incarnation with this token is over; if it is yours, join again"."""
 
     token: str
 
@@ -114,19 +119,21 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     incarnation: Count
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
-    loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
-    halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
+    # of a server, now and then: rows a second, by table and segment it owns
+    loads: dict[int, dict[int, float]] = {}
+    # and of the hottest of these the key that cuts their load in two
+    halves: dict[int, dict[int, int]] = {}
 
 
 class Alive(Message, frozen=True, tag="alive"):
-    """Coordinator: "I heard you"."""
+    """Coordinator: the answer to a heartbeat."""
 
     term: Count
     view: Count
 
 
 class Leave(Message, frozen=True, tag="leave"):
-    """Anyone to coordinator: "I am going, do not wait for me"."""
+    """Anyone to coordinator: "I leave, do not wait for me"."""
 
     incarnation: Count
     patiently: bool = False  # I go when others have what I have: I wait for your word (Release)
@@ -136,18 +143,19 @@ class Leave(Message, frozen=True, tag="leave"):
 
 
 class Create(Message, frozen=True, tag="create"):
-    """Client to coordinator: "make this table"."""
+    """Client to coordinator: "create this table"."""
 
     request: int
     name: str
     spec: Table
     starts: list[int] = []  # of its segments, up to 2^63; empty: as the servers there are suggest
     origin: str = ""  # the folder of a checkpoint that has its rows
-    like: str = ""  # another table: cut and placed as that one is, so that lists of keys are split alike
+    # another table: cut and placed as that one is, so that lists of keys are split alike
+    like: str = ""
 
 
 class Drop(Message, frozen=True, tag="drop"):
-    """Client to coordinator: "forget this table"."""
+    """Client to coordinator: "drop this table"."""
 
     request: int
     name: str
@@ -168,7 +176,7 @@ class Refresh(Message, frozen=True, tag="refresh"):
 
 
 class StatusRequest(Message, frozen=True, tag="look"):
-    """Anyone to coordinator: "how does it stand?"."""
+    """Anyone to coordinator: "what is the status?"."""
 
     request: int
 
@@ -189,7 +197,7 @@ class MemberStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a run is."""
+    """The progress of a run."""
 
     done: int  # slots counted
     limit: int  # of the slots that are to be
@@ -207,11 +215,12 @@ class RunProgress(msgspec.Struct, frozen=True, array_like=True):
     voids: dict[int, str]
     counts: dict[str, int]
     filtered: dict[str, list[int]] = {}  # bytes into and out of each filter, of all workers
-    left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
+    # the size of what filters left for later, and of what of that was lost
+    left: tuple[float, float] = (0.0, 0.0)
 
 
 class StatusReply(Message, frozen=True, tag="standing"):
-    """Coordinator: "this is how it stands"."""
+    """Coordinator: "this is the status"."""
 
     request: int
     term: Count
@@ -228,13 +237,13 @@ class StatusReply(Message, frozen=True, tag="standing"):
 
 
 class Save(Message, frozen=True, tag="save"):
-    """Client to coordinator: "make a checkpoint now, and tell me when it is there"."""
+    """Client to coordinator: "write a checkpoint now, and answer when it is on disk"."""
 
     request: int
 
 
 class Done(Message, frozen=True, tag="done"):
-    """Coordinator or server: "it is so"."""
+    """Coordinator or server: "done"."""
 
     request: int
 

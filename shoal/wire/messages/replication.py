@@ -204,7 +204,7 @@ class Adopted(Message, frozen=True, tag="adopted"):
 
 
 class Shrink(Message, frozen=True, tag="shrink"):
-    """Primary to coordinator: "I cannot reach that backup: let me go on without it"."""
+    """Primary to coordinator: "I cannot reach that backup: remove it from the set"."""
 
     incarnation: Count
     server: str

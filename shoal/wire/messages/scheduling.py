@@ -1,4 +1,4 @@
-"""What workers and the evaluator say to the coordinator while a run goes on. Part of the page that ``messages`` is."""
+"""Messages of workers and the evaluator to the scheduler of a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ __all__ = [
     "Want",
 ]
 
-Run = tuple[Count, Count]  # slots from the first up to, not including, the second, counted over all passes
+# slots from the first up to, not including, the second, counted over all passes
+Run = tuple[Count, Count]
 
 
 class Want(Message, frozen=True, tag="want"):
-    """Worker to coordinator: "these slots are counted, this is how it goes, and I have room for so many more"."""
+    """Worker to coordinator: "these slots are counted, and I have room for more"."""
 
     request: int
     incarnation: Count
@@ -34,12 +35,18 @@ class Want(Message, frozen=True, tag="want"):
     sent: Count = 0  # bytes, in this life
     received: Count = 0
     leaving: bool = False
-    holds: list[Run] | None = None  # dealt to me, and none of the above; what I was dealt besides never came here
+    # dealt to me, and none of the above; what I was dealt besides never came here
+    holds: list[Run] | None = None
     spent: list[Count] = []  # microseconds since the last of these, by kind (see nodes.spent)
-    spans: list[tuple[Count, Count, Count]] = []  # some of them: kind, microseconds ago, microseconds long
-    filtered: dict[str, list[Count]] = {}  # bytes into and out of each filter (see filters.chain.Flow), in this life
-    left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
-    newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
+    # some of them: kind, microseconds ago, microseconds long
+    spans: list[tuple[Count, Count, Count]] = []
+    # bytes into and out of each filter (see filters.chain.Flow), in this life
+    filtered: dict[str, list[Count]] = {}
+    # the size of what filters left for later, and of what of that was lost
+    left: tuple[float, float] = (0.0, 0.0)
+    # slots, dealt again, for which some servers had taken the step already: they read newer
+    # weights
+    newer: Count = 0
 
 
 class Deal(Message, frozen=True, tag="deal"):
@@ -54,7 +61,7 @@ class Deal(Message, frozen=True, tag="deal"):
 
 
 class EvaluationReady(Message, frozen=True, tag="ready"):
-    """Evaluator to coordinator: "I hold the weights of this evaluation, this is what I found; what next?"."""
+    """Evaluator to coordinator: "I have these weights, this is my result; what next?"."""
 
     request: int
     incarnation: Count
@@ -64,11 +71,12 @@ class EvaluationReady(Message, frozen=True, tag="ready"):
     metrics: dict[str, float | None] = {}
     error: str = ""  # it cannot be judged, and why
     spans: list[tuple[Count, Count, Count]] = []  # as in Want
-    clock: Signed = NO_CLOCK  # the step that these weights are of: later than was asked for, if that was past
+    # the step that these weights are of: later than was asked for, if that was past
+    clock: Signed = NO_CLOCK
 
 
 class EvaluateNow(Message, frozen=True, tag="judge"):
-    """Coordinator: "judge the model now"; or, if the number is negative, "not yet"."""
+    """Coordinator: "evaluate the model now"; or, if the number is negative, "not yet"."""
 
     request: int
     number: Signed = -1

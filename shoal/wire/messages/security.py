@@ -1,4 +1,4 @@
-"""What is said about keys. Part of the page that ``messages`` is."""
+"""Messages about keys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = [
 
 
 class Allowed(Message, frozen=True, tag="allowed"):
-    """Coordinator to whoever listens: "these keys may call you, and no others".
+    """Coordinator to listening nodes: "only these keys may call you".
 
-    Of each its role, its name, the key, the group that it is confined to (or none), and until when it is good (0: for ever).
+    For each its role, name, key, the group it is bound to (or none), and its expiry (0: never).
     """
 
     keys: list[tuple[str, str, str, str, Count]]

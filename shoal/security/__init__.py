@@ -1,4 +1,4 @@
-"""Who may take part from other machines: keys, encryption, roles, and how many may call."""
+"""Security between machines: keys, encryption, roles, connection limits."""
 
 PUBLIC = (
     "address",

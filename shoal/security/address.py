@@ -1,11 +1,11 @@
-"""Which addresses may be used: those of this machine; others only with keys, or where somebody said that it need not be safe.
+"""Checks addresses: other machines need keys, or an explicit ``insecure``.
 
     tcp://127.0.0.1:7000            this machine, in the clear
     ipc:///run/me/coordinator       a Unix socket, guarded by the folder that it is in
     tcp://KEY@10.0.0.1:7000         any machine: encrypted, and only the holder of that key can answer
 
-So an address is all that it takes to call a node: the key in it says who must answer. Anything else would let strangers
-write to the model.
+An address is all that is needed to call a node: the key in it says who must answer. Otherwise
+strangers could write to the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[\w.*-]+):(\d+|\*)")
 
 
 class Address(NamedTuple):
-    """Where a node is reached, and the key that only it has; empty: none."""
+    """Where a node is reached, and its public key (empty: none)."""
 
     plain: str
     key: str
@@ -36,13 +36,13 @@ def parsed(address: str) -> Address:
 
 
 def with_key(address: str, key: str) -> str:
-    """The same, for callers who are to know who answers."""
+    """The address with the key of the node that must answer."""
     scheme, _, rest = address.partition("://")
     return f"{scheme}://{key}@{rest}"
 
 
 def is_local(address: str) -> bool:
-    """Nobody outside of this machine can reach it."""
+    """Whether only this machine can reach it."""
     plain = parsed(address).plain
     return plain.startswith(_LOCAL) or _LOOPBACK.fullmatch(plain) is not None
 

@@ -1,15 +1,14 @@
-"""Who may say what, by the role of its key. Read by whoever listens, before anybody else sees the message.
+"""Which messages a key may send, by its role. Checked before any other code sees the message.
 
-    worker        pushes, pulls and asks; takes part in training; looks
-    client        the same, and whatever changes the cluster: tables, checkpoints, who is to leave; the scheduler of a group, and only
-                  as that it has servers write (``Snap``, which names a folder)
-    server        what servers say to each other and to the coordinator; it is the only one that holds segments
+    worker        push, pull, query, training messages, status
+    client        the same, and changes to the cluster: tables, checkpoints, drains. As the scheduler
+                  of a group, and only then, it lets servers write (``Snap``, which names a folder)
+    server        messages between servers and to the coordinator; only servers hold segments
     coordinator   everything: its key stands for its whole host
 
-A key that is confined to a group says nothing but as a member of that group; whoever has it may look under any name of its.
-
-A message that is named nowhere here is the coordinator's alone. What comes back on a call that we made is no matter of this page: by the
-key in the address only the one who was called can have said it.
+A key that is bound to a group sends only as a member of that group, but may ask for the status
+under any of its names. Messages not listed here are the coordinator's alone. Answers on our own
+calls are not checked here: by the key in the address, only the called node can have sent them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap, Dissolve, GroupProcessEnded), _CLIENTS),
     **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
     **dict.fromkeys((m.Shrink, m.Full, m.Snapped, m.Opened), _SERVERS),
-    **dict.fromkeys((m.Fence, m.SegmentsMoved, m.Rollback, m.Busy, m.Refusal, m.PushHeld, m.Done), _SERVERS),  # of each other's calls
+    # of each other's calls
+    **dict.fromkeys((m.Fence, m.SegmentsMoved, m.Rollback, m.Busy, m.Refusal, m.PushHeld, m.Done), _SERVERS),
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.TableStatusReply), _NOBODY),
     **dict.fromkeys((m.View, m.Welcome, m.IncarnationOver, m.Alive, m.StatusReply, m.Release, m.Allowed), _NOBODY),
     **dict.fromkeys((m.Deal, m.EvaluateNow, m.Described, m.Fed, m.Dismissed, Allow), _NOBODY),
@@ -51,7 +51,8 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((peers.PeerStatus, peers.Watch, peers.Weigh, peers.StopPeers, peers.OwnedShare), _USERS),
 }  # fmt: skip
 
-LOOKS = (m.StatusRequest, m.Describe, m.Feed, m.Refresh, m.TableStatusRequest)  # changes nothing, and tells no weights
+# changes nothing, and tells no weights
+LOOKS = (m.StatusRequest, m.Describe, m.Feed, m.Refresh, m.TableStatusRequest)
 
 # What a node with such a key may be.
 BE = {
@@ -62,7 +63,7 @@ BE = {
 
 
 def objection(key: PublicKey, message: m.Message, sender: str) -> str:
-    """Why whoever has this key, and calls itself so, may not say this; empty if it may."""
+    """Why this key and name may not send this message; empty if they may."""
     why = of_kind(key, type(message))
     if why or key.role == "coordinator":
         return why
@@ -77,7 +78,7 @@ def objection(key: PublicKey, message: m.Message, sender: str) -> str:
 
 
 def of_kind(key: PublicKey, kind: type[m.Message]) -> str:
-    """The same, of any message of that kind."""
+    """The same for any message of this kind."""
     if key.role != "coordinator" and key.role not in MAY.get(kind, _NOBODY):
         who = sorted(MAY.get(kind, _NOBODY))
         needs = " or ".join([*who, "coordinator"])
@@ -92,5 +93,6 @@ def _hello(key: PublicKey, hello: m.Hello) -> str:
     if hello.address and key.role not in LISTEN:
         return f"the key of {key.name} is a {key.role}'s: nobody calls those, so it has no address"
     if hello.address and parsed(hello.address).key != key.public:
-        return f"the address that {hello.name} gives is not one of its key's"  # others would be sent to somebody else
+        # others would be sent to somebody else
+        return f"the address that {hello.name} gives is not one of its key's"
     return ""

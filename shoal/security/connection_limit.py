@@ -1,9 +1,10 @@
-"""How many may call at once: a node that listens on tcp takes so many connections as it has room for, and then none until some are gone.
+"""Limits the connections of a listening node, so that it never runs out of file descriptors.
 
-Without that a storm of callers would use up the process's descriptors, and the files and calls of those who are in would fail. libzmq takes
-whoever comes, and to stop listening would end all that it has; so while it is full the kernel is told to drop whoever knocks
-(a socket filter that lets nothing through, on the listening socket alone). Strangers hear nothing, members whose connection broke try again,
-and whoever is in notices nothing.
+Without a limit, a storm of callers would use up the descriptors, and the files and calls of
+members would fail. libzmq accepts every connection, and to stop listening would end all
+connections. So while the node is full, a socket filter on the listening socket lets the kernel
+drop new connections: strangers get no answer, members with a broken connection retry, and open
+connections are unaffected.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from shoal import limits
 from shoal.security.descriptors import room
 from shoal.security.reconnect import monitor
 
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # whichever side sees it first
+# whichever side sees it first
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED
 _AT_ONCE = 1_024  # things that happened, looked at in one turn
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # of Linux; Python has no names for them
-_NOTHING = (ctypes.c_ubyte * 8)(0x06)  # the shortest filter there is: "return 0", that is, keep no byte of what came
+# the shortest filter there is: "return 0", that is, keep no byte of what came
+_NOTHING = (ctypes.c_ubyte * 8)(0x06)
 
 
 class ConnectionLimit:
@@ -51,14 +54,14 @@ class ConnectionLimit:
         self._full = False
 
     def bind(self, address: str) -> str:
-        """Raises ZMQError. Returns where it is, if the port was left open."""
+        """Bind, and return the address with the chosen port. Raises ZMQError."""
         self._socket.bind(address)
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._room = room()
         return self._endpoint
 
     def look(self) -> None:
-        """At who came and went."""
+        """Handle new and ended connections."""
         for _ in range(_AT_ONCE):
             if not self.watch.poll(0):
                 break

@@ -1,11 +1,11 @@
-"""The door of a node that listens with keys: who is let in, and whose messages are taken.
+"""Authenticates callers by their keys (CURVE), and checks the key of every message.
 
-Every handshake is answered here, in the node's own loop (libzmq asks by a socket of its own; there is no thread for it): a key that is on
-the list comes in, any other is refused. The list is this host's file, read again whenever it changes, and what the coordinator tells;
-every single message is checked against it, so a key that is revoked or has expired (by this host's clock) is cut off at once, though its
-connection stands. A connection has
-no name that its caller could choose: each message says who it is from, and answers go where a key of that name spoke from last. What is
-refused is counted, and said on standard error, so many times a second at most.
+The node's own loop answers every handshake (libzmq asks through a socket; there is no thread):
+keys on the list are accepted, others refused. The list is this host's file, reread when it
+changes, plus what the coordinator sends. Every message is checked against it, so a revoked or
+expired key (by this host's clock) is cut off at once, although its connection stays open. Callers
+cannot choose the name of a connection: each message names its sender, and answers go where a key
+of that name was last used. Refusals are counted, and reported on standard error at a limited rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from shoal.wire.messages.security import Allowed
 
 LISTEN = ("coordinator", "server", "client")  # roles of those who may be called
 _KNOWN = (*ROLES, REVOKED)
-EXPIRED = 500  # how a handshake is refused whose key has expired: the number is all that libzmq tells the caller, and 400 is any other
+# how a handshake is refused whose key has expired: the number is all that libzmq tells the caller,
+# and 400 is any other
+EXPIRED = 500
 Envelope = list[bytes]
 
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks
@@ -43,14 +45,14 @@ _HOLD = (
 
 
 class CurveCaller(NamedTuple):
-    """Who has spoken under a name."""
+    """The key and route last used under a name."""
 
     public: str
     route: bytes  # of the connection it spoke from last
 
 
 class CallerRefused(NamedTuple):
-    """Why a key that was let in once is not heard any more."""
+    """Why a key that was accepted is refused now."""
 
     counter: str
     why: str  # in the words of an answer
@@ -58,7 +60,7 @@ class CallerRefused(NamedTuple):
 
 
 class CallerList:
-    """The keys that may call."""
+    """The keys that may connect."""
 
     def __init__(self, folder: Path | None, own: PublicKey, clock: Callable[[], int] = expiry.now) -> None:
         self.version = 0
@@ -75,12 +77,12 @@ class CallerList:
         self.look()
 
     def look(self) -> bool:
-        """At the file, and at the clock; has anything changed?"""
+        """Reread the file and the clock; whether anything changed."""
         read = self._read()
         return self._age() or read
 
     def _age(self) -> bool:
-        """Have others expired than before? The time has come for one, or the clock was set."""
+        """Whether the set of expired keys changed, by time or because the clock was set."""
         past = [key.public for key in self._bounded if self.is_past(key)]
         if past == self._past:
             return False
@@ -104,19 +106,19 @@ class CallerList:
         return True
 
     def tell(self, keys: Sequence[PublicKey]) -> None:
-        """The coordinator's list."""
+        """Take over the coordinator's list."""
         self._told = list(keys)
         self._merge()
 
     def trust(self, coordinator: str) -> None:
-        """Whoever has the key that the coordinator must have may be anyone."""
+        """Accept the coordinator's key under any name."""
         if all(key.public != coordinator for key in self._always):
             self._always.append(PublicKey("coordinator", "coordinator", coordinator))
             self._merge()
 
     @property
     def wait_for_word(self) -> bool:
-        """A coordinator elsewhere has a say in who may come: it may not have said so yet."""
+        """Delay refusals: a remote coordinator's list may not have arrived yet."""
         return len(self._always) > 1
 
     def find(self, public: str) -> PublicKey | None:
@@ -126,7 +128,7 @@ class CallerList:
         return 0 < key.until <= self._clock()
 
     def refusal(self, public: str, name: str = "") -> CallerRefused | None:
-        """Why whoever has been let in by this key is not heard (any more), if so; or not by this name."""
+        """Why messages by this key and name are refused, if they are."""
         key = self.find(public)
         if key is None or key.role == REVOKED:
             why = f"the key {public} was revoked: shoal key new makes another, which the coordinator's host must add (shoal key add)"
@@ -140,11 +142,12 @@ class CallerList:
         return None
 
     def all(self) -> list[PublicKey]:
-        """The revoked ones among them."""
+        """All keys, revoked ones included."""
         return [key for key in self._by_key.values() if key not in self._always]
 
     def _merge(self) -> None:
-        # Later ones win: how a key is bound is the coordinator's to say, and whom it or this host has revoked the other does not bring back.
+        # Later entries win: the coordinator decides how a key is bound, and a key revoked by
+        # either stays revoked.
         found = [*self._file, *self._told]
         found += [key for key in found if key.role == REVOKED]
         self._by_key = {key.public: key for key in [*found, *self._always]}
@@ -153,14 +156,16 @@ class CallerList:
 
 
 class RefusalLog:
-    """Lines on standard error. Whoever is refused tries again and again: the same line comes again ever more seldom, and says how often it
-    was left out. Whatever they are about, there are so many a second at most.
+    """Reports refusals on standard error, at a limited rate.
+
+    Refused callers retry, so a repeated line is printed ever more rarely, with a count.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._clock = name, clock
         self._second, self._lines, self._left = 0, 0, 0
-        self._said: dict[str, tuple[float, float, int]] = {}  # when, until when it is left out, and how often it was
+        # when, until when it is left out, and how often it was
+        self._said: dict[str, tuple[float, float, int]] = {}
 
     def __call__(self, line: str) -> None:
         now = self._clock()
@@ -188,7 +193,7 @@ class RefusalLog:
 
 
 class CurveAuthenticator:
-    """Answers handshakes, and knows whose messages are taken, and to whom answers may go."""
+    """Answers handshakes, and decides whose messages are accepted and who gets answers."""
 
     def __init__(
         self, context: zmq.Context[Any], name: str, guests: CallerList, counts: Counter[str], log: RefusalLog
@@ -212,7 +217,7 @@ class CurveAuthenticator:
     # ------------------------------------------------------------ the list
 
     def look(self) -> bool:
-        """Has the list changed? Looks now and then, however often it is asked."""
+        """Whether the list has changed; looks at most every so often."""
         if (now := time.monotonic()) - self._looked < _LOOK:
             return False
         self._looked = now
@@ -235,13 +240,13 @@ class CurveAuthenticator:
         return Allowed([(key.role, key.name, key.public, key.group, key.until) for key in self.guests.all()])
 
     def take_list(self, message: Allowed) -> None:
-        """The coordinator's word."""
+        """Take over the coordinator's list."""
         self.guests.tell([PublicKey(*one) for one in message.keys if one[0] in _KNOWN])
         self._told.clear()
         self._decide()
 
     def lacks_list(self, name: str, key: PublicKey) -> bool:
-        """Is it one that listens, too, and has not heard who may call? It is taken for told from now on."""
+        """Whether this listening node still needs the list; marks it as sent."""
         if not self.is_authority or key.role not in LISTEN or self._has_list.get(name) == self.guests.version:
             return False
         self._has_list[name] = self.guests.version
@@ -250,7 +255,7 @@ class CurveAuthenticator:
     # ------------------------------------------------------------ who comes in
 
     def answer(self) -> None:
-        """Whoever is at the door."""
+        """Answer pending handshakes."""
         self._fresh()
         while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             caller, _, version, request, _, address, _, mechanism, *rest = self.socket.recv_multipart(zmq.DONTWAIT)
@@ -260,7 +265,7 @@ class CurveAuthenticator:
         self._decide()
 
     def _decide(self) -> None:
-        """About all who wait. A stranger waits a while where the coordinator's word may still be on its way."""
+        """Decide pending handshakes; unknown keys wait a while for the coordinator's list."""
         now, waiting, self._waiting = time.monotonic(), self._waiting, []
         for one in waiting:
             since, envelope, key, address = one
@@ -296,7 +301,7 @@ class CurveAuthenticator:
     # ------------------------------------------------------------ who is heard
 
     def sender(self, name: str, route: bytes, frame: zmq.Frame) -> tuple[PublicKey | None, str]:
-        """The key that this message came by; or none, and why it is not taken: said once for each name and key, else empty."""
+        """The key of this message; or None and the reason, which is given once per name and key."""
         public = str(frame.get("User-Id"))
         if (refusal := self.guests.refusal(public, name)) is not None:
             self._counts[refusal.counter] += 1
@@ -312,7 +317,7 @@ class CurveAuthenticator:
         return key, ""
 
     def forget(self, name: str) -> None:
-        """No answer goes to it any more, until it speaks again."""
+        """Send no answers to this name until it is used again."""
         self._has_list.pop(name, None)
         if (caller := self.names.pop(name, None)) is not None:
             self._ways[caller.public] -= 1
@@ -320,12 +325,12 @@ class CurveAuthenticator:
                 del self._ways[caller.public]
 
     def _forget_one(self) -> None:
-        """Of the key that has the most names, the one that came first: whoever makes names up makes nobody else's forgotten."""
+        """Drop the oldest name of the key with the most names: inventing names hurts nobody else."""
         ((public, _),) = self._ways.most_common(1)
         self.forget(next(name for name, caller in self.names.items() if caller.public == public))
 
     def may_hear(self, name: str) -> bool:
-        """May anything be sent to it? Who was answered before its key was revoked, or bound to other names, is not any more."""
+        """Whether this name may get messages: its key may have been revoked or bound meanwhile."""
         caller = self.names.get(name)
         return caller is not None and self.guests.refusal(caller.public, name) is None
 

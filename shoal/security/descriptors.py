@@ -1,4 +1,4 @@
-"""How many descriptors a process may have, and how many of them are for those who call it."""
+"""File descriptor limits: how many there are, and how many connections may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal import limits
 
 
 def room() -> int:
-    """For connections: of the descriptors of this process, all but those that are in use and some for files and calls of its own."""
+    """Descriptors for connections: all but those in use and a reserve."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         used = len(os.listdir("/proc/self/fd"))
@@ -21,7 +21,7 @@ def room() -> int:
 
 
 def raise_descriptors() -> None:
-    """As many as this process may have: for those that are ours alone."""
+    """Raise the soft limit to the hard limit, in our own processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * limits.CONNECTIONS
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,11 +1,11 @@
-"""Until when a key is good: moments as people write them, and what time it is.
+"""Parses the expiry of keys, and reads the wall clock.
 
     2026-12-31              to the end of that day
     2026-12-31T18:00        up to that moment; seconds may follow
     30d, 12h                so long from now
 
-Days and hours are those of UTC. A moment is kept in whole seconds since 1970; 0 is never. It is the one thing here that is decided by the
-wall clock: an operator means a day of the calendar, and no clock that only runs can tell it. Nothing here decides who is refused.
+All times are UTC, in whole seconds since 1970; 0 is never. Only expiry depends on the wall clock,
+because operators think in calendar days.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LONG = {"d": 86_400, "h": 3_600}
 
 
 def now() -> int:
-    """By this host's clock."""
+    """The time by this host's clock."""
     return int(time.time())
 
 
 def moment(text: str, at: int | None = None) -> int:
-    """What somebody meant by this who said it ``at`` that time; where that is not known, only the calendar is understood."""
+    """The time that a text means; relative ones count from ``at``, and need it."""
     if text == NEVER:
         return 0
     if at is not None and (long := re.fullmatch(r"(\d{1,5})([dh])", text, re.ASCII)) is not None:

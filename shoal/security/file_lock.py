@@ -1,7 +1,7 @@
-"""One at a time: whoever changes files of a folder holds the folder while it does.
+"""An exclusive lock on a folder while its files are changed.
 
-What is held is let go when its process ends, however it ends. Whoever waits for longer than ``limits.ALONE_WITHIN`` is told which process it
-waits for, and changes nothing: one that was stopped (Ctrl-Z) would hold it for ever.
+The lock ends with its process. A process that waits longer than ``limits.ALONE_WITHIN`` (a stopped
+one would hold it for ever) gets an error that names the holder.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from shoal import limits
 from shoal.errors import Invalid
 
-_AGAIN = 0.02  # seconds: the system has no waiting for a lock that ends by itself, so it is tried again
+# seconds: the system has no waiting for a lock that ends by itself, so it is tried again
+_AGAIN = 0.02
 _LOCKS = Path("/proc/locks")  # where the system says who has which
 
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else changes what is in this folder meanwhile."""
+    """Hold the lock of this folder within the context."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -51,7 +52,7 @@ def _hold(handle: int, folder: Path) -> None:
 
 
 def _holder(handle: int) -> tuple[str, str]:
-    """Who it is, as far as this system says so, and what to do about it."""
+    """The holder, if the system tells, and the next move."""
     inode = str(os.fstat(handle).st_ino)
     with contextlib.suppress(OSError, ValueError):
         for line in _LOCKS.read_text().splitlines():

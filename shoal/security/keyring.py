@@ -1,14 +1,16 @@
-"""A host's keys, as files. A key belongs to one name and has one role.
+"""The key files of a host. A key has one name and one role.
 
-    FOLDER/NAME.secret      this host's own: whoever can read it can be that node; 0600, in a folder of 0700
-    FOLDER/NAME.public      the half that others are given: one line, ROLE:NAME:KEY
-    FOLDER/allowed          who may call here: such lines; those that were revoked stay, as revoked:NAME:KEY
+    FOLDER/NAME.secret      a secret key of this host; mode 0600, in a folder of mode 0700
+    FOLDER/NAME.public      its public half for others: one line, ROLE:NAME:KEY
+    FOLDER/allowed          the keys that may connect, a line each; revoked ones as revoked:NAME:KEY
 
-On the list a key may be bound: ``ROLE:NAME:KEY group=GROUP until=2026-12-31T23:59:59Z``. Who does not understand a line lets nobody in by it.
+On the list a key may be bound: ``ROLE:NAME:KEY group=GROUP until=2026-12-31T23:59:59Z``. A line
+that is not understood admits nobody.
 
-A node that has the key NAME is called NAME or NAME.SOMETHING; in the group of workers of that name NAME/SOMETHING, in any other
-GROUP/NAME.SOMETHING (so key names have neither dots nor slashes, and nobody's names are another's). The coordinator's
-key stands for its whole host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
+A node with the key NAME is called NAME or NAME.SOMETHING; in a worker group of that name
+NAME/SOMETHING, in any other GROUP/NAME.SOMETHING (so key names have neither dots nor slashes, and
+node names are unambiguous). The coordinator's key stands for its whole host and may use any name.
+Secrets are read only here, and never printed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _LIST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """The public half: who it is, and what it may be."""
+    """A public key with its name, role and bounds."""
 
     role: str
     name: str
@@ -58,7 +60,7 @@ class PublicKey:
         return " ".join(words)
 
     def is_of(self, node: str) -> bool:
-        """May a node of this name have this key?"""
+        """Whether a node of this name may have this key."""
         if self.role == "coordinator":
             return True
         group, inside, rest = node.partition("/")
@@ -70,7 +72,7 @@ class PublicKey:
 
     @property
     def called(self) -> str:
-        """How a node is called that has it."""
+        """The names that nodes with this key have."""
         if not self.group:
             return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
         return f"{self.group}/SOMETHING" if self.group == self.name else f"{self.group}/{self.name}.SOMETHING"
@@ -81,7 +83,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class OwnKey(PublicKey):
-    """A key of this host. Whether it is bound is known where the list is, not here."""
+    """A key pair of this host. Its bounds are on the coordinator's list, not here."""
 
     secret: bytes = field(default=b"", repr=False)
 
@@ -101,14 +103,14 @@ def bytes_of(text: str) -> bytes:
 
 
 def default_folder() -> Path:
-    """Where this user's keys are, unless told otherwise."""
+    """The default folder of this user's keys."""
     if (given := os.environ.get("SHOAL_KEYS")) is not None and given:
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shoal" / "keys"
 
 
 def parse(line: str) -> PublicKey:
-    """ROLE:NAME:KEY, and perhaps what binds it."""
+    """Parse ROLE:NAME:KEY and its bounds."""
     first, *words = line.split() or [""]
     parts = first.split(":")
     if len(parts) != 3 or parts[0] not in (*ROLES, REVOKED):
@@ -122,7 +124,7 @@ def parse(line: str) -> PublicKey:
 
 
 def _bounds(role: str, words: list[str]) -> tuple[str, int]:
-    """The group and the time that a line says."""
+    """The group and expiry of a line."""
     found: dict[str, str] = {}
     for word in words:
         kind, _, value = word.partition("=")
@@ -139,7 +141,7 @@ def _bounds(role: str, words: list[str]) -> tuple[str, int]:
 
 
 def check_group(role: str, group: str) -> None:
-    """May a key of this role be confined to it?"""
+    """Raises Invalid if a key of this role cannot be bound to this group."""
     if group and not is_group(group):
         raise Invalid(f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
     if group and role not in CONFINED:
@@ -154,7 +156,7 @@ def check_name(name: str) -> None:
 
 
 def make(folder: Path, name: str, role: str) -> OwnKey:
-    """A new pair."""
+    """Create a key pair."""
     check_name(name)
     if role not in ROLES:
         raise Invalid(f"role {role!r} is none of {', '.join(ROLES)}")
@@ -177,7 +179,7 @@ def make(folder: Path, name: str, role: str) -> OwnKey:
 
 
 def own_keys(folder: Path) -> list[OwnKey]:
-    """All of this host, by name."""
+    """All key pairs of this host by name."""
     try:
         files = sorted(folder.glob("*.secret"))
     except OSError as error:
@@ -188,7 +190,7 @@ def own_keys(folder: Path) -> list[OwnKey]:
 
 
 def _open_to_others(folder: Path) -> str:
-    """Whether somebody else could put a key on the list, and what to do about that."""
+    """The error if other users could write to the folder; else empty."""
     try:
         mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError:
@@ -197,7 +199,7 @@ def _open_to_others(folder: Path) -> str:
 
 
 def plain_file(path: str, flags: int) -> int:
-    """Opens it, unless it is something that a reader could wait for."""
+    """Open a regular file; refuses pipes and devices, which could block."""
     handle = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -222,12 +224,13 @@ def _read_own(file: Path) -> OwnKey:
     try:
         secret = bytes_of(text)
     except Invalid:
-        raise Invalid(f"{file} is damaged: shoal key new makes another") from None  # and not a letter of what is in it
+        # and not a letter of what is in it
+        raise Invalid(f"{file} is damaged: shoal key new makes another") from None
     return OwnKey(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret=secret)
 
 
 def read_list(folder: Path) -> tuple[list[PublicKey], list[str]]:
-    """Who may call, the revoked ones among them, and what is wrong with lines that are not understood."""
+    """The keys on the list, revoked ones included, and the errors of unreadable lines."""
     path = folder / ALLOWED
     try:
         if open_to_others := _open_to_others(folder):
@@ -254,9 +257,9 @@ def _is_remark(line: str) -> bool:
 
 
 def allow(folder: Path, key: PublicKey, group: str | None = None, until: int | None = None) -> PublicKey | None:
-    """Put it on the list; returns the key that the name had before, which may call no more.
+    """Add a key to the list; returns the name's previous key, which is now refused.
 
-    ``group`` and ``until`` bind it; "" and 0 unbind it. What is not said stays as it was: nobody is set free by being added again.
+    ``group`` and ``until`` bind it; "" and 0 unbind it; None keeps the bounds that the name had.
     """
     if key.role == REVOKED:
         raise Invalid(f"the key of {key.name} was revoked: make a new one (shoal key new {key.name})")
@@ -285,7 +288,7 @@ def _allow(folder: Path, key: PublicKey, group: str | None, until: int | None) -
 
 
 def _bound(key: PublicKey, before: PublicKey | None, group: str | None, until: int | None) -> PublicKey:
-    """With what was said of it now, else what its line says, else what was said of the name before; a new key has a new time."""
+    """The key with given bounds, else its line's, else the name's earlier ones."""
     if before is not None:
         _check_same(key, before, group, until)
     if group is None:
@@ -296,7 +299,7 @@ def _bound(key: PublicKey, before: PublicKey | None, group: str | None, until: i
 
 
 def _check_same(key: PublicKey, before: PublicKey, group: str | None, until: int | None) -> None:
-    """The line comes from the host whose key it is: that does not say how a name is bound that is bound here."""
+    """Refuse bounds in a foreign line that differ from those on this list."""
     wrong = [f"group={key.group}"] * (group is None and key.group not in ("", before.group))
     if until is None and before.public == key.public and key.until not in (0, before.until):
         wrong.append(f"until={expiry.written(key.until)}")
@@ -308,7 +311,7 @@ def _check_same(key: PublicKey, before: PublicKey, group: str | None, until: int
 
 
 def revoke(folder: Path, name: str) -> list[PublicKey]:
-    """The keys of that name may call no more."""
+    """Revoke the keys of this name."""
     with alone(folder):
         return _revoke(folder, name)
 
@@ -328,7 +331,7 @@ def _revoked(key: PublicKey) -> PublicKey:
 
 
 def _readable(folder: Path) -> list[PublicKey]:
-    """Before it is written anew: nothing that is not understood is thrown away."""
+    """Raises Invalid if a line is not understood, so that rewriting loses nothing."""
     keys, wrong = read_list(folder)
     if wrong:
         raise Invalid(f"{wrong[0]}; mend it first")
@@ -336,7 +339,7 @@ def _readable(folder: Path) -> list[PublicKey]:
 
 
 def _write(folder: Path, keys: list[PublicKey]) -> None:
-    """Each where it was, and the new ones at the end; what was written beside them for people stays."""
+    """Write the list; keys keep their lines and comments, new ones are appended."""
     path, left, lines = folder / ALLOWED, {key.public: key for key in keys}, list[str]()
     try:
         for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():

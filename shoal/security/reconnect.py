@@ -1,14 +1,14 @@
-"""How a node's own calls go: libzmq says nothing to a caller that is refused, so the caller looks at its connections itself.
+"""Watches a node's outgoing connections, because libzmq does not tell a caller that it was refused.
 
-    refused by key      the other side has answered that this key may not come in
-    no common language  one side has keys and the other has none
-    broken off          again and again while greeting, and never once not: the other side has another key than the address says,
-                        or has keys while we call in the clear
-    given up            what came over it was no message (a frame past the size limit, say): libzmq ends such a connection, and for
-                        good
+    refused by key      the other side does not accept this key
+    no common mechanism one side has keys and the other has none
+    broken off          every handshake fails: the other side has another key than the address says,
+                        or has keys while we call without
+    given up            something other than a message arrived (e.g. a frame beyond the size limit):
+                        libzmq ends such a connection for good
 
-All but the last are told to the node as a ``No`` of the one that was called. A line that libzmq has given up is dialled again after a
-while: a key may have been added meanwhile, and what was damaged once need not be again.
+All but the last are reported to the node as a ``Refusal`` by the called node. A connection that
+libzmq gave up is opened again after a while: a key may have been added meanwhile.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ EVENTS = (
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CONNECT_RETRIED
 )
-_BROKEN_OFF = 2.0  # seconds: what lasts longer was no refusal, the other side did not get round to it
+# seconds: what lasts longer was no refusal, the other side did not get round to it
+_BROKEN_OFF = 2.0
 _numbers = itertools.count()
 
 
 def monitor(context: zmq.Context[Any], socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """What happens to a socket's connections, as messages. No bound: where it is full libzmq would stop and wait."""
+    """A monitor of a socket's connections. Unbounded: libzmq would block on a full one."""
     where = f"inproc://monitor-{next(_numbers)}"
     socket.monitor(where, events)
     watch: zmq.Socket[bytes] = context.socket(zmq.PAIR)
@@ -50,7 +51,7 @@ def monitor(context: zmq.Context[Any], socket: zmq.Socket[bytes], events: int) -
 
 @dataclass(slots=True)
 class Reconnect:
-    """One call: to whom, and how it goes."""
+    """The state of one outgoing connection."""
 
     name: str
     address: str  # without the key
@@ -62,7 +63,7 @@ class Reconnect:
     dead: float = 0.0  # when libzmq gave it up
 
     def look(self) -> str:
-        """Why the other side will not have us; empty if there is nothing new."""
+        """Why the other side refuses us; empty if nothing is new."""
         why = ""
         while self.watch.poll(0):
             event: Any = parse_monitor_message(self.watch.recv_multipart(zmq.DONTWAIT))
@@ -77,7 +78,8 @@ class Reconnect:
         if event == zmq.EVENT_CONNECTED:
             self.connected = now
         elif event == zmq.EVENT_DISCONNECTED:
-            # libzmq says nothing when it gives a connection up; if it does not, it says in the same breath that it tries again.
+            # libzmq says nothing when it gives a connection up; if it does not, it says in the
+            # same breath that it tries again.
             self.dead = now
         elif event == zmq.EVENT_CONNECT_RETRIED:
             self.dead = 0.0

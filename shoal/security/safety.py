@@ -1,14 +1,15 @@
-"""How safe a node's sockets are. ``Safety`` is what a transport is given, and says which addresses may be used:
+"""The security settings of a transport: which addresses it may use, and with which keys.
 
-    Safety.local()              loopback and Unix sockets, in the clear: as long as nobody else can reach them
+    Safety.local()              loopback and Unix sockets, unencrypted
     Safety.with_keys(folder)    any address; tcp is encrypted, and both sides prove who they are
-    Safety.insecure()           any address, in the clear: whoever reaches it may do what it likes
+    Safety.insecure()           any address, unencrypted: anyone who reaches it has full access
 
-In the clear arrays have a checksum, unless ``checking(False)`` was said; whoever sends decides that, and whoever receives looks.
+Unencrypted arrays have a checksum, unless the sender has ``checking(False)``.
 
-A key is used where an address has one (``tcp://KEY@HOST:PORT``), and by whoever listens on tcp. To call, a host needs a key of its own and
-the coordinator's address: everybody else's key comes with their address, in the coordinator's view. Who may call is
-decided by the coordinator's list alone; it tells the servers (``Allowed``).
+Keys are used for addresses that have one (``tcp://KEY@HOST:PORT``), and by nodes that listen on
+tcp. To call, a host needs its own key and the coordinator's address: the other nodes' keys come
+with their addresses in the coordinator's view. The coordinator's list alone decides who may
+connect; it is sent to the servers (``Allowed``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _UNCHECKED = "unchecked:"
 
 
 class Safety:
-    """What a transport may do, and with which keys. Plain data in ``plain``, for processes that are forked."""
+    """Security settings. ``plain`` is their form for forked processes, without secrets."""
 
     def __init__(self, folder: Path | None = None, insecure: bool = False) -> None:
         self.folder, self.is_insecure = folder, insecure
@@ -50,7 +51,7 @@ class Safety:
 
     @classmethod
     def with_keys(cls, folder: str | Path) -> Safety:
-        """The folder of this host's keys; read at once, so what is wrong with it is said here."""
+        """Use the keys of this folder, which is read and checked now."""
         return cls(Path(folder).expanduser().absolute())
 
     @classmethod
@@ -59,7 +60,7 @@ class Safety:
 
     @classmethod
     def chosen(cls, keys: str | Path | None = None, insecure: bool = False, at: str = "") -> Safety:
-        """By what a user said (``--keys``, ``--insecure``), else by SHOAL_KEYS; the usual folder serves if ``at`` asks for keys."""
+        """From options, else SHOAL_KEYS, else the default folder if ``at`` needs keys."""
         if keys and insecure:
             raise Invalid(
                 "keys and insecure at once: with keys it is safe, so leave --insecure away (or --keys; in Python insecure=, keys=)"
@@ -75,7 +76,7 @@ class Safety:
         return cls.local()
 
     def checking(self, checksums: bool) -> Safety:
-        """The same, with checksums of arrays or without."""
+        """The same settings with or without checksums."""
         if not isinstance(checksums, bool):
             raise Invalid(f"checksums={checksums!r}: needs True or False")
         other = copy(self)
@@ -84,7 +85,7 @@ class Safety:
 
     @property
     def plain(self) -> str:
-        """The same in a word, for ``Safety.of_plain``: no secrets are in it."""
+        """A string for ``Safety.of_plain``, without secrets."""
         told = "insecure" if self.is_insecure else "local" if self.folder is None else f"keys:{self.folder}"
         return told if self.checksums else _UNCHECKED + told
 
@@ -106,12 +107,13 @@ class Safety:
         return self.has_keys or self.is_insecure
 
     def check(self, address: str) -> None:
-        """Raises Invalid if nobody may be called or heard there."""
+        """Raises Invalid if this address may not be used."""
         check_address(address, self.reaches_anywhere)
 
     def own(self, node: str) -> OwnKey:
-        """The key that a node of this name has."""
-        for key in sorted(self._own, key=lambda key: key.role == "coordinator"):  # its own before one for everybody
+        """The key pair for a node of this name."""
+        # its own before one for everybody
+        for key in sorted(self._own, key=lambda key: key.role == "coordinator"):
             if key.is_of(node):
                 return key
         have = ", ".join(f"{key.name} ({key.role})" for key in self._own) or "none"
@@ -122,11 +124,11 @@ class Safety:
         )
 
     def may_be(self, node: str, role: str) -> bool:
-        """Is there a key here for a node of that name and role, whatever group it is confined to?"""
+        """Whether there is a key for a node of this name and role."""
         return any(key.is_of(node) and key.role in (role, "coordinator") for key in self._own)
 
     def named(self, node: str, role: str = "client", group: str = "") -> str:
-        """A name for a node that has none yet: as it is, if a key here allows that; else one that such a key allows."""
+        """The proposed name if a key here allows it; else one that a key allows."""
         whole = member_name(node, group)
         if not self._own or any(key.is_of(whole) for key in self._own):
             return whole
@@ -134,7 +136,7 @@ class Safety:
         return member_name(f"{fitting[0].name}.{node}", group)
 
     def key_at(self, node: str, address: Address) -> str:
-        """The key that whoever answers there must have; empty: it is called in the clear. Raises Invalid if it may not be."""
+        """The key that the node there must have; empty: unencrypted. Raises Invalid."""
         check_address(address.plain, self.reaches_anywhere)
         if address.key:
             if not self.has_keys:
@@ -154,9 +156,9 @@ class Safety:
         return known.pop()
 
     def _coordinators(self) -> set[str]:
-        """Keys that a coordinator has: of this host, or known to it."""
+        """Coordinators' keys: this host's own, and known ones."""
         return {key.public for key in (*self._own, *self.list()) if key.role == "coordinator"}
 
     def list(self) -> list[PublicKey]:
-        """Who may call, the revoked ones among them."""
+        """The keys on the list, revoked ones included."""
         return [] if self.folder is None else keyring.read_list(self.folder)[0]

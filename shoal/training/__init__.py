@@ -8,3 +8,13 @@ one_core            OneCore: the compiled loop of a linear model on one core
 preflight           what is checked before a run begins
 event_thread        EventThread: hands events to a listener
 """
+
+PUBLIC = (
+    "event_thread",
+    "local_checkpoint",
+    "local_model",
+    "one_core",
+    "preflight",
+    "run",
+    "tracker",
+)  # for other packages; the other modules are private

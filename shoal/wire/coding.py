@@ -38,9 +38,7 @@ def encode(message: m.Message, arrays: Sequence[m.Array | memoryview | bytes] = 
     """The header of a message; with ``arrays`` it has their checksum."""
     try:
         body = _encoder.encode(message)
-    except (
-        UnicodeEncodeError
-    ):  # a text from outside, such as a file name
+    except UnicodeEncodeError:  # a text from outside, such as a file name
         body = _encoder.encode(_readable(msgspec.to_builtins(message, builtin_types=(bytes,))))
     return sealed(body, checksum(arrays) if arrays else 0)
 

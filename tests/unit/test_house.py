@@ -8,7 +8,6 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -188,9 +187,9 @@ def test_no_package_opens_more_than_others_use() -> None:
 
 def docstrings(path: str) -> Iterator[ast.Expr]:
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if ast.get_docstring(node, clean=False) is not None and isinstance(node.body[0], ast.Expr):
-                yield node.body[0]
+        has_one = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if has_one and ast.get_docstring(node, clean=False) is not None and isinstance(node.body[0], ast.Expr):
+            yield node.body[0]
 
 
 def wrong_prose(path: str) -> list[str]:

@@ -87,7 +87,7 @@ def test_a_kill_is_put_down_to_want_of_memory_only_when_the_kernel_has_counted_o
     assert endings.how(-9) == "killed by signal 9"
     counts.write_text("oom_kill_other 9\noom_kill 4\n")
     assert endings.how(-15) == "killed by signal 15"
-    assert "memory ran out" in endings.how(-9)
+    assert "for lack of memory" in endings.how(-9)
     assert endings.how(-9) == "killed by signal 9"  # said once
     assert endings.how(3) == "exit code 3"
     assert ExitReasons(tmp_path / "none").how(-9) == "killed by signal 9"

@@ -148,7 +148,7 @@ def test_without_a_checkpoint_it_begins_anew_and_says_so(home: Path, how: tuple[
     unfinished()
     ended = call("train", *how, "--workers", "3", "--servers", "2")
     assert ended.exit_code == 0, ended.output
-    assert "there is no checkpoint: it begins anew" in ended.stderr
+    assert "there is no checkpoint: it begins from the start" in ended.stderr
     run = shoal.Run.load("run")
     assert (run.job.workers, run.job.servers) == (3, 2)
     assert (run.summary["steps"], run.summary["resumed"]) == (4, 1)

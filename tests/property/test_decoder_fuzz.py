@@ -194,7 +194,7 @@ class House:
         view = m.View(1, 1, 0, members, [m.TablePlaces(1, "w", spec, [0, 4, 8], places)])
         self.feed(Tick())
         self.feed(Received("coordinator", m.Welcome("token.0", 1, view)))
-        self.segments = self.server.tables[1].own
+        self.segments = self.server.tables[1].primary
         for name, who in (("me", ME), ("you", 3)):
             self.feed(Received(name, m.Pull(9, 1, 1, 0, who, -1, 0, 0, 0, m.EVERYWHERE, 0, enter=True)))
 

@@ -84,7 +84,7 @@ class Twins:
         task.result()
 
     def parts(self) -> list[Primary]:
-        held = [holding.own for server in self.cluster.servers.values() for holding in server.tables.values()]
+        held = [holding.primary for server in self.cluster.servers.values() for holding in server.tables.values()]
         return [own for own in held if own is not None]
 
     async def _all(self, deeds: list[tuple[str, int, int]]) -> None:

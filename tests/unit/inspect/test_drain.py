@@ -56,12 +56,12 @@ def test_a_server_that_hands_over_and_goes_has_left() -> None:
         view(ANN, BOB, owners=["bob", "bob"]),
         view(BOB, owners=["bob"] * 2),
     )
-    assert told(Eyes(*views)) == ["ann: 1 of 1 part left", "ann: 0 of 1 part left"]
+    assert told(Eyes(*views)) == ["ann: 1 of 1 segment left", "ann: 0 of 1 segment left"]
 
 
 def test_a_server_that_hands_over_between_two_looks_has_left() -> None:
     views = view(ANN, BOB, owners=["ann", "bob"]), view(BOB, owners=["bob", "bob"])
-    assert told(Eyes(*views, lost={"ann": "it left: others have what it had"}))[-1] == "ann: 0 of 1 part left"
+    assert told(Eyes(*views, lost={"ann": "it left: others have what it had"}))[-1] == "ann: 0 of 1 segment left"
 
 
 def test_a_server_that_is_killed_while_it_hands_over_has_not_left() -> None:
@@ -83,4 +83,4 @@ def test_a_server_that_is_killed_when_others_have_everything_has_left() -> None:
         view(ANN, BOB, owners=["bob", "bob"]),
         view(BOB, owners=["bob"] * 2),
     )
-    assert told(Eyes(*views, lost={"ann": "killed"}))[-1] == "ann: 0 of 1 part left"
+    assert told(Eyes(*views, lost={"ann": "killed"}))[-1] == "ann: 0 of 1 segment left"

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 
-import shoal.cli as here
 from shoal.cli.common import CommandError, SuggestingGroup
 
-_ROOT = Path(here.__path__[0]).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 class BenchGroup(SuggestingGroup):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 ROWS = 500_000  # of the made-up set: more than are learned by heart in a minute
 EVALUATE_EVERY = 0.25  # passes
-SHARES = {"joins": 0.15, "drains": 0.1, "cuts": 0.15}  # of what is done; what is left are kills and pauses
+# of what is done; what is left are kills and pauses
+SHARES = {"joins": 0.15, "drains": 0.1, "cuts": 0.15}
 MORE = 2  # servers that may join beyond those at the start
 
 
@@ -67,9 +68,10 @@ def chaos(
 ) -> None:
     """Train on DATA while processes are killed and paused, then account for every push.
 
-    First a clean run, then the same work under fire: workers, servers and the coordinator are killed (-9), stopped and started
-    again, cut off from each other; servers join, and are asked to leave. Never more than the copies allow. Exit code 1 if a push
-    was lost or counted twice, or if sync ended at another model than its clean run.
+    First a clean run, then the same work under fire: workers, servers and the coordinator are
+    killed (-9), stopped and started again, cut off from each other; servers join, and are asked to
+    leave. Never more than the copies allow. Exit code 1 if a push was lost or counted twice, or if
+    sync ended at another model than its clean run.
 
     \b
     shoal chaos

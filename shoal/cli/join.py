@@ -52,9 +52,9 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
     shoal train rcv1 --strategy peer-to-peer --workers 2 --out runs/p2p
     shoal join runs/p2p
 
-    Ctrl-C leaves in order: others take over what a server has, a worker finishes what it has begun, a peer tells what it learned.
-    Again: at once. A peer whose others are all gone goes on alone to the end of the run. Exit code 1 if the run failed or nobody is
-    there.
+    Ctrl-C leaves in order: others take over what a server has, a worker finishes what it has
+    begun, a peer tells what it learned. Again: at once. A peer whose others are all gone goes on
+    alone to the end of the run. Exit code 1 if the run failed or nobody is there.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.inspect.status import (
@@ -140,7 +140,8 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
         if is_of_peers(where, safety):
             peers.leave(where, name, say)
         else:
-            with contextlib.closing(look_at(address, safety, "operator")) as looking:  # it is told who asked for it
+            # it is told who asked for it
+            with contextlib.closing(look_at(address, safety, "operator")) as looking:
                 let_go(looking, name, say)
     except Invalid as error:
         raise CommandError(str(error)) from None

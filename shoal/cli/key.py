@@ -47,9 +47,10 @@ def key() -> None:
         shoal key add worker:hostb:... --group b --until 30d
         shoal key revoke hostb              from then on it is cut off
 
-    A node that has the key hostb is called hostb, or hostb.SOMETHING. Roles: a worker pushes and pulls; a client also makes tables and lets
-    nodes go; a server holds segments; the coordinator's key stands for its whole machine. A worker's or client's key that is confined to a
-    group takes part in that group alone, and is called GROUP/hostb.SOMETHING there.
+    A node that has the key hostb is called hostb, or hostb.SOMETHING. Roles: a worker pushes and
+    pulls; a client also makes tables and lets nodes go; a server holds segments; the coordinator's
+    key stands for its whole machine. A worker's or client's key that is confined to a group takes
+    part in that group alone, and is called GROUP/hostb.SOMETHING there.
     """
 
 
@@ -99,8 +100,8 @@ def _next_after(made: OwnKey) -> None:
 def add(line: str, group: str | None, until: str | None, folder: Path | None) -> None:
     """Let a key in: the line that `shoal key new` printed there, or its NAME.public. Works at once, also while a run goes on.
 
-    A key that is there already stays bound as it is, but for what is said now. It expires by the clock of the coordinator's machine, and of each
-    server's.
+    A key that is there already stays bound as it is, but for what is said now. It expires by the
+    clock of the coordinator's machine, and of each server's.
     """
     from shoal.security import expiry, keyring
     from shoal.wire.messages.groups import CLUSTER

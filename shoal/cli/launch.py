@@ -83,7 +83,8 @@ taking_part = options_of(
         "--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the coordinator.  [default: 600]"
     ),
     click.option("--quiet", is_flag=True, help="Print only how it ended."),
-    click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),  # said by --count: it is one of so many
+    # said by --count: it is one of so many
+    click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),
     asks_for_keys,
 )  # fmt: skip
 
@@ -97,8 +98,8 @@ taking_part = options_of(
 def server(where: str, **options: Any) -> None:
     """Hold a part of the model, for a cluster whose coordinator is elsewhere.
 
-    It gets its share while everything goes on. SIGTERM or Ctrl-C asks to leave: it ends with exit code 0 when others have all
-    that it has; the second time it ends at once (130 or 143).
+    It gets its share while everything goes on. SIGTERM or Ctrl-C asks to leave: it ends with exit
+    code 0 when others have all that it has; the second time it ends at once (130 or 143).
     """
     take_part(where, "server", **options)
 
@@ -112,8 +113,8 @@ def server(where: str, **options: Any) -> None:
 def worker(where: str, **options: Any) -> None:
     """Compute for a run whose coordinator is elsewhere.
 
-    What the run is about is asked for there; the rows are read on this host, and must be the same. SIGTERM or Ctrl-C finishes
-    what is begun and leaves; the second time it ends at once.
+    What the run is about is asked for there; the rows are read on this host, and must be the same.
+    SIGTERM or Ctrl-C finishes what is begun and leaves; the second time it ends at once.
     """
     take_part(where, "worker", **options)
 
@@ -185,7 +186,8 @@ def coordinator(**options: Any) -> None:
     shoal launch coordinator --out runs/far              again: it goes on with those who are still there
     shoal launch coordinator --listen tcp://10.0.0.1:7000        a store, for programs that use shoal.connect
 
-    Ctrl-C ends it, and tells all who are there; SIGTERM ends it, and they wait a minute for it to be started again.
+    Ctrl-C ends it, and tells all who are there; SIGTERM ends it, and they wait a minute for it to
+    be started again.
     """
     from shoal.cli import launch_coordinator
 

@@ -180,7 +180,8 @@ def store(options: Mapping[str, Any]) -> None:
 def _reopen(cluster: RemoteCluster, found: SavedStore, settled: float) -> None:
     """Tables that nobody holds come from the checkpoint; returns when all are there.
 
-    For ``settled`` seconds servers of before may still be counted as members: only then it is known which of them are gone.
+    For ``settled`` seconds servers of before may still be counted as members: only then it is
+    known which of them are gone.
     """
     began, pause = time.monotonic(), threading.Event()
     with cluster.client() as kv:

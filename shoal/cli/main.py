@@ -95,7 +95,8 @@ def main() -> None:
     shoal train --help                  options; every setting: docs/reference/job-file.md
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the caller: otherwise the next file to be opened has its number
+        # closed by the caller: otherwise the next file to be opened has its number
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 

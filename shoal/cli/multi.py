@@ -12,7 +12,8 @@ from typing import Any
 from shoal.launch.process_pool import environment
 from shoal.launch.server_process import heard
 
-_SAME = ("listen", "advertise", "data", "patience", "within", "keys")  # options that are handed on as they are
+# options that are handed on as they are
+_SAME = ("listen", "advertise", "data", "patience", "within", "keys")
 
 
 def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[str], None]) -> int:

@@ -53,8 +53,9 @@ def query(
 ) -> None:
     """How a model is: non-zeros, norms, how large its weights are, the largest ones.
 
-    RUN is the folder of a run that goes on, whose servers are asked without being disturbed, or of one that has ended, whose
-    model file is read; or give the address of a coordinator, or a model.safetensors.
+    RUN is the folder of a run that goes on, whose servers are asked without being disturbed, or of
+    one that has ended, whose model file is read; or give the address of a coordinator, or a
+    model.safetensors.
 
     \b
     shoal query runs/clicks-logistic-async-1
@@ -128,7 +129,8 @@ def _answer(
         click.echo(msgspec.json.format(told))
         return
     plain = msgspec.json.decode(told)
-    if own := isinstance(answer, Found):  # what a question of one's own did not answer with is not shown
+    # what a question of one's own did not answer with is not shown
+    if own := isinstance(answer, Found):
         plain = {name: value for name, value in plain.items() if value}
     if own and list(plain) == ["numbers"]:
         click.echo("  ".join(f"{number:.6g}" for number in plain["numbers"]))

@@ -19,7 +19,8 @@ def show_run(run: Run, as_json: bool) -> None:
         import msgspec
 
         facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
-        click.echo(msgspec.json.format(msgspec.json.encode(facts)))  # unlike json it has a word for a loss of infinity
+        # unlike json it has a word for a loss of infinity
+        click.echo(msgspec.json.format(msgspec.json.encode(facts)))
     elif run.job.verbosity:
         from shoal.views.run_record import tell
 

@@ -158,7 +158,8 @@ def _look_on(looking: StatusClient, where: str, watching: WatchedState, show: Ca
         show(watching.take(began, status, fed.events))
         course = status.standing.course
         over = course is not None and (course.ended or bool(course.failed))
-        time.sleep(max(0.0, _EVERY - (time.monotonic() - began)))  # a page is drawn so often, not a look for an event
+        # a page is drawn so often, not a look for an event
+        time.sleep(max(0.0, _EVERY - (time.monotonic() - began)))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
     """Run every combination of settings in STUDY.toml with several seeds, and hold them against each other.
 
-    The same command again goes on where it was stopped: no finished run is run again. Exit code 1 if a run failed.
+    The same command again goes on where it was stopped: no finished run is run again. Exit code 1
+    if a run failed.
 
     \b
     shoal sweep studies/delay.toml --dry-run

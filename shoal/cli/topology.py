@@ -41,8 +41,9 @@ def topology(
     shoal topology random --nodes 16 --degree 4 --seed 7 --out random.png
     shoal topology file --edges links.txt
 
-    Rounds are those until so much of the distance of all models from their mean is left, if nobody learns meanwhile. Exit code 1 if
-    not everybody hears of everybody: on such a graph they never agree.
+    Rounds are those until so much of the distance of all models from their mean is left, if nobody
+    learns meanwhile. Exit code 1 if not everybody hears of everybody: on such a graph they never
+    agree.
     """
     from shoal.errors import Invalid, ShoalError
 
@@ -97,7 +98,8 @@ def facts(graph: Graph) -> dict[str, object]:
         "connected": len(graph.parts()) == 1,
         "gap": graph.gap(),
         "second_eigenvalue": graph.second(),
-        "rounds": {f"{left:g}": graph.rounds(left) for left in LEFT},  # until so much of the distance is left
+        # until so much of the distance is left
+        "rounds": {f"{left:g}": graph.rounds(left) for left in LEFT},
         "weights": graph.mixing().tolist(),
     }
 

@@ -15,10 +15,7 @@ from __future__ import annotations
 from shoal.cluster.placement import move, place, segments_of
 
 PUBLIC = (
-    "assignment",
-    "balance_plan",
     "groups",
-    "load_balance",
     "membership_client",
     "move_settings",
     "placement",

@@ -5,7 +5,8 @@
     packed.take(rows)               -> Batch, in global feature ids             packed, batch
     Localiser(features).local(...)  -> Local: places in its own key list        localise
 
-A row is what stood in the file: nothing is scaled, and labels keep their values (``signs`` maps them).
+A row is what stood in the file: nothing is scaled, and labels keep their values (``signs`` maps
+them).
 """
 
 PUBLIC = (

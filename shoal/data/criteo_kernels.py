@@ -1,7 +1,7 @@
 """The compiled loops that read click logs: label, 13 counts, 26 categories, with tabs between.
 
-They keep to the rules of ``parse`` and share its numbers and its ``line_end``, none of which may change their meaning:
-numba's cache of this module would not notice.
+They keep to the rules of ``parse`` and share its numbers and its ``line_end``, none of which may
+change their meaning: numba's cache of this module would not notice.
 """
 # mypy: ignore-errors
 # numba has no stubs, and kernels are typed by their signatures
@@ -95,7 +95,8 @@ def ends_line(data, at):
 def criteo_row(data, at, mask, found, state):
     """The fields of one line become ``found``, hashed with their column's number; answers what is wrong.
 
-    An empty field is a category too: that is worth 0.004 of AUC on both samples (three-fold, within the training rows).
+    An empty field is a category too: that is worth 0.004 of AUC on both samples (three-fold,
+    within the training rows).
     """
     state[FIELD], state[FROM] = 0, at
     if (data[at] != ZERO and data[at] != ZERO + 1) or not (data[at + 1] == TAB or ends_line(data, at + 1)):

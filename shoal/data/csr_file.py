@@ -2,9 +2,9 @@
 
     labels.f32  indptr.i64  columns.u32  values.f32 (not there if all are 1)  counts.u32  meta.json
 
-counts[c] is the number of rows that have feature c. All little-endian, nothing compressed. A folder is there whole or
-not at all: it is written aside, synced and renamed; what a killed writer leaves aside is no set, and ``sweep`` removes
-it.
+counts[c] is the number of rows that have feature c. All little-endian, nothing compressed. A
+folder is there whole or not at all: it is written aside, synced and renamed; what a killed writer
+leaves aside is no set, and ``sweep`` removes it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class CsrMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     features: int
     nonzeros: int
     ones: bool  # all values are 1, and not stored
-    labels: list[LabelCount]  # by value; the commonest are not sought out: the first LABELS_COUNTED that came
+    # by value; the commonest are not sought out: the first LABELS_COUNTED that came
+    labels: list[LabelCount]
     more_labels: bool  # there are others
     source: str  # what the rows were read from, for messages
     hashing: Hashing | None = None  # features are hashes of ids
@@ -144,7 +145,8 @@ class CsrWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows = self.nonzeros = self.features = 0
-        self.labels: dict[float, tuple[int, int]] = {}  # value -> rows, first line (see ``know_labels``)
+        # value -> rows, first line (see ``know_labels``)
+        self.labels: dict[float, tuple[int, int]] = {}
         self.more_labels = False
         self._counts = np.zeros(0, np.uint32)
         self._files: dict[str, IO[bytes]] = {}
@@ -204,7 +206,8 @@ class CsrWriter:
     def close(self) -> None:
         """Without ``finish``, as if nothing had been written."""
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # a full disk says so again when what is left is flushed
+            # a full disk says so again when what is left is flushed
+            with contextlib.suppress(OSError):
                 file.close()
         self._aside.discard()
 
@@ -319,7 +322,8 @@ def sweep(folder: Path) -> int:
     """Remove what killed writers left aside here; answers how many there were."""
     removed = 0
     for path in sorted(folder.glob(f"*{ASIDE}")):
-        with contextlib.suppress(OSError), _descriptor(path) as lock:  # held by its writer: let it be
+        # held by its writer: let it be
+        with contextlib.suppress(OSError), _descriptor(path) as lock:
             if time.time() - path.stat().st_mtime > YOUNG:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

@@ -6,8 +6,9 @@
     digits                                      images of scikit-learn's, a stand-in
     anything else                               a path: LIBSVM or Criteo text, plain or compressed; or arrays (.npz)
 
-Packed sets lie in the cache folder under a hash of all that decides their content, so a changed file or setting is a new
-entry. Without a cache folder they lie in a temporary one that goes when the process does.
+Packed sets lie in the cache folder under a hash of all that decides their content, so a changed
+file or setting is a new entry. Without a cache folder they lie in a temporary one that goes when
+the process does.
 """
 
 from __future__ import annotations

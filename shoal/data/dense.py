@@ -4,8 +4,8 @@
     digits      scikit-learn's, as images of 28 x 28            digits
     a path      .npz, as numpy writes it                        npz
 
-Whoever reads them answers a ``DensePair``, in memory. Rows to train on are put into a fixed order of chance; which are held out
-depends on their place in the source alone.
+Whoever reads them answers a ``DensePair``, in memory. Rows to train on are put into a fixed order
+of chance; which are held out depends on their place in the source alone.
 """
 
 from __future__ import annotations

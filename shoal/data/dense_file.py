@@ -2,8 +2,9 @@
 
     inputs.u8 or inputs.f32    labels.f32    arrays.json
 
-Inputs stay as they stood in the file, bytes as bytes; ``inputs * factor + shift`` makes numbers of them that a network
-likes, when a batch is used and not before. All little-endian, nothing compressed; a folder is there whole or not at all.
+Inputs stay as they stood in the file, bytes as bytes; ``inputs * factor + shift`` makes numbers of
+them that a network likes, when a batch is used and not before. All little-endian, nothing
+compressed; a folder is there whole or not at all.
 """
 
 from __future__ import annotations

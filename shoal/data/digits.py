@@ -1,7 +1,7 @@
 """scikit-learn's digits: 1,797 images of 8 x 8, a stand-in where MNIST cannot be had. They are not MNIST.
 
-Each pixel becomes a square of 3 x 3 and a border of 2 is put around, so that networks for 28 x 28 take them. Values stay
-0..16.
+Each pixel becomes a square of 3 x 3 and a border of 2 is put around, so that networks for 28 x 28
+take them. Values stay 0..16.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rows written out as LIBSVM text: a made-up set, for other programs to read, or to try the readers on; and any others.
 
-Made-up values have six decimals to begin with, so the text says them exactly: reading it back gives the very same rows.
+Made-up values have six decimals to begin with, so the text says them exactly: reading it back
+gives the very same rows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def make(
         raise Invalid(f"rows = {rows}: at least 1 is needed")
     maker = synthetic.MAKERS[name](seed, features)
     try:
-        if path.exists() and not path.is_file():  # a device or pipe would be replaced, not written to
+        # a device or pipe would be replaced, not written to
+        if path.exists() and not path.is_file():
             raise Invalid(f"cannot write {path}: it is no regular file: choose another path")
         return _write(maker, synthetic.TEST_FROM if test else 0, rows, path, progress)
     except OSError as error:
@@ -120,7 +122,8 @@ def _write(
 def _compressed(raw: IO[bytes], suffix: str) -> contextlib.AbstractContextManager[Any]:
     match suffix:
         case ".gz":
-            return gzip.GzipFile("", "wb", 6, raw, mtime=0)  # no name, no time: the same rows are the same file
+            # no name, no time: the same rows are the same file
+            return gzip.GzipFile("", "wb", 6, raw, mtime=0)
         case ".bz2":
             return bz2.BZ2File(raw, "wb")
         case ".xz":

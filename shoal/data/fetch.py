@@ -1,7 +1,8 @@
 """A file that others keep, from the first of its mirrors that gives the right one.
 
-It is held in memory against its sum and then appears whole: who looks sees the file or none. Where one mirror stops in the
-middle the next goes on from there, since they all have the same bytes; what has another sum is thrown away.
+It is held in memory against its sum and then appears whole: who looks sees the file or none. Where
+one mirror stops in the middle the next goes on from there, since they all have the same bytes;
+what has another sum is thrown away.
 """
 
 from __future__ import annotations

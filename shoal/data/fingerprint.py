@@ -1,7 +1,8 @@
 """Whether two hosts have the same rows: a short text that differs if the packed sets do.
 
-Packed files are the same wherever the same rows were read by the same settings. Large ones are not read whole: pieces from all over
-each are, and its length counts. So it finds another set, another version or another seed, not one byte that was changed on purpose.
+Packed files are the same wherever the same rows were read by the same settings. Large ones are not
+read whole: pieces from all over each are, and its length counts. So it finds another set, another
+version or another seed, not one byte that was changed on purpose.
 """
 
 from __future__ import annotations

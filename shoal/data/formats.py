@@ -1,7 +1,8 @@
 """One class for each kind of text: room for what the kernels find, and words for what is wrong.
 
-``begin`` when new lines are there; ``parse`` until it answers 0, each other answer being what is wrong with the line it
-stopped at; then ``taken`` has the rows found since, and their lines, counted from 1.
+``begin`` when new lines are there; ``parse`` until it answers 0, each other answer being what is
+wrong with the line it stopped at; then ``taken`` has the rows found since, and their lines,
+counted from 1.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Libsvm(_Parsing):
         super().__init__()
         self._bits = hash_bits
         self._limit = int(self._kernels.MOST) if hash_bits is not None else min(features or FEATURES, FEATURES)
-        # Memory that is never written to is never taken: a chunk of usual text uses a third of this.
+        # Memory that is never written to is never taken: a chunk of usual text uses a third of
+        # this.
         self._ids, self._values = np.empty(ROOM // 4 + 1, np.uint64), np.empty(ROOM // 4 + 1, np.float32)
         self._labels, self._indptr = np.empty(ROOM // 2 + 1, np.float32), np.zeros(ROOM // 2 + 2, np.int64)
         self._lines, self._redo = np.empty(ROOM // 2 + 1, np.int64), np.empty((ROOM // 2 + 1, 3), np.int64)

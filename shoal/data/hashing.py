@@ -1,7 +1,8 @@
 """Feature ids that were hashed to fewer, and the same hash for rows that come later.
 
-A model that was trained on hashed ids has a weight for each hash, not for each id. So what was hashed, and to how many bits, is
-kept with the packed set and with the model, and rows to predict are hashed by the function that read the training rows.
+A model that was trained on hashed ids has a weight for each hash, not for each id. So what was
+hashed, and to how many bits, is kept with the packed set and with the model, and rows to predict
+are hashed by the function that read the training rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Hashing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ids became hashes of so many bits."""
 
     bits: int
-    format: Literal["libsvm", "criteo"]  # criteo: fields of text, which no column of a matrix stands for
+    # criteo: fields of text, which no column of a matrix stands for
+    format: Literal["libsvm", "criteo"]
 
     @property
     def features(self) -> int:

@@ -1,7 +1,8 @@
 """The compiled loops on the way from a packed set to a gradient: which rows, gather them, give them local places.
 
-Arrays in and out, the caller allocates. What could read or write out of bounds (a damaged set, a wrong row number) is
-looked at here and answered with a negative number, since nobody before has seen every element.
+Arrays in and out, the caller allocates. What could read or write out of bounds (a damaged set, a
+wrong row number) is looked at here and answered with a negative number, since nobody before has
+seen every element.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def first_one(typing, word):
 def permuted(place, length, seed):
     """Where ``place`` goes in a shuffle of 0..length: a bijection that is computed, not stored.
 
-    A Feistel network over the next power of two, walked on until it is inside (Black and Rogaway, 2002).
+    A Feistel network over the next power of two, walked on until it is inside (Black and Rogaway,
+    2002).
     """
     bits = SMALL
     while (int64(1) << bits) < length:
@@ -166,9 +168,9 @@ def emit_group(keys, found, ranks, groups, group):
 def localise(columns, features, ranks, groups, tops, keys, places):
     """keys = the distinct columns in order, places[j] = where columns[j] stands there; answers how many, or -1.
 
-    One bit a feature. ``groups`` has a bit for each word of these that is not 0, ``tops`` one for each such word of
-    groups, so that a few rows in a huge space do not cost a scan of it. place = keys before the word + bits before
-    ours in it. All three are left as they were found: zero.
+    One bit a feature. ``groups`` has a bit for each word of these that is not 0, ``tops`` one for
+    each such word of groups, so that a few rows in a huge space do not cost a scan of it. place =
+    keys before the word + bits before ours in it. All three are left as they were found: zero.
     """
     words = (features + 63) >> 6
     direct = words <= len(columns)  # scanning all words is then cheaper than naming those in use

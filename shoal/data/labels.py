@@ -1,7 +1,7 @@
 """What the labels of a set are, asked before training and not in its middle.
 
-Labels are stored as they stood in the file. A model of two classes takes -1/+1 or 0/1 and sees ``signs`` of them; a
-model of numbers takes any.
+Labels are stored as they stood in the file. A model of two classes takes -1/+1 or 0/1 and sees
+``signs`` of them; a model of numbers takes any.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """The compiled loops that read LIBSVM lines, any bytes at all (``clicklog`` has those for Criteo lines).
 
-The caller hands whole lines, the last of them ended too: every loop here stops at a newline, so none runs past the end.
-A kernel takes lines until they are used up or one is bad; then it says what is wrong with it and where, has rolled that
-row back, and stands at the next line. ``state`` is what it starts from and where it left off:
+The caller hands whole lines, the last of them ended too: every loop here stops at a newline, so
+none runs past the end. A kernel takes lines until they are used up or one is bad; then it says
+what is wrong with it and where, has rolled that row back, and stands at the next line. ``state``
+is what it starts from and where it left off:
 
     AT  next byte       ROWS, NONZEROS, LINES, REDOS  so far
     BEGIN  of the line  FROM  where its bad token begins     FIELD  its column (Criteo)
 
-A number is taken from its first 19 digits in double precision. That is surely right to the nearest float32 unless it
-lies within a few units in the last place of the middle between two; those few tokens are listed in ``redo`` (which
-value, or -1 - row for a label; from; to) and the caller looks at all their digits.
+A number is taken from its first 19 digits in double precision. That is surely right to the nearest
+float32 unless it lies within a few units in the last place of the middle between two; those few
+tokens are listed in ``redo`` (which value, or -1 - row for a label; from; to) and the caller looks
+at all their digits.
 """
 # mypy: ignore-errors
 # numba has no stubs, and kernels are typed by their signatures
@@ -107,7 +109,8 @@ def to_float32(digits, power):
         if abs(rest - 0.5) < 1e-8:
             return UNSURE, float32(NORMAL)
         return FINE, float32((whole + 1.0 if rest > 0.5 else whole) / STEPS)
-    if power != 0 or digits > uint64(1 << 53):  # else exact, and the rounding of float32 is the right one
+    # else exact, and the rounding of float32 is the right one
+    if power != 0 or digits > uint64(1 << 53):
         low = np.float64(value).view(np.int64) & LOW
         if abs(low - MIDDLE) <= NEAR:
             return UNSURE, float32(value)

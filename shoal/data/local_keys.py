@@ -1,8 +1,8 @@
 """Global feature ids become places in a short key list: what is pulled, computed with and pushed.
 
-Runs once for every slot of a first pass, so it must cost no more than the gradient itself: a bit for each feature, a
-count for each 64 of them (Jacobson's rank), and no sorting. Takes a quarter byte of address space a feature, of which
-only what rows touch becomes memory.
+Runs once for every slot of a first pass, so it must cost no more than the gradient itself: a bit
+for each feature, a count for each 64 of them (Jacobson's rank), and no sorting. Takes a quarter
+byte of address space a feature, of which only what rows touch becomes memory.
 """
 
 from __future__ import annotations

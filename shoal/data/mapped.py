@@ -1,8 +1,9 @@
 """The packed set of a run, for a process that starts while the run goes on.
 
-Whoever has mapped a set keeps it, also when its files are deleted. A process that starts later, such as a worker in the place of
-one that was killed, may find the cache emptied: it packs the set again from its source, to the same place. If the source is
-no longer what it was when the run began, that is refused: the rows would be others.
+Whoever has mapped a set keeps it, also when its files are deleted. A process that starts later,
+such as a worker in the place of one that was killed, may find the cache emptied: it packs the set
+again from its source, to the same place. If the source is no longer what it was when the run
+began, that is refused: the rows would be others.
 """
 
 from __future__ import annotations
@@ -50,5 +51,6 @@ def _packed_again(folder: Path, source: DataSource, seed: int) -> Dataset:
             f"no packed set in {folder}, and {source.source} is not what it was when the run began: end the run, and start it again"
         )
     print(f"shoal: packing {source.source} again: {folder} is not there any more", file=sys.stderr)
-    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted rm left of it is no use to anybody
+    # what an interrupted rm left of it is no use to anybody
+    shutil.rmtree(folder, ignore_errors=True)
     return load(source, seed, folder.parent)

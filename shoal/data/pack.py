@@ -1,7 +1,8 @@
 """A plan becomes a folder with two packed sets: train/ and test/, whole or not at all.
 
-Rows of a file are shuffled on the way (``shuffle``); made-up ones come in no order anyway. Which rows are held out depends on their place in the file alone, never on the seed: runs that differ in the seed are
-tested on the same rows.
+Rows of a file are shuffled on the way (``shuffle``); made-up ones come in no order anyway. Which
+rows are held out depends on their place in the file alone, never on the seed: runs that differ in
+the seed are tested on the same rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Progress = Callable[[str], None]
 
 TEST_SHARE = 10  # of made-up rows: one test row for so many
 AT_ONCE = 50_000  # made-up rows
-HELD_OUT = np.uint64(3218)  # chosen so that the second row is among the first to be held out: a few rows will do to try
+# chosen so that the second row is among the first to be held out: a few rows will do to try
+HELD_OUT = np.uint64(3218)
 
 
 class PackPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Rows of a mapped set in another order, or some of them: a set like any other, of which nothing is copied until it is read.
 
-What is read is gathered row by row from the map, so a piece costs more than a piece of the set itself. Nothing here writes.
+What is read is gathered row by row from the map, so a piece costs more than a piece of the set
+itself. Nothing here writes.
 """
 
 from __future__ import annotations

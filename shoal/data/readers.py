@@ -25,7 +25,8 @@ Format = Literal["libsvm", "criteo"]
 
 SHOWN = 80  # characters of a bad line
 TABS = 20  # a line with more of them is no LIBSVM
-ROW = re.compile(rb"^[^\S\n]*+[^\s#][^\n]*", re.MULTILINE)  # a line that is neither blank nor a comment
+# a line that is neither blank nor a comment
+ROW = re.compile(rb"^[^\S\n]*+[^\s#][^\n]*", re.MULTILINE)
 
 
 class RowReader:

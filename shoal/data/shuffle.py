@@ -1,8 +1,9 @@
 """Rows of a file, put into an order of chance when they are packed: then any rows side by side are a fair minibatch.
 
-A file may be sorted (by label, by day) and larger than memory. So rows are dealt by chance to a few buckets as they come,
-each a packed set of its own on disk, and each bucket is then read in an order of chance. Both are sequential but for
-the reads inside one bucket, and the order depends on the rows' number alone: the same file gives the same set.
+A file may be sorted (by label, by day) and larger than memory. So rows are dealt by chance to a
+few buckets as they come, each a packed set of its own on disk, and each bucket is then read in an
+order of chance. Both are sequential but for the reads inside one bucket, and the order depends on
+the rows' number alone: the same file gives the same set.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     content = the slot's place in a shuffle of the contents that differs from pass to pass, and with the seed
     rows    = content * batch .. (content + 1) * batch of the packed set, whose rows are in an order of chance
 
-So key lists repeat from pass to pass, in another order, and a slot is one piece of memory. The shuffle is computed and
-never stored: a billion slots cost as little as ten.
+So key lists repeat from pass to pass, in another order, and a slot is one piece of memory. The
+shuffle is computed and never stored: a billion slots cost as little as ten.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Slots:
             raise Invalid(f"{rows} rows in slots of {batch}: at least one row in a set and in a slot is needed")
         self.total, self.batch, self.seed = rows, batch, operator.index(seed)
         self.per_pass = self.turns = -(-rows // batch)
-        self._last: tuple[int, np.uint64] | None = None  # the pass that was asked for last, and its key
+        # the pass that was asked for last, and its key
+        self._last: tuple[int, np.uint64] | None = None
 
     def content(self, of_pass: int, number: int) -> int:
         """Which group of rows the slot has."""

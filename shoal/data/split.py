@@ -32,7 +32,9 @@ from shoal.files import replace_file
 By = Literal["even", "shuffled", "label", "dirichlet"]
 
 ALPHA = 0.5
-EVEN = 1e9  # an alpha that leaves nothing to chance; what is drawn with one without measure is no share any more
+# an alpha that leaves nothing to chance; what is drawn with one without measure is no share any
+# more
+EVEN = 1e9
 CLIENTS = 10_000  # files in a folder
 LABELS = 1_000  # distinct ones that are counted; more are numbers, not classes
 AT_ONCE = 10_000  # rows of text
@@ -142,7 +144,8 @@ def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Genera
     for value in range(len(values)):
         mine = chance.permutation(np.flatnonzero(which == value))
         shares = chance.dirichlet(np.full(clients, alpha))
-        if not np.isfinite(shares).all():  # alpha so small that no share can be told from 0: one takes all
+        # alpha so small that no share can be told from 0: one takes all
+        if not np.isfinite(shares).all():
             shares = np.eye(clients)[chance.integers(clients)]
         cuts = np.rint(np.cumsum(shares)[:-1] * len(mine)).astype(np.int64)
         owner[mine] = np.searchsorted(cuts, np.arange(len(mine)), side="right")

@@ -1,8 +1,8 @@
 """Rows made up: the shape of click logs and of news texts, at any size.
 
-Row i is a function of (seed, i), so every worker makes the same one, and a larger set begins with the smaller. The test
-rows have numbers far away and the same truth. Labels come from a sparse truth with noise: a good linear model does well
-and none is perfect.
+Row i is a function of (seed, i), so every worker makes the same one, and a larger set begins with
+the smaller. The test rows have numbers far away and the same truth. Labels come from a sparse
+truth with noise: a good linear model does well and none is perfect.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ FEWEST_FEATURES = 1_000
 
 COUNTERS = tuple(range(8, 60, 4))  # sizes of the 13 fields that look like bucketed counts
 CATEGORIES, SMALLEST = 26, 10  # fields of ids, growing evenly from this size
-CLICK_RATE, CLICK_SPREAD = 0.2, 1.75  # the spread of the margins decides how well clicks can be told
+# the spread of the margins decides how well clicks can be told
+CLICK_RATE, CLICK_SPREAD = 0.2, 1.75
 
-# How many of RCV1's rows have its k-th commonest term: (k, share), straight lines between in log-log.
+# How many of RCV1's rows have its k-th commonest term: (k, share), straight lines between in
+# log-log.
 TERMS = (
     (1, 0.438), (3, 0.346), (11, 0.25), (31, 0.19), (101, 0.1137), (301, 0.0526), (1_001, 0.0164), (3_001, 0.0033),
     (10_001, 3.5e-4), (20_001, 6.5e-5), (47_236, 4e-6),
@@ -81,14 +83,16 @@ class Texts:
         ranks, shares = (np.log(np.array(column)) for column in zip(*TERMS, strict=True))
         places = np.arange(1, self.features + 1) * (RCV1_FEATURES / self.features)
         present = np.exp(np.interp(np.log(np.maximum(places, 1.0)), ranks, shares))
-        chance = -np.log1p(-present)  # drawn again and again, a word is there with the share that is asked for
+        # drawn again and again, a word is there with the share that is asked for
+        chance = -np.log1p(-present)
         self._cumulated = np.cumsum(chance) / chance.sum()
         self._cumulated[-1] = 2.0  # nothing is above it, whatever rounding did
         self._guide = np.searchsorted(
             self._cumulated, np.arange(synthetic_kernels.GUIDE) / synthetic_kernels.GUIDE, "right"
         ).astype(np.int64)
         order = np.empty(self.features, np.int64)
-        kernels.permute(0, self.features, self._seed, order)  # a term's number says nothing about its frequency
+        # a term's number says nothing about its frequency
+        kernels.permute(0, self.features, self._seed, order)
         self._ids = order.astype(np.uint32)
         self._rarity = np.empty(self.features)
         self._rarity[order] = -np.log(present)

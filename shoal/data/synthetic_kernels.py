@@ -1,6 +1,7 @@
 """The compiled loops that make rows up: each row from its seed and its own number alone.
 
-There is no generator with a state: a draw is the hash of (seed, row, which draw), so any worker can make any row.
+There is no generator with a state: a draw is the hash of (seed, row, which draw), so any worker
+can make any row.
 """
 # mypy: ignore-errors
 # numba has no stubs, and kernels are typed by their signatures
@@ -92,8 +93,8 @@ def find(cumulated, guide, draw):
 def texts(first, seed, cumulated, guide, rarity, ids, log_mean, log_spread, level, noise, indptr, columns, values, margins, labels):  # fmt: skip
     """Words drawn by their share, as many as a log-normal says; log tf * rarity, unit length, six decimals.
 
-    The label is the side of ``level`` that the true weights put the row on, turned round for a share of ``noise``.
-    Answers how many rows there was room for.
+    The label is the side of ``level`` that the true weights put the row on, turned round for a
+    share of ``noise``. Answers how many rows there was room for.
     """
     drawn = np.empty(LONGEST, np.int64)
     indptr[0] = 0

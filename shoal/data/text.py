@@ -1,7 +1,8 @@
 """Whole lines out of a file, plain or compressed, a few megabytes at a time.
 
-What a file is, its first bytes say, not its name. Memory is bounded whatever the file: a line that is too long is cut
-just past the limit, so that it is still seen to be too long, and a compressed file that grows without end is refused.
+What a file is, its first bytes say, not its name. Memory is bounded whatever the file: a line that
+is too long is cut just past the limit, so that it is still seen to be too long, and a compressed
+file that grows without end is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class TextChunks:
                 stop = self._memory.rfind(b"\n", used, used + taken) + 1
                 used += taken
                 if not stop:
-                    used = min(used, self._longest + 1)  # the rest of a line that is too long already is of no use
+                    # the rest of a line that is too long already is of no use
+                    used = min(used, self._longest + 1)
                     continue
                 yield stop
                 self.data[: used - stop] = self.data[stop:used]

@@ -5,8 +5,9 @@
     a path              a file of the kind that the model was trained on
     a Batch             as shoal read it: over the model's features already
 
-Where ids were hashed for training they are hashed here, by the same function. Numbers that training would have refused (NaN,
-infinite, too large for float32) are refused here too: a prediction made of them would look like any other.
+Where ids were hashed for training they are hashed here, by the same function. Numbers that
+training would have refused (NaN, infinite, too large for float32) are refused here too: a
+prediction made of them would look like any other.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _from_scipy(rows: Any) -> tuple[Ids, npt.NDArray[Any], npt.NDArray[Any]]:
 def _from_array(rows: Any, features: int, hashing: Hashing | None) -> tuple[Ids, npt.NDArray[Any], npt.NDArray[Any]]:
     try:
         given = np.asarray(rows)
-        dense = np.atleast_2d(given) if given.shape != (0,) else np.zeros((0, 0))  # no rows, not one without features
+        # no rows, not one without features
+        dense = np.atleast_2d(given) if given.shape != (0,) else np.zeros((0, 0))
     except ValueError as error:  # rows of different lengths
         raise Invalid(f"rows that are no array: {error}") from None
     if dense.ndim != 2 or (hashing is None and dense.shape[1] > features):

@@ -126,7 +126,8 @@ def acts(name: str) -> int:
 def made(filters: Sequence[Filter]) -> list[tuple[str, Base]]:
     """The filters by name, in the order in which they act; raises Invalid."""
     found = [(one.name, known(one.name).made(one.settings)) for one in filters]
-    return sorted(found, key=lambda one: SORTS.index(one[1].sort))  # stable: of one sort, as they were named
+    # stable: of one sort, as they were named
+    return sorted(found, key=lambda one: SORTS.index(one[1].sort))
 
 
 def _own() -> Mapping[str, RegisteredFilter]:

@@ -32,7 +32,8 @@ class Base(ABC):
     """A filter with settings, each within its bounds."""
 
     sort: ClassVar[str]
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of a setting
+    # lowest and highest value of a setting
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
     whole: ClassVar[tuple[str, ...]] = ()  # integer settings
     compiled: ClassVar[bool] = False  # uses compiled kernels, which load slowly
 
@@ -58,7 +59,8 @@ class Quantizer(Base):
     """Encodes values in fewer bits, once per push, so that resends carry the same values."""
 
     sort = "shortening"
-    sums: ClassVar[bool] = True  # only for tables that sum pushes: what it loses is added to a later push
+    # only for tables that sum pushes: what it loses is added to a later push
+    sums: ClassVar[bool] = True
     directions: ClassVar[tuple[str, ...]] = ("pushes", "pulls")
     item: ClassVar[int] = 1  # bytes per code
 

@@ -1,12 +1,13 @@
 """The filters of one table, put together: what a message's arrays become on the way out, and how they are undone.
 
-An array that went through is bytes, and its last byte says what was done to it, so that whatever did not pay was left out:
+An array that went through is bytes, and its last byte says what was done to it, so that whatever
+did not pay was left out:
 
     bit 7           values, in the codes of the table's shortening; else as they are, in the form that the header names
     bits 0 to 6     was pressed by the first, second, ... pressing filter
 
-What is pressed is never longer than it was, so the rows that a header announces bound every size on the way back. Nothing that came
-is believed: what cannot be undone is ``BadValues``.
+What is pressed is never longer than it was, so the rows that a header announces bound every size
+on the way back. Nothing that came is believed: what cannot be undone is ``BadValues``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _OUT, _IN = 0, 2  # places in a count: to servers and from them, before and afte
 class Flow:
     """Bytes into and out of each filter, on both ways, as a client sees it: to servers (in, out), from servers (in, out).
 
-    "plain" are those of 8-byte keys and 4-byte values, "sent" those that went: their quotient is what filters save.
+    "plain" are those of 8-byte keys and 4-byte values, "sent" those that went: their quotient is
+    what filters save.
     """
 
     def __init__(self) -> None:
@@ -78,7 +80,8 @@ class Chain:
         if len(self._pressing) > _MOST_PRESSING:
             raise Invalid(f"{len(self._pressing)} filters that press bytes: at most {_MOST_PRESSING} are possible")
         if any(one.compiled for _, one in found) and warm:
-            importlib.import_module("shoal.filters.kernels")  # now, and not when the first message waits for it
+            # now, and not when the first message waits for it
+            importlib.import_module("shoal.filters.kernels")
         twice = [name for i, (name, _) in enumerate(found) if name in [one for one, _ in found[:i]]]
         if twice:
             raise Invalid(f"filter {twice[0]!r} is named twice: name it once")
@@ -157,7 +160,8 @@ class Chain:
         if self.pulls is not None and values.dtype == np.float32 and len(values):
             name, by = self.pulls
             data = self._answered(by, values.reshape(-1, width))
-            if data is not None:  # a weight is never refused: one that does not fit travels as it is
+            # a weight is never refused: one that does not fit travels as it is
+            if data is not None:
                 self._note(name, _IN, values.nbytes, len(data))
                 return [*out, self._pressed(data, by.item, SHORTENED, _IN)]
         return [*out, self._pressed(_bytes(values), values.itemsize, 0, _IN)]

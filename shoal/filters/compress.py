@@ -1,6 +1,7 @@
 """Fewer bytes for each array of a message, and nothing is lost. Sizes are bounded before memory is taken.
 
-LZ4 and Zstandard see first bytes first, then second ones, and so on: the first bytes of neighbouring numbers are alike, the last are not.
+LZ4 and Zstandard see first bytes first, then second ones, and so on: the first bytes of
+neighbouring numbers are alike, the last are not.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Zstd(_Codec):
         zstd = _imported(self.module)
         data = np.ascontiguousarray(data)
         try:
-            size = zstd.get_frame_parameters(data).content_size  # it says how much memory will be taken
+            # it says how much memory will be taken
+            size = zstd.get_frame_parameters(data).content_size
             if size > most:
                 raise ValueError(f"{size:,} bytes are announced, at most {most:,} can be")
             return merged(_array(zstd.ZstdDecompressor().decompress(data)), item)

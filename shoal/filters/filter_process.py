@@ -2,9 +2,10 @@
 
     python -m shoal.filters.filter_process     the other side: it reads what to do, does it, and writes what came of it
 
-The process is a fresh one, not a fork: it lives as long as its table, and a fork would keep all pages of the server that change meanwhile. It
-is started with its table. One that ends its process, takes too long or writes nonsense is started anew for the next
-message; after three that took too long in a row it is refused. A message takes some tenths of a millisecond longer by this.
+The process is a fresh one, not a fork: it lives as long as its table, and a fork would keep all
+pages of the server that change meanwhile. It is started with its table. One that ends its process,
+takes too long or writes nonsense is started anew for the next message; after three that took too
+long in a row it is refused. A message takes some tenths of a millisecond longer by this.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class FilterProcess:
         self._late = 0  # times in a row that it took too long
         self._bad: tuple[bytes, str] | None = None  # what it strayed at last, and how
         self._anew: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
-        self._child: subprocess.Popen[bytes] | None = self._start()  # now: the first message is not to wait for it
+        # now: the first message is not to wait for it
+        self._child: subprocess.Popen[bytes] | None = self._start()
 
     def call(self, method: str, *given: Any) -> Any:
         data = _packed([method, *given])

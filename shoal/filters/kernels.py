@@ -1,7 +1,8 @@
 """The compiled loops of filters: sorted keys as differences, values in eight bits and in one.
 
-Chance is a hash of a seed and of the place of a value: the same push makes the same bytes wherever it is shortened. Importing this
-costs about half a second (numba), so it is done late, and only where there are such filters.
+Chance is a hash of a seed and of the place of a value: the same push makes the same bytes wherever
+it is shortened. Importing this costs about half a second (numba), so it is done late, and only
+where there are such filters.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ LARGEST = float32(3.4028234663852886e38)
 def differences(keys, out):
     """Each key less the one before and 1, in groups of 7 bits, low ones first; a set eighth bit says that more follow.
 
-    Returns how many bytes that makes; -1 if the keys are not in order. ``out`` has room for 10 bytes a key.
+    Returns how many bytes that makes; -1 if the keys are not in order. ``out`` has room for 10
+    bytes a key.
     """
     at = 0
     before = uint64(0)

@@ -5,10 +5,12 @@
                          are rounded by chance, so that small values count as often as they should; code -128 is the zero below zero, which pulls must not lose
     one_bit              each column of a push has two values, the mean of what is below zero in it and of what is above
 
-Without chance (``chance=0``) pushes are rounded to the nearest: what is too small waits until it is large enough. Rules that keep the squares of
-gradients (AdaGrad, Adam) learn better so, since chance makes them larger than they are.
+Without chance (``chance=0``) pushes are rounded to the nearest: what is too small waits until it
+is large enough. Rules that keep the squares of gradients (AdaGrad, Adam) learn better so, since
+chance makes them larger than they are.
 
-What pushes lose stays with the client and is added to a later push; so all but the 16 bits are for tables that add up what is pushed.
+What pushes lose stays with the client and is added to a later push; so all but the 16 bits are for
+tables that add up what is pushed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A user's own filter, held at arm's length: whatever it raises or returns is a ``BadFilter`` that names it, and whoever runs it goes on.
 
-It is handed arrays that it cannot write to, and what it returns is looked at before it is used. shoal's own need none of this. In a server's
-process (``run_apart``) it runs in another one (``apart``).
+It is handed arrays that it cannot write to, and what it returns is looked at before it is used.
+shoal's own need none of this. In a server's process (``run_apart``) it runs in another one
+(``apart``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ PUBLIC = (
     "coordinator_process",
     "crew",
     "exit_status",
-    "forkserver",
     "local",
     "mpirun_rank",
     "process_main",

@@ -5,8 +5,9 @@
     zoo             modules with a name: linear, cnn, sheet
     learning        Learner: what a node needs of a model, made from the description and the rows
 
-A model is a description, plain data that travels. A learner computes with weights that it is given: it knows no servers, and
-draws nothing but what the slot says. The gradient that it returns stands at the keys whose weights it was given.
+A model is a description, plain data that travels. A learner computes with weights that it is
+given: it knows no servers, and draws nothing but what the slot says. The gradient that it returns
+stands at the keys whose weights it was given.
 """
 
 from __future__ import annotations

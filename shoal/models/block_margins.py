@@ -1,20 +1,24 @@
 """Where a part stands: the margins of its rows at the weights that it has taken, and what follows from them for a block.
 
-What a part says of a block is (g, u) for each key that is looked at: the gradient of its rows, and a bound of their curvature
-that is safe to step by. With X the part's rows, D the curvatures of their losses and v any step of the keys looked at,
+What a part says of a block is (g, u) for each key that is looked at: the gradient of its rows, and
+a bound of their curvature that is safe to step by. With X the part's rows, D the curvatures of
+their losses and v any step of the keys looked at,
 
     v' X' D X v  =  sum_i d_i (sum_k x_ik v_k)^2  <=  sum_k v_k^2 * sum_i d_i |x_ik| reach_i / share_k,
     reach_i      =  sum_k share_k |x_ik|          over the keys looked at, whatever the shares are (Cauchy-Schwarz),
 
-so u is a diagonal matrix above the curvature of the block. Bounds of parts add up to one of all rows: nobody has to ask
-anybody. A step of 1 / u descends, and so does one of up to 2 / u: ``RELAX`` of these two are taken.
+so u is a diagonal matrix above the curvature of the block. Bounds of parts add up to one of all
+rows: nobody has to ask anybody. A step of 1 / u descends, and so does one of up to 2 / u:
+``RELAX`` of these two are taken.
 
-Only keys that may move count. One that the KKT filter leaves out (its weight is -0.0) has a reach of 0; when it is looked at
-again its share is small: the others hardly slow down for it, and should it move after all, it moves with care.
+Only keys that may move count. One that the KKT filter leaves out (its weight is -0.0) has a reach
+of 0; when it is looked at again its share is small: the others hardly slow down for it, and should
+it move after all, it moves with care.
 
-Curvatures are those of the present margins, as much larger as a step like the last one of this block could make them, and
-never above the largest that there is. With delay, steps of other blocks are on their way that the margins do not have yet:
-``between`` of what a row has in other blocks is added to its reach (decision 0030 has the reasons, and what was tried).
+Curvatures are those of the present margins, as much larger as a step like the last one of this
+block could make them, and never above the largest that there is. With delay, steps of other blocks
+are on their way that the margins do not have yet: ``between`` of what a row has in other blocks is
+added to its reach (decision 0030 has the reasons, and what was tried).
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from shoal.models.linear import Floats
 
 Numbers = npt.NDArray[np.int64]
 
-RELAX = 1.8  # of 2: over-relaxed steps end long slides along keys that nearly replace one another sooner
+# of 2: over-relaxed steps end long slides along keys that nearly replace one another sooner
+RELAX = 1.8
 AGAIN = np.float32(0.125)  # the share of a key that was left out and is looked at again
 LEAST = 0.05  # a change of margins that is always allowed for
 
@@ -47,7 +52,8 @@ class BlockMargins:
         self._state = np.zeros((columns.rows, 4), np.float32)
         self._change = np.zeros(columns.rows)
         self._touched = np.empty(columns.rows, np.uint32)
-        # How many steps of another given block are under way when a block has its turn, on average over orders.
+        # How many steps of another given block are under way when a block has its turn, on average
+        # over orders.
         self._between = delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
         self._begin()
 

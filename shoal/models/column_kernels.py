@@ -1,8 +1,9 @@
 """The compiled loops under block-wise solvers: from rows to columns, margins moved by a block, gradient and curvature of it.
 
-``state`` has four numbers for each row: slope and curvature of its loss at its margin, its reach (how much of the block that
-is being looked at it has), and how much it has of all keys that may move. They lie side by side since a column's rows are
-anywhere. Sums are in double precision, in the order of the rows. Nothing here checks its arguments.
+``state`` has four numbers for each row: slope and curvature of its loss at its margin, its reach
+(how much of the block that is being looked at it has), and how much it has of all keys that may
+move. They lie side by side since a column's rows are anywhere. Sums are in double precision, in
+the order of the rows. Nothing here checks its arguments.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def look_at_all(kind, margins, labels, state):
 def total_loss(kind, margins, labels, state):
     """The sum of the losses of all rows.
 
-    With p = |slope|, log(1 + exp(-ym)) is -log(1 - p), or -ym - log(p) where that is the larger: factors of 1/2 to 1 are
-    multiplied, and one logarithm is taken for so many that the product stays a number.
+    With p = |slope|, log(1 + exp(-ym)) is -log(1 - p), or -ym - log(p) where that is the larger:
+    factors of 1/2 to 1 are multiplied, and one logarithm is taken for so many that the product
+    stays a number.
     """
     total, product = 0.0, 1.0
     for i in range(len(margins)):
@@ -146,7 +148,8 @@ def settle(kind, labels, margins, state, change, touched, found):
 def take(kind, indptr, at, values, places, new, weights, labels, margins, state, change, touched):
     """margins[i] += sum of x_ik * (new weight - old weight); the largest change of a margin.
 
-    ``change`` is zero before and after. What hangs on a margin is computed again only where it has changed.
+    ``change`` is zero before and after. What hangs on a margin is computed again only where it has
+    changed.
     """
     found = 0
     for p in range(len(places)):
@@ -178,8 +181,8 @@ def take(kind, indptr, at, values, places, new, weights, labels, margins, state,
 def gradient(indptr, at, values, places, shares, grow, most, between, state, out):
     """out[p] = (g, u) of place p: g = sum of slope_i * x_ik; u = sum of curvature_i * |x_ik| * reach_i / share_k.
 
-    curvature_i = min(most, grow * the present one). reach_i = sum of share_k * |x_ik| over the places, and ``between`` of what
-    the row has elsewhere. REACH comes filled and is left so.
+    curvature_i = min(most, grow * the present one). reach_i = sum of share_k * |x_ik| over the
+    places, and ``between`` of what the row has elsewhere. REACH comes filled and is left so.
     """
     for p in range(len(places)):
         k = places[p]

@@ -1,8 +1,9 @@
 """Rows, held column by column: for solvers that go over the features block by block.
 
-A block is a range of keys, the same for everybody: cut so that each has as many nonzeros of the training set (``count``) or as
-many keys (``range``). A part is a stretch of rows; ``CscColumns`` has its nonzeros sorted by key, so the keys of a block are one
-piece of it. The bias is a key like any other, the last, whose value is 1 in every row.
+A block is a range of keys, the same for everybody: cut so that each has as many nonzeros of the
+training set (``count``) or as many keys (``range``). A part is a stretch of rows; ``CscColumns``
+has its nonzeros sorted by key, so the keys of a block are one piece of it. The bias is a key like
+any other, the last, whose value is 1 in every row.
 
 What is here never changes once it is made, so several ``Standing`` can share it.
 """
@@ -45,7 +46,8 @@ class ColumnBlocks:
         before = np.concatenate([[0], np.cumsum(weight)])
         starts = np.searchsorted(before, before[-1] * ends / number)
         starts[0], starts[-1] = 0, keys
-        starts = np.maximum.accumulate(starts - ends) + ends  # one key at least, however common the one before is
+        # one key at least, however common the one before is
+        starts = np.maximum.accumulate(starts - ends) + ends
         return cls(np.minimum(starts, keys - number + ends).astype(np.uint64))
 
     def __len__(self) -> int:

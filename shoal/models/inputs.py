@@ -1,7 +1,7 @@
 """How rows become what a module takes: arrays of one shape, and numbers of a size that networks like.
 
-Images of bytes with two axes get a third, their one channel. Sparse rows are spread out, as long as that is reasonable;
-labels -1 and +1 become 0 and 1, since classes are numbered from 0 here.
+Images of bytes with two axes get a third, their one channel. Sparse rows are spread out, as long
+as that is reasonable; labels -1 and +1 become 0 and 1, since classes are numbered from 0 here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The compiled loops under the linear models: rows in, losses and gradients out.
 
-A row is walked twice: once for its margin, once to scatter its slope times its values into the gradient. Rows of ones
-(``values`` is empty) have loops of their own. Sums are kept in double precision, in an order that depends on the row
-alone, and rounded once at the end; no fastmath. So the same rows and weights give the same bits, whoever computes them.
+A row is walked twice: once for its margin, once to scatter its slope times its values into the
+gradient. Rows of ones (``values`` is empty) have loops of their own. Sums are kept in double
+precision, in an order that depends on the row alone, and rounded once at the end; no fastmath. So
+the same rows and weights give the same bits, whoever computes them.
 
-Nothing here checks its arguments: ``linear`` has looked at them, and places in a Local are right by construction.
-Importing this module costs about half a second (numba), so it is imported late.
+Nothing here checks its arguments: ``linear`` has looked at them, and places in a Local are right
+by construction. Importing this module costs about half a second (numba), so it is imported late.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
     hinge       max(0, 1 - y m)         labels are classes; at the kink the subgradient is 0
     squared     (m - y)^2 / 2           labels are numbers
 
-Classes are written -1 and +1, or 0 and 1; y is -1 or +1 either way. m is the margin <row, weights>, plus the bias,
-whose key is the last one and which rows do not store.
+Classes are written -1 and +1, or 0 and 1; y is -1 or +1 either way. m is the margin <row,
+weights>, plus the bias, whose key is the last one and which rows do not store.
 
-With ``l2_per_count`` every row adds l2_per_count / 2 * w^2 / count for each key that it has, where count is how many
-rows of the training set have it (Hogwild!'s support vector machine, Niu et al., NIPS 2011): over one pass every key is
-then penalised once, however rare. The penalty is in the gradient only, the loss that is told is that of the data, and
-the bias is not penalised.
+With ``l2_per_count`` every row adds l2_per_count / 2 * w^2 / count for each key that it has, where
+count is how many rows of the training set have it (Hogwild!'s support vector machine, Niu et al.,
+NIPS 2011): over one pass every key is then penalised once, however rare. The penalty is in the
+gradient only, the loss that is told is that of the data, and the bias is not penalised.
 
 Nothing here keeps weights or changes what it is given. What it returns is fresh, and the caller's.
 """

@@ -5,7 +5,8 @@
     nonzero      weights that are not 0
     skipped      the share of the keys of these rows that the KKT filter leaves out: their weight is -0.0
 
-Every evaluation reads all of them once: where that takes too long beside the training, evaluate more seldom.
+Every evaluation reads all of them once: where that takes too long beside the training, evaluate
+more seldom.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     violation   the largest distance, over all keys, of 0 from the subdifferential of the objective, in units of l1
     nonzero     weights that are not 0
 
-All in one pass over the rows, exactly: nothing that a solver keeps is used. The bias is a key like any other.
+All in one pass over the rows, exactly: nothing that a solver keeps is used. The bias is a key like
+any other.
 """
 
 from __future__ import annotations

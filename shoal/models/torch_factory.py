@@ -85,7 +85,8 @@ def keep_memory() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         mallopt = ctypes.CDLL(None).mallopt
-        for setting, value in ((-3, 1 << 25), (-1, 1 << 27), (-2, 1 << 24)):  # mmap threshold, trim threshold, top pad
+        # mmap threshold, trim threshold, top pad
+        for setting, value in ((-3, 1 << 25), (-1, 1 << 27), (-2, 1 << 24)):
             mallopt(setting, value)
 
 

@@ -1,11 +1,13 @@
 """A ``torch.nn.Module`` at work: its parameters are views of one flat range, and so is its gradient.
 
-What is computed for a slot is a function of the weights and the slot alone. Dropout draws from a generator that is seeded by
-the slot, and buffers are as they were made before each one, whoever computes it: so a sync run is the same, bit for bit, with any
-number of workers. Running statistics of batch normalisation play no part in training; before a model is judged or kept they are
-computed anew, at its weights, over the first rows that are trained on.
+What is computed for a slot is a function of the weights and the slot alone. Dropout draws from a
+generator that is seeded by the slot, and buffers are as they were made before each one, whoever
+computes it: so a sync run is the same, bit for bit, with any number of workers. Running statistics
+of batch normalisation play no part in training; before a model is judged or kept they are computed
+anew, at its weights, over the first rows that are trained on.
 
-PyTorch's generator belongs to the whole process, so of several threads one computes at a time: processes are for speed.
+PyTorch's generator belongs to the whole process, so of several threads one computes at a time:
+processes are for speed.
 """
 
 from __future__ import annotations
@@ -115,7 +117,8 @@ class ModuleLearner:
     def about(self) -> str:
         """What must be the same on every node: names and shapes of what is trained, values of what is not."""
         parts = [f"{name} {tuple(param.shape)}" for name, param in self._params]
-        layers = re.sub(r"0x[0-9a-f]+", "", repr(self.module))  # an address is another one in every process
+        # an address is another one in every process
+        layers = re.sub(r"0x[0-9a-f]+", "", repr(self.module))
         crc = zlib.crc32("; ".join([*parts, layers]).encode())
         trained = {id(param) for _, param in self._params}
         fixed = [(name, one) for name, one in self.module.named_parameters() if id(one) not in trained]
@@ -200,7 +203,8 @@ class ModuleLearner:
     ) -> tuple[float, Floats]:
         """``wrapped`` is called in the module's place, and takes part when its gradient is computed (``strategies/averaging/ddp.py``).
 
-        That has to be done then, whatever the loss; ``share`` is what the gradient is multiplied by.
+        That has to be done then, whatever the loss; ``share`` is what the gradient is multiplied
+        by.
         """
         rows = len(local)
         if self._computed % _LOOK == 0:
@@ -264,7 +268,8 @@ class ModuleLearner:
     def _at(self, weights: Floats) -> Iterator[None]:
         with computing:
             if self._threads and threading.get_ident() not in self._settled:
-                # By the thread that computes: set by another one, it would be slower by a third all the same (16 cores).
+                # By the thread that computes: set by another one, it would be slower by a third
+                # all the same (16 cores).
                 torch.set_num_threads(self._threads)
                 self._settled.add(threading.get_ident())
             if weights is not self._shared:
@@ -275,7 +280,8 @@ class ModuleLearner:
             try:
                 yield
             finally:
-                if os.getpid() != here:  # a copy of us, forked by the module: it must not go on in our name
+                # a copy of us, forked by the module: it must not go on in our name
+                if os.getpid() != here:
                     os._exit(0)
 
     def _on_device(self, inputs: Any, labels: Floats) -> tuple[torch.Tensor, torch.Tensor]:

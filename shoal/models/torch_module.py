@@ -19,7 +19,9 @@ from shoal.errors import Invalid
 
 ZOO = ("linear", "cnn", "sheet")
 LOSSES = ("cross_entropy", "mse", "bce")
-WIDTH = 256  # weights in a row of the table: rules run on long rows three times as fast; the last is filled with zeros
+# weights in a row of the table: rules run on long rows three times as fast; the last is filled
+# with zeros
+WIDTH = 256
 _LINEAR = ("logistic", "hinge", "squared")  # named by their loss, and no modules
 METRICS = ("accuracy", "none")
 _PLACE = re.compile(r".+:[A-Za-z_]\w*")
@@ -33,7 +35,9 @@ class Module(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     loss: str = "cross_entropy"
     metric: str = "accuracy"
     device: str = (
-        "cpu"  # cuda, cuda:1, mps; auto: a GPU where there is one. cuda: worker n takes the n-th, round and round
+        # cuda, cuda:1, mps; auto: a GPU where there is one. cuda: worker n takes the n-th, round
+        # and round
+        "cpu"
     )
     wire: Literal["float32", "float16", "bfloat16"] = "float32"  # how weights and gradients travel
     start: str = ""  # a .safetensors file with a state_dict to begin with

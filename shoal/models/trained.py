@@ -1,7 +1,7 @@
 """A model that was trained: its weights and what they mean, to predict with, to keep, to read back.
 
-The file is safetensors: ``weights`` (one float32 for each feature), ``bias`` (one), and a text that says how to use
-them. Only numbers and text are in it, nothing that runs.
+The file is safetensors: ``weights`` (one float32 for each feature), ``bias`` (one), and a text
+that says how to use them. Only numbers and text are in it, nothing that runs.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ class Trained:
             "format": _FORMAT,
             "model": msgspec.json.encode(self.linear).decode(),
             "features": str(self.features),
-            "crc32": str(zlib.crc32(np.ascontiguousarray(self.table).data)),  # safetensors accepts a flipped bit
+            # safetensors accepts a flipped bit
+            "crc32": str(zlib.crc32(np.ascontiguousarray(self.table).data)),
             **({} if self.hashing is None else {"hashing": msgspec.json.encode(self.hashing).decode()}),
             **also,
         }
-        # Under one name: safetensors writes several in any order, and equal models should be equal files.
+        # Under one name: safetensors writes several in any order, and equal models should be equal
+        # files.
         replace_file(Path(path), save(tensors, metadata={"shoal": msgspec.json.encode(facts).decode()}))
 
     @classmethod

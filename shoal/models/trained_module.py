@@ -1,7 +1,7 @@
 """A module that was trained: its ``state_dict``, and how to make and use it again.
 
-The file is safetensors with the module's own names, so anything that loads a ``state_dict`` loads it; a text beside says which
-module it is. Only numbers and text are in it, nothing that runs.
+The file is safetensors with the module's own names, so anything that loads a ``state_dict`` loads
+it; a text beside says which module it is. Only numbers and text are in it, nothing that runs.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ class TrainedModule:
         from shoal.models.torch_factory import made
 
         module = made(msgspec.structs.replace(self.model, start=""), self.inputs, 0)
-        module.load_state_dict(self.state_dict(), strict=False)  # an extra state, which may be anything, is not kept
+        # an extra state, which may be anything, is not kept
+        module.load_state_dict(self.state_dict(), strict=False)
         return module.eval()
 
     def predict(self, rows: Any) -> npt.NDArray[np.float32]:
         """The probability of each class (cross_entropy), of 1 (bce), or what the module returns (any other loss).
 
-        Rows are as in the set that was trained on. If those are bytes, so are these, or floats from 0 to 1.
+        Rows are as in the set that was trained on. If those are bytes, so are these, or floats
+        from 0 to 1.
         """
         torch = self._torch()
         module, found, inputs = self.module(), [], self.prepare(rows)
@@ -71,7 +73,8 @@ class TrainedModule:
     def prepare(self, rows: Any) -> npt.NDArray[np.float32]:
         """Rows as the module takes them: of its shape, and scaled (bytes become numbers about 0).
 
-        Of a module that was trained on sparse rows: also a scipy matrix or the path of a file; hashed where those were.
+        Of a module that was trained on sparse rows: also a scipy matrix or the path of a file;
+        hashed where those were.
         """
         if self.inputs.sparse:
             return dense_of(rows, self.inputs.shape[0], self.inputs.hashing)
@@ -103,7 +106,8 @@ class TrainedModule:
             "crc32": str(_crc(self.tensors)),  # safetensors accepts a flipped bit
             **also,
         }
-        arrays = {name: np.array(one, order="C") for name, one in self.tensors.items()}  # a number stays without axes
+        # a number stays without axes
+        arrays = {name: np.array(one, order="C") for name, one in self.tensors.items()}
         replace_file(Path(path), save(arrays, metadata={"shoal": msgspec.json.encode(facts).decode()}))
 
     @classmethod

@@ -41,7 +41,8 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 def sheet(shape: tuple[int, ...], classes: int) -> nn.Module:
     """conv1, max-pool1, ReLU, conv2, max-pool2, ReLU, dropout, max-pool3, FC1, ReLU, FC2, softmax.
 
-    The softmax is in the loss: cross entropy takes its logarithm, which as a step of its own could be that of 0.
+    The softmax is in the loss: cross entropy takes its logarithm, which as a step of its own could
+    be that of 0.
     """
     first, channels, height, width = _image("sheet", shape, 8)
     return nn.Sequential(

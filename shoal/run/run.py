@@ -382,7 +382,8 @@ def summarise(
         "seconds": round(outcome.seconds, 4),
         "computing_seconds": round(outcome.computing, 4),
         "cpu_seconds": None if cost is None else round(cost[0], 2),
-        "elapsed_seconds": None if cost is None else round(cost[1], 2),  # starting included, as in cpu_seconds
+        # starting included, as in cpu_seconds
+        "elapsed_seconds": None if cost is None else round(cost[1], 2),
         "steps": outcome.steps,
         "examples": outcome.examples,
         "examples_per_second": round(rate, 1),

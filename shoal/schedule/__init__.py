@@ -6,3 +6,11 @@ evaluations   when the next evaluation is due, and how far slots are dealt befor
 stop_rules    ``StopRules`` of a job, and ``StopDecision`` as the run goes on
 stragglers    ``AutoDelay`` and ``SpeculativeCopies``
 """
+
+PUBLIC = (
+    "evaluations",
+    "intervals",
+    "slot_queue",
+    "stop_rules",
+    "stragglers",
+)  # for other packages; the other modules are private

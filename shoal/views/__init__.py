@@ -1,9 +1,10 @@
 """Looking at runs. A view reads a run's events, live or later, and knows little else of it.
 
 Live: ``terminal`` shows a run on a ``board``, or in few calm ``lines`` where there is no terminal;
-``live_state`` is what both know, ``frame`` draws it, ``failover`` says what became of a lost server.
-``status``, ``watching`` and ``query`` show clusters and models. ``event_line`` writes events and
-``format`` figures, everywhere the same; ``ending`` and ``advice`` are the last words of a run.
+``live_state`` is what both know, ``frame`` draws it, ``failover`` says what became of a lost
+server. ``status``, ``watching`` and ``query`` show clusters and models. ``event_line`` writes
+events and ``format`` figures, everywhere the same; ``ending`` and ``advice`` are the last words of
+a run.
 
 A report reads runs from their folders (``run_record``): ``explain`` puts figures into words,
 ``charts``, ``timeline`` and ``member_plots`` into pictures on ``axes``, ``report_sections`` makes
@@ -18,8 +19,10 @@ from shoal.views.terminal import RunView, view
 
 PUBLIC = (
     "axes",
+    "board",
     "braille",
     "consensus",
+    "ending",
     "event_line",
     "figures",
     "format",

@@ -86,7 +86,8 @@ class Board:
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
-                redirect_stdout=_same_terminal(sys.stdout, self._stream),  # print() goes above; a pipe stays one
+                # print() goes above; a pipe stays one
+                redirect_stdout=_same_terminal(sys.stdout, self._stream),
                 redirect_stderr=_same_terminal(sys.stderr, self._stream),
             )
             self._thread = threading.Thread(target=self._redraw, args=(self._live,), name="shoal-view", daemon=True)

@@ -47,7 +47,8 @@ def chart(strokes: list[Stroke], width: int, height: int, right: float) -> Chart
     right = max(right, *(stroke.points[-1][0] for stroke in drawn)) or 1.0
 
     def level(value: float) -> int:
-        return round(levels * min(1.0, max(0.0, 1 - (scale(value) - bottom) / span)))  # counted from the top
+        # counted from the top
+        return round(levels * min(1.0, max(0.0, 1 - (scale(value) - bottom) / span)))
 
     for stroke in drawn:
         before: int | None = None
@@ -58,7 +59,8 @@ def chart(strokes: list[Stroke], width: int, height: int, right: float) -> Chart
             here = level(value)
             for row in _between(here if before is None else before, here):
                 cell = row // 4, column // 2
-                if styles[cell[0]][cell[1]] != stroke.style:  # a cell has one colour: it shows the later curve alone
+                # a cell has one colour: it shows the later curve alone
+                if styles[cell[0]][cell[1]] != stroke.style:
                     styles[cell[0]][cell[1]], dots[cell[0]][cell[1]] = stroke.style, 0
                 dots[cell[0]][cell[1]] |= DOTS[column % 2][row % 4]
             before = here

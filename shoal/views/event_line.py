@@ -160,7 +160,8 @@ def _spans(event: Spans) -> str:
     return f"{many(len(event.spans), 'span')} ({each})"
 
 
-# ---------------------------------------------------------------- how a run begins, how it is judged
+# ---------------------------------------------------------------- how a run begins, how it is
+# judged
 
 
 def title(started: Started, crew: str = "") -> list[str]:

@@ -8,8 +8,8 @@
     epoch seconds test loss accuracy    auc                         the best evaluation, then the last ones
     ...                                                             a curve of the losses, the latest news
 
-What does not fit is left out, and counted. No line is longer than the terminal is wide. Colours can be
-read on dark and light; nothing is said by colour alone.
+What does not fit is left out, and counted. No line is longer than the terminal is wide. Colours
+can be read on dark and light; nothing is said by colour alone.
 """
 
 from __future__ import annotations

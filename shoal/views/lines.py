@@ -131,7 +131,8 @@ class EventLines:
         seconds, examples = self._counted
         elapsed, done = event.seconds - seconds, event.examples - examples
         self._counted = event.seconds, event.examples
-        rate = format.rate(done / elapsed if elapsed > 0 and done >= 0 else None)  # less than before: a rollback
+        # less than before: a rollback
+        rate = format.rate(done / elapsed if elapsed > 0 and done >= 0 else None)
         loss = format.loss(self._so_far.train_loss)
         self._shown = max(self._shown, event.seconds)
         where = f"  {event_line.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
@@ -159,7 +160,8 @@ class EventLines:
         if best.seconds >= self._shown:
             self._shown = best.seconds
             return [_evaluated(best)]
-        at = f"epoch {format.epochs(best.passes):<3}"  # others were told meanwhile: times go one way
+        # others were told meanwhile: times go one way
+        at = f"epoch {format.epochs(best.passes):<3}"
         when = f"(at {format.duration(best.seconds)})"
         return [f"{event_line.clock(self._shown)}  {at}  {event_line.evaluation(best)} {when}"]
 

@@ -86,12 +86,14 @@ class LiveState:
     failovers: Failovers = field(default_factory=Failovers)
     train: Curve = field(default_factory=Curve)
     test: Curve = field(default_factory=Curve)
-    spent: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker: shares of its time, of late
+    # by worker: shares of its time, of late
+    spent: dict[str, dict[str, float]] = field(default_factory=dict)
     servers: list[ServerFigures] = field(default_factory=list)  # from looks at the cluster
     bytes_per_second: float | None = None
     staleness: tuple[float, int] | None = None  # of pushes so far: mean, max
     rate: float | None = None  # rows a second over the last seconds; at the end, over the whole run
-    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque([(0.0, 0)]))  # seconds, examples
+    # seconds, examples
+    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque([(0.0, 0)]))
     _moved: tuple[float, int] | None = None  # when, bytes
     _progressed: bool = False
 
@@ -110,7 +112,8 @@ class LiveState:
                 self._progressed = True
                 self.train.add(event.seconds, event.train_loss)
             case Evaluated():
-                if event.examples >= self._recent[-1][1]:  # its weights may be older than the last progress
+                # its weights may be older than the last progress
+                if event.examples >= self._recent[-1][1]:
                     self._measure(event)
                 self._judge(event)
             case Gone():
@@ -159,7 +162,8 @@ class LiveState:
     def _measure(self, event: Progress | Evaluated) -> None:
         self.passes = event.passes
         self.workers = event.workers
-        if event.examples < self._recent[-1][1]:  # a rollback: what was counted before is done again
+        # a rollback: what was counted before is done again
+        if event.examples < self._recent[-1][1]:
             self._recent.clear()
         self._recent.append((event.seconds, event.examples))
         while len(self._recent) > 2 and self._recent[1][0] <= event.seconds - RECENT:

@@ -3,7 +3,8 @@
     A A A B B B C C C     the primary of each stretch of keys
     B B B C C C A A A     the first of its copies; small letters: still being filled
 
-In the ring the outer circle is the primaries, the ones within are the copies; letters stand beside it.
+In the ring the outer circle is the primaries, the ones within are the copies; letters stand beside
+it.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def ring(segments: list[SegmentStatus], letters: dict[str, str], width: int) -> 
                 angle = turn / 720 * 2 * math.pi
                 one = segments[min(len(segments) - 1, turn * len(segments) // 720)]
                 held = owners(one)
-                if level >= len(held) or (not held[level][1] and turn % 12 < 6):  # one being filled is a dotted line
+                # one being filled is a dotted line
+                if level >= len(held) or (not held[level][1] and turn % 12 < 6):
                     continue
                 x = int(across / 2 + radius * math.sin(angle))
                 y = int(high / 2 - radius * math.cos(angle))

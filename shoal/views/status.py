@@ -1,8 +1,9 @@
 """How a cluster is, on a page: members, who holds what, how new it is, how far the run is.
 
 ``page`` is for people, ``facts`` for programs. A server has a letter and a colour of its own, the
-same on the whole page; nothing is said by colour alone. No line is longer than the terminal is wide.
-Numbers of the protocol (incarnation, view, term, generation, fence) are shown on request only.
+same on the whole page; nothing is said by colour alone. No line is longer than the terminal is
+wide. Numbers of the protocol (incarnation, view, term, generation, fence) are shown on request
+only.
 """
 
 from __future__ import annotations
@@ -209,7 +210,8 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
     for row in rows:
         table.add_row(*(row[head] for head in heads))
     for head, column in zip(heads, table.columns, strict=True):
-        # Where there is little room these take two lines: names and ports are typed in again, so nothing of them is cut.
+        # Where there is little room these take two lines: names and ports are typed in again, so
+        # nothing of them is cut.
         column.no_wrap, column.overflow = head not in ("heard", "at"), "fold"
         if column.no_wrap:
             column.min_width = max(len(head), *(len(str(row[head])) for row in rows))

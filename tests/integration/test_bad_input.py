@@ -611,7 +611,7 @@ from pathlib import Path
 from shoal.run import folder
 from shoal.cli.main import main
 disk, path = Path(sys.argv[1]), sys.argv[2]
-whole = folder.Folder.save
+whole = folder.RunFolder.save
 
 def save(self, run):
     with open(disk / "filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
@@ -619,7 +619,7 @@ def save(self, run):
             pass
     return whole(self, run)
 
-folder.Folder.save = save  # the disk is full just when it is written
+folder.RunFolder.save = save  # the disk is full just when it is written
 main(["train", path, "--epochs", "1", "--on", "threads", "--json", "--out", str(disk / "run")])
 """
 

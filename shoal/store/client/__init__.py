@@ -9,3 +9,13 @@ split      keys over servers
 filtering  filters and error feedback
 key_cache  key lists that servers know by a number
 """
+
+PUBLIC = (
+    "client",
+    "dispatch",
+    "filtering",
+    "inflight",
+    "operation",
+    "split",
+    "task",
+)  # for other packages; the other modules are private

@@ -8,3 +8,20 @@ replicate      a primary's log;  backup: who follows it;  backfill: a new backup
 reconcile      brings survivors level after the primary is gone
 calls, key_lists, load, outcome, vector_clock
 """
+
+PUBLIC = (
+    "aggregate",
+    "backfill",
+    "backup",
+    "calls",
+    "clock",
+    "key_lists",
+    "ledger",
+    "load",
+    "outcome",
+    "primary",
+    "replicate",
+    "segment_state",
+    "table_server",
+    "vector_clock",
+)  # for other packages; the other modules are private

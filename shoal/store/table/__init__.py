@@ -7,3 +7,12 @@ update     the update rules by name;  rules: shoal's own, as functions
 codegen    compiles a rule into kernels;  source: a function as text
 kernels, admission_kernels   compiled loops
 """
+
+PUBLIC = (
+    "admission",
+    "codegen",
+    "kernels",
+    "slab",
+    "table",
+    "update",
+)  # for other packages; the other modules are private

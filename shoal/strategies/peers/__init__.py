@@ -27,7 +27,6 @@ PUBLIC = (
     "leader",
     "mesh",
     "model_transfer",
-    "observer",
     "peer",
     "run_log",
 )  # for other packages; the other modules are private

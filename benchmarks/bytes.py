@@ -34,7 +34,7 @@ from shoal.data.dense_file import sparse
 from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job
-from shoal.models.optimum import judge
+from shoal.models.objective import judge
 from shoal.models.trained import Trained
 from shoal.run.finished import Run
 from shoal.run.run import execute

@@ -30,7 +30,7 @@ from shoal.keys import KeyRange
 from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.models.linear import Floats, Linear
-from shoal.models.optimum import judge
+from shoal.models.objective import judge
 from shoal.models.trained import Trained
 from shoal.run.run import execute
 from shoal.store.table.table import ServerTable

@@ -1,8 +1,12 @@
 """Signal handlers that leave alone what a process was started to ignore.
 
-``nohup`` starts a program with SIGHUP ignored, and a shell without job control starts its background jobs with SIGINT
-ignored: both mean that the signal is for somebody else. A handler over an ignored signal would undo that, so that a run
-under ``nohup`` would end with its terminal all the same. SIGTERM is always heard: schedulers end a run by it.
+``nohup`` starts a program with SIGHUP ignored, and a shell without job control starts its background
+jobs with SIGINT ignored: both mean that the signal is for others. A handler over an ignored signal would
+undo that, and a run under ``nohup`` would end with its terminal. SIGTERM is always handled: schedulers
+end a run by it.
+
+Ctrl-C itself is Python's KeyboardInterrupt: ``run.run`` saves what was learned, ``cli.train`` says how
+to resume, ``cli.main`` ends the command with exit code 130.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
 
 
 def end_when_told() -> None:
-    """A scheduler, a terminal that was closed: as Ctrl-C, with an exit code that says which."""
+    """On SIGTERM or SIGHUP raise SystemExit(128 + signal), which ends a run as Ctrl-C does."""
     handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
 
 

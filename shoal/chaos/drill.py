@@ -21,7 +21,6 @@ from collections import deque
 
 import msgspec
 
-from shoal.cache import cache_folder
 from shoal.chaos.audit import PushAudit, fingerprint, model_digest, promises_same_bits
 from shoal.chaos.plan import COORDINATOR, ChaosFault, ChaosSettings, ClusterState, FaultPlanner, role_of
 from shoal.chaos.recovery import FaultyNode, look, states
@@ -30,7 +29,7 @@ from shoal.chaos.target import ChaosTarget, ClusterSnapshot
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Started, Stopped, Voided, Warned
-from shoal.files import replace_file
+from shoal.files import cache_folder, replace_file
 from shoal.job import Job
 from shoal.training.tracker import RunResult
 from shoal.views import event_line, format

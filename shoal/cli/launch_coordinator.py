@@ -26,7 +26,7 @@ from shoal.launch.remote_cluster import (
     stands,
     stands_in,
 )
-from shoal.launch.reopening import SavedStore, hold, saved_in
+from shoal.launch.saved_store import SavedStore, hold, saved_in
 from shoal.nodes.journal import JournalFile
 from shoal.run.folder import RunFolder
 from shoal.security.safety import Safety

@@ -39,7 +39,7 @@ _LIVES = 16  # of one name, that are remembered
 
 
 @dataclass(slots=True)
-class Joiner:
+class MemberRecord:
     """One member, as the coordinator knows it."""
 
     member: Member
@@ -68,7 +68,7 @@ class Roster:
     number: int = 0
     copies: int = 1
     timing: TimingSettings = DEFAULT
-    people: dict[str, Joiner] = field(default_factory=dict)  # by name
+    people: dict[str, MemberRecord] = field(default_factory=dict)  # by name
     tables: dict[str, TablePlaces] = field(default_factory=dict)  # by name
     term: int = 1
     generation: int = 0
@@ -145,7 +145,7 @@ class Roster:
     def _was_displaced(self, name: str, token: str) -> bool:
         return _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
 
-    def knows(self, name: str, token: str) -> Joiner | None:
+    def knows(self, name: str, token: str) -> MemberRecord | None:
         """The member that sent this very hello before."""
         person = self.people.get(name)
         return person if person is not None and person.token == token else None
@@ -156,14 +156,14 @@ class Roster:
 
     def join(
         self, now: int, name: str, role: str, token: str, address: str, incarnation: int, group: str = ""
-    ) -> Joiner:
+    ) -> MemberRecord:
         if name in self.people:
             self.displace(name, token)
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
         self.released.pop(name, None)
         self._hear(now)
-        person = self.people[name] = Joiner(Member(name, incarnation, role, address, group=group), token, now)
+        person = self.people[name] = MemberRecord(Member(name, incarnation, role, address, group=group), token, now)
         self.changed()
         person.since = self.number
         return person
@@ -201,7 +201,7 @@ class Roster:
         """Servers of which nothing was heard for a while."""
         return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
 
-    def hear(self, now: int, person: Joiner) -> None:
+    def hear(self, now: int, person: MemberRecord) -> None:
         """This member said something."""
         self._hear(now)
         person.heard = now
@@ -377,7 +377,7 @@ class Assignment:
                 return replace(place, filling="")
             return place
 
-        return self._if(self._replace(without))
+        return self._new_view_if(self._replace(without))
 
     def full(self, primary: str, full: Full) -> list[NewReplica]:
         """A server has been filled with these segments: add it to their sets, unless stale."""
@@ -395,7 +395,7 @@ class Assignment:
                 since = self.roster.number + 1 if opens else place.since
                 places[segment] = Replicas(self.roster.number + 1, servers, since=since)
                 taken.append(NewReplica(table, segment, place.instead, full.server, opens))
-        self._if(self._put(table, places))
+        self._new_view_if(self._put(table, places))
         return taken
 
     def refill(self, now: int = 0) -> bool:
@@ -421,7 +421,7 @@ class Assignment:
                     loads[name] += 1
                     places[segment] = replace(place, filling=name)
             changed |= self._put(table, places)
-        return self._if(changed)
+        return self._new_view_if(changed)
 
     def _may_fill(self, now: int, name: str, place: Replicas) -> bool:
         """Whether this server can be filled: it dropped what it had, and can be reached."""
@@ -446,7 +446,7 @@ class Assignment:
                 begun += those
             else:
                 self.roster.tables.update(before)  # half a trade would have to be undone
-        self._if(bool(begun))
+        self._new_view_if(bool(begun))
         return begun
 
     def _begin(self, now: int, one: WantedMove) -> bool:
@@ -488,7 +488,7 @@ class Assignment:
 
     # ------------------------------------------------------------ how it is done
 
-    def _if(self, changed: bool) -> bool:
+    def _new_view_if(self, changed: bool) -> bool:
         if changed:
             self.roster.changed()
         return changed

@@ -20,7 +20,7 @@ PUBLIC = (
     "processes",
     "remote_cluster",
     "remote_node",
-    "reopening",
+    "saved_store",
     "scheduler_process",
     "script",
     "server_process",

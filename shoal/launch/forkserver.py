@@ -77,7 +77,7 @@ class SignalOrder(ProcessMessage, frozen=True, tag="signal"):
     number: int
 
 
-class PassFile(ProcessMessage, frozen=True, tag="handon"):
+class PassLine(ProcessMessage, frozen=True, tag="handon"):
     """Top process to forkserver: "write this line to its inbox, if it still runs"."""
 
     name: str
@@ -108,7 +108,7 @@ class ChildEnded(ProcessMessage, frozen=True, tag="ended"):
     code: int  # exit code; minus the signal that killed it
 
 
-Order = ForkOrder | SignalOrder | PassFile
+Order = ForkOrder | SignalOrder | PassLine
 Report = (
     ForkserverReady
     | ModulesRefused
@@ -173,7 +173,7 @@ class Forkserver:
                 case SignalOrder(name, number):
                     for pid in [pid for pid, one in self._children.items() if one == name]:
                         os.kill(pid, number)  # not reaped yet, so the id is still its own
-                case PassFile(name, text):
+                case PassLine(name, text):
                     self._pass_on(name, text)
 
     def _fork(self, orders: ProcessOrders) -> None:

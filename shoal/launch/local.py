@@ -20,7 +20,7 @@ from shoal.client import connect as connect
 from shoal.errors import Invalid
 from shoal.launch.cluster import START_WITHIN as START_WITHIN
 from shoal.launch.cluster import Cluster as Cluster
-from shoal.launch.reopening import hold, saved_in
+from shoal.launch.saved_store import hold, saved_in
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop

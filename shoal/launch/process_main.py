@@ -137,7 +137,7 @@ def moved_by(transport: Transport) -> Callable[[], dict[str, int]]:
 def run(orders: ProcessOrders, forkserver: int, hangup: int, reports: int, inbox: int = -1) -> int:
     """Run the ordered main to its end; returns the exit code. ``hangup`` is watched for its end."""
     # late: it imports all messages, and --help needs none
-    from shoal.security.descriptors import raise_descriptors
+    from shoal.security.connection_limit import raise_descriptors
 
     raise_descriptors()
     watch = threading.Thread(target=end_with, args=(forkserver, hangup, orders.folder), name="shoal-watch", daemon=True)

@@ -34,7 +34,7 @@ from shoal.launch.forkserver import (
     ForkserverReady,
     ForkserverSetup,
     ModulesRefused,
-    PassFile,
+    PassLine,
     Report,
     SignalOrder,
 )
@@ -178,7 +178,7 @@ class ProcessPool:
 
     def pass_on(self, name: str, line: ProcessMessage) -> None:
         """Send a line to a process's inbox, if it runs."""
-        self._order(PassFile(name, msgspec.json.encode(line).decode()))
+        self._order(PassLine(name, msgspec.json.encode(line).decode()))
 
     def hang_up(self) -> None:
         """Let them all end, without waiting for it."""

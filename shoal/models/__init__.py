@@ -26,7 +26,6 @@ PUBLIC = (
     "learner",
     "linear",
     "objective",
-    "optimum",
     "torch_factory",
     "torch_learner",
     "torch_module",

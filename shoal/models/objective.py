@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.data.csr_file import CsrFile
 from shoal.models.learner import LinearLearner, Metrics
-from shoal.models.linear import Floats, Linear
+from shoal.models.linear import NONE, SLICE_ROWS, Floats, Linear, RowSource
 
 
 class ObjectiveLearner(LinearLearner):
@@ -29,9 +29,30 @@ class ObjectiveLearner(LinearLearner):
         self._occur = int(np.count_nonzero(train.counts)) + model.bias
 
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
-        from shoal.models import optimum
+        from shoal.models import objective
 
         loss, metrics = super().judge(test, weights)
-        found = optimum.judge(self.train, self.model, weights, self.l1, self.l2)
+        found = objective.judge(self.train, self.model, weights, self.l1, self.l2)
         skipped = float(np.count_nonzero(np.signbit(weights) & (weights == 0))) / max(1, self._occur)
         return loss, {**found, "skipped": skipped, **metrics}
+
+
+def judge(train: RowSource, model: Linear, weights: Floats, l1: float, l2: float = 0.0) -> dict[str, float]:
+    """``weights`` are those of all keys; -0.0 is 0."""
+    from shoal.models import kernels
+
+    slopes, loss = np.zeros(len(weights)), 0.0
+    for start in range(0, train.rows, SLICE_ROWS):
+        rows = train.slice(start, min(start + SLICE_ROWS, train.rows))
+        values = NONE if rows.values is None else rows.values
+        loss += kernels.add_gradient(
+            model.number, model.bias, rows.indptr, rows.columns, values, rows.labels, weights, slopes
+        )
+    wide = weights.astype(np.float64)
+    slopes += l2 * wide
+    off = np.where(wide != 0, np.abs(slopes + l1 * np.sign(wide)), np.maximum(np.abs(slopes) - l1, 0.0))
+    return {
+        "objective": loss + l1 * float(np.abs(wide).sum()) + l2 / 2 * float(wide @ wide),
+        "violation": float(off.max(initial=0.0)) / (l1 or 1.0),
+        "nonzero": float(np.count_nonzero(wide)),
+    }

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from shoal.cluster.roster import Joiner, Roster
+from shoal.cluster.roster import MemberRecord, Roster
 from shoal.nodes.scheduler_journal import JournalSnapshot, Line, folded
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
@@ -63,7 +63,7 @@ def replay(roster: Roster, record: bytes) -> MembershipRecord:
     kept = msgspec.msgpack.decode(record, type=MembershipRecord)
     roster.term, roster.number, roster.generation = kept.term, kept.number, kept.generation
     roster.incarnations, roster.tables_made = kept.incarnations, kept.tables_made
-    roster.people = {member.name: Joiner(member, token, 0) for member, token in kept.people}
+    roster.people = {member.name: MemberRecord(member, token, 0) for member, token in kept.people}
     roster.tables = {placed.name: placed for placed in kept.tables}
     roster.retired, roster.lost, roster.released = kept.retired, kept.lost, kept.released
     roster.groups = {group.name: group for group in kept.groups}

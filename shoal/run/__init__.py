@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 PUBLIC = (
     "finished",
     "folder",
-    "handle",
     "resume",
     "run",
 )  # for other packages; the other modules are private

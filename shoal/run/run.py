@@ -7,6 +7,7 @@ run.summary["metrics"]["accuracy"], run.model.predict(rows), run.plot()
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ from shoal.run.resume import (
 from shoal.settings import changed
 from shoal.signals import deferred
 from shoal.timing import Timing, timing_from
+from shoal.training.run import RunHandle, RunStart
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
@@ -192,7 +194,6 @@ def execute(
     """
     from shoal.data.datasets import load
     from shoal.launch.processes import check_listening
-    from shoal.run.handle import underway
     from shoal.training.preflight import (
         check,
         check_same,
@@ -278,7 +279,7 @@ def _run(
         folder.discard()
         raise later
     run: Run | None = None
-    outcome = _sober(outcome or training.outcome(), log)
+    outcome = _fail_if_nothing_learned(outcome or training.outcome(), log)
     try:
         with deferred():  # Ctrl-C now would leave a folder without its summary
             if not any(isinstance(event, Stopped) for event in log.new):
@@ -300,7 +301,7 @@ def _run(
     return run
 
 
-def _sober(outcome: RunResult, log: EventLog) -> RunResult:
+def _fail_if_nothing_learned(outcome: RunResult, log: EventLog) -> RunResult:
     """Raises RunFailed if every slot was given up: such a run has learned nothing."""
     voids = [event for event in log.events if isinstance(event, Voided)]
     if outcome.examples or outcome.failed or not voids:
@@ -445,3 +446,14 @@ def _spent(events: Sequence[RunEvent]) -> dict[str, float]:
 def _say(progress: Callable[[str], None] | None, what: str) -> None:
     if progress is not None:
         progress(what)
+
+
+def underway(start: RunStart, begin: Callable[[], None] = lambda: None) -> RunHandle:
+    """The run, not started; ``begin`` is called after all checks, before any write."""
+    from shoal.strategies.averaging.mpi import check_alone, check_mpi
+
+    check_alone()
+    if start.job.launch.how == "mpi":
+        check_mpi(start.job)
+    run: RunHandle = importlib.import_module(start.job.strategy.runs).open_run(start, begin)
+    return run

@@ -5,7 +5,6 @@ PUBLIC = (
     "authorize",
     "connection_limit",
     "curve",
-    "descriptors",
     "expiry",
     "keyring",
     "reconnect",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import socket as sockets
 import struct
 from collections import Counter
@@ -22,7 +23,6 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from shoal import limits
-from shoal.security.descriptors import room
 from shoal.security.reconnect import monitor
 
 # whichever side sees it first
@@ -99,3 +99,24 @@ class ConnectionLimit:
                 door.setsockopt(sockets.SOL_SOCKET, _ATTACH_FILTER, program)
             else:
                 door.setsockopt(sockets.SOL_SOCKET, _DETACH_FILTER, 0)
+
+
+def room() -> int:
+    """Descriptors for connections: all but those in use and a reserve."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        used = 0
+    free = limits.CONNECTIONS if soft == resource.RLIM_INFINITY else soft - used - limits.DESCRIPTORS_KEPT
+    return max(limits.CONNECTIONS_LEAST, min(limits.CONNECTIONS, free))
+
+
+def raise_descriptors() -> None:
+    """Raise the soft limit to the hard limit, in our own processes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * limits.CONNECTIONS
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

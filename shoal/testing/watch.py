@@ -26,8 +26,7 @@ from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.nodes.strategy import TABLE
 from shoal.run.folder import EventLog
-from shoal.run.handle import underway
-from shoal.run.run import summarise
+from shoal.run.run import summarise, underway
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult

@@ -35,7 +35,6 @@ from shoal.security.safety import Safety
 from shoal.wire.coding import decode, encode, name_of, too_large
 from shoal.wire.effects import Received
 from shoal.wire.messages import Allowed, Arrays, Message, Refusal
-from shoal.wire.routes import MOST, Routes, route_of
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied, which is cheaper than tracking their use
@@ -317,7 +316,7 @@ class ZmqTransport:
             named = route = frames.pop(0)
             if self._door is not None and frames:
                 named = frames.pop(0)
-            if len(named) > MOST:
+            if len(named) > ROUTE_BYTES:
                 self._counts["not a message"] += 1
                 return
             sender = self._routes.sender(named.bytes) if self._door is None else named.bytes.decode(errors="replace")
@@ -431,3 +430,39 @@ def _shut(pid: int, context: zmq.Context[Any], sockets: list[zmq.Socket[bytes]],
     context.term()
     while pipe:
         os.close(pipe.pop())
+
+
+ROUTE_BYTES = 255  # libzmq has no room for more
+_DRAWN = 8  # bytes
+
+
+def route_of(name: bytes) -> bytes:
+    """A new route for a socket of this node."""
+    return name[: ROUTE_BYTES - 1 - _DRAWN] + b"\0" + os.urandom(_DRAWN)
+
+
+class Routes:
+    """The latest route of each unencrypted caller: its name and a random number per socket.
+
+    libzmq identifies a caller by a *route* that the caller chooses. If that were the name alone, a
+    second process of the same name would take over the connection of the first, which would hear
+    nothing more until its connection times out. So a route is a name, a zero byte and a random number:
+    all are heard, each is answered, and the coordinator decides between them by incarnation. A caller
+    with a bare name is accepted, too: it may be of another version, and is told so. The names are
+    bounded: the one that was silent longest is dropped first.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, bytes] = {}
+
+    def sender(self, route: bytes) -> str:
+        """The name of the sender on this route, which gets the answers from now on."""
+        name = route.partition(b"\0")[0].decode(errors="replace")
+        self._last.pop(name, None)
+        self._last[name] = route
+        if len(self._last) > 2 * limits.MEMBERS:
+            del self._last[next(iter(self._last))]
+        return name
+
+    def to(self, name: str) -> bytes:
+        return self._last.get(name) or name.encode()

@@ -14,7 +14,7 @@ from benchmarks.sparse_logistic import Serial, alike
 from shoal.data.datasets import Dataset, load
 from shoal.data.dense_file import sparse
 from shoal.job import Job
-from shoal.models.optimum import judge
+from shoal.models.objective import judge
 from tests.convergence.test_real_data import need
 
 SOAK = pytest.mark.soak

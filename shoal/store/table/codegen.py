@@ -5,7 +5,7 @@ it refers to. The file is named by the hash of its text, so an edited function, 
 is another file; numba's cache lies beside it and is never stale (numba alone looks at the age of
 one file, not at what a function calls).
 
-Without a cache folder (``shoal.cache``), or without a source (a function made by exec), kernels
+Without a cache folder (``shoal.files``), or without a source (a function made by exec), kernels
 are compiled in memory. Nothing is compiled because of what a message contains: signatures are
 spelled out, and only rules of this process come in here.
 """
@@ -25,8 +25,8 @@ from pathlib import Path
 from types import ModuleType
 
 from shoal import limits
-from shoal.cache import cache_folder
 from shoal.errors import Invalid
+from shoal.files import cache_folder
 from shoal.store.table.source import JIT, FunctionSource
 from shoal.store.table.update import UpdateRule, is_own
 from shoal.user_code import ForkedCall

@@ -8,8 +8,8 @@ order of the neighbours, all who take the same mean have the same weights but fo
 few rows at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what
 it is in every other run.
 
-A model that is longer than one frame of a message travels in up to four pieces (``cut``,
-``whole``).
+A model that is longer than one frame of a message travels in up to four pieces (``to_frames``,
+``from_frames``).
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class GossipLocalModel:
 class Consensus:
     """The models of all workers when they rested last: their mean, and how far apart they are.
 
-    best, worst     the lowest and the highest loss of any of them on the test rows distance
-    root of the mean over workers of |their weights - the mean|^2, in double precision
+    best, worst     the lowest and the highest test loss of any of them
+    distance        the root of the mean over workers of |weights - mean|^2, in double precision
 
     Where evaluating every model would take too long, best and worst are of every n-th test row.
     """
@@ -185,12 +185,12 @@ class Consensus:
     def take(self, models: Sequence[tuple[Floats, float]]) -> None:
         """These are the slabs now, and their weights in the mean (of push-sum; otherwise all 1)."""
         slabs = [slab.reshape(self._shape) for slab, _ in models]
-        total, from_frames = np.zeros(self._shape, np.float64), 0.0
+        total, total_weight = np.zeros(self._shape, np.float64), 0.0
         with np.errstate(**RUNAWAY):
             for slab, (_, weight) in zip(slabs, models, strict=True):
                 total += np.multiply(slab, weight, dtype=np.float64)
-                from_frames += weight
-            total /= from_frames
+                total_weight += weight
+            total /= total_weight
             self._slabs, self.mean = slabs, total.astype(np.float32)
 
     def weights_in(self, slab: Floats) -> Floats:

@@ -148,9 +148,9 @@ class Synchronous:
         self._ready, self._since = True, self._queue.now
         self._wait = self._timing.resend_first + 2 * self._link
         self._ask_at = self._since + self._wait
-        self._try()
+        self._average_if_complete()
 
-    def _try(self) -> None:
+    def _average_if_complete(self) -> None:
         """Take the mean and the step, if all is here."""
         if not self._is_waiting or not self._has_all():
             return
@@ -204,7 +204,7 @@ class Synchronous:
         self._is_in(sender, offer.round)
         if self.round + (1 if self._settling else 0) <= offer.round <= self.round + 1:
             self._offers.setdefault((offer.round, sender), (offer.weight, values))
-        self._try()
+        self._average_if_complete()
 
     def reached(self, sender: str, message: Reached) -> None:
         """A neighbour says how far it is; it may lack an offer, or ask how far this worker is."""
@@ -219,7 +219,7 @@ class Synchronous:
         self._is_in(sender, message.round)
         if message.lacks and message.round in self._said:
             self._offer(sender, message.round)
-        self._try()
+        self._average_if_complete()
 
     def without(self, name: str) -> None:
         """A neighbour is gone, with its half of the last exchange, or the shares that it was sent.
@@ -235,7 +235,7 @@ class Synchronous:
                 mine, theirs = last[0], last[1][name][1]
                 self._queue.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
             self._leave(name)
-            self._try()
+            self._average_if_complete()
 
     def tick(self, now: int) -> None:
         if not (lacking := self.lacking()) or now < self._ask_at:

@@ -13,7 +13,7 @@ from shoal.errors import Invalid
 from shoal.models.block_margins import AGAIN, RELAX, BlockMargins
 from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.models.linear import Linear
-from shoal.models.optimum import judge
+from shoal.models.objective import judge
 from tests.unit.models.test_columns import some_rows
 
 ROWS, FEATURES, BLOCKS = 60, 24, 4

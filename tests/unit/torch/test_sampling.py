@@ -8,7 +8,7 @@ from shoal.errors import Invalid
 
 pytest.importorskip("torch")
 
-from shoal.torch.sampling import ShardSampler
+from shoal.torch.loop import ShardSampler
 
 
 def test_the_parts_of_a_pass_are_all_rows_and_equally_many_each() -> None:

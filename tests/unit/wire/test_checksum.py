@@ -14,7 +14,7 @@ from shoal.launch.processes import safety_of
 from shoal.security.safety import Safety
 from shoal.wire import coding
 from shoal.wire import messages as m
-from shoal.wire.checksum import _LONG, _ROW, checksum
+from shoal.wire.coding import _LONG, _ROW, checksum
 
 SIZES = [1, 4, 8, 1_000, _LONG - 4, _LONG, _LONG + 4, 8 * _ROW * 4, 8 * _ROW * 5 + 12, 100_004]
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.cache import cache_folder
 from shoal.errors import Invalid
+from shoal.files import cache_folder
 from shoal.store.table import codegen
 from shoal.store.table.codegen import DenseKernels, dense_kernels
 from shoal.store.table.source import FunctionSource, _tree

@@ -16,7 +16,7 @@ from shoal.data.dense_file import sparse
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Stopped
 from shoal.job import Job
-from shoal.models import optimum
+from shoal.models import objective as optimum
 from shoal.models.linear import Linear
 from shoal.settings import changed
 from shoal.simulation.reference import serial

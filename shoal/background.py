@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import select
 import sys
 import threading
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from typing import Generic, TextIO, TypeVar
 
 from shoal import limits
+from shoal.events import RunEvent
 
 Item = TypeVar("Item")
 GONE = (OSError, ValueError)  # what a stream raises that was closed, or whose other end was
@@ -187,3 +189,32 @@ def _handle(stream: TextIO) -> int | None:
         return stream.fileno()
     except (AttributeError, *GONE):
         return None
+
+
+Listener = Callable[[RunEvent], None]
+
+
+class EventThread:
+    """Events in, from any thread; out to one listener, in order."""
+
+    def __init__(self, listener: Listener, label: str) -> None:
+        self._listener = listener
+        self._events: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._tell, name=f"shoal-{label}-events", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: RunEvent) -> None:
+        self._events.put(event)
+
+    def close(self) -> None:
+        """Hand on what was put in before, unless the listener takes too long."""
+        self._events.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(limits.DRAIN / limits.SECOND)
+
+    def _tell(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._listener(event)
+            except Exception as error:  # the listener's own: later events still come
+                print(f"shoal: {type(error).__name__}: {error} when told what happened", file=sys.stderr)

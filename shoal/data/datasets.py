@@ -27,7 +27,7 @@ from typing import Literal
 
 import msgspec
 
-from shoal import cache as caches
+from shoal import files
 from shoal.data import digits, mnist, npz
 from shoal.data.csr_file import FORMAT, CsrFile, sweep
 from shoal.data.dense import pack_dense
@@ -177,7 +177,7 @@ def _dense_known(name: str, what: str) -> KnownDataset:
     if name == "digits":
         how = "it needs scikit-learn: pip install 'shoal[sklearn]'"
         return KnownDataset(name, what, digits.installed(), "comes with scikit-learn", how)
-    kept = caches.cache_folder()
+    kept = files.cache_folder()
     if kept is not None and (kept / "data" / _entry(_dense_plan(DataSource(name), None))).is_dir():
         return KnownDataset(name, what, True, "in the cache")
     where = mnist.here(kept / "data" if kept is not None else None)
@@ -320,7 +320,7 @@ def entry_of(source: DataSource, seed: int) -> str:
 def _home(cache: Path | None) -> Path:
     if cache is not None:
         return cache.absolute()
-    kept = caches.cache_folder()
+    kept = files.cache_folder()
     return kept / "data" if kept is not None else _temporary(os.getpid())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal import limits
+from shoal.background import EventThread, Listener
 from shoal.client import KV, client_of
 from shoal.client import connect as connect
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
@@ -24,7 +25,6 @@ from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import afresh
 from shoal.timing import Timing
-from shoal.training.event_thread import EventThread, Listener
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import member_name

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from shoal import limits
+from shoal.background import Listener
 from shoal.errors import ClusterError, StartFailed, Unanswered
 from shoal.events import counted
 from shoal.job import Job
@@ -27,7 +28,6 @@ from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.membership_journal import MembershipRecord, members_and_tables
 from shoal.security.safety import Safety
-from shoal.training.event_thread import Listener
 from shoal.training.preflight import describe_nodes
 
 _REPORT = 30.0  # seconds between two lines about missing servers

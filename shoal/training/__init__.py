@@ -10,7 +10,6 @@ event_thread        EventThread: hands events to a listener
 """
 
 PUBLIC = (
-    "event_thread",
     "local_checkpoint",
     "local_model",
     "one_core",

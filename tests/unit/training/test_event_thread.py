@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from shoal.background import EventThread
 from shoal.events import RolledBack, RunEvent, Warned
 from shoal.launch.process_main import ProcessEvent, event_of
-from shoal.training.event_thread import EventThread
 
 
 def event(number: int) -> Warned:

@@ -1,11 +1,11 @@
-"""Rows arrive here: text or made-up rows become packed sets that every worker maps and reads only its own rows of.
+"""Turns text, arrays or synthetic rows into packed sets that every worker maps into memory.
 
-    load(Source("rcv1"), seed=0)    -> Dataset: train and test, packed          datasets, readers, synthetic
-    Slots(rows, batch, seed)        which rows a slot holds, whoever asks       slots
-    packed.take(rows)               -> Batch, in global feature ids             packed, batch
-    Localiser(features).local(...)  -> Local: places in its own key list        localise
+    load(DataSource("rcv1"), seed=0)  -> Dataset: train and test, packed   datasets, readers
+    Slots(rows, batch, seed)          the rows of each slot                slots
+    packed.take(rows)                 -> Batch, in global feature ids      csr_file, batch
+    Localiser(features).local(...)    -> Local: indices into its key list  local_keys
 
-A row is what stood in the file: nothing is scaled, and labels keep their values (``signs`` maps
+Rows are kept as in the file: nothing is scaled, and labels keep their values (``signs`` maps
 them).
 """
 

@@ -1,4 +1,4 @@
-"""Some rows in compressed sparse form, in global feature ids or in places of their own key list."""
+"""Rows in CSR form, with global feature ids or indices into their own key list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows: row i has ``columns[indptr[i]:indptr[i + 1]]``, ascending, each once. No values: all are 1."""
+    """Rows: row i has ``columns[indptr[i]:indptr[i + 1]]``, ascending. No values: all are 1."""
 
     indptr: Ids
     columns: Columns
@@ -36,7 +36,7 @@ _NOTHING = np.empty(0, np.float32)
 
 
 def take(batch: Batch, rows: Ids) -> Batch:
-    """These rows of a batch, in this order, copied."""
+    """Copy these rows of a batch, in this order."""
     from shoal.data import kernels
 
     indptr = np.empty(len(rows) + 1, np.int64)
@@ -55,9 +55,9 @@ def take(batch: Batch, rows: Ids) -> Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Local:
-    """Rows whose columns are places in ``keys``, the sorted feature ids that they have: what a gradient needs.
+    """Rows whose columns are indices into ``keys``, their sorted feature ids.
 
-    With a bias, its key stands last in ``keys`` and in no row: the model adds it.
+    The key of a bias is the last one and in no row: the model adds it.
     """
 
     keys: Keys
@@ -65,7 +65,7 @@ class Local:
     columns: Columns
     values: Floats | None
     labels: Floats
-    listed: KeyList = field(init=False, repr=False)  # the keys, looked at once
+    listed: KeyList = field(init=False, repr=False)  # the keys, checked once
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "listed", KeyList(self.keys))

@@ -1,7 +1,7 @@
-"""The compiled loops that read click logs: label, 13 counts, 26 categories, with tabs between.
+"""Compiled loops that read click logs: label, 13 counts, 26 categories, separated by tabs.
 
-They keep to the rules of ``parse`` and share its numbers and its ``line_end``, none of which may
-change their meaning: numba's cache of this module would not notice.
+They follow the rules of ``libsvm_kernels`` and share its constants and its ``line_end``. Those
+must not change their meaning: numba's cache of this module would not notice.
 """
 # mypy: ignore-errors
 # numba has no stubs, and kernels are typed by their signatures
@@ -42,7 +42,7 @@ from shoal.data.libsvm_kernels import (  # fmt: skip
 from shoal.jit import compiled, mix
 
 COUNTS, COLUMNS = 13, 39
-LARGE = np.uint64(1 << 32)  # where the buckets of large counts begin
+LARGE = np.uint64(1 << 32)  # the first bucket of large counts
 MISSING = np.uint64(0xFFFFFFFFFFFFFFFF)
 CATEGORY = np.uint64(0x9E3779B97F4A7C15)
 
@@ -58,7 +58,7 @@ def bucket(count):
 
 @compiled(types.Tuple((int64, uint64, int64))(bytes_in, int64))
 def whole(data, at):
-    """A whole number of up to 18 digits as a category: what is wrong, the category, where it ended."""
+    """An integer of up to 18 digits as a category: error code, category, end position."""
     negative = data[at] == MINUS
     at += negative
     begin, value = at, 0
@@ -93,10 +93,10 @@ def ends_line(data, at):
 
 @compiled(int64(bytes_in, int64, uint64, columns_out, numbers_out))
 def criteo_row(data, at, mask, found, state):
-    """The fields of one line become ``found``, hashed with their column's number; answers what is wrong.
+    """Hash the fields of one line with their column number into ``found``; the error code.
 
-    An empty field is a category too: that is worth 0.004 of AUC on both samples (three-fold,
-    within the training rows).
+    An empty field is a category too: that improves AUC by 0.004 on both samples (three-fold
+    cross-validation on the training rows).
     """
     state[FIELD], state[FROM] = 0, at
     if (data[at] != ZERO and data[at] != ZERO + 1) or not (data[at + 1] == TAB or ends_line(data, at + 1)):
@@ -133,9 +133,9 @@ def tabs(data, at, end):
 
 @compiled(int64(bytes_in, int64, uint64, int64, columns_out, floats_out, numbers_out, numbers_out, numbers_out))  # fmt: skip
 def criteo(data, stop, mask, longest, columns, labels, indptr, lines, state):
-    """Lines of 40 fields between tabs: label, 13 counts, 26 categories. Answers what stopped it.
+    """Parse lines of 40 fields: label, 13 counts, 26 categories. Returns why it stopped.
 
-    Room is needed for a row in every 40 bytes.
+    The outputs need room for one row per 40 bytes.
     """
     found = np.empty(COLUMNS, np.uint32)
     while state[AT] < stop:
@@ -156,7 +156,7 @@ def criteo(data, stop, mask, longest, columns, labels, indptr, lines, state):
         if not blank:
             found.sort()
             for j in range(COLUMNS):
-                if j == 0 or found[j] != found[j - 1]:  # two that fall together are one
+                if j == 0 or found[j] != found[j - 1]:  # equal hashes count once
                     columns[nonzeros] = found[j]
                     nonzeros += 1
             labels[rows] = float32(data[begin] - ZERO)

@@ -1,10 +1,10 @@
-"""A set of rows on disk as plain arrays, mapped into memory: whoever needs a row reads that row and no other.
+"""Sparse rows on disk as plain arrays, mapped into memory: a reader loads only its rows.
 
-    labels.f32  indptr.i64  columns.u32  values.f32 (not there if all are 1)  counts.u32  meta.json
+    labels.f32  indptr.i64  columns.u32  values.f32 (absent if all are 1)  counts.u32  meta.json
 
-counts[c] is the number of rows that have feature c. All little-endian, nothing compressed. A
-folder is there whole or not at all: it is written aside, synced and renamed; what a killed writer
-leaves aside is no set, and ``sweep`` removes it.
+counts[c] is the number of rows with feature c. All arrays are little-endian and not compressed. A
+folder exists whole or not at all: it is written under a temporary name, synced and renamed.
+``sweep`` removes the temporary folders of killed writers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from shoal.decoding import look_up
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, LABELS_COUNTED
 
-FORMAT = 3  # of the folder and of what readers and makers put there: another number is packed again
+FORMAT = 3  # of folder and contents; sets of another format are packed again
 ASIDE = ".part"
-BLOCK = 1 << 20  # elements written or looked at in one go
-YOUNG = 60.0  # seconds: a folder aside that is younger may not have been locked yet
+BLOCK = 1 << 20  # elements written or checked at once
+YOUNG = 60.0  # seconds: a younger temporary folder may not be locked yet
 
 
 class CsrFormat(Protocol):
@@ -46,7 +46,7 @@ Kind = TypeVar("Kind", bound=CsrFormat)
 
 
 class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A label, how many rows have it, and the first line (or made-up row) where it stands."""
+    """A label, the number of rows with it, and the first line (or synthetic row) that has it."""
 
     value: float
     rows: int
@@ -54,23 +54,23 @@ class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CsrMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the arrays of a folder are."""
+    """Describes the arrays of a folder."""
 
     format: int
     rows: int
     features: int
     nonzeros: int
-    ones: bool  # all values are 1, and not stored
-    # by value; the commonest are not sought out: the first LABELS_COUNTED that came
+    ones: bool  # all values are 1 and not stored
+    # sorted by value; the first LABELS_COUNTED distinct ones
     labels: list[LabelCount]
-    more_labels: bool  # there are others
-    source: str  # what the rows were read from, for messages
+    more_labels: bool  # there are labels that were not counted
+    source: str  # where the rows were read from, for messages
     hashing: Hashing | None = None  # features are hashes of ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CsrFile:
-    """A packed set, mapped. Labels are as they stood in the file."""
+    """A packed set, mapped. Labels are as in the file."""
 
     folder: Path
     meta: CsrMeta
@@ -82,7 +82,7 @@ class CsrFile:
 
     @classmethod
     def open(cls, folder: Path) -> CsrFile:
-        """Map a folder that ``CsrWriter`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
+        """Map a folder of ``CsrWriter``; detects truncated files by their sizes."""
         meta = read_meta(folder / "meta.json", CsrMeta, FORMAT)
         packed = cls(
             folder,
@@ -107,7 +107,7 @@ class CsrFile:
 
     @property
     def hashing(self) -> Hashing | None:
-        """How ids became features; None: an id is a feature."""
+        """How ids were hashed to features; None: an id is a feature."""
         return self.meta.hashing
 
     @property
@@ -118,14 +118,14 @@ class CsrFile:
         return self.meta.rows
 
     def take(self, rows: Ids) -> Batch:
-        """These rows, in this order, copied."""
+        """Copy these rows, in this order."""
         try:
             return take(Batch(self.indptr, self.columns, self.values, self.labels), rows)
         except Invalid as error:
             raise Invalid(f"{self.folder}: {error}") from None
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Rows start..stop, as views of the map; only ``indptr`` is made anew where it must start at 0."""
+        """Rows start..stop as views of the map; only ``indptr`` is copied if it must start at 0."""
         if not 0 <= start <= stop <= self.rows:
             raise Invalid(f"rows {start}..{stop}: the set has {self.rows:,}, numbered from 0")
         indptr = self.indptr[start : stop + 1]
@@ -136,11 +136,11 @@ class CsrFile:
         return Batch(indptr - first if first else indptr, self.columns[first:last], values, self.labels[start:stop])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CsrFile.open, (self.folder,)  # another process maps it for itself
+        return CsrFile.open, (self.folder,)  # another process maps the folder itself
 
 
 class CsrWriter:
-    """Takes batches of any length and leaves a whole folder, or none. Use as a context: an error cleans up."""
+    """Writes batches of any length to a folder, whole or not at all. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -166,7 +166,7 @@ class CsrWriter:
         self.close()
 
     def append(self, batch: Batch, lines: Ids | None = None) -> None:
-        """Some more rows, with the lines they stood on (else counted from 1)."""
+        """Append rows with their line numbers (default: counted from 1)."""
         if not len(batch):
             return
         if lines is None:
@@ -178,18 +178,18 @@ class CsrWriter:
         self._write("columns.u32", batch.columns)
         if batch.values is not None and "values.f32" not in self._files and not (batch.values == 1).all():
             self._open("values.f32")
-            self._ones(self.nonzeros)  # those before
+            self._ones(self.nonzeros)  # rows before this batch
         if "values.f32" in self._files:
             self._ones(len(batch.columns)) if batch.values is None else self._write("values.f32", batch.values)
         self.rows += len(batch)
         self.nonzeros += len(batch.columns)
 
     def know_labels(self, labels: dict[float, tuple[int, int]], more: bool) -> None:
-        """Rows that were copied from elsewhere: where their labels stood in the file is known there."""
+        """Set the label counts of rows that were copied from another set."""
         self.labels, self.more_labels = labels, more
 
     def finish(self, source: str = "", features: int | None = None, hashing: Hashing | None = None) -> CsrFile:
-        """Sync, rename, map. ``features``: at least so many (the other half of a set may have more than this one)."""
+        """Sync, rename and map it. ``features``: a minimum (the other half may have more)."""
         self.features = max(self.features, features or 0)
         labels = [LabelCount(value, *found) for value, found in sorted(self.labels.items())]
         ones = "values.f32" not in self._files
@@ -204,9 +204,9 @@ class CsrWriter:
         return CsrFile.open(self.folder)
 
     def close(self) -> None:
-        """Without ``finish``, as if nothing had been written."""
+        """Close; without ``finish`` remove everything."""
         for file in self._files.values():
-            # a full disk says so again when what is left is flushed
+            # on a full disk, flushing the rest fails again
             with contextlib.suppress(OSError):
                 file.close()
         self._aside.discard()
@@ -229,7 +229,7 @@ class CsrWriter:
             return
         self.features = max(self.features, int(columns.max()) + 1)
         if len(self._counts) < self.features:
-            try:  # zeros that nobody touches take no memory
+            try:  # untouched zeros take no memory
                 larger = np.zeros(min(FEATURES, max(self.features, 2 * len(self._counts))), np.uint32)
             except MemoryError:
                 raise Invalid(
@@ -250,14 +250,14 @@ class CsrWriter:
             if part.any():
                 file.seek(4 * start)
                 file.write(part.data)
-        file.truncate(4 * self.features)  # stretches without a feature are holes
+        file.truncate(4 * self.features)  # ranges without a feature become holes in the file
 
     def _note(self, labels: Floats, lines: Ids) -> None:
         self.more_labels |= note_labels(self.labels, labels, lines)
 
 
 def note_labels(known: dict[float, tuple[int, int]], labels: Floats, lines: Ids) -> bool:
-    """Count labels: value -> rows, first line. Answers whether there are others than those that are counted."""
+    """Count labels (value -> rows, first line); whether some labels were not counted."""
     more = False
     values, firsts, counts = np.unique(labels, return_index=True, return_counts=True)
     for value, first, count in zip(values[:BLOCK].tolist(), firsts.tolist(), counts.tolist(), strict=False):
@@ -272,13 +272,13 @@ def note_labels(known: dict[float, tuple[int, int]], labels: Floats, lines: Ids)
 
 
 class StagingFolder:
-    """A folder beside the one to be, locked while its writer lives."""
+    """A temporary folder beside its target, locked while its writer lives."""
 
     def __init__(self, final: Path) -> None:
         self.final = final
         final.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._lock = final.with_name(f"{final.name}.{secrets.token_hex(4)}{ASIDE}"), -1
-        try:  # its name is known before it is there: who is interrupted now leaves nothing
+        try:  # the name is set before the folder exists: an interrupt leaves nothing
             self.path.mkdir(0o700)
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -294,7 +294,7 @@ class StagingFolder:
         self.discard()
 
     def settle(self) -> None:
-        """Make it the real one; if somebody else was faster, theirs is as good."""
+        """Rename it to its target; if another process was faster, use its folder."""
         os.fsync(self._lock)
         try:
             os.rename(self.path, self.final)
@@ -319,10 +319,10 @@ class StagingFolder:
 
 
 def sweep(folder: Path) -> int:
-    """Remove what killed writers left aside here; answers how many there were."""
+    """Remove temporary folders of killed writers here; returns their number."""
     removed = 0
     for path in sorted(folder.glob(f"*{ASIDE}")):
-        # held by its writer: let it be
+        # locked: its writer is alive
         with contextlib.suppress(OSError), _descriptor(path) as lock:
             if time.time() - path.stat().st_mtime > YOUNG:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -341,7 +341,7 @@ def _descriptor(folder: Path) -> Iterator[int]:
 
 
 def read_meta(path: Path, kind: type[Kind], current: int) -> Kind:
-    """What the arrays beside it are; ``current`` is the format that is understood."""
+    """Read the description of the arrays; ``current`` is the supported format."""
     folder = path.parent
     try:
         meta = msgspec.json.decode(path.read_bytes(), type=kind)

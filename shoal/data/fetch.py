@@ -1,8 +1,8 @@
-"""A file that others keep, from the first of its mirrors that gives the right one.
+"""Downloads a file from the first mirror that has the right one.
 
-It is held in memory against its sum and then appears whole: who looks sees the file or none. Where
-one mirror stops in the middle the next goes on from there, since they all have the same bytes;
-what has another sum is thrown away.
+The file is kept in memory until its checksum is verified, then written whole. If a mirror stops in
+the middle, the next one continues from there, since all have the same bytes. Files with a wrong
+checksum are discarded.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from shoal.files import replace_file
 
 Progress = Callable[[str], None]
 
-PATIENCE = 10.0  # seconds for a mirror to say something
+PATIENCE = 10.0  # seconds for a mirror to respond
 LONGEST = 600.0  # seconds for one file from one mirror
 PIECE = 1 << 16
-TOLD = 1.0  # seconds between two words about how far it is
-NETWORK = (OSError, http.client.HTTPException, ValueError)  # ValueError: an address that is none
+TOLD = 1.0  # seconds between two progress messages
+NETWORK = (OSError, http.client.HTTPException, ValueError)  # ValueError: a malformed address
 
 
 class Mirrors:
-    """Places that have the same files. One that cannot be reached is not asked again."""
+    """Mirrors with the same files. An unreachable one is not tried again."""
 
     def __init__(self, addresses: list[str], progress: Progress | None = None, patience: float = PATIENCE) -> None:
         self.addresses = list(addresses)
-        self.failures: list[str] = []  # what went wrong so far, in words
+        self.failures: list[str] = []  # messages of what went wrong so far
         self._progress, self._patience = progress, patience
 
     def get(self, name: str, size: int, sha256: str, folder: Path) -> Path | None:
-        """The file, in ``folder`` under its name; None if no mirror gave it (see ``failures``)."""
+        """The file in ``folder`` under its name; None if no mirror has it (see ``failures``)."""
         content = bytearray()
         for mirror in list(self.addresses):
             if self._get(mirror, name, size, sha256, content):
@@ -50,7 +50,7 @@ class Mirrors:
         except urllib.error.HTTPError as error:
             error.close()
             return self._failed(mirror, f"{name}: {error.code} {error.reason}")
-        except urllib.error.URLError as error:  # nobody is there: the other files would wait as long
+        except urllib.error.URLError as error:  # unreachable: the other files would wait as long
             self.addresses.remove(mirror)
             return self._failed(mirror, f"{name}: {getattr(error.reason, 'strerror', None) or error.reason}")
         except NETWORK as error:
@@ -63,7 +63,7 @@ class Mirrors:
         return True
 
     def _read(self, mirror: str, name: str, size: int, content: bytearray) -> None:
-        """Whatever comes is kept, also if it ends too soon; one byte more than there should be gives a wrong file away."""
+        """Append what arrives, even if it ends early; one extra byte reveals a longer file."""
         headers = {"Range": f"bytes={len(content)}-"} if content else {}
         request = urllib.request.Request(mirror + name, headers=headers)
         with urllib.request.urlopen(request, timeout=self._patience) as answer:

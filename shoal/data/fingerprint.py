@@ -1,8 +1,8 @@
-"""Whether two hosts have the same rows: a short text that differs if the packed sets do.
+"""A short text that tells whether two hosts have the same packed rows.
 
-Packed files are the same wherever the same rows were read by the same settings. Large ones are not
-read whole: pieces from all over each are, and its length counts. So it finds another set, another
-version or another seed, not one byte that was changed on purpose.
+The same rows read with the same settings make the same packed files. Of large files only samples
+and the length are read. So it detects another set, version or seed, but not a single byte changed
+on purpose.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PIECE = 1 << 16  # bytes
 
 
 def fingerprint(folder: Path) -> str:
-    """Of a packed set of rows: all its arrays, and not what it says of itself, which has paths in it."""
+    """The fingerprint of the arrays of a packed set; its description has paths and is left out."""
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.iterdir()):
         if path.suffix == ".json":
@@ -31,7 +31,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _places(size: int) -> list[int]:
-    """Where the pieces begin: everywhere, or spread from the first byte to the last."""
+    """Where the samples begin: everywhere, or spread from the first byte to the last."""
     if size <= PIECES * PIECE:
         return list(range(0, size, PIECE))
     return [(size - PIECE) * i // (PIECES - 1) for i in range(PIECES)]

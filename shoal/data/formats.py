@@ -1,8 +1,8 @@
-"""One class for each kind of text: room for what the kernels find, and words for what is wrong.
+"""Parsers of text formats: buffers for the kernels, and the error messages.
 
-``begin`` when new lines are there; ``parse`` until it answers 0, each other answer being what is
-wrong with the line it stopped at; then ``taken`` has the rows found since, and their lines,
-counted from 1.
+Call ``begin`` with new lines, then ``parse`` until it returns 0; any other result is the error
+code of the line it stopped at. Then ``taken`` has the rows found since, and their line numbers
+from 1.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from shoal.data.hashing import hash_ids
 from shoal.data.text import Bytes
 from shoal.limits import CHUNK, FEATURES, LINE
 
-ROOM = LINE + CHUNK + 2  # bytes that are parsed in one go, at most
-TOKEN = 40  # bytes of a bad token that are shown
-GREATEST_BITS = 0x7F7FFFFF  # of the greatest float32
+ROOM = LINE + CHUNK + 2  # bytes parsed at once, at most
+TOKEN = 40  # bytes of a bad token in messages
+GREATEST_BITS = 0x7F7FFFFF  # of the largest float32
 _NO_CSV = "values between commas (CSV) are not read: write lines of LIBSVM (label id:value ...), of Criteo (tabs), or arrays (.npz)"
-KEPT_DIGITS = 200  # the middle between two float32 has fewer
+KEPT_DIGITS = 200  # the midpoint of two float32 has fewer digits
 
 
 class _Parsing:
-    """Where the kernels are in the lines at hand."""
+    """The position of the kernels in the current lines."""
 
     def __init__(self) -> None:
         from shoal.data import libsvm_kernels as parse
@@ -39,7 +39,7 @@ class _Parsing:
 
     @property
     def lines(self) -> int:
-        """Lines gone through since ``begin``."""
+        """Lines read since ``begin``."""
         return int(self._state[self._kernels.LINES])
 
     @property
@@ -57,8 +57,7 @@ class Libsvm(_Parsing):
         super().__init__()
         self._bits = hash_bits
         self._limit = int(self._kernels.MOST) if hash_bits is not None else min(features or FEATURES, FEATURES)
-        # Memory that is never written to is never taken: a chunk of usual text uses a third of
-        # this.
+        # Untouched memory is not allocated: a chunk of usual text uses a third of this.
         self._ids, self._values = np.empty(ROOM // 4 + 1, np.uint64), np.empty(ROOM // 4 + 1, np.float32)
         self._labels, self._indptr = np.empty(ROOM // 2 + 1, np.float32), np.zeros(ROOM // 2 + 2, np.int64)
         self._lines, self._redo = np.empty(ROOM // 2 + 1, np.int64), np.empty((ROOM // 2 + 1, 3), np.int64)
@@ -85,7 +84,7 @@ class Libsvm(_Parsing):
         return Batch(indptr, columns, None if (values == 1).all() else values.copy(), labels), lines
 
     def explain(self, wrong: int, data: Bytes) -> tuple[str, str]:
-        """What is wrong, and the next move if it is not the usual one."""
+        """The error in words, and the next move if it is not the usual one."""
         k = self._kernels
         start = int(self._state[k.FROM])
         token = (bytes(data[start : start + TOKEN]).split(b"#")[0].split() or [b""])[0].decode("latin-1")
@@ -109,7 +108,7 @@ class Libsvm(_Parsing):
         return hash_ids(indptr, self._ids[:nonzeros], self._values[:nonzeros], self._bits or 0, labels)
 
     def _redone(self, data: Bytes, rows: int, nonzeros: int) -> int:
-        """Look at all digits of the few numbers that lie close to a middle; answers how many nonzeros there are now."""
+        """Reread numbers near a midpoint by all their digits; returns the number of nonzeros."""
         for place, start, stop in self._redo[: self._state[self._kernels.REDOS]].tolist():
             value = nearest(bytes(data[start:stop]).decode("ascii"))
             if place >= 0:
@@ -117,7 +116,7 @@ class Libsvm(_Parsing):
             else:
                 self._labels[-1 - place] = value
         zero = self._values[:nonzeros] == 0
-        if zero.any():  # too small after all
+        if zero.any():  # rounds to 0
             keep = np.flatnonzero(~zero)
             self._indptr[: rows + 1] -= np.concatenate(([0], np.cumsum(zero)))[self._indptr[: rows + 1]]
             self._ids[: len(keep)], self._values[: len(keep)] = self._ids[keep], self._values[keep]
@@ -126,7 +125,7 @@ class Libsvm(_Parsing):
 
 
 class Criteo(_Parsing):
-    """Click logs: 40 fields between tabs, of which some may be empty."""
+    """Click logs: 40 fields separated by tabs, some of which may be empty."""
 
     def __init__(self, hash_bits: int) -> None:
         from shoal.data import criteo_kernels
@@ -153,7 +152,7 @@ class Criteo(_Parsing):
         return Batch(indptr, columns, None, self._labels[:rows].copy()), self._lines[:rows].copy()
 
     def explain(self, wrong: int, data: Bytes) -> tuple[str, str]:
-        """What is wrong, and the next move if it is not the usual one."""
+        """The error in words, and the next move if it is not the usual one."""
         k = self._kernels
         start, field = int(self._state[k.FROM]), int(self._state[k.FIELD])
         token = bytes(data[start : start + TOKEN]).split(b"\t")[0].split(b"\n")[0].decode("latin-1")
@@ -168,7 +167,7 @@ class Criteo(_Parsing):
 
 
 def nearest(text: str) -> np.float32:
-    """The float32 nearest to a decimal number, by all of its digits; of two equally near ones the even one."""
+    """The float32 nearest to a decimal number by all its digits; ties go to the even one."""
     mantissa, _, exponent = text.lower().partition("e")
     before, _, behind = mantissa.lstrip("+-").partition(".")
     digits = (before + behind).lstrip("0")
@@ -176,7 +175,7 @@ def nearest(text: str) -> np.float32:
     power = int(sign + (size.lstrip("0") or "0")) - len(behind) + max(len(digits) - KEPT_DIGITS, 0)
     more = digits[KEPT_DIGITS:].strip("0") != ""
     exact = (Fraction(int(digits[:KEPT_DIGITS] or 0)) + Fraction(more, 10)) * Fraction(10) ** power
-    bits = int(np.float32(float(exact)).view(np.uint32))  # of neighbours, these are neighbours too
+    bits = int(np.float32(float(exact)).view(np.uint32))  # off by one at most
     near = np.arange(max(bits - 1, 0), min(bits + 1, GREATEST_BITS) + 1, dtype=np.uint32)
     best = min(near, key=lambda one: (abs(Fraction(float(one.view(np.float32))) - exact), int(one) & 1))
     value: np.float32 = best.view(np.float32)

@@ -1,8 +1,8 @@
-"""Feature ids that were hashed to fewer, and the same hash for rows that come later.
+"""Hashing of feature ids to fewer features, the same for training and prediction.
 
-A model that was trained on hashed ids has a weight for each hash, not for each id. So what was
-hashed, and to how many bits, is kept with the packed set and with the model, and rows to predict
-are hashed by the function that read the training rows.
+A model trained on hashed ids has a weight per hash, not per id. So the kind of ids and the number
+of bits are stored with the packed set and the model, and rows to predict are hashed by the same
+function.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shoal.data.batch import Batch, Floats, Ids
 
 
 class Hashing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ids became hashes of so many bits."""
+    """How ids were hashed: their kind, and the number of bits."""
 
     bits: int
-    # criteo: fields of text, which no column of a matrix stands for
+    # criteo: text fields, which no matrix column represents
     format: Literal["libsvm", "criteo"]
 
     @property
@@ -29,7 +29,7 @@ class Hashing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def hash_ids(indptr: Ids, ids: npt.NDArray[np.uint64], values: Floats, bits: int, labels: Floats) -> Batch:
-    """Rows of LIBSVM ids (from 1) as rows of hashes; values that fall together are added up."""
+    """Hash rows of LIBSVM ids (from 1); values with equal hashes are added."""
     from shoal.data import libsvm_kernels
 
     longest = int(np.diff(indptr).max(initial=0))

@@ -1,8 +1,8 @@
-"""The compiled loops on the way from a packed set to a gradient: which rows, gather them, give them local places.
+"""Compiled loops from a packed set to a gradient: choose rows, gather them, localise them.
 
-Arrays in and out, the caller allocates. What could read or write out of bounds (a damaged set, a
-wrong row number) is looked at here and answered with a negative number, since nobody before has
-seen every element.
+The caller allocates all arrays. Anything that could access out of bounds (a damaged set, a wrong
+row number) is checked here and reported by a negative result, since nothing else checks every
+element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from shoal.jit import compiled, mix
 
 ROUNDS = 6  # of the Feistel network
-SMALL = 8  # bits: fewer would leave too few shuffles of a handful; longer walks cost nothing there
+SMALL = 8  # bits: fewer allow too few shuffles of small sets, and there longer walks are cheap
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 indptr_in = types.Array(int64, 1, "C", readonly=True)
@@ -33,7 +33,7 @@ ranks_out = types.Array(uint64, 2, "C")
 
 @intrinsic
 def ones_in(typing, word):
-    """How many bits of a word are set."""
+    """The number of set bits of a word."""
 
     def generate(context, builder, signature, args):
         return builder.ctpop(args[0])
@@ -43,7 +43,7 @@ def ones_in(typing, word):
 
 @intrinsic
 def first_one(typing, word):
-    """The place of the lowest bit that is set; the word is not 0."""
+    """The index of the lowest set bit of a word that is not 0."""
 
     def generate(context, builder, signature, args):
         return builder.cttz(args[0], context.get_constant(types.boolean, True))
@@ -56,10 +56,10 @@ def first_one(typing, word):
 
 @compiled(int64(int64, int64, uint64))
 def permuted(place, length, seed):
-    """Where ``place`` goes in a shuffle of 0..length: a bijection that is computed, not stored.
+    """The position of ``place`` in a shuffle of 0..length: a computed bijection, not stored.
 
-    A Feistel network over the next power of two, walked on until it is inside (Black and Rogaway,
-    2002).
+    A Feistel network over the next power of two, repeated until the result is in range (Black and
+    Rogaway, 2002).
     """
     bits = SMALL
     while (int64(1) << bits) < length:
@@ -80,14 +80,14 @@ def permuted(place, length, seed):
 
 @compiled(types.void(int64, int64, uint64, rows_out))
 def permute(first, length, seed, out):
-    """out[i] = where first + i goes."""
+    """out[i] = the position of first + i in the shuffle."""
     for i in range(len(out)):
         out[i] = permuted(first + i, length, seed)
 
 
 @compiled(types.void(int64, uint64, doubles_out))
 def draws(first, seed, out):
-    """out[i] = a draw in [0, 1) for row first + i, the same whenever it is asked for."""
+    """out[i] = a draw in [0, 1) for row first + i, always the same."""
     for i in range(len(out)):
         out[i] = float64(mix(uint64(first + i) * GOLDEN + seed) >> uint64(11)) * (1.0 / 9007199254740992.0)
 
@@ -97,7 +97,7 @@ def draws(first, seed, out):
 
 @compiled(int64(indptr_in, int64, rows_in, rows_out))
 def measure(indptr, nonzeros, rows, out):
-    """out = the indptr of these rows, side by side; answers their nonzeros, or -1 - i for a row i that is not there."""
+    """out = the indptr of these rows; returns their nonzeros, or -1 - i if rows[i] is bad."""
     total = 0
     out[0] = 0
     for i in range(len(rows)):
@@ -114,7 +114,7 @@ def measure(indptr, nonzeros, rows, out):
 
 @compiled(types.void(indptr_in, columns_in, floats_in, rows_in, rows_in, columns_out, floats_out))
 def gather(indptr, columns, values, rows, places, columns_to, values_to):
-    """Row rows[i] goes to places[i]; no values if there is no room for any."""
+    """Copy row rows[i] to places[i]; without values if their output is empty."""
     for i in range(len(rows)):
         start, to = indptr[rows[i]], places[i]
         for j in range(places[i + 1] - to):
@@ -139,12 +139,12 @@ def count(columns, counts):
             counts[c] += uint32(1)
 
 
-# ------------------------------------------------------------ local places
+# ------------------------------------------------------------ local indices
 
 
 @compiled(int64(keys_out, int64, ranks_out, int64))
 def emit(keys, found, ranks, word):
-    """The ids whose bits are set in one word go to ``keys``; the word learns how many there are before it."""
+    """Append the ids of a word's set bits to ``keys``; store how many precede the word."""
     bits = ranks[word, 0]
     ranks[word, 1] = uint64(found)
     while bits:
@@ -156,7 +156,7 @@ def emit(keys, found, ranks, word):
 
 @compiled(int64(keys_out, int64, ranks_out, keys_in, int64))
 def emit_group(keys, found, ranks, groups, group):
-    """The same for the words that one group word names."""
+    """Emit the words that a group word names."""
     bits = groups[group]
     while bits:
         found = emit(keys, found, ranks, group << 6 | int64(first_one(bits)))
@@ -166,14 +166,14 @@ def emit_group(keys, found, ranks, groups, group):
 
 @compiled(int64(columns_in, int64, ranks_out, keys_out, keys_out, keys_out, columns_out))
 def localise(columns, features, ranks, groups, tops, keys, places):
-    """keys = the distinct columns in order, places[j] = where columns[j] stands there; answers how many, or -1.
+    """keys = the sorted distinct columns, places[j] = index of columns[j]; the count, or -1.
 
-    One bit a feature. ``groups`` has a bit for each word of these that is not 0, ``tops`` one for
-    each such word of groups, so that a few rows in a huge space do not cost a scan of it. place =
-    keys before the word + bits before ours in it. All three are left as they were found: zero.
+    One bit per feature. ``groups`` has a bit for each nonzero word of these, ``tops`` one for each
+    nonzero word of groups, so that a few rows in a huge space need no full scan. place = keys
+    before the word + set bits before ours in it. All three are zero before and after.
     """
     words = (features + 63) >> 6
-    direct = words <= len(columns)  # scanning all words is then cheaper than naming those in use
+    direct = words <= len(columns)  # then scanning all words is cheaper than listing those in use
     deep = len(groups) > len(columns)
     fine = True
     for c in columns:

@@ -1,7 +1,7 @@
-"""What the labels of a set are, asked before training and not in its middle.
+"""Checks the labels of a set before training.
 
-Labels are stored as they stood in the file. A model of two classes takes -1/+1 or 0/1 and sees
-``signs`` of them; a model of numbers takes any.
+Labels are stored as in the file. A model of two classes accepts -1/+1 or 0/1 and uses ``signs`` of
+them; a regression model accepts any number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLASSES = ({-1.0, 1.0}, {0.0, 1.0})
 
 
 def signs(labels: Floats) -> Floats:
-    """-1 or +1 for each label of two classes, whichever way they were written."""
+    """-1 or +1 for each label of two classes, in either notation."""
     return np.where(labels > 0, np.float32(1), np.float32(-1))
 
 
@@ -30,9 +30,9 @@ def are_classes(packed: CsrFile | DenseFile) -> bool:
 
 
 def check_labels(packed: CsrFile | DenseFile, kind: Literal["classes", "numbers"], both: bool = True) -> None:
-    """Refuse labels that a model of this kind cannot learn from. ``both``: each class must be there (to train on)."""
+    """Raise Invalid for labels of the wrong kind. ``both``: each class must occur (training)."""
     if kind == "numbers":
-        return  # readers let no NaN or infinite one in
+        return  # readers reject NaN and infinite labels
     where = packed.meta.source or str(packed.folder)
     if not are_classes(packed):
         odd = _odd_one(packed.meta.labels)
@@ -46,6 +46,6 @@ def check_labels(packed: CsrFile | DenseFile, kind: Literal["classes", "numbers"
 
 
 def _odd_one(labels: list[LabelCount]) -> LabelCount:
-    """The one that fits neither pair; if each fits one of them, the second to appear of -1 and 0."""
+    """The label that fits neither notation; if -1 and 0 both occur, the later one."""
     strange = [label for label in labels if label.value not in (-1.0, 0.0, 1.0)]
     return min(strange, key=lambda label: label.line) if strange else max(labels, key=lambda label: label.line)

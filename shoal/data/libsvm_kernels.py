@@ -1,17 +1,17 @@
-"""The compiled loops that read LIBSVM lines, any bytes at all (``clicklog`` has those for Criteo lines).
+"""Compiled loops that read LIBSVM lines of arbitrary bytes (Criteo: ``criteo_kernels``).
 
-The caller hands whole lines, the last of them ended too: every loop here stops at a newline, so
-none runs past the end. A kernel takes lines until they are used up or one is bad; then it says
-what is wrong with it and where, has rolled that row back, and stands at the next line. ``state``
-is what it starts from and where it left off:
+The caller passes complete lines, the last one terminated too: every loop stops at a newline, so
+none runs past the end. A kernel reads lines until none are left or one is bad; then it returns the
+error code and position, has undone that row, and is at the next line. ``state`` is where it starts
+and stops:
 
     AT  next byte       ROWS, NONZEROS, LINES, REDOS  so far
-    BEGIN  of the line  FROM  where its bad token begins     FIELD  its column (Criteo)
+    BEGIN  of the line  FROM  start of the bad token     FIELD  its column (Criteo)
 
-A number is taken from its first 19 digits in double precision. That is surely right to the nearest
-float32 unless it lies within a few units in the last place of the middle between two; those few
-tokens are listed in ``redo`` (which value, or -1 - row for a label; from; to) and the caller looks
-at all their digits.
+A number is computed from its first 19 digits in double precision. That gives the nearest float32
+unless it is within a few units in the last place of the midpoint of two. Those few tokens are
+listed in ``redo`` (value index, or -1 - row for a label; start; end), and the caller reads all
+their digits.
 """
 # mypy: ignore-errors
 # numba has no stubs, and kernels are typed by their signatures
@@ -29,29 +29,29 @@ from shoal.jit import compiled, mix
 AT, ROWS, NONZEROS, LINES, REDOS, BEGIN, FROM, FIELD = range(8)
 STATE = 8
 
-# What is wrong with a line; 0 is nothing.
+# Error codes of a line; 0: none.
 DONE, TOO_LONG, BAD_LABEL, BAD_TOKEN, ID_ZERO, ID_NEGATIVE, ID_LARGE, REPEATED, DISORDER, NOT_FINITE = range(10)
 FIELDS, NOT_ZERO_ONE, NOT_WHOLE, NOT_HEX = range(10, 14)
 
-# How a number was read.
+# Results of reading a number.
 FINE, UNSURE, NO_NUMBER, INFINITE = range(4)
 
 NEWLINE, RETURN, TAB, SPACE, HASH, COLON = 10, 13, 9, 32, 35, 58
 PLUS, MINUS, POINT, ZERO = 43, 45, 46, 48
 
 TENS = np.array([float(f"1e{power}") for power in range(67)])
-DIGITS = 19  # that fit 64 bits
+DIGITS = 19  # as many as fit in 64 bits
 TOO_LARGE = 3.4028235677973366e38  # from here on float32 is infinite
-NORMAL = 1.1754943508222875e-38  # below here float32 has fewer bits
-STEPS = 7.136238463529799e44  # 2^149: how many of the smallest float32 make 1
-LOW = (1 << 29) - 1  # bits that a double has and a float32 has not
+NORMAL = 1.1754943508222875e-38  # below, float32 is subnormal
+STEPS = 7.136238463529799e44  # 2^149 = 1 / the smallest float32
+LOW = (1 << 29) - 1  # the bits of a double that a float32 lacks
 MIDDLE = 1 << 28
 NEAR = 4
 GREATEST = 3.4028234663852886e38
-MOST = np.uint64(10**18)  # ids up to here are read, and hashed if there are not so many features
+MOST = np.uint64(10**18)  # largest id that is read; hashed if there are fewer features
 BEYOND = np.uint64(10**19)
 
-HASHED = np.uint64(0x73686F616C)  # never to be changed: models are trained on these hashes
+HASHED = np.uint64(0x73686F616C)  # never change it: models are trained on these hashes
 
 bytes_in = types.Array(uint8, 1, "C", readonly=True)
 numbers_in = types.Array(int64, 1, "C", readonly=True)
@@ -67,13 +67,13 @@ floats_out = types.Array(float32, 1, "C")
 
 @compiled(types.boolean(bytes_in, int64, int64, int64, int64))
 def word(data, at, first, second, third):
-    """Whether three letters stand here, small or capital."""
+    """Whether these three characters are here, in either case."""
     return (data[at] | 32) == first and (data[at + 1] | 32) == second and (data[at + 2] | 32) == third
 
 
 @compiled(int64(bytes_in, int64))
 def line_end(data, at):
-    """The place of the newline."""
+    """The index of the newline."""
     while data[at] != NEWLINE:
         at += 1
     return at
@@ -90,7 +90,7 @@ def ends_token(data, at):
 
 @compiled(types.Tuple((int64, float32))(uint64, int64))
 def to_float32(digits, power):
-    """The float32 next to digits * 10^power, and whether that is sure."""
+    """The float32 nearest to digits * 10^power, and whether it is certain."""
     if digits == uint64(0) or power < -66:  # below 1e-47
         return FINE, float32(0.0)
     if power > 39:
@@ -109,7 +109,7 @@ def to_float32(digits, power):
         if abs(rest - 0.5) < 1e-8:
             return UNSURE, float32(NORMAL)
         return FINE, float32((whole + 1.0 if rest > 0.5 else whole) / STEPS)
-    # else exact, and the rounding of float32 is the right one
+    # otherwise exact, and float32 rounds correctly
     if power != 0 or digits > uint64(1 << 53):
         low = np.float64(value).view(np.int64) & LOW
         if abs(low - MIDDLE) <= NEAR:
@@ -119,7 +119,7 @@ def to_float32(digits, power):
 
 @compiled(types.Tuple((int64, float32, int64))(bytes_in, int64))
 def number(data, at):
-    """A decimal number from ``at`` on: how it went, the number, where it ended."""
+    """Read a decimal number: status, number, end position."""
     negative = data[at] == MINUS
     if negative or data[at] == PLUS:
         at += 1
@@ -164,7 +164,7 @@ def number(data, at):
             digit = int64(data[at]) - ZERO
             if digit < 0 or digit > 9:
                 break
-            exponent = min(exponent * 10 + digit, 1 << 40)  # more than any line has digits
+            exponent = min(exponent * 10 + digit, 1 << 40)  # larger than any line is long
             at += 1
         if at == begin:
             return NO_NUMBER, float32(0.0), at
@@ -175,7 +175,7 @@ def number(data, at):
 
 @compiled(types.Tuple((int64, uint64, int64, float32, int64))(bytes_in, int64))
 def feature(data, at):
-    """One ``id:value``: what is wrong with it (or UNSURE as a negative number), id, value, where it ended."""
+    """Read one ``id:value``: error code (or -UNSURE), id, start of the value, value, end."""
     nothing = float32(0.0)
     negative = data[at] == MINUS
     at += negative
@@ -203,7 +203,7 @@ def feature(data, at):
 
 @compiled(int64(bytes_in, int64))
 def query(data, at):
-    """Where a ``qid:7`` ends; -1 if it is none; ``at`` itself if it is a bad one."""
+    """The end of a ``qid:7``; -1 if there is none; ``at`` itself if it is malformed."""
     if data[at] != 113 or data[at + 1] != 105 or data[at + 2] != 100 or data[at + 3] != COLON:
         return -1
     end = at + 4
@@ -214,7 +214,7 @@ def query(data, at):
 
 @compiled(int64(bytes_in, int64, uint64, ids_out, floats_out, floats_out, redo_out, numbers_out))
 def libsvm_row(data, at, limit, ids, values, labels, redo, state):
-    """One row from its label on. ``state`` moves on, except for the number of rows; answers what is wrong."""
+    """Read one row from its label on; advances ``state`` but for the row count. The error code."""
     nonzeros, redos, rows = state[NONZEROS], state[REDOS], state[ROWS]
     token, last, tokens = at, uint64(0), 0
     how, label, at = number(data, at)
@@ -264,9 +264,10 @@ def libsvm_row(data, at, limit, ids, values, labels, redo, state):
     int64(bytes_in, int64, uint64, int64, ids_out, floats_out, floats_out, numbers_out, numbers_out, redo_out, numbers_out)
 )  # fmt: skip
 def libsvm(data, stop, limit, longest, ids, values, labels, indptr, lines, redo, state):
-    """Lines ``label [qid:n] id:value ... [# comment]``; ids from 1. Answers what stopped it.
+    """Parse lines ``label [qid:n] id:value ... [# comment]``. Returns why it stopped.
 
-    Room is needed for a row in every 2 bytes and a feature in every 4: no token is shorter.
+    Ids start at 1. The outputs need room for a row per 2 bytes and a feature per 4: no token is
+    shorter.
     """
     while state[AT] < stop:
         begin, nonzeros, redos = state[AT], state[NONZEROS], state[REDOS]
@@ -294,13 +295,13 @@ def libsvm(data, stop, limit, longest, ids, values, labels, indptr, lines, redo,
 
 @compiled(uint32(uint64, uint64))
 def hashed(name, mask):
-    """An id, spread over mask + 1 features."""
+    """The hash of an id among mask + 1 features."""
     return uint32(mix(name ^ HASHED) & mask)
 
 
 @compiled(int64(numbers_in, ids_in, floats_in, uint64, ids_out, numbers_out, columns_out, floats_out))
 def hash_rows(indptr, ids, values, mask, scratch, indptr_to, columns_to, values_to):
-    """Ids become hashes, ascending in each row; what falls together is added up in the order it stood in."""
+    """Hash ids, ascending in each row; values with equal hashes are added in their order."""
     found = 0
     indptr_to[0] = 0
     for row in range(len(indptr) - 1):

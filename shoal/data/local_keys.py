@@ -1,8 +1,8 @@
-"""Global feature ids become places in a short key list: what is pulled, computed with and pushed.
+"""Maps global feature ids to indices into a short key list, which is pulled and pushed.
 
-Runs once for every slot of a first pass, so it must cost no more than the gradient itself: a bit
-for each feature, a count for each 64 of them (Jacobson's rank), and no sorting. Takes a quarter
-byte of address space a feature, of which only what rows touch becomes memory.
+It runs once per slot of a first epoch, so it must not cost more than the gradient: one bit per
+feature, a count per 64 of them (Jacobson's rank), and no sorting. It takes a quarter byte of
+address space per feature, of which only the touched pages use memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.limits import FEATURES
 
 
 class Localiser:
-    """Scratch for one thread: it is written to while ``local`` runs."""
+    """Scratch memory for one thread; ``local`` writes to it."""
 
     def __init__(self, features: int) -> None:
         if not 0 < features <= FEATURES:
@@ -27,7 +27,7 @@ class Localiser:
         self._keys = np.empty(1, np.uint64)
 
     def local(self, batch: Batch, bias: bool) -> Local:
-        """The same rows over their own keys; with ``bias``, the key one past the last feature comes last."""
+        """The same rows over their own keys; with ``bias``, its key (the largest) comes last."""
         from shoal.data import kernels
 
         most = min(len(batch.columns), self.features)

@@ -1,9 +1,8 @@
-"""The packed set of a run, for a process that starts while the run goes on.
+"""Maps the packed set of a run in a process that starts while the run goes on.
 
-Whoever has mapped a set keeps it, also when its files are deleted. A process that starts later,
-such as a worker in the place of one that was killed, may find the cache emptied: it packs the set
-again from its source, to the same place. If the source is no longer what it was when the run
-began, that is refused: the rows would be others.
+A process that has mapped a set keeps it even if its files are deleted. A process that starts
+later, such as a replacement worker, may find the cache empty: it packs the set again from its
+source, to the same place. It refuses a source that has changed since the run began.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def train_rows(folder: Path, source: DataSource, seed: int) -> CsrFile | DenseFile:
-    """The rows to train on, which lie in this folder or come from that source."""
+    """The training rows, from this folder or else from the source."""
     try:
         return open_rows(folder)
     except Invalid:
         if (folder / META).exists() or (folder / "meta.json").exists():
-            raise  # damaged, not deleted: it says what to do
+            raise  # damaged, not deleted: the error has the next move
     return _packed_again(folder.parent, source, seed).train
 
 
 def whole_set(folder: Path, source: DataSource, seed: int) -> Dataset:
-    """The same, with the rows to test on."""
+    """The training and test rows, from this folder or else from the source."""
     from shoal.data.datasets import Dataset
 
     try:
@@ -51,6 +50,6 @@ def _packed_again(folder: Path, source: DataSource, seed: int) -> Dataset:
             f"no packed set in {folder}, and {source.source} is not what it was when the run began: end the run, and start it again"
         )
     print(f"shoal: packing {source.source} again: {folder} is not there any more", file=sys.stderr)
-    # what an interrupted rm left of it is no use to anybody
+    # remove what an interrupted rm left
     shutil.rmtree(folder, ignore_errors=True)
     return load(source, seed, folder.parent)

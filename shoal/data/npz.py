@@ -1,10 +1,11 @@
-"""Arrays out of an .npz file, as numpy.savez writes it. Nothing in it is ever unpickled.
+"""Reads arrays from an .npz file of numpy.savez. Never unpickles anything.
 
-    x_train, y_train                            rows, and a number for each; also x, y or inputs, labels
-    x_test, y_test                              rows to test on; without them some are held out
-    classes, factor, shift                      single numbers, if they are known (see ``arrays``): ``shoal data split`` does
+    x_train, y_train         rows, and a number for each; also x, y or inputs, labels
+    x_test, y_test           test rows; without them some rows are held out
+    classes, factor, shift   optional single numbers (see ``dense_file``), as ``shoal data split``
+                             writes them
 
-Bytes stay bytes, everything else becomes float32. Sizes are compared before memory is taken.
+Bytes stay bytes, everything else becomes float32. Sizes are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from shoal.limits import EXPANSION, EXPANSION_FROM, MB
 SUFFIX = ".npz"
 TRAIN = (("x_train", "y_train"), ("x", "y"), ("inputs", "labels"))
 TEST = ("x_test", "y_test")
-HEAD = 1 << 14  # bytes that a header may take
-NUMBERS = "buif"  # kinds of numpy's: truth, whole numbers without and with a sign, floating point
+HEAD = 1 << 14  # largest header in bytes
+NUMBERS = "buif"  # numpy's kinds: bool, unsigned, signed, floating point
 BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 _SAVE = "write it with numpy.savez(path, x=..., y=...)"
 
 
 def read(path: Path, test: Path | None = None) -> DensePair:
-    """The rows of a file; with those of another one to test on, if there is one."""
+    """The rows of a file, with the test rows of another one if given."""
     with _Archive(path) as archive:
         names = archive.first(TRAIN)
         train, scale, classes = archive.examples(*names), archive.scale(), archive.classes()
@@ -72,7 +73,7 @@ def _check_classes(path: Path, classes: int, some: DenseExamples | None) -> None
 
 
 class _Archive:
-    """An open file; whatever is wrong with it becomes ``Invalid``."""
+    """An open file; any error in it becomes ``Invalid``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,7 +97,7 @@ class _Archive:
         return all(f"{name}.npy" in there for name in names)
 
     def has_both(self, names: tuple[str, str]) -> bool:
-        """Whether a pair is there; half of one is an oversight."""
+        """Whether both arrays exist; Invalid if only one does."""
         there = [f"{name}.npy" in self._zip.NameToInfo for name in names]
         if any(there) and not all(there):
             one, other = names if there[0] else names[::-1]
@@ -213,5 +214,5 @@ def _header(head: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         if version == (1, 0):
             return np.lib.format.read_array_header_1_0(head)
         return np.lib.format.read_array_header_2_0(head)
-    except Exception as error:  # it is parsed as Python is, and what that may raise nobody promises
+    except Exception as error:  # it is parsed as Python, which may raise anything
         raise ValueError(str(error)) from None

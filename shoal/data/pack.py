@@ -1,8 +1,8 @@
-"""A plan becomes a folder with two packed sets: train/ and test/, whole or not at all.
+"""Packs a plan into a folder with two sets, train/ and test/, whole or not at all.
 
-Rows of a file are shuffled on the way (``shuffle``); made-up ones come in no order anyway. Which
-rows are held out depends on their place in the file alone, never on the seed: runs that differ in
-the seed are tested on the same rows.
+Rows of a file are shuffled (``shuffle``); synthetic ones have no order. Which rows are held out
+depends only on their position in the file, never on the seed: runs with different seeds use the
+same test rows.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from shoal.errors import Invalid
 
 Progress = Callable[[str], None]
 
-TEST_SHARE = 10  # of made-up rows: one test row for so many
-AT_ONCE = 50_000  # made-up rows
-# chosen so that the second row is among the first to be held out: a few rows will do to try
+TEST_SHARE = 10  # synthetic rows per test row
+AT_ONCE = 50_000  # synthetic rows made at once
+# chosen so that the second row is among the first held out: a few rows suffice for a trial
 HELD_OUT = np.uint64(3218)
 
 
 class PackPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides the content of a packed pair: its hash is the pair's name in the cache."""
+    """Everything that determines a packed pair; its hash is the pair's name in the cache."""
 
     name: str
-    made: str = ""  # which maker; else files
-    dense: Literal["", "mnist", "digits", "npz"] = ""  # what reads them, if rows are dense
+    made: str = ""  # the synthetic source; else files
+    dense: Literal["", "mnist", "digits", "npz"] = ""  # the reader of dense rows
     seed: int = 0
     train: str = ""
     test: str | None = None
-    sums: list[str] = []  # of the files, where those are known beforehand
-    stamps: list[tuple[int, int]] = []  # size and time of the files
+    sums: list[str] = []  # checksums of the files, if known beforehand
+    stamps: list[tuple[int, int]] = []  # size and mtime of the files
     format: readers.Format = "libsvm"
     held_out: float = 0.0
     rows: int | None = None
@@ -52,14 +52,14 @@ class PackPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a packed pair beside the arrays."""
+    """Facts about a packed pair beside its arrays."""
 
     name: str
     notes: list[str]
 
 
 def pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
-    """Read or make all rows; on any error nothing is left behind."""
+    """Read or make all rows; leaves nothing behind on an error."""
     with (
         StagingFolder(folder) as aside,
         CsrWriter(aside.path / "train") as train,
@@ -73,7 +73,7 @@ def pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
                 try:
                     features, notes = _read(plan, shuffle, train, test, progress)
                 except Invalid:
-                    check_unchanged(plan)  # a line that was cut by a change is not to blame
+                    check_unchanged(plan)  # report a changed file, not its truncated line
                     raise
             check_unchanged(plan)
         features = max(features, train.features, test.features, 1)
@@ -88,7 +88,7 @@ def pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
 
 
 def stamps(paths: list[Path]) -> list[tuple[int, int]]:
-    """Size and time of files: what tells that one of them is no longer what it was."""
+    """Size and mtime of files, to detect changes."""
     facts = [path.stat() for path in paths]
     return [(one.st_size, one.st_mtime_ns) for one in facts]
 
@@ -147,13 +147,13 @@ def _reader(plan: PackPlan, path: str, rows: int | None) -> readers.RowReader:
 
 
 def _hashing(plan: PackPlan) -> Hashing | None:
-    """How the readers of this plan make features of ids."""
+    """How the readers of this plan hash ids."""
     bits = None if plan.made else _reader(plan, plan.train, plan.rows).hash_bits
     return None if bits is None else Hashing(bits, plan.format)
 
 
 def held_out(first: int, count: int, share: float) -> npt.NDArray[np.bool_]:
-    """Whether rows first.. are held out: the same rows for any seed, and about ``share`` of them."""
+    """Which rows from ``first`` on are held out: about ``share`` of them, for any seed."""
     from shoal.data import kernels
 
     draws = np.empty(count, np.float64)

@@ -1,7 +1,6 @@
-"""Rows of a mapped set in another order, or some of them: a set like any other, of which nothing is copied until it is read.
+"""Some rows of a mapped set in another order, as a set; rows are copied when read.
 
-What is read is gathered row by row from the map, so a piece costs more than a piece of the set
-itself. Nothing here writes.
+Rows are gathered one by one, so reading costs more than from the set itself. Nothing here writes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from shoal.errors import Invalid
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PermutedCsr(CsrFile):
-    """Sparse rows."""
+    """Permuted sparse rows."""
 
     whole: CsrFile
     order: Ids
@@ -36,7 +35,7 @@ class PermutedCsr(CsrFile):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PermutedDense(DenseFile):
-    """Dense ones."""
+    """Permuted dense rows."""
 
     whole: DenseFile
     order: Ids

@@ -1,9 +1,9 @@
-"""Text becomes batches, and a bad line is named, not guessed at.
+"""Reads text into batches; a bad line is reported, never guessed.
 
-LIBSVM     label [qid:7] id:value ...   # comment    ids from 1, ascending; zeros are dropped
-Criteo     label, 13 counts, 26 hexadecimal categories, with tabs between; each field becomes one hashed feature
+    LIBSVM     label [qid:7] id:value ...   # comment    ids from 1, ascending; zeros are dropped
+    Criteo     label, 13 counts, 26 hexadecimal categories, tab-separated; one hashed feature each
 
-With ``hash_bits`` ids of LIBSVM are hashed too, and values that fall together are added up.
+With ``hash_bits`` LIBSVM ids are hashed too, and values with equal hashes are added.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shoal.limits import BAD_LINES_SHOWN, HASH_BITS
 
 Format = Literal["libsvm", "criteo"]
 
-SHOWN = 80  # characters of a bad line
-TABS = 20  # a line with more of them is no LIBSVM
-# a line that is neither blank nor a comment
+SHOWN = 80  # characters of a bad line in messages
+TABS = 20  # a line with more tabs is not LIBSVM
+# neither blank nor a comment
 ROW = re.compile(rb"^[^\S\n]*+[^\s#][^\n]*", re.MULTILINE)
 
 
 class RowReader:
-    """The rows of one file: ``for batch, lines in reader``. ``lines`` are the numbers of the lines they stood on."""
+    """The rows of a file: ``for batch, lines in reader``; ``lines`` are their line numbers."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class RowReader:
         self.hash_bits = HASH_BITS if format == "criteo" and hash_bits is None else hash_bits
         self.limit = features
         self.rows = self.skipped = 0
-        self.examples: list[str] = []  # the first few of the skipped lines
+        self.examples: list[str] = []  # the first few skipped lines
         self._seen = 0  # the largest id
 
     @property
     def features(self) -> int:
-        """How many there are: as said, or as many as the hashes or the largest id so far ask for."""
+        """The number of features: as set, or by the hash or the largest id so far."""
         return self.limit or (1 << self.hash_bits if self.hash_bits is not None else self._seen)
 
     def notes(self) -> list[str]:
@@ -69,7 +69,7 @@ class RowReader:
             parse.begin()
             while wrong := parse.parse(lines.data, stop):
                 if self.most is not None and self.rows + parse.rows >= self.most:
-                    break  # behind all that was asked for
+                    break  # past the requested rows
                 self._bad(parse, wrong, lines.data, before)
             batch, numbers = parse.taken(lines.data)
             numbers += before
@@ -101,7 +101,7 @@ class RowReader:
 
 
 def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:
-    """All rows of a file in memory."""
+    """Read all rows of a file into memory."""
     batches = [batch for batch, _ in RowReader(path, format, hash_bits=hash_bits)]
     sizes = np.cumsum([0] + [len(batch.columns) for batch in batches])
     indptr = [np.zeros(1, np.int64)] + [batch.indptr[1:] + size for batch, size in zip(batches, sizes, strict=False)]
@@ -119,7 +119,7 @@ def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:
 
 
 def guess(path: Path) -> Format:
-    """By the first line that says something."""
+    """The format, from the first line with content."""
     lines = TextChunks(path)
     for stop in lines:
         if found := ROW.search(lines.data[:stop].data):
@@ -128,7 +128,7 @@ def guess(path: Path) -> Format:
 
 
 def shown(data: Bytes, start: int) -> str:
-    """The start of a line as it can be printed anywhere."""
+    """The start of a line in printable characters."""
     line = bytes(data[start : start + SHOWN]).partition(b"\n")[0]
     return line.decode("latin-1").encode("unicode_escape").decode("ascii")
 

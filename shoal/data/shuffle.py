@@ -1,9 +1,9 @@
-"""Rows of a file, put into an order of chance when they are packed: then any rows side by side are a fair minibatch.
+"""Shuffles the rows of a file while packing, so that adjacent rows are a fair minibatch.
 
-A file may be sorted (by label, by day) and larger than memory. So rows are dealt by chance to a
-few buckets as they come, each a packed set of its own on disk, and each bucket is then read in an
-order of chance. Both are sequential but for the reads inside one bucket, and the order depends on
-the rows' number alone: the same file gives the same set.
+A file may be sorted (by label, by day) and larger than memory. So rows are assigned at random to a
+few buckets, each a packed set on disk, and each bucket is then read in random order. All access is
+sequential but for the reads inside one bucket. The order depends only on the row numbers: the same
+file gives the same set.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from shoal.data.batch import Batch, Ids, take
 from shoal.data.csr_file import CsrFile, CsrWriter
 from shoal.limits import MB
 
-BUCKET = 256 * MB  # of the file, compressed or not: what is read by chance should stay in memory
+BUCKET = 256 * MB  # bytes of the file, compressed or not: random reads should stay in memory
 BUCKETS = 64
-AT_ONCE = 16_384  # rows copied in one go
+AT_ONCE = 16_384  # rows copied at once
 DEAL, ORDER = np.uint64(0x6465616C), np.uint64(0x6F726472)
 
 
 class Shuffle:
-    """Takes batches as a ``CsrWriter`` does; ``into`` hands them on, shuffled. Use as a context: it cleans up."""
+    """Takes batches like a ``CsrWriter``; ``into`` writes them shuffled. A context manager."""
 
     def __init__(self, folder: Path, size: int) -> None:
         count = max(1, min(BUCKETS, -(-size // BUCKET)))
@@ -68,7 +68,7 @@ def _copy(bucket: CsrFile, number: int, final: CsrWriter) -> None:
 
 
 def _merged(writers: list[CsrWriter]) -> tuple[dict[float, tuple[int, int]], bool]:
-    """All labels, how many rows have each, and the first line of each."""
+    """All labels with their row counts and first lines."""
     found: dict[float, tuple[int, int]] = {}
     for writer in writers:
         for value, (rows, line) in writer.labels.items():

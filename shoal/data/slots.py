@@ -1,10 +1,10 @@
-"""Which rows a slot holds: a function of the seed, the pass and the slot's number, whoever computes it.
+"""The rows of each slot: a function of the seed, the epoch and the slot's number.
 
-    content = the slot's place in a shuffle of the contents that differs from pass to pass, and with the seed
-    rows    = content * batch .. (content + 1) * batch of the packed set, whose rows are in an order of chance
+    content = the slot's position in a shuffle of the contents, by epoch and seed
+    rows    = content * batch .. (content + 1) * batch of the packed set, which is shuffled
 
-So key lists repeat from pass to pass, in another order, and a slot is one piece of memory. The
-shuffle is computed and never stored: a billion slots cost as little as ten.
+So key lists repeat in each epoch, in another order, and a slot is one range of memory. The shuffle
+is computed, never stored: a billion slots cost as little as ten.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MASK = (1 << 64) - 1
 
 
 class SlotOrder(Protocol):
-    """What an epoch is cut into, whatever a strategy makes of it."""
+    """Divides an epoch into slots, for any strategy."""
 
     total: int  # rows
-    batch: int  # rows that a slot computes with, at most
+    batch: int  # largest number of rows of a slot
     seed: int
     per_pass: int  # slots
-    turns: int  # slot j is for the worker whose turn j modulo this is
+    turns: int  # slot j is for the worker whose turn is j modulo this
 
     def content(self, of_pass: int, number: int) -> int: ...
     def contents(self, of_pass: int) -> Ids: ...
@@ -36,7 +36,7 @@ class SlotOrder(Protocol):
 
 
 class Slots:
-    """The slots of a set of ``rows`` rows, ``batch`` rows in each; the last content may have fewer."""
+    """The slots of a set of ``rows`` rows, ``batch`` each; the last content may have fewer."""
 
     def __init__(self, rows: int, batch: int, seed: int) -> None:
         rows, batch = operator.index(rows), operator.index(batch)
@@ -44,18 +44,18 @@ class Slots:
             raise Invalid(f"{rows} rows in slots of {batch}: at least one row in a set and in a slot is needed")
         self.total, self.batch, self.seed = rows, batch, operator.index(seed)
         self.per_pass = self.turns = -(-rows // batch)
-        # the pass that was asked for last, and its key
+        # the last epoch that was used, and its key
         self._last: tuple[int, np.uint64] | None = None
 
     def content(self, of_pass: int, number: int) -> int:
-        """Which group of rows the slot has."""
+        """The content (group of rows) of a slot."""
         from shoal.data import kernels
 
         self._within(number, "slot")
         return int(kernels.permuted(number, self.per_pass, self._key(of_pass)))
 
     def contents(self, of_pass: int) -> Ids:
-        """The contents of all slots of a pass, in the order of the slots."""
+        """The contents of all slots of an epoch, in slot order."""
         from shoal.data import kernels
 
         out = np.empty(self.per_pass, np.int64)
@@ -63,17 +63,17 @@ class Slots:
         return out
 
     def span(self, content: int) -> tuple[int, int]:
-        """The rows of a group: from the first up to, not including, the second."""
+        """The rows of a content: first, and one past the last."""
         self._within(content, "content")
         return content * self.batch, min((content + 1) * self.batch, self.total)
 
     def rows_in(self, contents: Ids) -> int:
-        """How many rows all of these have, each named once."""
-        short = self.per_pass * self.batch - self.total  # in the last
+        """The number of rows of these distinct contents."""
+        short = self.per_pass * self.batch - self.total  # missing in the last content
         return len(contents) * self.batch - short * int((contents == self.per_pass - 1).any())
 
     def rows(self, content: int) -> Ids:
-        """The same, one by one."""
+        """The row numbers of a content."""
         return np.arange(*self.span(content), dtype=np.int64)
 
     def _within(self, number: int, what: str) -> None:

@@ -1,14 +1,15 @@
-"""A set, dealt out to clients: every row to train on goes to exactly one of them, and the rows to test on to nobody.
+"""Divides the training rows of a set among clients; the test rows stay one set.
 
-    even        cut into equal parts, in the order of the packed set (an order of chance)
-    shuffled    the same in an order of the seed's
-    label       sorted by label, then cut: each client sees few labels
-    dirichlet   of each label every client gets a share drawn from Dirichlet(alpha): small alpha, few labels each
+    even        equal ranges, in the order of the packed set (which is shuffled)
+    shuffled    the same, in an order by the seed
+    label       sorted by label, then divided: each client has few labels
+    dirichlet   of each label, every client gets a share drawn from Dirichlet(alpha);
+                a small alpha gives few labels each
 
-    client-0.npz ... test.npz    dense sets        split.json    who has how many of which label
-    client-0.svm ... test.svm    sparse ones       split.png     the same, drawn
+    client-0.npz ... test.npz    dense sets        split.json    rows of each label by client
+    client-0.svm ... test.svm    sparse ones       split.png     the same as a picture
 
-Each of them trains: ``shoal train FOLDER/client-0.npz --test FOLDER/test.npz``.
+Each of them can be trained: ``shoal train FOLDER/client-0.npz --test FOLDER/test.npz``.
 """
 
 from __future__ import annotations
@@ -32,17 +33,16 @@ from shoal.files import replace_file
 By = Literal["even", "shuffled", "label", "dirichlet"]
 
 ALPHA = 0.5
-# an alpha that leaves nothing to chance; what is drawn with one without measure is no share any
-# more
+# largest alpha: draws are practically even; much larger ones break the sampling
 EVEN = 1e9
-CLIENTS = 10_000  # files in a folder
-LABELS = 1_000  # distinct ones that are counted; more are numbers, not classes
-AT_ONCE = 10_000  # rows of text
+CLIENTS = 10_000  # largest number of files in a folder
+LABELS = 1_000  # distinct labels that are counted; more are numbers, not classes
+AT_ONCE = 10_000  # rows written as text at once
 _MASK = (1 << 64) - 1
 
 
 class SplitInfo(msgspec.Struct, frozen=True):
-    """What was dealt, as split.json has it."""
+    """The result of a split, as in split.json."""
 
     set: str
     rows: int
@@ -51,11 +51,11 @@ class SplitInfo(msgspec.Struct, frozen=True):
     by: By
     alpha: float | None
     seed: int
-    files: list[str]  # one a client
+    files: list[str]  # one file per client
     test: str
     sizes: list[int]  # rows of each client
-    labels: list[float]  # none if there are too many to count
-    counts: list[list[int]]  # of each client, how many rows of each label
+    labels: list[float]  # empty if there are too many to count
+    counts: list[list[int]]  # by client: the number of rows of each label
     notes: list[str]
 
 
@@ -106,7 +106,7 @@ def split(
 
 
 def check_split(clients: int, by: By, alpha: float | None) -> None:
-    """Refuse what can be refused before a row is read."""
+    """Raise Invalid for bad settings, before a row is read."""
     if not 1 <= clients <= CLIENTS:
         raise Invalid(f"{clients:,} clients: 1 to {CLIENTS:,} are possible")
     if alpha is not None and by != "dirichlet":
@@ -116,7 +116,7 @@ def check_split(clients: int, by: By, alpha: float | None) -> None:
 
 
 def assign(labels: Floats, clients: int, by: By, alpha: float, seed: int, who: str = "client") -> tuple[Ids, list[str]]:
-    """Which client each row goes to, and what a user should hear of it; ``who``: what a client is called."""
+    """The client of each row, and warnings; ``who`` is the word for a client."""
     rows = len(labels)
     if clients > rows:
         raise Invalid(f"{clients:,} {who}s and {rows:,} rows: no {who} may be without a row; take fewer {who}s")
@@ -144,7 +144,7 @@ def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Genera
     for value in range(len(values)):
         mine = chance.permutation(np.flatnonzero(which == value))
         shares = chance.dirichlet(np.full(clients, alpha))
-        # alpha so small that no share can be told from 0: one takes all
+        # alpha is so small that all shares round to 0: one client takes all
         if not np.isfinite(shares).all():
             shares = np.eye(clients)[chance.integers(clients)]
         cuts = np.rint(np.cumsum(shares)[:-1] * len(mine)).astype(np.int64)
@@ -153,7 +153,7 @@ def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Genera
 
 
 def _none_empty(owner: Ids, clients: int, who: str) -> tuple[Ids, list[str]]:
-    """Who got nothing is given a row of whoever has most."""
+    """Give each empty client a row of the largest one."""
     sizes = np.bincount(owner, minlength=clients)
     empty = np.flatnonzero(sizes == 0)
     for client in empty:

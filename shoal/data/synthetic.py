@@ -1,8 +1,8 @@
-"""Rows made up: the shape of click logs and of news texts, at any size.
+"""Makes synthetic rows of any number: like click logs, or like news texts.
 
 Row i is a function of (seed, i), so every worker makes the same one, and a larger set begins with
-the smaller. The test rows have numbers far away and the same truth. Labels come from a sparse
-truth with noise: a good linear model does well and none is perfect.
+the smaller one. Test rows have distant numbers and the same true weights. Labels come from sparse
+true weights with noise: a good linear model does well and none is perfect.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from shoal.data.batch import Batch
 from shoal.errors import Invalid
 from shoal.limits import FEATURES
 
-TEST_FROM = 1 << 40  # row numbers from here on are test rows
-SAMPLE_FROM = 1 << 41  # and from here on they settle the scale of the labels
+TEST_FROM = 1 << 40  # test rows are numbered from here on
+SAMPLE_FROM = 1 << 41  # rows from here on calibrate the scale of the labels
 SAMPLE = 20_000
 FEWEST_FEATURES = 1_000
 
-COUNTERS = tuple(range(8, 60, 4))  # sizes of the 13 fields that look like bucketed counts
-CATEGORIES, SMALLEST = 26, 10  # fields of ids, growing evenly from this size
-# the spread of the margins decides how well clicks can be told
+COUNTERS = tuple(range(8, 60, 4))  # sizes of the 13 fields of bucketed counts
+CATEGORIES, SMALLEST = 26, 10  # smallest field of ids; sizes grow geometrically
+# the spread of the margins: how predictable clicks are
 CLICK_RATE, CLICK_SPREAD = 0.2, 1.75
 
-# How many of RCV1's rows have its k-th commonest term: (k, share), straight lines between in
-# log-log.
+# The share of RCV1's rows with its k-th commonest term: (k, share), linear in between in log-log.
 TERMS = (
     (1, 0.438), (3, 0.346), (11, 0.25), (31, 0.19), (101, 0.1137), (301, 0.0526), (1_001, 0.0164), (3_001, 0.0033),
     (10_001, 3.5e-4), (20_001, 6.5e-5), (47_236, 4e-6),
 )  # fmt: skip
 RCV1_FEATURES = 47_236
-LOG_MEAN, LOG_SPREAD = 4.16, 0.695  # of the words in a text
+LOG_MEAN, LOG_SPREAD = 4.16, 0.695  # of the logarithm of a text's length in words
 POSITIVE, NOISE = 0.45, 0.04
 
 
@@ -48,7 +47,7 @@ class SyntheticSource(Protocol):
 
 
 class Clicks:
-    """39 fields, one feature of each in a row; 13 of small counts, 26 of ids, ten to hundreds of thousands in each."""
+    """39 fields, one feature of each per row: 13 of small counts, 26 of ids."""
 
     def __init__(self, seed: int, features: int | None = None) -> None:
         self.features = _features(features, 1_000_000)
@@ -73,7 +72,7 @@ class Clicks:
 
 
 class Texts:
-    """Bags of words with RCV1's term frequencies and lengths: about 76 of 47,236 terms in a row."""
+    """Bags of words with RCV1's term frequencies and lengths: about 76 of 47,236 terms per row."""
 
     def __init__(self, seed: int, features: int | None = None) -> None:
         from shoal.data import kernels, synthetic_kernels
@@ -83,15 +82,15 @@ class Texts:
         ranks, shares = (np.log(np.array(column)) for column in zip(*TERMS, strict=True))
         places = np.arange(1, self.features + 1) * (RCV1_FEATURES / self.features)
         present = np.exp(np.interp(np.log(np.maximum(places, 1.0)), ranks, shares))
-        # drawn again and again, a word is there with the share that is asked for
+        # over all draws of a text, a word occurs with the given share
         chance = -np.log1p(-present)
         self._cumulated = np.cumsum(chance) / chance.sum()
-        self._cumulated[-1] = 2.0  # nothing is above it, whatever rounding did
+        self._cumulated[-1] = 2.0  # an upper end, despite rounding
         self._guide = np.searchsorted(
             self._cumulated, np.arange(synthetic_kernels.GUIDE) / synthetic_kernels.GUIDE, "right"
         ).astype(np.int64)
         order = np.empty(self.features, np.int64)
-        # a term's number says nothing about its frequency
+        # so that a term's number is independent of its frequency
         kernels.permute(0, self.features, self._seed, order)
         self._ids = order.astype(np.uint32)
         self._rarity = np.empty(self.features)
@@ -132,7 +131,7 @@ def _features(features: int | None, default: int) -> int:
 
 
 def _field_sizes(features: int) -> npt.NDArray[np.int64]:
-    """The counters', then categories in a geometric row that adds up to the rest."""
+    """The sizes of the count fields, then geometric sizes that add up to the rest."""
     rest = features - sum(COUNTERS)
     steps = np.arange(CATEGORIES)
     low, high = 1.0, 4.0
@@ -145,7 +144,7 @@ def _field_sizes(features: int) -> npt.NDArray[np.int64]:
 
 
 def _bias_for(margins: npt.NDArray[np.float64], rate: float) -> float:
-    """What to add to the margins so that their mean chance is ``rate``."""
+    """The bias at which the mean probability of these margins is ``rate``."""
     low, high = -50.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2

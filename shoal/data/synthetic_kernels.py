@@ -1,7 +1,7 @@
-"""The compiled loops that make rows up: each row from its seed and its own number alone.
+"""Compiled loops that make synthetic rows, each from its seed and number alone.
 
-There is no generator with a state: a draw is the hash of (seed, row, which draw), so any worker
-can make any row.
+No generator has a state: a draw is the hash of (seed, row, draw number), so any worker can make
+any row.
 """
 # mypy: ignore-errors
 # numba has no stubs, and kernels are typed by their signatures
@@ -17,10 +17,10 @@ from numba.core import types
 from shoal.jit import compiled, mix
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-TRUTH = np.uint64(0x7472757468)  # the stream of a feature's true weight
+TRUTH = np.uint64(0x7472757468)  # the stream of true weights
 PART = np.uint64(0x3FFF)
-CARRY = 51  # of 256 features, so many carry weight
-LONGEST = 1_000  # draws in one text
+CARRY = 51  # of 256 features, this many have a weight
+LONGEST = 1_000  # most draws per text
 GUIDE = 1 << 16
 
 numbers_in = types.Array(int64, 1, "C", readonly=True)
@@ -42,7 +42,7 @@ def uniform(start, draw):
 
 @compiled(float64(uint64, uint64))
 def normal(start, draw):
-    """About normal: four uniform draws out of one hash, added up."""
+    """Approximately normal: the sum of four uniform draws from one hash."""
     bits = mix(start + draw * GOLDEN)
     total = (bits & PART) + (bits >> uint64(14) & PART) + (bits >> uint64(28) & PART) + (bits >> uint64(42) & PART)
     return (float64(total) - 32766.0) * (1.0 / 9459.0)
@@ -50,7 +50,7 @@ def normal(start, draw):
 
 @compiled(float64(uint64, uint64))
 def true_weight(seed, feature):
-    """What the labels are made of: one feature in five has a weight, about normal; the others have none."""
+    """The true weight of a feature: one in five has one, about normal; the others have 0."""
     start = mix(feature * GOLDEN + (seed ^ TRUTH))
     if start & uint64(255) >= uint64(CARRY):
         return 0.0
@@ -59,7 +59,7 @@ def true_weight(seed, feature):
 
 @compiled(types.void(int64, uint64, numbers_in, float64, float64, columns_out, doubles_out, floats_out))
 def clicks(first, seed, starts, scale, bias, columns, margins, labels):
-    """One feature out of each field, the k-th commonest with a chance of about 1/k; a click with sigmoid(margin)."""
+    """One feature per field, the k-th commonest with chance ~1/k; a click by sigmoid(margin)."""
     fields = len(starts) - 1
     for i in range(len(labels)):
         start = mix(uint64(first + i) + mix(seed + GOLDEN))
@@ -77,7 +77,7 @@ def clicks(first, seed, starts, scale, bias, columns, margins, labels):
 
 @compiled(int64(doubles_in, numbers_in, float64))
 def find(cumulated, guide, draw):
-    """The first place whose cumulated share is above ``draw``."""
+    """The first index whose cumulative share is above ``draw``."""
     place = guide[int64(draw * GUIDE)]
     while cumulated[place] <= draw:
         place += 1
@@ -91,10 +91,10 @@ def find(cumulated, guide, draw):
     )
 )  # fmt: skip
 def texts(first, seed, cumulated, guide, rarity, ids, log_mean, log_spread, level, noise, indptr, columns, values, margins, labels):  # fmt: skip
-    """Words drawn by their share, as many as a log-normal says; log tf * rarity, unit length, six decimals.
+    """Words drawn by share, log-normally many; log tf * rarity, unit length, six decimals.
 
-    The label is the side of ``level`` that the true weights put the row on, turned round for a
-    share of ``noise``. Answers how many rows there was room for.
+    The label is the side of ``level`` of the row's true margin, flipped for a share of ``noise``.
+    Returns how many rows fit.
     """
     drawn = np.empty(LONGEST, np.int64)
     indptr[0] = 0
@@ -114,7 +114,7 @@ def texts(first, seed, cumulated, guide, rarity, ids, log_mean, log_spread, leve
             while j < words and drawn[j] == word:
                 times += 1
                 j += 1
-            # Half of the words that came once came once; a quarter twice; and so on.
+            # Term frequencies: half of the words occur once, a quarter twice, and so on.
             times += int64(-math.log2(1.0 - uniform(start ^ uint64(word), uint64(2))))
             value = (1.0 + math.log(float64(times))) * rarity[word]
             columns[place] = uint32(word)
@@ -138,7 +138,7 @@ def texts(first, seed, cumulated, guide, rarity, ids, log_mean, log_spread, leve
 
 @compiled(int64(bytes_out, int64, int64))
 def digits(out, at, value):
-    """A whole number that is not negative, in decimal; answers where it ended."""
+    """Write a non-negative integer in decimal; returns the end position."""
     size, rest = 1, value
     while rest >= 10:
         rest //= 10
@@ -151,7 +151,7 @@ def digits(out, at, value):
 
 @compiled(int64(numbers_in, columns_in, floats_in, floats_in, bytes_out))
 def as_libsvm(indptr, columns, values, labels, out):
-    """Rows as LIBSVM lines: ids from 1, six decimals, or 1 where there are no values; answers how many bytes."""
+    """Rows as LIBSVM lines: ids from 1, six decimals or 1; returns the number of bytes."""
     at = 0
     for row in range(len(labels)):
         if labels[row] < 0:

@@ -1,7 +1,7 @@
-"""Whole lines out of a file, plain or compressed, a few megabytes at a time.
+"""Reads complete lines from a plain or compressed file, a few megabytes at a time.
 
-What a file is, its first bytes say, not its name. Memory is bounded whatever the file: a line that
-is too long is cut just past the limit, so that it is still seen to be too long, and a compressed
+The first bytes of a file determine its type, not its name. Memory is bounded: a line that is too
+long is truncated just past the limit, so that it is still recognised as too long, and a compressed
 file that grows without end is refused.
 """
 
@@ -31,18 +31,18 @@ FOREIGN = {
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"PAR1": "a Parquet file",
 }
-MARK = b"\xef\xbb\xbf"  # some editors put it before the first line
+MARK = b"\xef\xbb\xbf"  # some editors write it before the first line
 BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 class TextChunks:
-    """The lines of a file: ``for stop in lines`` has whole lines in ``data[:stop]``, the last one ended as well."""
+    """``for stop in lines``: complete lines are in ``data[:stop]``, the last one terminated."""
 
     def __init__(self, path: Path, chunk: int = CHUNK, longest: int = LINE) -> None:
         self.path, self._chunk, self._longest = path, chunk, longest
         self._memory = bytearray(longest + 1 + chunk + 1)
         self.data: Bytes = np.frombuffer(self._memory, np.uint8)
-        self.size = 0  # bytes that came out so far
+        self.size = 0  # bytes decompressed so far
 
     def __iter__(self) -> Iterator[int]:
         with _reading(self.path) as (file, raw):
@@ -57,7 +57,7 @@ class TextChunks:
                 stop = self._memory.rfind(b"\n", used, used + taken) + 1
                 used += taken
                 if not stop:
-                    # the rest of a line that is too long already is of no use
+                    # drop the rest of a line that is already too long
                     used = min(used, self._longest + 1)
                     continue
                 yield stop
@@ -85,7 +85,7 @@ class TextChunks:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
-    """The file as plain bytes, and the file as it lies on disk."""
+    """The file as plain bytes, and the file on disk."""
     try:
         kind = path.stat().st_mode
         if stat.S_ISDIR(kind):

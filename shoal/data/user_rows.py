@@ -1,13 +1,12 @@
-"""Rows as a user has them become a Batch over a model's features, or are refused with the reason.
+"""Converts a user's rows to a Batch over a model's features, or says why it cannot.
 
     an array            one row, or rows; column j is LIBSVM's id j + 1
     a scipy matrix      of any layout; columns as above
     a path              a file of the kind that the model was trained on
     a Batch             as shoal read it: over the model's features already
 
-Where ids were hashed for training they are hashed here, by the same function. Numbers that
-training would have refused (NaN, infinite, too large for float32) are refused here too: a
-prediction made of them would look like any other.
+Ids are hashed by the same function as in training. Numbers that training refuses (NaN, infinite,
+too large for float32) are refused here too: their predictions would look like any other.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from shoal.errors import Invalid
 
 
 def batch_of(rows: Any, features: int, hashing: Hashing | None = None) -> Batch:
-    """Rows over so many features."""
+    """These rows as a Batch over ``features`` features."""
     if isinstance(rows, Batch):
         return rows
     if isinstance(rows, str | os.PathLike):
@@ -49,7 +48,7 @@ def batch_of(rows: Any, features: int, hashing: Hashing | None = None) -> Batch:
 
 
 def dense_of(rows: Any, features: int, hashing: Hashing | None) -> Floats:
-    """The same rows with every feature written out."""
+    """The same rows as a dense array."""
     return spread(batch_of(rows, features, hashing), features)
 
 
@@ -62,7 +61,7 @@ def spread(batch: Batch, features: int) -> Floats:
 
 
 def finite(values: npt.NDArray[Any], indptr: Ids | None = None) -> Floats:
-    """Values as float32; Invalid names the first row that has one which is none."""
+    """Values as float32; Invalid names the first row with a value that is not finite."""
     if values.dtype.kind not in "fiub":
         raise Invalid(f"rows of type {values.dtype}: real numbers are needed")
     with np.errstate(over="ignore"):
@@ -87,9 +86,9 @@ def _from_scipy(rows: Any) -> tuple[Ids, npt.NDArray[Any], npt.NDArray[Any]]:
 def _from_array(rows: Any, features: int, hashing: Hashing | None) -> tuple[Ids, npt.NDArray[Any], npt.NDArray[Any]]:
     try:
         given = np.asarray(rows)
-        # no rows, not one without features
+        # no rows, rather than one row without features
         dense = np.atleast_2d(given) if given.shape != (0,) else np.zeros((0, 0))
-    except ValueError as error:  # rows of different lengths
+    except ValueError as error:  # rows of unequal lengths
         raise Invalid(f"rows that are no array: {error}") from None
     if dense.ndim != 2 or (hashing is None and dense.shape[1] > features):
         most = "" if hashing is not None else f" of at most {features:,} features"

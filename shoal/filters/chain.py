@@ -1,13 +1,13 @@
-"""The filters of one table, put together: what a message's arrays become on the way out, and how they are undone.
+"""Combines the filters of a table: encodes the arrays of messages, and decodes them.
 
-An array that went through is bytes, and its last byte says what was done to it, so that whatever
-did not pay was left out:
+An encoded array is bytes, and the last byte says what was done, so that steps that did not pay are
+left out:
 
-    bit 7           values, in the codes of the table's shortening; else as they are, in the form that the header names
-    bits 0 to 6     was pressed by the first, second, ... pressing filter
+    bit 7           values are in the codes of the table's quantizer; else in the header's type
+    bits 0 to 6     compressed by the first, second, ... compressor
 
-What is pressed is never longer than it was, so the rows that a header announces bound every size
-on the way back. Nothing that came is believed: what cannot be undone is ``BadValues``.
+Compressed data is never longer than its input, so the rows that a header announces bound all sizes
+while decoding. Received data is not trusted: anything that cannot be decoded is ``BadValues``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from shoal.wire.messages.base import Array, Arrays
 
 SHORTENED = 0x80
 _MOST_PRESSING = 7
-_OUT, _IN = 0, 2  # places in a count: to servers and from them, before and after
+_OUT, _IN = 0, 2  # indices into a count: to servers, from servers; before, after
 
 
 class Flow:
-    """Bytes into and out of each filter, on both ways, as a client sees it: to servers (in, out), from servers (in, out).
+    """A client's bytes per filter: to servers (in, out), from servers (in, out).
 
-    "plain" are those of 8-byte keys and 4-byte values, "sent" those that went: their quotient is
-    what filters save.
+    "plain" counts 8-byte keys and 4-byte values, "sent" the bytes on the wire: their quotient is
+    the saving.
     """
 
     def __init__(self) -> None:
@@ -59,14 +59,14 @@ class Flow:
 
 
 class Chain:
-    """A table's filters."""
+    """The filters of a table."""
 
     def __init__(
         self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None, warm: bool = False
     ) -> None:
         found = [(name, guarded(name, one)) for name, one in made(filters)]
         self.wire, self.flow = wire, flow
-        self.failed = 0  # answers that a user's filter did not take, and which went as they were
+        self.failed = 0  # answers sent unfiltered, because a user's filter failed
         self.choosing = [(name, one) for name, one in found if isinstance(one, Sparsifier)]
         self._pressing = [(name, one) for name, one in found if isinstance(one, Compressor)]
         short = [(name, one) for name, one in found if isinstance(one, Quantizer)]
@@ -80,7 +80,7 @@ class Chain:
         if len(self._pressing) > _MOST_PRESSING:
             raise Invalid(f"{len(self._pressing)} filters that press bytes: at most {_MOST_PRESSING} are possible")
         if any(one.compiled for _, one in found) and warm:
-            # now, and not when the first message waits for it
+            # now, so that the first message does not wait for it
             importlib.import_module("shoal.filters.kernels")
         twice = [name for i, (name, _) in enumerate(found) if name in [one for one, _ in found[:i]]]
         if twice:
@@ -88,12 +88,12 @@ class Chain:
 
     @property
     def loses(self) -> bool:
-        """A push may arrive as less than was pushed."""
+        """Whether a push may lose information."""
         return bool(self.choosing) or self.pushes is not None
 
     @property
     def needs_sums(self) -> str:
-        """The name of a filter whose loss has to be made up for later; "" if there is none."""
+        """The name of a filter whose loss a later push must make up for; "" if none."""
         if self.choosing:
             return self.choosing[0][0]
         return self.pushes[0] if self.pushes is not None and self.pushes[1].sums else ""
@@ -101,7 +101,7 @@ class Chain:
     # ------------------------------------------------------------ a push, before it is split
 
     def chosen(self, values: Values, seed: int, listed: bool) -> Mask | None:
-        """The rows that go now; None if all do. ``listed``: their keys travel with them."""
+        """The rows to send now; None: all. ``listed``: their keys are sent with them."""
         mask: Mask | None = None
         row = (8 if listed else 0) + 4 * values.shape[1]
         for name, one in self.choosing:
@@ -112,12 +112,12 @@ class Chain:
             else:
                 mask[mask] = found
             if not found.all():
-                row = 8 + 4 * values.shape[1]  # some rows of a range are a list
+                row = 8 + 4 * values.shape[1]  # a subset of a range needs a key list
             self._note(name, _OUT, len(left) * before, int(np.count_nonzero(found)) * row)
         return None if mask is None or mask.all() else mask
 
     def shortened(self, values: Values, seed: int) -> tuple[Array, Bytes | None]:
-        """The values of a push as they travel, row by row, and what goes with each share of them."""
+        """The encoded values of a push by row, and the data to send with each of its messages."""
         if self.pushes is None:
             return values, None
         name, by = self.pushes
@@ -130,7 +130,7 @@ class Chain:
         return found
 
     def arrives(self, codes: Array, head: Bytes | None, width: int) -> Values:
-        """What a push says when it is undone."""
+        """The values of a push after decoding."""
         if self.pushes is None or head is None:
             return cast(Values, codes)
         by = self.pushes[1]
@@ -139,7 +139,7 @@ class Chain:
     # ------------------------------------------------------------ one message
 
     def pushed(self, arrays: Arrays, head: Bytes | None, width: int) -> list[Array]:
-        """The arrays of a push: some of keys, then values, in codes if there is a head."""
+        """The arrays of a push: keys if any, then values, encoded if there is a head."""
         *keys, values = arrays
         out = [self._pressed(_bytes(one), 8, 0, _OUT) for one in keys]
         if head is None or self.pushes is None:
@@ -154,13 +154,13 @@ class Chain:
         return [self._pressed(_bytes(one), 8, 0, _OUT) for one in arrays]
 
     def answer(self, arrays: Arrays, width: int) -> list[Array]:
-        """The arrays of an answer: perhaps keys, then values."""
+        """The arrays of an answer: keys if any, then values."""
         *keys, values = arrays
         out = [self._pressed(_bytes(one), 8, 0, _IN) for one in keys]
         if self.pulls is not None and values.dtype == np.float32 and len(values):
             name, by = self.pulls
             data = self._answered(by, values.reshape(-1, width))
-            # a weight is never refused: one that does not fit travels as it is
+            # weights are never refused: if one does not fit, they are sent unencoded
             if data is not None:
                 self._note(name, _IN, values.nbytes, len(data))
                 return [*out, self._pressed(data, by.item, SHORTENED, _IN)]
@@ -175,7 +175,7 @@ class Chain:
             return None
 
     def opened_push(self, arrays: Arrays, rows: int, ahead: int, width: int, form: Wire) -> list[Array]:
-        """What a push brought; ``rows`` and ``ahead`` are what its header announces, and have been found possible."""
+        """Decode a push; the ``rows`` and ``ahead`` of its header have been checked."""
         if not arrays:
             return []
         *keys, values = arrays
@@ -241,7 +241,7 @@ class Chain:
         return np.ascontiguousarray(values).reshape(-1)
 
     def _released(self, array: Array, item: int, most: int) -> Array:
-        """Keys that came."""
+        """Decode received keys."""
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
         data = self._undone(array, mark, item, most, _IN)
         if len(data) % 8:
@@ -277,7 +277,7 @@ class Chain:
         return data if data.flags.aligned and data.flags.c_contiguous and not data.ctypes.data % 8 else data.copy()
 
     def _wrong(self, mark: int) -> type[BadValues]:
-        """Whose fault it is: a user's filter does the same again, what was damaged on its way is better asked for again."""
+        """The error to raise: a user's filter would fail again, damaged data can be re-sent."""
         short = [self.pushes, self.pulls] if mark & SHORTENED else []
         by = [*(one for i, one in enumerate(self._pressing) if mark & 1 << i), *filter(None, short)]
         return BadFilter if any(is_theirs(one) for _, one in by) else BadValues

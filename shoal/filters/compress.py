@@ -1,7 +1,7 @@
-"""Fewer bytes for each array of a message, and nothing is lost. Sizes are bounded before memory is taken.
+"""Lossless compressors for the arrays of messages. Sizes are bounded before allocation.
 
-LZ4 and Zstandard see first bytes first, then second ones, and so on: the first bytes of
-neighbouring numbers are alike, the last are not.
+LZ4 and Zstandard get all first bytes, then all second bytes, and so on: the first bytes of
+neighbouring numbers are similar, the last are not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.filters.base import Bytes, Compressor, RegisteredFilter
 
 
 class Delta(Compressor):
-    """Sorted keys as differences."""
+    """Encodes sorted keys as differences."""
 
     compiled = True
 
@@ -43,7 +43,7 @@ class Delta(Compressor):
 
 
 class _Codec(Compressor):
-    """What another package presses."""
+    """A compressor of an optional package."""
 
     module = ""
 
@@ -52,7 +52,7 @@ class _Codec(Compressor):
 
 
 class LZ4(_Codec):
-    """Fast."""
+    """LZ4: fast."""
 
     module = "lz4.block"
 
@@ -69,7 +69,7 @@ class LZ4(_Codec):
 
 
 class Zstd(_Codec):
-    """Small."""
+    """Zstandard: small."""
 
     module = "zstandard"
     bounds = {"level": (1, 19)}
@@ -88,7 +88,7 @@ class Zstd(_Codec):
         zstd = _imported(self.module)
         data = np.ascontiguousarray(data)
         try:
-            # it says how much memory will be taken
+            # the header says how much memory it needs
             size = zstd.get_frame_parameters(data).content_size
             if size > most:
                 raise ValueError(f"{size:,} bytes are announced, at most {most:,} can be")
@@ -98,7 +98,7 @@ class Zstd(_Codec):
 
 
 def planes(data: Bytes, item: int) -> Bytes:
-    """All first bytes of elements, then all second ones, ...; what is no whole element stays at the end."""
+    """All first bytes of elements, then all second ones, ...; an incomplete element stays last."""
     if item == 1:
         return np.ascontiguousarray(data)
     whole = len(data) - len(data) % item
@@ -106,7 +106,7 @@ def planes(data: Bytes, item: int) -> Bytes:
 
 
 def merged(data: Bytes, item: int) -> Bytes:
-    """The elements whose planes these are."""
+    """Undo ``planes``."""
     if item == 1:
         return data
     whole = len(data) - len(data) % item

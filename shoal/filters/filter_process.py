@@ -1,11 +1,11 @@
-"""A user's filter in a process of its own, beside the server that uses it: whatever it does costs its own message and nothing else.
+"""Runs a user's filter in a process beside the server, so that a failure costs one message.
 
-    python -m shoal.filters.filter_process     the other side: it reads what to do, does it, and writes what came of it
+    python -m shoal.filters.filter_process     the child: reads calls, and writes their results
 
-The process is a fresh one, not a fork: it lives as long as its table, and a fork would keep all
-pages of the server that change meanwhile. It is started with its table. One that ends its process,
-takes too long or writes nonsense is started anew for the next message; after three that took too
-long in a row it is refused. A message takes some tenths of a millisecond longer by this.
+The process is new, not a fork: it lives as long as its table, and a fork would keep copies of all
+server pages that change. It starts with its table. After a crash, a timeout or an invalid answer
+it is restarted for the next message; after three timeouts in a row it is refused. It adds some
+tenths of a millisecond per message.
 """
 
 from __future__ import annotations
@@ -38,33 +38,32 @@ from shoal.user_code import (
     told,
 )
 
-_HEAD = 8  # bytes that say how long what follows is
+_HEAD = 8  # bytes of the length prefix
 _STRIKES = 3
 
 
 class FilterMisbehaved(Exception):
-    """What a filter did instead of its work."""
+    """The failure of a filter."""
 
 
 class FilterProcess:
-    """A filter that runs in another process; ``call`` has a method of it called there."""
+    """A filter in another process; ``call`` calls one of its methods there."""
 
     def __init__(self, name: str, one: Base) -> None:
         fields: dict[str, float] = getattr(one.settings, "_asdict", dict)()
         self._orders = msgspec.json.encode([sys.path, type(one).__module__, name, fields]).decode()
         self._lock = threading.Lock()
-        self._late = 0  # times in a row that it took too long
-        self._bad: tuple[bytes, str] | None = None  # what it strayed at last, and how
+        self._late = 0  # timeouts in a row
+        self._bad: tuple[bytes, str] | None = None  # the last call that failed, and why
         self._anew: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
-        # now: the first message is not to wait for it
+        # now, so that the first message does not wait for it
         self._child: subprocess.Popen[bytes] | None = self._start()
 
     def call(self, method: str, *given: Any) -> Any:
         data = _packed([method, *given])
         with self._lock:
-            if self._bad is not None and self._bad[0] == _digest(
-                data
-            ):  # it was sent again while we waited: it is not tried again
+            # re-sent meanwhile: it would fail again
+            if self._bad is not None and self._bad[0] == _digest(data):
                 raise FilterMisbehaved(self._bad[1])
             if self._late >= _STRIKES:
                 raise FilterMisbehaved(f"it took too long {_STRIKES} times in a row, and is not used any more")
@@ -94,7 +93,7 @@ class FilterProcess:
         return FilterMisbehaved(why)
 
     def _next(self) -> subprocess.Popen[bytes]:
-        """The one that was started when the last one ended; whoever turns the server's loop may not wait for long."""
+        """The replacement process; waits only briefly, since it blocks the server's loop."""
         try:
             child = self._anew.get(timeout=limits.FILTER_WITHIN / SECOND)
         except queue.Empty:
@@ -166,7 +165,7 @@ class FilterProcess:
         child, self._child = self._child, None
         assert child is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(0.2)  # it may have ended by itself, and its code says how
+            child.wait(0.2)  # it may have exited by itself: its code tells
         _close(child)
         self._replace()
         return child.returncode or 0
@@ -203,20 +202,20 @@ def _unpacked(data: bytes) -> Any:
 
 
 def _restored(one: Any) -> Any:
-    """Arrays that cannot be written to, as a filter is handed them; a list is the tuple that it was."""
+    """Read-only arrays, as filters get them; lists become tuples again."""
     if isinstance(one, dict):
         return np.frombuffer(one["bytes"], np.dtype(one["kind"])).reshape(one["shape"])
     return tuple(map(_restored, one)) if isinstance(one, list) else one
 
 
-# ---------------------------------------------------------------- the other side
+# ---------------------------------------------------------------- the child process
 
 
 def main() -> None:
     path, module, name, settings = msgspec.json.decode(sys.argv[1])
     source, sink = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what it prints is no answer
+    os.dup2(2, 1)  # its prints must not mix with answers
     sys.path[:] = path
     importlib.import_module(module)
     one = known(name).made(settings)

@@ -1,8 +1,8 @@
-"""The compiled loops of filters: sorted keys as differences, values in eight bits and in one.
+"""Compiled loops of filters: keys as differences, values in eight bits and in one.
 
-Chance is a hash of a seed and of the place of a value: the same push makes the same bytes wherever
-it is shortened. Importing this costs about half a second (numba), so it is done late, and only
-where there are such filters.
+Random draws are a hash of a seed and a value's position: the same push makes the same bytes on
+every node. Importing this takes about half a second (numba), so it is imported late, and only for
+such filters.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ LARGEST = float32(3.4028234663852886e38)
 
 @compiled(int64(keys_in, bytes_out))
 def differences(keys, out):
-    """Each key less the one before and 1, in groups of 7 bits, low ones first; a set eighth bit says that more follow.
+    """Each key minus the previous one and 1, in groups of 7 bits, low first; bit 8: more follow.
 
-    Returns how many bytes that makes; -1 if the keys are not in order. ``out`` has room for 10
-    bytes a key.
+    Returns the number of bytes; -1 if the keys are not sorted. ``out`` needs 10 bytes per key.
     """
     at = 0
     before = uint64(0)
@@ -55,7 +54,7 @@ def differences(keys, out):
 
 @compiled(int64(bytes_in, keys_out))
 def added_up(data, out):
-    """The keys that these differences say; returns how many, or -1 if they are too many, go past 64 bits or break off."""
+    """The keys of these differences; their number, or -1 if too many, too large or truncated."""
     at = 0
     found = 0
     before = uint64(0)
@@ -89,7 +88,7 @@ def added_up(data, out):
 
 @compiled(types.void(rows_in, column_out))
 def largest(values, out):
-    """out[j] = the largest size in column j."""
+    """out[j] = the largest absolute value in column j."""
     for j in range(values.shape[1]):
         out[j] = float32(0.0)
     for i in range(values.shape[0]):
@@ -99,7 +98,7 @@ def largest(values, out):
 
 @compiled(types.void(rows_in, column_in, uint64, boolean, codes_out))
 def to_int8(values, scales, seed, chance, out):
-    """out[i, j] = values[i, j] / scales[j], to the nearest or to a neighbour by chance; -128 is a zero below zero."""
+    """out[i, j] = values[i, j] / scales[j], rounded to nearest or at random; -128 is -0.0."""
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
             value = values[i, j]
@@ -129,7 +128,7 @@ def from_int8(codes, scales, out):
 
 @compiled(types.void(rows_in, column_out, column_out))
 def means(values, low, high):
-    """The means of what is below zero, and of what is above, in each column."""
+    """The means of the negative and of the positive values of each column."""
     for j in range(values.shape[1]):
         below, above = 0.0, 0.0
         negative, positive = 0, 0
@@ -147,7 +146,7 @@ def means(values, low, high):
 
 @compiled(types.void(rows_in, column_in, column_in, uint64, boolean, bits_out))
 def to_bits(values, low, high, seed, chance, out):
-    """out[i, j] = 1 with the chance that makes the mean of low and high the value; without chance, if it is nearer to high."""
+    """out[i, j] = 1 if nearer to high, or at random, so that the expected value is unchanged."""
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
             wide = float64(high[j]) - float64(low[j])

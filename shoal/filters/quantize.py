@@ -1,16 +1,19 @@
-"""Fewer bits for each value: sixteen, eight or one.
+"""Quantizers: sixteen, eight or one bit per value.
 
-    float16, bfloat16    to the nearest; for any table
-    int8                 each column of a push (or of an answer) has one scale: its largest value is 127 steps, or fewer, which zstd makes shorter. Pushes
-                         are rounded by chance, so that small values count as often as they should; code -128 is the zero below zero, which pulls must not lose
-    one_bit              each column of a push has two values, the mean of what is below zero in it and of what is above
+    float16, bfloat16    rounded to nearest; for any table
+    int8                 each column of a push (or answer) has one scale: its largest value is 127
+                         steps, or fewer, which zstd compresses better. Pushes are rounded at
+                         random, so that small values count on average; code -128 is -0.0, which
+                         pulls must preserve
+    one_bit              each column of a push has two values, the mean of its negative and of its
+                         positive values
 
-Without chance (``chance=0``) pushes are rounded to the nearest: what is too small waits until it
-is large enough. Rules that keep the squares of gradients (AdaGrad, Adam) learn better so, since
-chance makes them larger than they are.
+With ``chance=0`` pushes are rounded to nearest: small values wait until they have grown. Updates
+with squared gradients (AdaGrad, Adam) learn better that way, since random rounding increases the
+squares.
 
-What pushes lose stays with the client and is added to a later push; so all but the 16 bits are for
-tables that add up what is pushed.
+The client keeps what pushes lose and adds it to a later push; so all but the 16-bit quantizers are
+for tables that sum pushes.
 """
 
 from __future__ import annotations
@@ -53,21 +56,21 @@ class _HalfPrecision(Quantizer):
 
 
 class Float16(_HalfPrecision):
-    """Three digits."""
+    """16-bit floats with three digits."""
 
     form = "float16"
     most = 65504.0
 
 
 class BFloat16(_HalfPrecision):
-    """Two digits, all of float32's range."""
+    """16-bit floats with two digits and the range of float32."""
 
     form = "bfloat16"
     most = 3.3895313892515355e38
 
 
 class Int8(Quantizer):
-    """One byte a value, and a scale for each column."""
+    """One byte per value, and a scale per column."""
 
     compiled = True
     bounds = _BOTH | _CHANCE | {"steps": (1.0, 127.0)}
@@ -78,7 +81,7 @@ class Int8(Quantizer):
 
         values = np.ascontiguousarray(values)
         if seed is None and not np.isfinite(values).all():
-            return None  # weights that ran away are seen as they are
+            return None  # diverged weights are sent unencoded
         scales = np.empty(values.shape[1], np.float32)
         kernels.largest(values, scales)
         some = scales > 0
@@ -102,7 +105,7 @@ class Int8(Quantizer):
 
 
 class OneBit(Quantizer):
-    """One bit a value, and two means for each column."""
+    """One bit per value, and two means per column."""
 
     compiled = True
     directions = ("pushes",)

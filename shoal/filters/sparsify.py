@@ -1,6 +1,6 @@
-"""Fewer rows of a push: those that matter most now. The others stay with the client, and come when they matter.
+"""Sparsifiers: send the rows of a push that matter most; the client keeps the others.
 
-A row is the unit, since keys travel by rows: it goes if any of its values is large enough.
+Rows are the unit, since keys name rows: a row is sent if any of its values is large enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Significant(Sparsifier):
 
 
 class Skip(Sparsifier):
-    """All rows but some that are drawn by chance."""
+    """All rows but a random share."""
 
     bounds = {"share": (0.0, 1.0)}
 
@@ -45,7 +45,7 @@ class Skip(Sparsifier):
 
 
 class Top(Sparsifier):
-    """The rows with the largest values: so many, or a share of all."""
+    """The rows with the largest values: a number of them, or a share."""
 
     bounds = {"k": (0.0, 1e12), "share": (0.0, 1.0)}
     whole = ("k",)
@@ -65,7 +65,7 @@ class Top(Sparsifier):
 
 
 def _largest(values: Values) -> Values:
-    """The largest value of each row, in size."""
+    """The largest absolute value of each row."""
     sizes: Values = np.abs(values)
     return sizes.reshape(-1) if values.shape[1] == 1 else sizes.max(axis=1)
 

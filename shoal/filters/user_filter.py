@@ -1,8 +1,7 @@
-"""A user's own filter, held at arm's length: whatever it raises or returns is a ``BadFilter`` that names it, and whoever runs it goes on.
+"""Guards a user's filter: anything it raises or returns wrongly becomes a ``BadFilter``.
 
-It is handed arrays that it cannot write to, and what it returns is looked at before it is used.
-shoal's own need none of this. In a server's process (``run_apart``) it runs in another one
-(``apart``).
+It gets read-only arrays, and its results are checked before use. shoal's own filters need none of
+this. In a server (``run_apart``) it runs in another process (``filter_process``).
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _apart = False
 
 
 def run_apart() -> None:
-    """From now on users' filters of this process, which is a server's, run in processes of their own."""
+    """Run users' filters in their own processes from now on; for servers."""
     global _apart
     _apart = True
 
 
 class _UserFilter:
-    """A filter of which only the methods are asked for: each is called elsewhere."""
+    """A filter whose methods run in another process."""
 
     def __init__(self, name: str, one: Base) -> None:
         self._elsewhere, self._one = FilterProcess(name, one), one
@@ -46,7 +45,7 @@ _METHODS = ("choose", "shorten", "pack", "size", "restore", "held", "press", "re
 
 
 def guarded(name: str, one: Base) -> Base:
-    """The filter itself if it is shoal's own."""
+    """The filter with guards; shoal's own are returned as they are."""
     if type(one).__module__.startswith("shoal.filters."):
         return one
     if isinstance(one, Sparsifier):

@@ -24,8 +24,8 @@ from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
-_ASLEEP = 0.05  # seconds at most between two looks at what is to be sent again
-_VISITOR = 1  # an incarnation that nobody checks: it makes requests of numbers
+_ASLEEP = 0.05  # longest wait in seconds between two checks for re-sends
+_VISITOR = 1  # an incarnation that is not checked, to number requests
 
 
 class AnonymousClient:

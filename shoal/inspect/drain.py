@@ -1,7 +1,7 @@
 """Drains a node while the run goes on, and waits until it has left.
 
 A server leaves when others have its segments, a worker when it has finished its slots. The
-coordinator refuses what is impossible, with the reason. No progress for a minute is an error, and
+coordinator refuses impossible requests, with the reason. No progress for a minute is an error, and
 the node stays.
 """
 
@@ -16,7 +16,7 @@ from shoal.events import LEFT, counted
 from shoal.inspect.status import StatusClient
 from shoal.wire import messages as m
 
-_LOOK = 0.1  # seconds between two looks: that a node is gone is told to nobody who is no member
+_LOOK = 0.1  # seconds between two polls: only members are notified of a departure
 
 Say = Callable[[str], None]
 
@@ -40,10 +40,10 @@ def let_go(looking: StatusClient, name: str, say: Say = lambda text: None, still
             say(f"{name}: {left} of {counted(whole, 'segment')} left" if whole else f"{name}: it holds nothing")
         if time.monotonic() - since > patience:
             raise ClusterError(_stuck(looking, name, left, patience))
-        time.sleep(_LOOK)  # who is no member is told nothing: the view is asked for again
+        time.sleep(_LOOK)
         try:
             view = looking.view()
-        except Unanswered:  # a coordinator that is being started again knows who is leaving
+        except Unanswered:  # a restarted coordinator still knows which nodes leave
             continue
         if _is_here(view, name, life) and (now := held(view, name)) != left:
             left, since = now, time.monotonic()

@@ -43,8 +43,8 @@ class EvaluationResult:
     rows: int
     loss: float
     metrics: Metrics
-    steps: int | None = None  # that were counted by then, if a run says so
-    live: bool = False  # it is trained on
+    steps: int | None = None  # steps counted so far, if a run reports them
+    live: bool = False  # the run is still training
 
 
 class ModelEvaluator:
@@ -86,11 +86,11 @@ class ModelEvaluator:
     def _prepare(self, data: str) -> None:
         features, asked = self._features(), self.job.data
         if data in NAMED:
-            made = asked.features if data == asked.source else None  # of a set that is made up
+            made = asked.features if data == asked.source else None  # of a synthetic set
             self._data = load(
                 DataSource(data, hash_bits=asked.hash_bits, rows=asked.rows, features=made), self.job.seed
             )
-        else:  # all of its rows, read as those of the run were
+        else:  # all rows, read like those of the run
             self._data = load(DataSource(data, data, format=asked.format, hash_bits=asked.hash_bits), self.job.seed)
         if features is not None and self._data.features > features:
             raise Invalid(

@@ -1,6 +1,6 @@
 """Writes one archive of a run or a sweep, to keep or to send (``shoal export``).
 
-    NAME/README.txt             what is what
+    NAME/README.txt             describes the files
     NAME/job.toml               its settings
     NAME/model.safetensors      the weights
     NAME/validation.csv         every evaluation
@@ -55,7 +55,7 @@ OF_RUN_OF_SWEEP = (*OF_RUN, "loss.png", "topology.png", "machine.json", "output.
 OF_SWEEP = ("study.toml", "table.csv", "table.json")
 PICTURES = (".png", ".svg")
 SUMS = "SHA256SUMS"
-FIGURES = 65_536  # bytes of them that are printed
+FIGURES = 65_536  # most bytes of figures that are printed
 FIRST = ("seconds", "passes", "steps", "examples", "train_loss")
 
 
@@ -66,8 +66,8 @@ class ExportResult:
     path: Path
     files: int
     bytes: int
-    notes: list[str]  # what is missing, or damaged
-    figures: str  # the summary: what is printed if it cannot be sent
+    notes: list[str]  # what is missing or damaged
+    figures: str  # the summary, printed if the upload fails
 
 
 @dataclass(slots=True)
@@ -77,11 +77,11 @@ class _Writer:
     tar: tarfile.TarFile
     top: str
     sums: list[tuple[str, str]] = field(default_factory=list)
-    newest: int = 0  # when the newest file was changed: tables that are made of them are as old
-    notes: list[str] = field(default_factory=list)  # what is missing, or damaged
+    newest: int = 0  # mtime of the newest file; tables made from them get the same
+    notes: list[str] = field(default_factory=list)  # what is missing or damaged
 
     def file(self, name: str, path: Path) -> bool:
-        """Add a regular file at its current length; False if there is none."""
+        """Add a regular file at its current length; False if it does not exist."""
         source = _opened(path)
         if source is None:
             if os.path.lexists(path):
@@ -96,11 +96,11 @@ class _Writer:
         self._add(name, io.BytesIO(text.encode()), len(text.encode()), self.newest)
 
     def _add(self, name: str, source: IO[bytes], size: int, changed: int) -> None:
-        about = tarfile.TarInfo(f"{self.top}/{name}")  # plain, mode 644, of nobody
+        about = tarfile.TarInfo(f"{self.top}/{name}")  # a regular file, mode 644, without owner
         about.size, about.mtime = size, changed
         self.newest = max(self.newest, changed)
         summed = _Summed(source)
-        self.tar.addfile(about, summed)  # type: ignore[arg-type]  # it is only read from
+        self.tar.addfile(about, summed)  # type: ignore[arg-type]  # it is only read
         self.sums.append((name, summed.sum.hexdigest()))
 
 
@@ -179,7 +179,7 @@ def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) ->
     writer.text(f"{inside}training.csv", as_csv(_trained(events)))
 
 
-# ---------------------------------------------------------------- what is in the tables
+# ---------------------------------------------------------------- tables
 
 
 def as_csv(rows: Iterable[dict[str, Any]]) -> str:
@@ -207,7 +207,7 @@ def _trained(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
             yield {name: getattr(one, name) for name in (*FIRST, "workers")} | one.spent
 
 
-# ---------------------------------------------------------------- what there is, and where it goes
+# ---------------------------------------------------------------- input and target
 
 
 def _runs(folder: Path) -> tuple[dict[str, Path], bool]:

@@ -34,7 +34,7 @@ from shoal.store.query import Question, question_named
 from shoal.tables import Sparse
 from shoal.wire import messages as m
 
-MODEL = "model.safetensors"  # the file of a run's folder that has what was learned
+MODEL = "model.safetensors"  # the model file in a run's folder
 
 
 class QueriedModel(Protocol):
@@ -120,7 +120,7 @@ def opened(
     try:
         return LiveModel(address_of(place), place, table, keys, insecure)
     except (ClusterError, Unanswered):
-        if file.is_file() and not (folder / ADDRESS).exists():  # it has ended at this very moment
+        if file.is_file() and not (folder / ADDRESS).exists():  # it has just ended
             return SavedModel(_trained(file), place, table)
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {place} has ended and left no model ({MODEL}): train again") from None

@@ -1,8 +1,8 @@
 """Reads the status of a cluster without joining it.
 
-The coordinator says who is here and how far the run is (``StatusRequest``), each server how its
-tables are doing (``TableStatusRequest``). An answer that does not come is asked for again: a
-coordinator that was just killed may be back in a moment.
+The coordinator reports the members and the progress of the run (``StatusRequest``), each server
+its tables (``TableStatusRequest``). Unanswered requests are repeated: a killed coordinator may be
+back in a moment.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from shoal.wire import messages as m
 if TYPE_CHECKING:
     from shoal.security.safety import Safety
 
-ADDRESS = "address"  # the file of a run's folder that says where its coordinator is reached
-PATIENCE = 2.0  # seconds: who does not answer by then is said not to
-_AGAIN = 0.25  # seconds until a question is asked again
+ADDRESS = "address"  # the file with the coordinator's address in a run's folder
+PATIENCE = 2.0  # seconds until a node counts as not answering
+_AGAIN = 0.25  # seconds until a request is repeated
 
 Answer = TypeVar("Answer", bound=m.Message)
 Kind = type[Answer] | tuple[type[Answer], ...]
@@ -48,9 +48,9 @@ class ReplicaStatus:
 
     server: str
     role: str  # primary, backup, filling
-    version: int | None  # None: it did not say
+    version: int | None  # None: not reported
     lag: int | None  # versions behind the primary
-    unacknowledged: int | None = None  # of the primary's changes, by all segments together
+    unacknowledged: int | None = None  # changes of the primary, over all segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class SegmentStatus:
     stop: int
     epoch: int
     copies: list[ReplicaStatus]  # the primary first
-    last: str  # who held it last, if nobody does
+    last: str  # the last holder, if it has none now
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ClusterStatus:
 
     standing: m.StatusReply
     view: m.View
-    # by server and table's number
+    # by server and table number
     told: dict[tuple[str, int], m.TableStatusReply] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)  # servers that did not answer
 
@@ -220,7 +220,7 @@ class StatusClient:
                 again = now + _AGAIN
             for event in transport.receive(max(0.0, min(again, deadline) - now)):
                 answer = event.message
-                known = getattr(answer, "request", asked) == asked  # a view has none
+                known = getattr(answer, "request", asked) == asked  # views have no request number
                 if event.sender == to and isinstance(answer, m.Refusal) and answer.kind in ("key", "version"):
                     raise Refused(to, answer.reason)
                 if event.sender == to and known and isinstance(answer, kind):
@@ -230,7 +230,7 @@ class StatusClient:
 
 
 def further(course: m.RunProgress, event: RunEvent) -> m.RunProgress:
-    """The progress of a run from its events, when nobody is left to ask."""
+    """The progress of a run from its events, if no node is left to ask."""
     if not isinstance(event, Progress | Evaluated) or event.seconds < course.seconds:
         return course
     return msgspec.structs.replace(
@@ -245,7 +245,7 @@ def further(course: m.RunProgress, event: RunEvent) -> m.RunProgress:
 
 def write_address(folder: Path, address: str) -> None:
     """Write the coordinator's address to the run folder, for ``address_of``."""
-    with contextlib.suppress(OSError):  # a full disk: then nobody can, unless they know the address
+    with contextlib.suppress(OSError):  # full disk: then clients must know the address
         handle = os.open(folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(f"{address}\n")
@@ -305,7 +305,7 @@ def safety_for(where: str, keys: str | None = None, insecure: bool = False) -> S
             said = Job.load(Path(where) / "job.toml").launch
             keys, insecure = said.keys or None, said.insecure
         except Invalid:
-            pass  # a store, or no run at all
+            pass  # a store, or not a run
     return Safety.chosen(keys, insecure, at=address_of(where))
 
 
@@ -320,7 +320,7 @@ def _has_owner(folder: Path) -> bool:
 
 
 def is_of_peers(where: str, safety: Safety | None = None) -> bool:
-    """Whether it is a peer-to-peer run, from its job or from what answers at the address."""
+    """Whether it is a peer-to-peer run, by its job or by the node at the address."""
     if "://" not in where:
         try:
             strategy = Job.load(Path(where) / "job.toml").strategy
@@ -332,7 +332,7 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     safety = safety or Safety.chosen(at=where)
     safety.check(where)
     if parsed(where).key or not is_local(where):
-        return False  # peers stay on one machine, in the clear
+        return False  # peers stay on one machine, without encryption
     observers = dict.fromkeys(kind.observer for kind in strategies().values() if kind.observer)
     return any(importlib.import_module(one).answers(where, safety, _AGAIN) for one in observers)
 

@@ -19,17 +19,17 @@ from urllib.parse import SplitResult, quote, urlsplit
 from shoal.errors import Invalid, NotUploaded
 
 PIECE = 65_536
-ANSWER = 65_536  # bytes of it that are read
-SHOWN = 500  # characters of its first line
+ANSWER = 65_536  # most bytes of an answer that are read
+SHOWN = 500  # most characters of its first line in messages
 
-Sent = Callable[[int, int], None]  # so many of so many bytes
+Sent = Callable[[int, int], None]  # bytes sent, bytes in total
 
 
 def check(url: str, name: str) -> SplitResult:
     """Check the address; one that ends in / gets the file name appended."""
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # a port that is no number is found here
+        host, _ = parts.hostname, parts.port  # detects a port that is not a number
     except ValueError as error:
         raise Invalid(f"--upload: {error}: give an address such as https://host/path") from None
     if parts.scheme not in ("http", "https"):
@@ -71,7 +71,7 @@ def _connection(parts: SplitResult, silence: float) -> http.client.HTTPConnectio
 
 
 def _send(line: http.client.HTTPConnection, parts: SplitResult, path: Path, sent: Sent | None) -> None:
-    line.connect()  # before the file is opened: most of what can go wrong does so here
+    line.connect()  # before the file is opened: most errors occur here
     with open(path, "rb") as file:
         size = path.stat().st_size
         line.putrequest("PUT", f"{parts.path}{f'?{parts.query}' if parts.query else ''}")
@@ -87,7 +87,7 @@ def _send(line: http.client.HTTPConnection, parts: SplitResult, path: Path, sent
                 if sent is not None:
                     sent(gone, size)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has heard enough, and the answer says why
+            pass  # the server stopped reading; its answer says why
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
-"""Rows and weights become a loss and a gradient.
+"""Models: compute a loss and a gradient from rows and weights.
 
     linear          Linear: logistic, hinge and squared loss on sparse rows
     torch_module    Module: any torch.nn.Module, its parameters one flat range
-    zoo             modules with a name: linear, cnn, sheet
-    learning        Learner: what a node needs of a model, made from the description and the rows
+    zoo             named modules: linear, cnn, sheet
+    learner         Learner: what a node needs of a model, made from the description and the rows
 
-A model is a description, plain data that travels. A learner computes with weights that it is
-given: it knows no servers, and draws nothing but what the slot says. The gradient that it returns
-stands at the keys whose weights it was given.
+A model is a description: plain data that can be sent. A learner computes with the weights it gets:
+it knows no servers, and its randomness depends on the slot alone. It returns the gradient at the
+keys of those weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Linear", "Module", "needs_torch"]
 
 
 def needs_torch(who: str) -> Any:
-    """PyTorch, which is an extra; ``who`` needs it."""
+    """Import PyTorch, an optional extra; ``who`` needs it."""
     try:
         import torch
     except ImportError:

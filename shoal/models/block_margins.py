@@ -1,24 +1,24 @@
-"""Where a part stands: the margins of its rows at the weights that it has taken, and what follows from them for a block.
+"""The margins of a shard's rows at its current weights, and its gradient of a block.
 
-What a part says of a block is (g, u) for each key that is looked at: the gradient of its rows, and
-a bound of their curvature that is safe to step by. With X the part's rows, D the curvatures of
-their losses and v any step of the keys looked at,
+A shard reports (g, u) for each active key of a block: the gradient of its rows, and an upper bound
+of their curvature that is safe to step by. With X the shard's rows, D the curvatures of their
+losses and v any step of the active keys,
 
-    v' X' D X v  =  sum_i d_i (sum_k x_ik v_k)^2  <=  sum_k v_k^2 * sum_i d_i |x_ik| reach_i / share_k,
-    reach_i      =  sum_k share_k |x_ik|          over the keys looked at, whatever the shares are (Cauchy-Schwarz),
+    v' X' D X v  =  sum_i d_i (sum_k x_ik v_k)^2
+                 <=  sum_k v_k^2 * sum_i d_i |x_ik| reach_i / share_k,
+    reach_i      =  sum_k share_k |x_ik|   over the active keys, for any shares (Cauchy-Schwarz),
 
-so u is a diagonal matrix above the curvature of the block. Bounds of parts add up to one of all
-rows: nobody has to ask anybody. A step of 1 / u descends, and so does one of up to 2 / u:
-``RELAX`` of these two are taken.
+so u is a diagonal matrix above the curvature of the block. Bounds of shards add up to a bound of
+all rows, without communication. A step of 1 / u descends, and so does one of up to 2 / u: steps
+are ``RELAX`` / u.
 
-Only keys that may move count. One that the KKT filter leaves out (its weight is -0.0) has a reach
-of 0; when it is looked at again its share is small: the others hardly slow down for it, and should
-it move after all, it moves with care.
+Only active keys count. A key that the KKT filter skips (its weight is -0.0) has a reach of 0. When
+it is checked again its share is small: it hardly slows the others, and moves carefully.
 
-Curvatures are those of the present margins, as much larger as a step like the last one of this
-block could make them, and never above the largest that there is. With delay, steps of other blocks
-are on their way that the margins do not have yet: ``between`` of what a row has in other blocks is
-added to its reach (decision 0030 has the reasons, and what was tried).
+Curvatures are those of the present margins, increased by what a step like the block's last one
+could add, up to the largest possible curvature. With delay, the margins do not yet contain pending
+steps of other blocks: ``between`` times what a row has in other blocks is added to its reach
+(decision 0030 has the reasons and alternatives).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from shoal.models.linear import Floats
 
 Numbers = npt.NDArray[np.int64]
 
-# of 2: over-relaxed steps end long slides along keys that nearly replace one another sooner
+# at most 2: over-relaxation is faster where keys nearly replace one another
 RELAX = 1.8
-AGAIN = np.float32(0.125)  # the share of a key that was left out and is looked at again
-LEAST = 0.05  # a change of margins that is always allowed for
+AGAIN = np.float32(0.125)  # the share of a skipped key that is checked again
+LEAST = 0.05  # the least change of margins to allow for
 
 
 class BlockMargins:
-    """Margins of one part, and the weights they were made with: all 0 at first."""
+    """The margins of one shard and their weights, all 0 at first."""
 
     def __init__(self, columns: CscColumns, delay: int = 0) -> None:
         from shoal.models import column_kernels as kernels
@@ -52,37 +52,35 @@ class BlockMargins:
         self._state = np.zeros((columns.rows, 4), np.float32)
         self._change = np.zeros(columns.rows)
         self._touched = np.empty(columns.rows, np.uint32)
-        # How many steps of another given block are under way when a block has its turn, on average
-        # over orders.
+        # The mean number of pending steps of another block, over orders.
         self._between = delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
         self._begin()
 
     def _begin(self) -> None:
         columns = self.columns
-        self._moved = np.full(
-            columns.blocks, math.inf
-        )  # by the last step of each block: the largest change of a margin
+        # by block: the largest change of a margin in its last step
+        self._moved = np.full(columns.blocks, math.inf)
         self._kernels.look_at_all(columns.kind, self.margins, columns.labels, self._state)
         self._state[:, self._kernels.ALL] = 0.0
         if self.delay:
             self._count(np.flatnonzero(~_left_out(self.all_weights)), 1.0, self._kernels.ALL)
 
     def weights(self, block: int) -> Floats:
-        """What the margins were made with."""
+        """The block's weights in the margins."""
         first, last = self.columns.span(block)
         return self.all_weights[first:last]
 
     def cost(self, block: int) -> int:
-        """Numbers that are looked at, at most."""
+        """An upper bound of the numbers read."""
         return 2 * self.columns.nonzeros_of(block) + self.columns.rows
 
     def places(self, block: int, everything: bool) -> Numbers:
-        """Of a block's keys, those that are looked at."""
+        """The active keys of a block, as indices into it."""
         weights = self.weights(block)
         return np.arange(len(weights)) if everything else np.flatnonzero(~_left_out(weights))
 
     def take(self, block: int, places: Numbers, weights: Floats) -> None:
-        """These are the new weights of these places of a block."""
+        """Set new weights at these indices of a block."""
         columns, first = self.columns, self.columns.span(block)[0]
         new = np.ascontiguousarray(weights, np.float32).reshape(-1)
         if len(new) != len(places):
@@ -100,7 +98,7 @@ class BlockMargins:
         self._moved[block] = moved if known == math.inf else max(moved, known / 2)
 
     def refresh(self, weights: Floats) -> None:
-        """These are the weights of all keys: the margins are made anew."""
+        """Set the weights of all keys and recompute the margins."""
         columns = self.columns
         self.all_weights[:] = np.asarray(weights, np.float32).reshape(-1)
         self.margins[:] = 0.0
@@ -108,7 +106,7 @@ class BlockMargins:
         self._begin()
 
     def gradient(self, block: int, everything: bool) -> tuple[float, Numbers, Floats]:
-        """The sum of the losses of all rows; the places that were looked at; g and u of each."""
+        """The total loss of all rows; the active indices; g and u of each."""
         columns, kernels = self.columns, self._kernels
         first = columns.span(block)[0]
         places = self.places(block, everything)
@@ -135,6 +133,6 @@ class BlockMargins:
 
 
 def _left_out(weights: Floats) -> npt.NDArray[np.bool_]:
-    """-0.0: it is 0, and the gradient of all rows says that it stays so."""
+    """Which weights are -0.0: the KKT filter skips them, since the gradient keeps them at 0."""
     found: npt.NDArray[np.bool_] = (weights == 0) & np.signbit(weights)
     return found

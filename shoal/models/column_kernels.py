@@ -1,9 +1,9 @@
-"""The compiled loops under block-wise solvers: from rows to columns, margins moved by a block, gradient and curvature of it.
+"""Compiled loops of block-wise solvers: transpose rows, update margins, gradient, curvature.
 
-``state`` has four numbers for each row: slope and curvature of its loss at its margin, its reach
-(how much of the block that is being looked at it has), and how much it has of all keys that may
-move. They lie side by side since a column's rows are anywhere. Sums are in double precision, in
-the order of the rows. Nothing here checks its arguments.
+``state`` has four numbers per row: slope and curvature of its loss at its margin, its reach (how
+much of the active block it has), and how much it has of all active keys. They are adjacent, since
+the rows of a column are scattered. Sums are in double precision, in row order. Nothing here checks
+its arguments.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shoal.models.kernels import (
 )
 
 SLOPE, CURVE, REACH, ALL = 0, 1, 2, 3
-TOGETHER = 512  # factors of a product that is not below 2^-512
-STEEPEST = 0.25  # no curvature of a logistic loss is larger
+TOGETHER = 512  # factors whose product is not below 2^-512
+STEEPEST = 0.25  # the largest curvature of a logistic loss
 
 places_in = types.Array(int64, 1, "C", readonly=True)
 indptr_out = types.Array(int64, 1, "C")
@@ -37,7 +37,10 @@ pairs_out = types.Array(float32, 2, "C")
 
 @compiled(types.void(boolean, indptr_in, columns_in, floats_in, indptr_out, rows_out, floats_out))
 def turn(bias, indptr, columns, values, ends, at, turned):
-    """Rows become columns: column k has rows at[ends[k]:ends[k + 1]], ascending. ``ends`` comes zeroed; the bias is the last."""
+    """Transpose: column k has rows at[ends[k]:ends[k + 1]], ascending; the bias is the last.
+
+    ``ends`` must be zero before.
+    """
     rows = len(indptr) - 1
     for j in range(indptr[0], indptr[-1]):
         ends[uint64(columns[j]) + uint64(1)] += 1
@@ -82,9 +85,8 @@ def look_at_all(kind, margins, labels, state):
 def total_loss(kind, margins, labels, state):
     """The sum of the losses of all rows.
 
-    With p = |slope|, log(1 + exp(-ym)) is -log(1 - p), or -ym - log(p) where that is the larger:
-    factors of 1/2 to 1 are multiplied, and one logarithm is taken for so many that the product
-    stays a number.
+    With p = |slope|, log(1 + exp(-ym)) is -log(1 - p), or -ym - log(p) where that is larger.
+    Factors of 1/2 to 1 are multiplied, with one logarithm for as many as cannot underflow.
     """
     total, product = 0.0, 1.0
     for i in range(len(margins)):
@@ -106,7 +108,7 @@ def total_loss(kind, margins, labels, state):
 
 @compiled(types.void(indptr_in, columns_in, floats_in, floats_in, doubles_out))
 def multiply(indptr, at, values, weights, margins):
-    """margins[i] += <row i, weights>, column after column."""
+    """margins[i] += <row i, weights>, column by column."""
     for k in range(len(weights)):
         if weights[k] != float32(0.0):
             weight = float64(weights[k])
@@ -116,7 +118,7 @@ def multiply(indptr, at, values, weights, margins):
 
 @compiled(types.void(indptr_in, columns_in, floats_in, places_in, float32, state_out, int64))
 def count(indptr, at, values, places, share, state, column):
-    """state[i, column] += share * |x_ik| for all of these places k."""
+    """state[i, column] += share * |x_ik| for all these keys k."""
     for p in range(len(places)):
         k = places[p]
         if len(values):
@@ -129,7 +131,7 @@ def count(indptr, at, values, places, share, state, column):
 
 @compiled(int64(int64, floats_in, doubles_out, state_out, doubles_out, rows_out, int64))
 def settle(kind, labels, margins, state, change, touched, found):
-    """Put the changes of the touched rows into their margins, and look at these rows again."""
+    """Add the changes of the touched rows to their margins, and update slope and curvature."""
     for f in range(found):
         i = touched[f]
         if change[i] != 0.0:
@@ -148,8 +150,7 @@ def settle(kind, labels, margins, state, change, touched, found):
 def take(kind, indptr, at, values, places, new, weights, labels, margins, state, change, touched):
     """margins[i] += sum of x_ik * (new weight - old weight); the largest change of a margin.
 
-    ``change`` is zero before and after. What hangs on a margin is computed again only where it has
-    changed.
+    ``change`` is zero before and after. Only rows with a changed margin are updated.
     """
     found = 0
     for p in range(len(places)):
@@ -160,9 +161,8 @@ def take(kind, indptr, at, values, places, new, weights, labels, margins, state,
             continue
         for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
             i = at[j]
-            if (
-                change[i] == 0.0
-            ):  # a row whose changes cancel on the way is named twice: there must be room, and no more
+            # a row whose changes cancel would be listed twice: check for room
+            if change[i] == 0.0:
                 if found == len(touched):
                     found = settle(kind, labels, margins, state, change, touched, found)
                 touched[found] = i
@@ -179,10 +179,11 @@ def take(kind, indptr, at, values, places, new, weights, labels, margins, state,
     types.void(indptr_in, columns_in, floats_in, places_in, floats_in, float64, float64, float64, state_out, pairs_out)
 )
 def gradient(indptr, at, values, places, shares, grow, most, between, state, out):
-    """out[p] = (g, u) of place p: g = sum of slope_i * x_ik; u = sum of curvature_i * |x_ik| * reach_i / share_k.
+    """out[p] = (g, u) of key p.
 
-    curvature_i = min(most, grow * the present one). reach_i = sum of share_k * |x_ik| over the
-    places, and ``between`` of what the row has elsewhere. REACH comes filled and is left so.
+    g = sum of slope_i * x_ik, u = sum of curvature_i * |x_ik| * reach_i / share_k. curvature_i =
+    min(most, grow * the present one). reach_i = sum of share_k * |x_ik| over the keys, plus
+    ``between`` times what the row has elsewhere. REACH is filled before and unchanged after.
     """
     for p in range(len(places)):
         k = places[p]

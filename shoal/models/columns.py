@@ -1,11 +1,11 @@
-"""Rows, held column by column: for solvers that go over the features block by block.
+"""Rows stored by column, for solvers that process the features block by block.
 
-A block is a range of keys, the same for everybody: cut so that each has as many nonzeros of the
-training set (``count``) or as many keys (``range``). A part is a stretch of rows; ``CscColumns``
-has its nonzeros sorted by key, so the keys of a block are one piece of it. The bias is a key like
-any other, the last, whose value is 1 in every row.
+A block is a range of keys, the same on every node: blocks have equally many nonzeros of the
+training set (``count``) or equally many keys (``range``). A shard is a range of rows;
+``CscColumns`` has its nonzeros sorted by key, so a block is contiguous. The bias is the last key,
+with the value 1 in every row.
 
-What is here never changes once it is made, so several ``Standing`` can share it.
+Nothing here changes after it is made, so several ``BlockMargins`` can share it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ColumnBlocks:
 
     @classmethod
     def cut(cls, by: By, number: int, counts: npt.NDArray[np.uint32], bias: bool, rows: int) -> ColumnBlocks:
-        """``counts``: for each feature how many rows have it; with the bias, all ``rows`` have one key more."""
+        """Divide the keys. ``counts``: rows per feature; a bias key is in all ``rows``."""
         keys = len(counts) + bias
         if not 1 <= number <= keys:
             raise Invalid(f"{number:,} blocks of {keys:,} keys: none may be empty, take 1 to {keys:,}")
@@ -46,7 +46,7 @@ class ColumnBlocks:
         before = np.concatenate([[0], np.cumsum(weight)])
         starts = np.searchsorted(before, before[-1] * ends / number)
         starts[0], starts[-1] = 0, keys
-        # one key at least, however common the one before is
+        # at least one key each, even after a very common key
         starts = np.maximum.accumulate(starts - ends) + ends
         return cls(np.minimum(starts, keys - number + ends).astype(np.uint64))
 
@@ -55,7 +55,7 @@ class ColumnBlocks:
 
 
 class CscColumns:
-    """The rows of one part, by column."""
+    """The rows of one shard by column."""
 
     def __init__(self, rows: Batch, blocks: ColumnBlocks, bias: bool, features: int, loss: Loss = "logistic") -> None:
         if loss not in SOLVED:
@@ -81,7 +81,7 @@ class CscColumns:
         return sum(one.nbytes for one in (self.keys, self.indptr, self.at, self.values, self.labels))
 
     def span(self, block: int) -> tuple[int, int]:
-        """The places of a block's keys among all: from the first up to, not including, the second."""
+        """The index range of a block's keys: first, and one past the last."""
         return int(self.cuts[block]), int(self.cuts[block + 1])
 
     def keys_of(self, block: int) -> Keys:

@@ -1,7 +1,7 @@
-"""How rows become what a module takes: arrays of one shape, and numbers of a size that networks like.
+"""Converts rows to the inputs of a module: arrays of one shape, normalised.
 
-Images of bytes with two axes get a third, their one channel. Sparse rows are spread out, as long
-as that is reasonable; labels -1 and +1 become 0 and 1, since classes are numbered from 0 here.
+Byte images with two axes get a third, their channel. Sparse rows become dense if they are not too
+wide. Labels -1 and +1 become 0 and 1, since classes are numbered from 0 here.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from shoal.errors import Invalid
 from shoal.keys import KeyRange
 
 Floats = npt.NDArray[np.float32]
-WIDEST = 1 << 17  # features of a sparse set that are spread out
+WIDEST = 1 << 17  # most features of a sparse set that is made dense
 
 
 class ModelInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a module sees of a set."""
+    """The form of a set's rows as inputs of a module."""
 
     shape: tuple[int, ...]  # of one example
     factor: float = 1.0
     shift: float = 0.0
-    bytes: bool = False  # they are stored as such
-    classes: int = 0  # labels are 0..classes-1; 0: they are numbers
-    sparse: bool = False  # rows were sparse, and spread out
-    hashing: Hashing | None = None  # of sparse rows: how ids became features
+    bytes: bool = False  # stored as bytes
+    classes: int = 0  # labels are 0..classes-1; 0: labels are numbers
+    sparse: bool = False  # the rows were sparse and are made dense
+    hashing: Hashing | None = None  # of sparse rows: how ids were hashed
 
     @classmethod
     def of(cls, rows: CsrFile | DenseFile) -> ModelInputs:
@@ -52,7 +52,7 @@ class ModelInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls((rows.features,), classes=classes, sparse=True, hashing=rows.hashing)
 
     def read(self, rows: Any, start: int, stop: int) -> tuple[npt.NDArray[Any], Floats]:
-        """Inputs of the shape above, not scaled yet, and labels."""
+        """Inputs of this shape, not normalised yet, and labels."""
         part = rows.slice(start, stop)
         if isinstance(part, Batch):
             labels = (part.labels > 0).astype(np.float32) if self.classes else part.labels
@@ -62,7 +62,7 @@ class ModelInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsPiece:
-    """Some rows, and the weights that they need."""
+    """Rows and the weights that they need."""
 
     data: Any
     inputs: ModelInputs
@@ -76,7 +76,7 @@ class RowsPiece:
 
     @property
     def nonzeros(self) -> int:
-        """For whoever decides where to compute: a module is never a matter of microseconds."""
+        """A huge number: computing a module always takes longer than microseconds."""
         return 1 << 40
 
     def read(self) -> tuple[Any, Any]:

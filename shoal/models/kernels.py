@@ -1,12 +1,12 @@
-"""The compiled loops under the linear models: rows in, losses and gradients out.
+"""Compiled loops of the linear models: rows in, losses and gradients out.
 
-A row is walked twice: once for its margin, once to scatter its slope times its values into the
-gradient. Rows of ones (``values`` is empty) have loops of their own. Sums are kept in double
-precision, in an order that depends on the row alone, and rounded once at the end; no fastmath. So
-the same rows and weights give the same bits, whoever computes them.
+Each row is read twice: once for its margin, once to add its slope times its values to the
+gradient. Rows of ones (``values`` is empty) have their own loops. Sums are in double precision, in
+an order that depends only on the row, and rounded once at the end, without fastmath. So the same
+rows and weights give the same bits on every node.
 
-Nothing here checks its arguments: ``linear`` has looked at them, and places in a Local are right
-by construction. Importing this module costs about half a second (numba), so it is imported late.
+Nothing here checks its arguments: ``linear`` has, and the indices of a Local are right by
+construction. Importing this module takes about half a second (numba), so it is imported late.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ doubles_out = types.Array(float64, 1, "C")
 
 @compiled(float64(columns_in, floats_in, floats_in, uint64, uint64))
 def dot(columns, values, weights, start, stop):
-    """sum of values[j] * weights[columns[j]], in four sums side by side: one alone would wait for itself."""
+    """sum of values[j] * weights[columns[j]], in four independent sums (one alone would stall)."""
     a = b = c = d = 0.0
     j = start
     while j + FOUR <= stop:
@@ -66,20 +66,20 @@ def dot_of_ones(columns, weights, start, stop):
 
 @compiled(float64(float64))
 def softplus(x):
-    """log(1 + exp(x)), also where exp(x) would be infinite or 1 + exp(x) would be 1."""
+    """log(1 + exp(x)), without overflow or loss of precision."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @compiled(float64(float64))
 def sigmoid(x):
-    """1 / (1 + exp(-x)), without an exponent that grows."""
+    """1 / (1 + exp(-x)), without overflow."""
     small = math.exp(-abs(x))
     return (1.0 if x >= 0.0 else small) / (1.0 + small)
 
 
 @compiled(float64(float64))
 def side_of(label):
-    """+1 or -1: classes may be written -1/+1 or 0/1."""
+    """+1 or -1, for classes written -1/+1 or 0/1."""
     return 1.0 if label > 0.0 else -1.0
 
 
@@ -91,12 +91,12 @@ def loss_at(kind, margin, label):
     towards = side_of(label) * margin
     if kind == LOGISTIC:
         return softplus(-towards)
-    return 0.0 if towards >= 1.0 else 1.0 - towards  # this way round, a NaN stays one
+    return 0.0 if towards >= 1.0 else 1.0 - towards  # in this order a NaN stays NaN
 
 
 @compiled(float64(int64, float64, float64))
 def slope_at(kind, margin, label):
-    """The derivative of the loss by the margin; at the kink of the hinge the flat side's 0."""
+    """The derivative of the loss by the margin; 0 at the kink of the hinge."""
     if kind == SQUARED:
         return margin - label
     side = side_of(label)
@@ -109,7 +109,7 @@ def slope_at(kind, margin, label):
 def add_gradient(kind, bias, indptr, columns, values, labels, weights, sums):
     """sums[k] += slope_i * value_ik over all rows i; the sum of their losses.
 
-    With the bias, its weight is the last, and every row has it with a value of 1.
+    The weight of a bias is the last, and every row has it with the value 1.
     """
     last = uint64(max(len(weights) - 1, 0))
     constant = float64(weights[last]) if bias else 0.0
@@ -140,7 +140,10 @@ def add_gradient(kind, bias, indptr, columns, values, labels, weights, sums):
 
 @compiled(types.void(float64, indptr_in, columns_in, floats_in, floats_in, doubles_out))
 def add_penalty(l2, indptr, columns, weights, counts, sums):
-    """sums[k] += l2 * weight_k / count_k for each row that has k; no row has a key without a count, nor the bias."""
+    """sums[k] += l2 * weight_k / count_k for each row with k; not for the bias.
+
+    Every key of a row has a count.
+    """
     each = np.empty(len(weights), np.float64)
     for k in range(uint64(len(weights))):
         each[k] = l2 * float64(weights[k]) / float64(counts[k]) if counts[k] > float32(0.0) else 0.0
@@ -154,7 +157,7 @@ def add_penalty(l2, indptr, columns, weights, counts, sums):
     )
 )
 def gradient(kind, bias, scale, l2, indptr, columns, values, labels, weights, counts, out):
-    """out = scale * (the sum of the rows' gradients, penalty included); the sum of the rows' losses, without it."""
+    """out = scale * (sum of the rows' gradients with penalty); their total loss without penalty."""
     sums = np.zeros(len(out), np.float64)
     total = add_gradient(kind, bias, indptr, columns, values, labels, weights, sums)
     if l2 > 0.0:
@@ -166,7 +169,7 @@ def gradient(kind, bias, scale, l2, indptr, columns, values, labels, weights, co
 
 @compiled(types.void(boolean, indptr_in, columns_in, floats_in, floats_in, doubles_out))
 def margins(bias, indptr, columns, values, weights, out):
-    """out[i] = <row i, weights>, plus the last weight with the bias."""
+    """out[i] = <row i, weights>, plus the last weight if there is a bias."""
     constant = float64(weights[uint64(max(len(weights) - 1, 0))]) if bias else 0.0
     start = uint64(indptr[0])
     for i in range(uint64(len(out))):
@@ -196,7 +199,7 @@ def to_probabilities(margins):
 
 @compiled(int64(floats_in, boolean))
 def first_no_class(labels, zero):
-    """Where the first label that is neither +1 nor -1, nor 0 if that may be, stands; or -1."""
+    """The index of the first label that is not +1, -1 or (if allowed) 0; else -1."""
     for i in range(len(labels)):
         size = abs(labels[i])
         if size != float32(1.0) and not (zero and size == float32(0.0)):
@@ -206,7 +209,7 @@ def first_no_class(labels, zero):
 
 @compiled(int64(doubles_in, floats_in))
 def hits(margins, labels):
-    """Rows whose class, +1 where the margin is above 0 and -1 elsewhere, is their label."""
+    """The number of rows whose label matches the sign of the margin (0 counts as -1)."""
     count = 0
     for i in range(uint64(len(labels))):
         if (margins[i] > 0.0) == (labels[i] > float32(0.0)):
@@ -216,9 +219,9 @@ def hits(margins, labels):
 
 @compiled(int64(doubles_in, doubles_in))
 def twice_pairs_won(positives, negatives):
-    """Over all pairs of a positive and a negative margin: 2 where the positive is larger, 1 where they tie.
+    """Sum over all (positive, negative) margins: 2 where the positive is larger, 1 at ties.
 
-    Both sorted. Whole numbers, so the sum is exact whatever its order.
+    Both arrays are sorted. The sum of integers is exact in any order.
     """
     below = upto = won = 0
     for i in range(len(positives)):

@@ -1,4 +1,4 @@
-"""What a node needs of a model: made once, from the description and the rows that are trained on."""
+"""The interface of a model to a node, made once from the description and the training rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Model = Linear | Module
 
 
 class ReportsMetrics(Protocol):
-    """A model that was trained: ``Trained`` or ``TrainedModule``."""
+    """A trained model: ``Trained`` or ``TrainedModule``."""
 
     def predict(self, rows: Any) -> Any: ...
 
@@ -29,39 +29,39 @@ class ReportsMetrics(Protocol):
 
 
 class Learner(Protocol):
-    """A model at work."""
+    """A model that computes."""
 
     @property
     def keys(self) -> int:
-        """Rows of the weight table."""
+        """The number of rows of the weight table."""
 
     @property
     def width(self) -> int:
-        """Weights in one of them."""
+        """The number of weights in a row."""
 
     def check(self, test: Any) -> None:
-        """Refuse what would only be found out in the middle of the run; rows and labels were looked at before."""
+        """Raise Invalid for errors of a later stage; rows and labels have been checked."""
 
     def settle(self, alone: bool = False) -> None:
-        """From now on this process computes; ``alone``: and does nothing else."""
+        """Prepare this process to compute; ``alone``: it does nothing else."""
 
     def release(self) -> None:
-        """It may be for something else again."""
+        """Undo ``settle``."""
 
     def start(self) -> tuple[Floats, str] | None:
-        """The weights to begin with, and what they are; None: zeros."""
+        """The initial weights and their description; None: zeros."""
 
     def gradient(self, local: Any, weights: Floats, mean: bool) -> tuple[float, Floats]:
         """The sum of the losses of a slot's rows, and the mean or the sum of their gradients."""
 
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
-        """The mean loss on held-out rows, and metrics."""
+        """The mean loss on test rows, and metrics."""
 
     def keep(self, weights: Floats) -> ReportsMetrics:
         """The model with these weights, to predict with and to save."""
 
     def read(self, path: Path) -> Floats:
-        """The weights of a model that was kept; Invalid if it is another one, or damaged."""
+        """The weights of a saved model; Invalid if it is another model or damaged."""
 
 
 class LinearLearner:
@@ -110,7 +110,7 @@ class LinearLearner:
 
 
 def learner_of(model: Model, train: Data, seed: int, number: int = 0) -> Learner:
-    """``seed`` decides how a module begins; ``number`` is the worker's, where there are several GPUs."""
+    """The learner of a model; ``seed`` initialises modules, worker ``number`` chooses a GPU."""
     if isinstance(model, Linear):
         if not isinstance(train, CsrFile):
             raise Invalid(
@@ -127,7 +127,7 @@ def learner_of(model: Model, train: Data, seed: int, number: int = 0) -> Learner
 
 
 def trained(path: Path) -> Any:
-    """Read back whatever model a file has."""
+    """Read a saved model of any kind."""
     from shoal.models.trained import facts_of
     from shoal.models.trained_module import FORMAT, TrainedModule
 

@@ -1,18 +1,18 @@
-"""Linear models on sparse rows: margins, losses, gradients, and how good a set of weights is.
+"""Linear models on sparse rows: margins, losses, gradients and metrics.
 
     logistic    log(1 + exp(-y m))      labels are classes
     hinge       max(0, 1 - y m)         labels are classes; at the kink the subgradient is 0
     squared     (m - y)^2 / 2           labels are numbers
 
 Classes are written -1 and +1, or 0 and 1; y is -1 or +1 either way. m is the margin <row,
-weights>, plus the bias, whose key is the last one and which rows do not store.
+weights>, plus the bias, whose key is the last one and not stored in rows.
 
-With ``l2_per_count`` every row adds l2_per_count / 2 * w^2 / count for each key that it has, where
-count is how many rows of the training set have it (Hogwild!'s support vector machine, Niu et al.,
-NIPS 2011): over one pass every key is then penalised once, however rare. The penalty is in the
-gradient only, the loss that is told is that of the data, and the bias is not penalised.
+With ``l2_per_count`` every row adds l2_per_count / 2 * w^2 / count for each of its keys, where
+count is the number of training rows with that key (Hogwild!'s support vector machine, Niu et al.,
+NIPS 2011): over one epoch every key is penalised once, however rare. The penalty is in the
+gradient only, not in the reported loss, and the bias is not penalised.
 
-Nothing here keeps weights or changes what it is given. What it returns is fresh, and the caller's.
+Nothing here stores weights or modifies its arguments. Results are new arrays of the caller.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Loss = Literal["logistic", "hinge", "squared"]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-KINDS = get_args(Loss)  # the place of a loss here is its number in the kernels
-SLICE_ROWS = 16_384  # of a test set, how many rows are looked at in one go
+KINDS = get_args(Loss)  # the index of a loss is its number in the kernels
+SLICE_ROWS = 16_384  # test rows evaluated at once
 NONE = np.empty(0, np.float32)
 
 
 class RowSource(Protocol):
-    """A set of rows that can be read piece by piece, wherever it lies."""
+    """A set of rows that can be read piece by piece."""
 
     @property
     def rows(self) -> int: ...
@@ -46,7 +46,7 @@ class RowSource(Protocol):
 
 
 class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="linear"):
-    """A linear model, described."""
+    """The description of a linear model."""
 
     loss: Loss = "logistic"
     bias: bool = True
@@ -68,7 +68,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
     @property
     def number(self) -> int:
-        """Of the loss, in the kernels."""
+        """The number of the loss in the kernels."""
         return KINDS.index(self.loss)
 
     @property
@@ -77,13 +77,13 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return self.loss != "squared"
 
     def keys(self, features: int) -> int:
-        """Rows of the weight table: one for each feature, and with the bias one more, the last."""
+        """Rows of the weight table: one per feature, and one for the bias, the last."""
         return features + self.bias
 
     def gradient(self, local: Local, weights: Floats, mean: bool, counts: Floats | None = None) -> tuple[float, Floats]:
-        """The sum of the rows' losses, and the mean or the sum of their gradients at ``local.keys``.
+        """The rows' total loss, and the mean or the sum of their gradients at ``local.keys``.
 
-        Labels are not looked at again for every slot: ``check_labels`` is for before.
+        Labels are not checked again for every slot: call ``check_labels`` once before.
         """
         from shoal.models import kernels
 
@@ -98,7 +98,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return loss, out
 
     def margins(self, batch: Batch, weights: Floats, out: Doubles | None = None) -> Doubles:
-        """<row, weights> of every row, plus the bias; columns are features, and weights are those of all keys."""
+        """<row, weights> of every row, plus the bias; columns index the weights of all keys."""
         from shoal.models import kernels
 
         weights = _ready(weights)
@@ -134,8 +134,10 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         """The mean loss over all rows, and metrics.
 
         accuracy    rows on the side of their class; a margin of 0 counts as -1
-        auc         the chance that a row of +1 has a larger margin than one of -1, ties half; None with one class only
-        mse         squared loss only: the mean of (m - y)^2, twice the loss; the two above only if labels are -1 and +1
+        auc         the chance that a row of +1 has a larger margin than one of -1, ties half;
+                    None if there is only one class
+        mse         squared loss only: the mean of (m - y)^2, twice the loss;
+                    the two above only if labels are -1 and +1
         """
         from shoal.models import kernels
 
@@ -156,7 +158,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return loss, metrics
 
     def check_labels(self, labels: Floats) -> None:
-        """Refuse what is no class where classes are needed."""
+        """Raise Invalid for a label that is not a class where classes are needed."""
         from shoal.models import kernels
 
         if self.classes and (row := kernels.first_no_class(labels, True)) >= 0:
@@ -200,7 +202,7 @@ def _is_torn(indptr: npt.NDArray[np.int64], columns: npt.NDArray[np.uint32], val
 
 
 def _ready(values: npt.NDArray[Any]) -> Floats:
-    """As the kernels take it: one row of aligned float32, copied only where it is not."""
+    """The array as the kernels need it: contiguous float32, copied only if necessary."""
     flat = values.reshape(-1)
     fits = flat.dtype == np.float32 and flat.flags.aligned and flat.flags.c_contiguous
     return flat if fits else np.array(flat, np.float32)

@@ -1,12 +1,12 @@
-"""A linear model with a penalty, judged by what is solved as well: the objective on the rows that are trained on.
+"""A linear model with a penalty; evaluation includes the objective on the training rows.
 
     objective    sum of the rows' losses + l1 * |w| + l2 / 2 * |w|^2
-    violation    how far the worst key is from the conditions of a minimum, in units of l1 (0: it is the minimum)
+    violation    the worst violation of the optimality conditions by a key, in units of l1
+                 (0: it is the minimum)
     nonzero      weights that are not 0
-    skipped      the share of the keys of these rows that the KKT filter leaves out: their weight is -0.0
+    skipped      the share of the keys of these rows that the KKT filter skips (weight -0.0)
 
-Every evaluation reads all of them once: where that takes too long beside the training, evaluate
-more seldom.
+Every evaluation reads all training rows once: if that takes too long, evaluate less often.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.models.linear import NONE, SLICE_ROWS, Floats, Linear, RowSource
 
 
 class ObjectiveLearner(LinearLearner):
-    """Who judges it reads the training rows, too."""
+    """A linear learner that also evaluates the objective on the training rows."""
 
     def __init__(self, model: Linear, train: CsrFile, l1: float, l2: float) -> None:
         super().__init__(model, train)
@@ -38,7 +38,11 @@ class ObjectiveLearner(LinearLearner):
 
 
 def judge(train: RowSource, model: Linear, weights: Floats, l1: float, l2: float = 0.0) -> dict[str, float]:
-    """``weights`` are those of all keys; -0.0 is 0."""
+    """Evaluate the weights of all keys; -0.0 is 0.
+
+    All figures are exact, from one scan of the rows, without any state of a solver. The bias counts
+    as a key.
+    """
     from shoal.models import kernels
 
     slopes, loss = np.zeros(len(weights)), 0.0

@@ -1,4 +1,4 @@
-"""How a module comes to be: made by its maker on every node alike, moved to its device, looked at before it is trusted."""
+"""Makes modules: the same on every node, moved to its device and checked."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shoal.errors import Invalid
 from shoal.models.inputs import ModelInputs
 from shoal.models.torch_module import ZOO, Module
 
-computing = threading.RLock()  # PyTorch's generator belongs to the whole process
+computing = threading.RLock()  # PyTorch's generator is global to the process
 
 
 def made(model: Module, inputs: ModelInputs, seed: int) -> nn.Module:
-    """The module as it is at first: the same for the same seed, whoever makes it."""
+    """The initial module: the same for the same seed on every node."""
     with computing, torch.random.fork_rng(devices=[], enabled=True):
         torch.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         if model.net in ZOO:
@@ -46,12 +46,12 @@ def made(model: Module, inputs: ModelInputs, seed: int) -> nn.Module:
 
 
 def named(place: str, setting: str) -> Callable[..., Any]:
-    """What "file.py:name" or "package.module:name" is."""
+    """The object that "file.py:name" or "package.module:name" names."""
     where, _, name = place.rpartition(":")
     try:
         if where.endswith(".py"):
             path = Path(where).expanduser().resolve()
-            facts = path.stat()  # edited since, it is another one
+            facts = path.stat()  # an edited file is another module
             key = f"shoal_user_{zlib.crc32(f'{path} {facts.st_mtime_ns} {facts.st_size}'.encode()):08x}"
             if key not in sys.modules:
                 spec = importlib.util.spec_from_file_location(key, path)
@@ -79,9 +79,10 @@ def named(place: str, setting: str) -> Callable[..., Any]:
 
 
 def keep_memory() -> None:
-    """Have the C library keep what a batch gave back for the next one: otherwise up to a quarter of the time goes to the kernel.
+    """Let the C library keep freed memory for the next batch.
 
-    For a process that computes gradients and nothing else; what it holds stays at its peak.
+    It saves up to a quarter of the time. For a process that only computes gradients; its memory
+    stays at its peak.
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         mallopt = ctypes.CDLL(None).mallopt
@@ -91,7 +92,7 @@ def keep_memory() -> None:
 
 
 def device_of(name: str, number: int = 0) -> torch.device:
-    """The device of that name; one that is not here is refused."""
+    """The device of that name; raises Invalid if this machine lacks it."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if gpus else "cpu"

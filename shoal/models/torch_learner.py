@@ -1,13 +1,13 @@
-"""A ``torch.nn.Module`` at work: its parameters are views of one flat range, and so is its gradient.
+"""Computes with a ``torch.nn.Module`` whose parameters are views of one flat array.
 
-What is computed for a slot is a function of the weights and the slot alone. Dropout draws from a
-generator that is seeded by the slot, and buffers are as they were made before each one, whoever
-computes it: so a sync run is the same, bit for bit, with any number of workers. Running statistics
-of batch normalisation play no part in training; before a model is judged or kept they are computed
-anew, at its weights, over the first rows that are trained on.
+The result for a slot depends on the weights and the slot alone. Dropout draws from a generator
+seeded by the slot, and buffers are reset before each slot: so a sync run is the same, bit for bit,
+with any number of workers. Running statistics of batch normalisation are not used in training;
+before a model is evaluated or saved, they are recomputed at its weights over the first training
+rows.
 
-PyTorch's generator belongs to the whole process, so of several threads one computes at a time:
-processes are for speed.
+PyTorch's generator is global to the process, so only one thread computes at a time: use processes
+for speed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from shoal.models.trained_module import TrainedModule
 
 Metrics = dict[str, float | None]
 
-_AT_ONCE = 1_000  # rows that are judged in one go
-_CALIBRATED = 4_000  # rows by which batch normalisation is measured
-_LOOK = 64  # gradients between two looks whether the module is still the same
+_AT_ONCE = 1_000  # rows evaluated at once
+_CALIBRATED = 4_000  # rows to calibrate batch normalisation
+_LOOK = 64  # gradients between two checks that the module is unchanged
 
 
 class ModuleLearner:
@@ -74,18 +74,18 @@ class ModuleLearner:
         self._measured = [one for one in self.module.modules() if _is_measured(one)]
         self._start = self._rows(self._flat.cpu().numpy().copy())
         self._shapes = {name: param.shape for name, param in self._params}
-        self._computed = 0  # gradients
-        self._settled: set[int] = set()  # threads that compute with so many threads as they should
+        self._computed = 0  # gradients so far
+        self._settled: set[int] = set()  # threads whose thread count was set
         self._before = 0
-        self._threads = 0  # as many as the process has
+        self._threads = 0  # 0: the default of the process
         self._shared: Floats | None = None
 
-    # ------------------------------------------------------------ the beginning and the end
+    # ------------------------------------------------------------ setup, checks and results
 
     def settle(self, alone: bool = False) -> None:
         if alone:
             keep_memory()
-        self._threads = self.model.threads  # left alone, every worker would take all cores
+        self._threads = self.model.threads  # by default every worker would take all cores
         self._before = torch.get_num_threads()
 
     def release(self) -> None:
@@ -94,9 +94,9 @@ class ModuleLearner:
         self._threads = 0
 
     def live_on(self, weights: Floats) -> None:
-        """These are the weights from now on: a gradient at them copies nothing, so it sees what others write there meanwhile.
+        """Use this array as the weights: gradients copy nothing, and see concurrent writes.
 
-        Only for gradients: whoever judges writes the weights to judge in their place.
+        Only for gradients: an evaluation writes its weights into it.
         """
         self._shared, self._staging = weights, torch.from_numpy(weights.reshape(-1))
         if self.device.type == "cpu":
@@ -104,7 +104,7 @@ class ModuleLearner:
             self._lay_on(self._flat)
 
     def _lay_on(self, flat: torch.Tensor) -> None:
-        """The parameters are views of this one, one after another."""
+        """Make the parameters consecutive views of this array."""
         at = 0
         for _, param in self._params:
             param.data = flat[at : at + param.numel()].view_as(param)
@@ -115,9 +115,9 @@ class ModuleLearner:
 
     @property
     def about(self) -> str:
-        """What must be the same on every node: names and shapes of what is trained, values of what is not."""
+        """Equal on every node: names and shapes of parameters, checksum of the rest."""
         parts = [f"{name} {tuple(param.shape)}" for name, param in self._params]
-        # an address is another one in every process
+        # addresses differ between processes
         layers = re.sub(r"0x[0-9a-f]+", "", repr(self.module))
         crc = zlib.crc32("; ".join([*parts, layers]).encode())
         trained = {id(param) for _, param in self._params}
@@ -141,7 +141,7 @@ class ModuleLearner:
         return self._rows(np.concatenate([*flat, self._rest.cpu().numpy()]))
 
     def check(self, test: CsrFile | DenseFile) -> None:
-        """Whatever would only be found out in the middle of the run, or at its end, on a few rows."""
+        """Find errors of the middle or the end of a run now, on a few rows."""
         for rows in (self._train, test):
             some = self._inputs.read(rows, 0, min(2, rows.rows))
             with self._at(self._start), torch.no_grad():
@@ -168,12 +168,12 @@ class ModuleLearner:
         self._try(RowsPiece(self._train, self._inputs, 0, min(2, self._train.rows), 0, KeyRange(0, self.keys)))
 
     def _try(self, some: RowsPiece) -> None:
-        """One gradient: batch normalisation wants two rows for it, and may refuse one."""
+        """Compute one gradient; batch normalisation needs two rows and may refuse one."""
         try:
             if len(some) > 1:
                 self.gradient(some, self._start, True)
         except BadValues:
-            return  # it is told of every slot
+            return  # training reports it, for every slot
         except (Exception, SystemExit) as error:
             raise Invalid(
                 f"model {self.model.net!r} cannot be trained: {type(error).__name__}: {error}: change the module"
@@ -201,10 +201,10 @@ class ModuleLearner:
     def gradient(
         self, local: Any, weights: Floats, mean: bool, wrapped: Any = None, share: float = 1.0
     ) -> tuple[float, Floats]:
-        """``wrapped`` is called in the module's place, and takes part when its gradient is computed (``strategies/averaging/ddp.py``).
+        """The loss and gradient of a slot; ``wrapped`` replaces the module if given.
 
-        That has to be done then, whatever the loss; ``share`` is what the gradient is multiplied
-        by.
+        It takes part in the backward pass (``strategies/averaging/ddp.py``), which must then run
+        for any loss. The gradient is multiplied by ``share``.
         """
         rows = len(local)
         if self._computed % _LOOK == 0:
@@ -228,7 +228,7 @@ class ModuleLearner:
         return value * rows, self._rows(flat.cpu().numpy())
 
     def _check_same(self) -> None:
-        """A module that puts another parameter in the place of one would train nothing, and say nothing."""
+        """Raise if the module replaced a parameter: it would silently train nothing."""
         now = {name: id(param) for name, param in self.module.named_parameters()}
         for name, param in self._params:
             if now.get(name) != id(param) or param.shape != self._shapes[name]:
@@ -268,8 +268,8 @@ class ModuleLearner:
     def _at(self, weights: Floats) -> Iterator[None]:
         with computing:
             if self._threads and threading.get_ident() not in self._settled:
-                # By the thread that computes: set by another one, it would be slower by a third
-                # all the same (16 cores).
+                # Set by the thread that computes: set by another thread, it is slower by a third
+                # (16 cores).
                 torch.set_num_threads(self._threads)
                 self._settled.add(threading.get_ident())
             if weights is not self._shared:
@@ -280,7 +280,7 @@ class ModuleLearner:
             try:
                 yield
             finally:
-                # a copy of us, forked by the module: it must not go on in our name
+                # a fork made by the module must not continue as this process
                 if os.getpid() != here:
                     os._exit(0)
 
@@ -302,7 +302,7 @@ class ModuleLearner:
                     one.copy_(self._fixed[name])
 
     def _calibrate(self) -> None:
-        """Measure what batch normalisation takes for granted outside training: means and variances at these weights."""
+        """Recompute the running statistics of batch normalisation at these weights."""
         self._reset_buffers()
         if self._measured:
             with torch.no_grad():
@@ -313,7 +313,7 @@ class ModuleLearner:
         momenta = [one.momentum for one in self._measured]
         for one in self._measured:
             one.reset_running_stats()
-            one.momentum = None  # a plain mean over what follows
+            one.momentum = None  # a plain mean over the following batches
             one.train()
         rows = min(_CALIBRATED, self._train.rows)
         for start in range(0, rows, _AT_ONCE):
@@ -326,7 +326,7 @@ class ModuleLearner:
 
 
 def _backward(loss: torch.Tensor, params: list[nn.Parameter], wrapped: Any) -> tuple[torch.Tensor, ...]:
-    """Gradients by the way that hooks listen to."""
+    """Gradients by ``backward``, which triggers hooks."""
     for param in params:
         param.grad = None
     wrapped.backward(loss)
@@ -338,8 +338,8 @@ def _backward(loss: torch.Tensor, params: list[nn.Parameter], wrapped: Any) -> t
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """What is drawn here is the seed's; what others draw afterwards goes on as if nothing had been."""
-    # torch.manual_seed asks every kind of device, which takes 90 microseconds where this takes 2.
+    """Seed the generator inside the context, and restore its state afterwards."""
+    # torch.manual_seed visits every device type, which takes 90 microseconds instead of 2.
     own = torch.default_generator
     state = own.get_state()
     if device.type == "cpu":
@@ -353,7 +353,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """Its values; bfloat16, which numpy does not know, as float32."""
+    """Its values; bfloat16, unknown to numpy, as float32."""
     found = tensor.detach().cpu()
     return (found.float() if found.dtype == torch.bfloat16 else found).numpy().copy()
 

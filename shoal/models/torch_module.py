@@ -1,8 +1,10 @@
-"""Any ``torch.nn.Module``, described: where it comes from, what it is judged by, on which device it computes.
+"""Describes a ``torch.nn.Module``: its source, loss, metric and device.
 
-    net       linear, cnn or sheet (``zoo``), or what makes one: "package.module:name" or "file.py:name"
-    loss      cross_entropy, mse, bce, or a function of (outputs, labels) that returns a mean: "file.py:name"
-    metric    accuracy, or a function of (outputs, labels) that returns a number for the whole test set: "file.py:name"
+    net       linear, cnn or sheet (``zoo``), or a factory: "package.module:name" or "file.py:name"
+    loss      cross_entropy, mse, bce, or a function of (outputs, labels) that returns a mean:
+              "file.py:name"
+    metric    accuracy, or a function of (outputs, labels) that returns a number for the whole
+              test set: "file.py:name"
 
 The description is plain data; nothing here imports PyTorch. ``torch_learner`` computes with it.
 """
@@ -19,29 +21,24 @@ from shoal.errors import Invalid
 
 ZOO = ("linear", "cnn", "sheet")
 LOSSES = ("cross_entropy", "mse", "bce")
-# weights in a row of the table: rules run on long rows three times as fast; the last is filled
-# with zeros
+# weights in a table row: updates of long rows are three times as fast; the last is zero-padded
 WIDTH = 256
-_LINEAR = ("logistic", "hinge", "squared")  # named by their loss, and no modules
+_LINEAR = ("logistic", "hinge", "squared")  # models named by their loss, not modules
 METRICS = ("accuracy", "none")
 _PLACE = re.compile(r".+:[A-Za-z_]\w*")
 _DEVICE = re.compile(r"cpu|auto|mps|cuda(:\d{1,3})?")
 
 
 class Module(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="torch", kw_only=True):
-    """A module, described."""
+    """The description of a module."""
 
     net: str = "cnn"
     loss: str = "cross_entropy"
     metric: str = "accuracy"
-    device: str = (
-        # cuda, cuda:1, mps; auto: a GPU where there is one. cuda: worker n takes the n-th, round
-        # and round
-        "cpu"
-    )
-    wire: Literal["float32", "float16", "bfloat16"] = "float32"  # how weights and gradients travel
-    start: str = ""  # a .safetensors file with a state_dict to begin with
-    threads: int = 1  # of PyTorch, in every worker
+    device: str = "cpu"  # cuda (worker n: GPU n, cyclically), cuda:1, mps; auto: a GPU if any
+    wire: Literal["float32", "float16", "bfloat16"] = "float32"  # type of values on the wire
+    start: str = ""  # a .safetensors file with the initial state_dict
+    threads: int = 1  # of PyTorch, per worker
 
     def __post_init__(self) -> None:
         for setting, names in (("net", ZOO), ("loss", LOSSES), ("metric", METRICS)):
@@ -53,12 +50,12 @@ class Module(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
     @property
     def told(self) -> str:
-        """With the loss, if that is not the usual one: what runs may be compared by."""
+        """The net, with the loss if it is not the default: identifies comparable runs."""
         return self.name if self.loss == "cross_entropy" else f"{self.name} ({self.loss.rpartition(':')[2]})"
 
     @property
     def name(self) -> str:
-        """Short, and fit for a folder's name."""
+        """A short name that is valid as a folder's name."""
         return self.net.rpartition(":")[2]
 
 

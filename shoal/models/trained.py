@@ -1,7 +1,7 @@
-"""A model that was trained: its weights and what they mean, to predict with, to keep, to read back.
+"""A trained linear model: its weights and their meaning, to predict, save and load.
 
-The file is safetensors: ``weights`` (one float32 for each feature), ``bias`` (one), and a text
-that says how to use them. Only numbers and text are in it, nothing that runs.
+The file is safetensors: ``weights`` (one float32 per feature), ``bias`` (one), and a text that
+describes them. It contains only numbers and text, no code.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _FORMAT = "shoal linear 1"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A linear model with its weights; the last one is the bias, where the model has one."""
+    """A linear model with its weights; the last one is the bias, if the model has one."""
 
     table: npt.NDArray[np.float32]
     linear: Linear
     features: int
-    hashing: Hashing | None = None  # how ids became features; None: id k is feature k - 1
+    hashing: Hashing | None = None  # how ids were hashed; None: id k is feature k - 1
 
     def __repr__(self) -> str:
         return f"<{self.linear.loss} model: {self.features:,} features, {self.nonzeros:,} weights that are not zero>"
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:
-        """One for each feature."""
+        """One weight per feature."""
         return self.table[: self.features]
 
     @property
@@ -50,14 +50,14 @@ class Trained:
         return int(np.count_nonzero(self.weights))
 
     def predict(self, rows: Any) -> npt.NDArray[np.float64]:
-        """The probability of +1 (logistic) or the margin, for an array of rows, a scipy matrix or the path of a file.
+        """The probability of +1 (logistic) or the margin, of an array, a scipy matrix or a file.
 
-        Columns are ids as in the data that was trained on; where those were hashed, these are.
+        Columns are ids as in the training data, and are hashed if those were.
         """
         return self.linear.predict(batch_of(rows, self.features, self.hashing), self.table)
 
     def save(self, path: str | Path, **also: str) -> None:
-        """``also``: more to be said in it; ``facts_of`` reads it back."""
+        """Save it; ``also`` is added to the metadata, and ``facts_of`` reads it."""
         from safetensors.numpy import save
 
         tensors = {"weights": np.ascontiguousarray(self.weights)}
@@ -67,13 +67,12 @@ class Trained:
             "format": _FORMAT,
             "model": msgspec.json.encode(self.linear).decode(),
             "features": str(self.features),
-            # safetensors accepts a flipped bit
+            # safetensors does not detect a flipped bit
             "crc32": str(zlib.crc32(np.ascontiguousarray(self.table).data)),
             **({} if self.hashing is None else {"hashing": msgspec.json.encode(self.hashing).decode()}),
             **also,
         }
-        # Under one name: safetensors writes several in any order, and equal models should be equal
-        # files.
+        # One key: safetensors writes several in any order, and equal models should be equal files.
         replace_file(Path(path), save(tensors, metadata={"shoal": msgspec.json.encode(facts).decode()}))
 
     @classmethod
@@ -106,7 +105,7 @@ class Trained:
 
 
 def facts_of(path: str | Path) -> dict[str, str]:
-    """What a model file says of itself."""
+    """The metadata of a model file."""
     from safetensors import SafetensorError, safe_open
 
     try:

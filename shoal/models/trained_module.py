@@ -1,7 +1,7 @@
-"""A module that was trained: its ``state_dict``, and how to make and use it again.
+"""A trained module: its ``state_dict``, and how to make and use it.
 
 The file is safetensors with the module's own names, so anything that loads a ``state_dict`` loads
-it; a text beside says which module it is. Only numbers and text are in it, nothing that runs.
+it; its metadata names the module. It contains only numbers and text, no code.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from shoal.models.inputs import ModelInputs
 from shoal.models.torch_module import Module
 
 FORMAT = "shoal torch 1"
-_AT_ONCE = 1_000  # rows that are looked at in one go
+_AT_ONCE = 1_000  # rows predicted at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedModule:
-    """Arrays by the names of the module's state, and what they belong to."""
+    """Arrays by the names of the module's state, and their description."""
 
     model: Module
     inputs: ModelInputs
@@ -38,7 +38,7 @@ class TrainedModule:
         return f"<module {self.model.net}: {sum(one.size for one in self.tensors.values()):,} numbers>"
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``torch.nn.Module.load_state_dict`` takes it."""
+        """The state for ``torch.nn.Module.load_state_dict``."""
         torch = self._torch()
         return {name: torch.from_numpy(one.copy()) for name, one in self.tensors.items()}
 
@@ -48,15 +48,14 @@ class TrainedModule:
         from shoal.models.torch_factory import made
 
         module = made(msgspec.structs.replace(self.model, start=""), self.inputs, 0)
-        # an extra state, which may be anything, is not kept
+        # extra state can be anything and is not saved
         module.load_state_dict(self.state_dict(), strict=False)
         return module.eval()
 
     def predict(self, rows: Any) -> npt.NDArray[np.float32]:
-        """The probability of each class (cross_entropy), of 1 (bce), or what the module returns (any other loss).
+        """Class probabilities (cross_entropy), the probability of 1 (bce), or the module's output.
 
-        Rows are as in the set that was trained on. If those are bytes, so are these, or floats
-        from 0 to 1.
+        Rows are as in the training set. If those are bytes, give bytes or floats from 0 to 1.
         """
         torch = self._torch()
         module, found, inputs = self.module(), [], self.prepare(rows)
@@ -71,15 +70,15 @@ class TrainedModule:
         return np.concatenate(found) if found else np.empty((0,), np.float32)
 
     def prepare(self, rows: Any) -> npt.NDArray[np.float32]:
-        """Rows as the module takes them: of its shape, and scaled (bytes become numbers about 0).
+        """Rows as inputs of the module: in its shape, and normalised.
 
-        Of a module that was trained on sparse rows: also a scipy matrix or the path of a file;
-        hashed where those were.
+        For a module trained on sparse rows, also a scipy matrix or the path of a file; hashed if
+        those were.
         """
         if self.inputs.sparse:
             return dense_of(rows, self.inputs.shape[0], self.inputs.hashing)
         array = np.asarray(rows)
-        if array.size == math.prod(self.inputs.shape):  # one row, with an axis for rows or without
+        if array.size == math.prod(self.inputs.shape):  # one row, with or without an axis for rows
             array = array.reshape(1, -1)
         try:
             array = array.reshape(len(array), *self.inputs.shape)
@@ -96,17 +95,17 @@ class TrainedModule:
         return scaled * np.float32(self.inputs.factor) + np.float32(self.inputs.shift)
 
     def save(self, path: str | Path, **also: str) -> None:
-        """``also``: more to be said in it."""
+        """Save it; ``also`` is added to the metadata."""
         from safetensors.numpy import save
 
         facts = {
             "format": FORMAT,
             "model": msgspec.json.encode(self.model).decode(),
             "inputs": msgspec.json.encode(self.inputs).decode(),
-            "crc32": str(_crc(self.tensors)),  # safetensors accepts a flipped bit
+            "crc32": str(_crc(self.tensors)),  # safetensors does not detect a flipped bit
             **also,
         }
-        # a number stays without axes
+        # a scalar stays a scalar
         arrays = {name: np.array(one, order="C") for name, one in self.tensors.items()}
         replace_file(Path(path), save(arrays, metadata={"shoal": msgspec.json.encode(facts).decode()}))
 

@@ -1,8 +1,8 @@
-"""Modules that have a name, for images of one channel in ten classes or so.
+"""Named modules for images of one channel and about ten classes.
 
-    linear   one dense layer (S0-07)
-    cnn      two convolutions and two dense layers (S0-08)
-    sheet    the network of the Hildesheim exercise sheet, twelve steps in its order (S2-02)
+    linear   one dense layer
+    cnn      two convolutions and two dense layers
+    sheet    the network of the Hildesheim exercise sheet, twelve steps in its order
 
 Each is made for the shape of an example and the number of classes.
 """
@@ -39,10 +39,12 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def sheet(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """conv1, max-pool1, ReLU, conv2, max-pool2, ReLU, dropout, max-pool3, FC1, ReLU, FC2, softmax.
+    """The network of the exercise sheet.
 
-    The softmax is in the loss: cross entropy takes its logarithm, which as a step of its own could
-    be that of 0.
+    conv1, max-pool1, ReLU, conv2, max-pool2, ReLU, dropout, max-pool3, FC1, ReLU, FC2, softmax.
+
+    The softmax is in the loss: cross entropy uses its logarithm, which would be log(0) for an
+    underflow in a separate step.
     """
     first, channels, height, width = _image("sheet", shape, 8)
     return nn.Sequential(
@@ -63,12 +65,12 @@ def sheet(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _after(side: int) -> int:
-    """What two convolutions of 5 and two poolings of 2 leave of a side."""
+    """The side length after two convolutions of 5 and two poolings of 2."""
     return ((side - 4) // 2 - 4) // 2
 
 
 def _image(name: str, shape: tuple[int, ...], least: int) -> tuple[list[nn.Module], int, int, int]:
-    """What gives images without a channel one; channels, height, width."""
+    """A layer that adds a missing channel axis; channels, height, width."""
     first: list[nn.Module] = []
     if len(shape) == 2:
         first, shape = [nn.Unflatten(1, (1, shape[0]))], (1, *shape)

@@ -25,7 +25,7 @@ class Run:
     summary: dict[str, Any]
     events: list[RunEvent] = field(repr=False)
     folder: Path | None = None
-    rescued: str = ""  # why ``folder`` is a temporary one, and not the one that was asked for
+    rescued: str = ""  # why ``folder`` is a temporary one instead of ``out``
 
     def plot(self, path: str | Path | None = None) -> Any:
         """A figure of the losses (pip install 'shoal[view]'), written to ``path`` if given."""

@@ -1,7 +1,7 @@
 """The folder of a run: every file it writes, and the lock that guards it.
 
     job.toml              all settings in effect
-    coordinator.journal   what was counted, for a resumed run
+    coordinator.journal   the slots counted so far, for a resumed run
     checkpoints/          snapshots of the whole run: `shoal train --resume` continues from one
     best.safetensors      the weights with the best evaluation so far
     events.jsonl          every event, one per line, written as it happens
@@ -57,10 +57,10 @@ FILES = (
     "summary.json",
     "coordinator.journal",
     "log.txt",
-)  # beside job.toml
+)  # besides job.toml
 
 
-LOGGED = 2  # verbosity of log.txt, whatever is shown
+LOGGED = 2  # verbosity of log.txt, whatever the terminal shows
 _WITHIN = limits.HEAR_WITHIN / limits.SECOND
 
 
@@ -74,7 +74,7 @@ class EventLog:
         before: Iterable[RunEvent] = (),
         verbosity: int = 1,
     ) -> None:
-        self.events: list[RunEvent] = list(before)  # of former lives of the run, too
+        self.events: list[RunEvent] = list(before)  # including those before a resume
         self._former = len(self.events)
         self.error = ""  # why events could not be written
         self._folder = folder
@@ -90,7 +90,7 @@ class EventLog:
 
     @property
     def new(self) -> list[RunEvent]:
-        """The events of this process's part of the run."""
+        """The events of this process."""
         return self.events[self._former :]
 
     def __call__(self, event: RunEvent) -> None:
@@ -148,7 +148,7 @@ class EventListener:
 
     def _failed(self, error: BaseException) -> bool:
         if not isinstance(error, Exception) and self._ends_main and callable(signal.getsignal(signal.SIGINT)):
-            _thread.interrupt_main()  # it wants the run to end
+            _thread.interrupt_main()  # the user wants the run to end
             return True
         mutter(f"shoal: {type(error).__name__}: {error} in {self._name}, which is not called any more")
         return False
@@ -159,14 +159,14 @@ class RunFolder:
 
     def __init__(self, path: Path, job: Job, new: bool = False) -> None:
         self.path, text = path.absolute(), job.toml()
-        self._made: list[Path] = []  # folders that were not there before, the innermost last
+        self._made: list[Path] = []  # parent folders that were created, innermost last
         self._lock: Lock | None = None
         self.is_new = False
-        self.rescued = ""  # why what it leaves had to be saved elsewhere
+        self.rescued = ""  # why the results were saved elsewhere
         try:
             self._make(new)
             self._lock = Lock(self.path, path)
-            # who makes this file has the folder
+            # creating this file claims the folder
             with open(self.path / "job.toml", "x", encoding="utf-8") as file:
                 self.is_new = True
                 file.write(text)
@@ -206,13 +206,14 @@ class RunFolder:
                 try:
                     return cls(one, job, new=True)
                 except Invalid as error:
-                    if not isinstance(error.__cause__, FileExistsError):  # else somebody was faster
+                    # otherwise another process was faster
+                    if not isinstance(error.__cause__, FileExistsError):
                         raise
         raise AssertionError
 
     def append(self, name: str, line: bytes) -> None:
         with open(self.path / name, "ab", buffering=0) as file:
-            # the rest did not fit: a last line that is cut is left out when read
+            # it did not fit: readers skip a truncated last line
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -233,7 +234,7 @@ class RunFolder:
             ) from None
 
     def begin_again(self, job: Job, anew: bool) -> None:
-        """Resume with these settings; ``anew``: from the beginning, deleting its results."""
+        """Write the settings of a resumed run; ``anew``: start over and delete its results."""
         lost = (
             ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
             if anew
@@ -241,8 +242,8 @@ class RunFolder:
         )
         aside = self.path / "job.toml.new"
         try:
-            replace_file(aside, job.toml().encode())  # where that fails, everything is as it was
-            # a model that was learned stays until there is another
+            replace_file(aside, job.toml().encode())  # if that fails, nothing has changed
+            # a model stays until there is a new one
             for name in ("summary.json", *lost):
                 (self.path / name).unlink(missing_ok=True)
             os.replace(aside, self.path / "job.toml")
@@ -271,7 +272,7 @@ class RunFolder:
         for again in (True, True, False):  # another process may remove its folder meanwhile
             try:
                 for parent in reversed([one for one in self.path.parents if not one.exists()]):
-                    # somebody else was faster: theirs will do
+                    # another process was faster: use its folder
                     with contextlib.suppress(FileExistsError):
                         parent.mkdir()
                         self._made.append(parent)
@@ -286,7 +287,7 @@ class RunFolder:
             raise FileExistsError
 
     def _unmake(self) -> None:
-        with contextlib.suppress(OSError):  # one that somebody else has put something into stays
+        with contextlib.suppress(OSError):  # a folder with others' files stays
             for folder in reversed(self._made):
                 folder.rmdir()
 
@@ -336,7 +337,7 @@ def _write(folder: Path, run: Run) -> None:
     replace_file(folder / "summary.json", msgspec.json.format(msgspec.json.encode(run.summary)) + b"\n")
     try:
         run.plot(folder / "loss.png")
-    except Exception as error:  # no matplotlib, a broken one, no room: a picture is not worth a run
+    except Exception as error:  # no matplotlib, or no room: a picture must not fail the run
         mutter(f"shoal: no loss.png: {error}")
         return
     try:

@@ -2,7 +2,7 @@
 
 How a run executes (workers, servers, stop rules) may change; what it computes (data, model, update,
 strategy, seed) may not. Damaged checkpoints are named and skipped. Without any checkpoint the run
-begins again. The journal tells what was counted after the checkpoint, and that is reported.
+begins again. Slots that the journal counted after the checkpoint are reported.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(slots=True)
 class ResumedRun:
-    """What a resumed run continues from."""
+    """The state from which a resumed run continues."""
 
     folder: RunFolder
-    before: list[RunEvent] = field(repr=False)  # what happened in its former lives
+    before: list[RunEvent] = field(repr=False)  # events before the resume
     checkpoint: tuple[Path, Manifest] | LocalCheckpoint | None = None  # None: from the beginning
-    news: list[RunEvent] = field(default_factory=list)  # to be told first
-    stands: bool = False  # its servers may be there still: nothing is gone back to
+    news: list[RunEvent] = field(default_factory=list)  # events to report first
+    stands: bool = False  # its servers may still run: nothing is rolled back
 
     @property
     def anew(self) -> bool:
@@ -48,7 +48,8 @@ class ResumedRun:
 
 def open_folder(out: Path, job: Job) -> RunFolder:
     """A new folder, or the folder of an unfinished run of the same job, to resume it."""
-    if not os.path.isfile(out / "job.toml") or is_finished(out):  # unlike Path's it takes any name
+    # unlike Path's, it accepts any name
+    if not os.path.isfile(out / "job.toml") or is_finished(out):
         return RunFolder(out, job)
     folder = RunFolder.again(out)
     try:
@@ -70,7 +71,7 @@ def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
 
 def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, RunFolder]:
     """The folder and job of a run to resume, with some settings changed."""
-    job = job_of(path, changes)  # says what is wrong, before the folder is taken
+    job = job_of(path, changes)  # raises before the folder is locked
     check_further(path, Job.load(path / "job.toml"), job)
     folder = RunFolder.again(path)
     return job_of(path, changes), folder
@@ -113,7 +114,7 @@ def check_further(path: Path, was: Job, now: Job) -> None:
     try:
         events, _ = read_legible(path / "events.jsonl")
     except OSError:
-        return  # whoever takes it up says so
+        return  # ``take_up`` reports it
     last = next((one for one in reversed(events) if isinstance(one, Progress | Evaluated)), None)
     if last is None:
         return
@@ -145,7 +146,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedRun:
-    """What to continue from. Changes nothing in the folder."""
+    """The state to continue from. Changes nothing in the folder."""
     before, damaged = folder.events()
     _check_data(folder.path, before, dataset)
     root = folder.path / CHECKPOINTS
@@ -184,7 +185,7 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
 
 
 def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | LocalCheckpoint | None, Sequence[BadCheckpoint]]:
-    """The newest complete checkpoint, and what is wrong with newer ones."""
+    """The newest complete checkpoint, and the errors of newer ones."""
     from shoal.files import Disk
     from shoal.store.checkpoint.manifest import newest
     from shoal.training import local_checkpoint

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shoal.training.run import RunHandle
     from shoal.training.tracker import RunResult
 
-WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
+WHOLE_MODELS = 3  # models in memory at once: the evaluated, the last, the best
 
 
 def train(
@@ -93,7 +93,7 @@ def train(
     of its own: the run does not wait for it, and drops it if it raises (KeyboardInterrupt ends the
     run).
 
-    Ctrl-C raises KeyboardInterrupt with an attribute ``run``: what was learned so far. It is also
+    Ctrl-C raises KeyboardInterrupt with an attribute ``run``, with the model so far. It is also
     in ``out``, or else in a temporary folder that the message names (``Run.load`` reads it).
 
     With ``cluster`` (an address, a run's folder or a cluster) the run uses those servers, and its
@@ -166,7 +166,7 @@ def _interrupted(error: KeyboardInterrupt) -> None:
     if not isinstance(run, Run):
         return  # it had not begun
     if run.folder is None:
-        with contextlib.suppress(OSError):  # no room: it is in memory at least
+        with contextlib.suppress(OSError):  # no room: it is still in memory
             run.folder = keep_aside(run, f"shoal-{run.summary['data'][:64]}-interrupted-")
     where = "" if run.folder is None else f", and in {run.folder}"
     # KeyboardInterrupt itself: Python and the shell recognise Ctrl-C only by that class.
@@ -206,7 +206,7 @@ def execute(
     taken: ResumedRun | None = None
     log: EventLog | None = None
     try:
-        check_listening(job)  # before anything that takes long
+        check_listening(job)  # before slow steps
         import_own(job)
         dataset = load(job.data, job.seed, progress=progress)
         for note in dataset.notes:
@@ -238,7 +238,7 @@ def execute(
         return _run(job, dataset, training, log, folder, progress, started)
     finally:
         try:
-            log.close()  # after what was learned is saved: it may take its time
+            log.close()  # after the results are saved: it may be slow
         finally:
             if folder is not None:
                 folder.release()
@@ -256,7 +256,7 @@ def _run(
     from shoal.launch import mpirun_rank
 
     outcome: RunResult | None = None
-    later: BaseException | None = None  # raised once what was learned is saved
+    later: BaseException | None = None  # raised after the results are saved
     began, clock = _cpu(), time.monotonic()
     try:
         with training:
@@ -302,7 +302,7 @@ def _run(
 
 
 def _fail_if_nothing_learned(outcome: RunResult, log: EventLog) -> RunResult:
-    """Raises RunFailed if every slot was given up: such a run has learned nothing."""
+    """A failed result if every slot was given up: such a run has learned nothing."""
     voids = [event for event in log.events if isinstance(event, Voided)]
     if outcome.examples or outcome.failed or not voids:
         return outcome
@@ -324,7 +324,7 @@ def _finished(
         summary = summarise(job, dataset, outcome, log.events, cost)
     except BaseException:
         if folder is not None and model is not None:
-            folder.keep(model)  # what was learned is not lost to what is told of it
+            folder.keep(model)  # a failing summary must not lose the model
         raise
     run = Run(job, model, summary, log.events, None if folder is None else folder.path)
     if folder is not None:
@@ -366,7 +366,7 @@ def summarise(
     events: Sequence[RunEvent],
     cost: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """The figures of a run, the same for every strategy; ``cost``: CPU seconds, and seconds they took."""
+    """The figures of a run, the same for every strategy; ``cost``: CPU and elapsed seconds."""
     from shoal.views import figures
 
     judged = outcome.judged
@@ -383,7 +383,7 @@ def summarise(
         "seconds": round(outcome.seconds, 4),
         "computing_seconds": round(outcome.computing, 4),
         "cpu_seconds": None if cost is None else round(cost[0], 2),
-        # starting included, as in cpu_seconds
+        # including startup, like cpu_seconds
         "elapsed_seconds": None if cost is None else round(cost[1], 2),
         "steps": outcome.steps,
         "examples": outcome.examples,
@@ -417,7 +417,7 @@ def summarise(
 
 
 def machine() -> dict[str, Any]:
-    """The machine it ran on; the load is the last minute's, of all processes."""
+    """The machine it ran on; the load is of the last minute, over all processes."""
     import platform
 
     import psutil

@@ -1,11 +1,11 @@
 """Embeddings whose rows are on the servers; a worker holds the rows of its batch.
 
-forward     one pull for the distinct ids of the batch; torch's own kernels do the rest
-backward    one push of the summed gradient of each distinct id; the server runs the update
+    forward     one pull for the distinct ids of the batch; torch's own kernels do the rest
+    backward    one push of the summed gradient of each distinct id; the server runs the update
 
-The table is asynchronous, whatever the rest of the model is: nobody waits for rows, and a worker
-reads its own pushes. Without gradients (``eval()``, ``no_grad``) nothing is pushed. A row is
-created by its first push; before that it reads as its initial value, which depends on its id.
+The table is asynchronous, whatever the rest of the model is: no worker waits for rows, and a
+worker reads its own pushes. Without gradients (``eval()``, ``no_grad``) nothing is pushed. A row
+is created by its first push; before that it reads as its initial value, which depends on its id.
 
 ``state_dict`` does not contain the rows, since they may not fit in a worker's memory (a warning
 says so once). Save ``all_rows`` instead, and pass them as ``start`` to begin with them.
@@ -49,9 +49,10 @@ Kept = tuple[torch.Tensor, torch.Tensor]  # ids, and a row of values for each
 class Embedding(torch.nn.Module):
     """One row for each id. ``num_embeddings`` None: any ids below 2^63, hashed.
 
-    ``state_dict`` does not have the rows. Save them: ``torch.save(model.ads.all_rows(),
-    "ads.pt")``; begin with them: ``Embedding(..., start=torch.load("ads.pt"))``, the same in all
-    workers.
+    ``state_dict`` does not contain the rows. Save and load them, the same in all workers, by
+
+        torch.save(model.ads.all_rows(), "ads.pt")
+        Embedding(..., start=torch.load("ads.pt"))
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Embedding(torch.nn.Module):
         self.num_embeddings, self.embedding_dim, self.name = num_embeddings, embedding_dim, name
         self._kv = kv if kv is not None else _connection()
         self._pushes: list[Task] = []
-        self._told = False  # that state_dict has no rows
+        self._told = False  # whether the warning about state_dict was given
         spec = Sparse(
             keys=num_embeddings,
             hashed=num_embeddings is None,
@@ -140,7 +141,7 @@ class Embedding(torch.nn.Module):
     def _push(self, keys: Keys, rows: torch.Tensor) -> None:
         assert rows.grad is not None
         gradient = rows.grad.detach().to("cpu", torch.float32).numpy()
-        rows.grad = None  # a second backward through the same batch counts what it adds
+        rows.grad = None  # a second backward through the same batch pushes only what it adds
         try:
             self._pushes.append(self._kv.push(self.name, keys, gradient))
         except BadValues:

@@ -1,7 +1,7 @@
 """Maps the parameters of a module to the rows of one table, and back.
 
 Only parameters that the optimizer has and that need a gradient are sent, tied ones once. Frozen
-ones stay; their checksum is in the description, so that workers with different frozen parts are
+ones stay local; their checksum is in the description, so that differences between workers are
 detected. Servers compute in float32: half precision is rounded on its way into the module, double
 precision is refused.
 """
@@ -20,8 +20,8 @@ from shoal.keys import Values
 from shoal.models.torch_module import WIDTH
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_LARGE = 65_536  # parameters, from which on rows are wide
-_ABOUT = 16_384  # characters: it is in every view of the cluster
+_LARGE = 65_536  # tables with at least this many parameters have wide rows
+_ABOUT = 16_384  # most characters: it is in every view of the cluster
 
 
 class FlatParameters:
@@ -51,7 +51,7 @@ class FlatParameters:
         self.size = sum(self._sizes)
         self.width = WIDTH if self.size >= _LARGE else 1
         self.rows = -(-self.size // self.width)
-        # fills the last row
+        # padding of the last row
         self._rest = torch.zeros(self.rows * self.width - self.size, device=self._device)
         self.about = _about(named, self.names)
 

@@ -25,8 +25,8 @@ from shoal.tables import Dense
 from shoal.torch.rank import Place, ensure
 
 log = logging.getLogger("shoal")
-LOOK = 0.25  # seconds between two looks at who is gone
-_REMIND = 10.0  # seconds after which a wait is told, then twice that, ...
+LOOK = 0.25  # seconds between two polls
+_REMIND = 10.0  # seconds until a wait is reported, then twice that, ...
 _SOON = 0.02
 
 
@@ -53,7 +53,7 @@ class WorkerGroup:
     def gone(self) -> list[int]:
         """The ranks that are gone, sorted."""
         came = self.store.pull(self._came, slice(None)).result()
-        # asked after that: who had come had joined, so it is here unless it went
+        # queried afterwards: a worker that had come is here now, or gone
         tables = self.store.tables()
         here = set(self.store.members)
         ended = self.store.pull(ENDED, slice(None)).result() if ENDED in tables else np.zeros(self.place.world)
@@ -67,9 +67,9 @@ class WorkerGroup:
             try:
                 return task.result(LOOK)
             except TimedOut as error:
-                if task.error is error:  # how it ended, and not that our look was too short
+                if task.error is error:  # the task itself timed out, not our poll
                     raise
-                if task.done:  # by now
+                if task.done:  # finished meanwhile
                     continue
             late(self.gone())
             reminder(f"{task.what} waits for {task.waits_for or 'an answer'}")
@@ -87,7 +87,7 @@ class WorkerGroup:
         return all(rank in gone for rank in range(self.place.rank))
 
     def leave(self) -> None:
-        """Leave: nobody waits for this worker from now on."""
+        """Leave: no worker waits for this one from now on."""
         self.worker.close()
 
     def wait_for_all(self) -> None:

@@ -3,7 +3,7 @@
     zero_grad, forward, backward        in this process, as before
     step                                pushes gradients; the servers update; pulls new weights
 
-    distribute(model, optimizer)                    asynchronous: nobody waits
+    distribute(model, optimizer)                    asynchronous: no worker waits
     distribute(model, optimizer, max_delay=4)       at most 4 steps ahead of the slowest worker
     distribute(model, optimizer, sync=True)         one update per step: the mean over all workers
 
@@ -64,7 +64,7 @@ def distribute(
         raise Invalid("sync=True and max_delay= exclude each other: in sync nobody is ahead")
     if max_delay is not None:
         max_delay = whole("max_delay", max_delay)
-    update_of(optimizer)  # refused here as it would be there, so that a script is tried out alone
+    update_of(optimizer)  # refused as under a launcher, so that a script can be tested alone
     place = place or Place.here()
     if place is None:
         print(
@@ -75,13 +75,13 @@ def distribute(
 
 
 class Distributed(torch.optim.Optimizer):
-    """What ``distribute`` returns: an optimizer. Its ``state_dict`` has settings only."""
+    """The optimizer that ``distribute`` returns. Its ``state_dict`` has settings only."""
 
     rank, world = 0, 1
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer.param_groups[0]["params"], dict(optimizer.defaults))
-        # the very same: a scheduler may have the other one in hand
+        # the same objects: a scheduler may refer to the plain optimizer
         self.param_groups = optimizer.param_groups
         self.model = model
 
@@ -122,7 +122,7 @@ class LocalLoop(Distributed):
         self.param_groups, self.state = self._plain.param_groups, self._plain.state
 
 
-# that are at it
+# active loops of this process
 _here: weakref.WeakValueDictionary[tuple[str, int, str], ServerLoop] = weakref.WeakValueDictionary()
 
 
@@ -144,7 +144,7 @@ class ServerLoop(Distributed):
         if self._key in _here:
             raise Invalid(f"{name!r} is distributed by this worker already: give the second model another name=")
         self.rank, self.world, self._name, self._sync = place.rank, place.world, name, sync
-        self.steps = 0  # that this worker has made
+        self.steps = 0  # steps of this worker
         self._settings = settings(self.param_groups[0])
         self._flat = FlatParameters(model, self.param_groups[0]["params"])
         apply: Apply = Step(slots=place.world, combine="mean") if sync else Each()

@@ -45,7 +45,7 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
             f"{name} has {len(optimizer.param_groups)} groups of parameters, and a table has one update: "
             "put all parameters into one group"
         )
-    # Adagrad's begins at 0
+    # the initial state of Adagrad has step 0
     if any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise Invalid(f"{name} has made steps, which the servers know nothing of: distribute it before the first one")
     group = optimizer.param_groups[0]
@@ -63,7 +63,7 @@ def settings(group: Group) -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any], group: Group) -> str:
-    """What has changed since, in words; empty if nothing."""
+    """The changes since then in words; empty if none."""
     for name, value in before.items():
         now = float(group[name]) if isinstance(group[name], torch.Tensor) else group[name]
         if now != value:

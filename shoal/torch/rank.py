@@ -73,7 +73,7 @@ def ensure(kv: KV, name: str, spec: Table, create: Callable[[], None] | None = N
 
 
 def say_errors_in_a_line() -> None:
-    """Print shoal's errors as one line in a launched process: script line, fact, next move."""
+    """Print shoal's errors in a launched process as one line: script line, fact, next move."""
     if not os.environ.get(ADDRESS) or getattr(sys.excepthook, "__module__", "") == __name__:
         return
     usual = sys.excepthook

@@ -1,4 +1,4 @@
-"""Many workers, one model: a parameter server in Python that keeps training when any part of it is killed.
+"""A parameter server in Python that keeps training when any of its processes is killed.
 
     import shoal
 
@@ -13,7 +13,7 @@ Names are imported when they are first used, so that ``import shoal`` costs next
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as type checkers read it; typing and the like are imported when needed, so that a command is soon at its first line
+TYPE_CHECKING = False  # for type checkers only: lazy imports keep commands fast to start
 
 __version__ = "0.1.0"
 
@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Ctrl-C is heard when an import is over: msgspec 0.22 dies of one while a decoder is made (a segmentation fault)."""
+    """Import a module with Ctrl-C deferred: msgspec 0.22 may crash on it (segmentation fault)."""
     import importlib
     import signal
 

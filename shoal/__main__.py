@@ -1,4 +1,4 @@
-"""``shoal`` and ``python -m shoal``: the command line, of which Ctrl-C makes an end even while it is imported."""
+"""Entry point of ``shoal`` and ``python -m shoal``; Ctrl-C ends it even during imports."""
 
 from shoal.startup import quietly
 

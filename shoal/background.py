@@ -1,13 +1,14 @@
-"""What is only told is told aside: whoever runs never waits for whoever hears.
+"""Runs callbacks and output in background threads, so that they never block a run.
 
-    Aside             hands things on to a function, one after another, on a thread of its own
-    Outlet            lines for a pipe, a terminal or a file that may take them, late, or never
-    print_patiently   what a command prints at its end, if anybody takes it in time
-    mutter            one line on standard error
+    BackgroundQueue   calls a function with queued items, one after another, in its own thread
+    OutputThread      writes lines to a pipe, terminal or file that may be slow or stuck
+    print_patiently   prints the last output of a command, with a time limit
+    mutter            prints one line on standard error
 
-A callback may sleep for minutes, a pipe may be full with nobody reading, a disk may hang: what cannot be handed on is left out and counted.
-Streams are written by their descriptor and in pieces that a pipe with room takes at once: a thread that hung inside of Python's own stream
-would hold its lock, and Python aborts at its end on that.
+A callback may sleep for minutes, a pipe may be full without a reader, a disk may hang: items that
+cannot be delivered are dropped and counted. Streams are written through their descriptor, in pieces
+that fit a pipe with room: a thread that hung inside Python's own stream would hold its lock, and
+Python would abort at exit.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from shoal import limits
 from shoal.events import RunEvent
 
 Item = TypeVar("Item")
-GONE = (OSError, ValueError)  # what a stream raises that was closed, or whose other end was
-_PIECE = select.PIPE_BUF  # bytes that a pipe which has room takes at once
-_LOOK = 200  # milliseconds between two looks whether it is over
-_PARTING = 1.0  # seconds that a thread which has nothing to do is waited for at the end
+GONE = (OSError, ValueError)  # raised when either end of a stream is closed
+_PIECE = select.PIPE_BUF  # bytes that fit a pipe with room
+_LOOK = 200  # milliseconds between checks of the deadline
+_PARTING = 1.0  # seconds to wait for an idle thread at the end
 
 
 class BackgroundQueue(Generic[Item]):
-    """Things for a function that may take its time. It is called by one thread, in the order of what was put."""
+    """Calls a possibly slow function with queued items, in order, in one thread."""
 
     def __init__(
         self,
@@ -43,13 +44,13 @@ class BackgroundQueue(Generic[Item]):
         most: int | None = None,
         failed: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
-        """``most`` of them wait, the oldest go first; ``failed`` says whether it is called again after it has raised that."""
+        """Queue at most ``most`` items; ``failed`` decides whether to go on after an error."""
         self._call, self._name, self._most, self._failed = call, name, most, failed
         self._waiting: deque[Item] = deque()
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._since: float | None = None  # when the call began that is under way
-        self.over = False  # nothing is handed on any more
+        self._since: float | None = None  # start of the current call
+        self.over = False  # no more calls
         self.dropped = 0
 
     def put(self, item: Item) -> None:
@@ -67,18 +68,18 @@ class BackgroundQueue(Generic[Item]):
 
     @property
     def busy(self) -> float:
-        """Seconds that the call under way has taken so far."""
+        """Seconds since the start of the current call."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
     def drain(self, seconds: float) -> int:
-        """Wait until all are handed on, but no longer; how many are not."""
+        """Wait until the queue is empty or the time is up; returns how many items are left."""
         with self._news:
             self._news.wait_for(lambda: self.over or not self._left(), seconds)
             return 0 if self.over else self._left()
 
     def close(self, seconds: float) -> int:
-        """Wait so long, then hand nothing on any more; how many were left out in all."""
+        """Wait up to a time limit, then stop; returns how many items were dropped in all."""
         left = self.drain(seconds)
         with self._news:
             if not self.over:
@@ -115,16 +116,16 @@ class BackgroundQueue(Generic[Item]):
 
 
 class OutputThread:
-    """Text for a stream. Without a descriptor (in a notebook, say) it is written at once."""
+    """Writes text to a stream; directly if it has no descriptor (in a notebook, say)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._handle = stream, _handle(stream)
         self._aside = BackgroundQueue(self._put, "lines", limits.LINES_WAITING)
-        self._told = 0  # lines that were left out, as far as this was said
+        self._told = 0  # dropped lines already reported
 
     @property
     def gone(self) -> bool:
-        """Nobody will ever read it."""
+        """Whether the reader is gone."""
         return self._aside.over
 
     def write(self, text: str) -> None:
@@ -139,7 +140,7 @@ class OutputThread:
             self._aside.close(0.0)
 
     def close(self, seconds: float) -> int:
-        """How many pieces of text nobody took."""
+        """Stop, and return how many pieces of text were not written."""
         return self._aside.close(seconds)
 
     def _put(self, data: bytes) -> None:
@@ -151,7 +152,7 @@ class OutputThread:
 
 
 def mutter(text: str) -> None:
-    """A line on standard error, if anybody takes it in a second."""
+    """Print a line on standard error; give up after a second."""
     if sys.stderr is not None:
         outlet = OutputThread(sys.stderr)
         outlet.write(f"{text}\n")
@@ -159,7 +160,7 @@ def mutter(text: str) -> None:
 
 
 def print_patiently(data: bytes, seconds: float) -> None:
-    """On standard output. Raises OSError where that cannot be: TimeoutError if nobody took it for so long."""
+    """Print on standard output. Raises OSError; TimeoutError if nothing is read for so long."""
     handle = _handle(sys.stdout)
     sys.stdout.flush()
     if handle is None:
@@ -180,7 +181,7 @@ def _write(handle: int, data: bytes, enough: Callable[[], bool]) -> None:
             continue
         try:
             data = data[os.write(handle, data[:_PIECE]) :]
-        except BlockingIOError:  # somebody else made it one that does not wait, and was faster
+        except BlockingIOError:  # another process made it non-blocking and filled it first
             time.sleep(_LOOK / 1_000)
 
 

@@ -1,8 +1,8 @@
 """The blocking client: ``KV``, whose calls return tasks with ``.result()``.
 
 One loop, run by whichever thread waits: a thread inside ``.result()`` runs it itself, so an answer
-costs no thread switch. A background thread runs it when nobody has for a while, so heartbeats,
-resends and late answers go on while the user computes. A lock passes the loop on.
+costs no thread switch. A background thread runs it when no user thread has for a while, so
+heartbeats, resends and late answers go on while the user computes. A lock passes the loop on.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _open: weakref.WeakSet[KV] = weakref.WeakSet()
 _Seen = TypeVar("_Seen")
 log = logging.getLogger("shoal")
-_REMIND = 10.0  # seconds until a wait says what it waits for; then doubled
-_STALL = 2.0  # seconds without a counted push after which close gives up
-_LOOK = 0.05  # seconds between two looks at what is still under way
+_REMIND = 10.0  # seconds until a wait reports its cause; then doubled
+_STALL = 2.0  # seconds without progress until close gives up
+_LOOK = 0.05  # seconds between checks for pending pushes
 _IDLE = 0.02  # seconds without a user before the background thread runs it
 
 
@@ -52,12 +52,12 @@ class KV:
         self._client: Client = worker.client
         self._loop = Loop(worker, transport)
         self._turning = threading.RLock()  # has an owner: an interrupted call can release it
-        self._changed = threading.Condition()  # somebody's task is done
-        self._last = 0.0  # when a user last had the loop
+        self._changed = threading.Condition()  # a task is done
+        self._last = 0.0  # when a user thread last ran the loop
         self._users: set[int] = set()  # threads inside a wait
         self._in_background = False  # the background thread has the loop
         self._pid = os.getpid()
-        self._broken = ""  # why no call can be made, though it is not closed
+        self._broken = ""  # why calls are impossible although it is open
         self._closed = threading.Event()
         self._alive = alive  # why the cluster has ended, or ""
         self._background = threading.Thread(target=_in_background, args=(weakref.ref(self), self._closed), daemon=True)
@@ -84,20 +84,20 @@ class KV:
         return [member.name for member in self._client.session.view.members]
 
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> None:
-        """Make a table; returns when every server has it.
+        """Create a table; returns when every server has it.
 
-        ``origin`` is the folder of a checkpoint that it comes from. ``like`` is another table with
+        ``origin`` is the folder of its checkpoint. ``like`` is another table with
         the same keys: each key lies on the same server, so a ``KeyList`` used with one is known
         for the other.
         """
         self._do(lambda: self._client.create(name, spec, starts, origin, like)).result()
 
     def drop(self, name: str) -> None:
-        """Delete a table and all that is in it."""
+        """Delete a table and its rows."""
         self._do(lambda: self._client.drop(name)).result()
 
     def tables(self) -> dict[str, Table]:
-        """The tables there are now, by name."""
+        """The current tables by name."""
         self._do(self._client.refresh).result()
         return {name: layout.spec for name, layout in self._client.session.layouts.items()}
 
@@ -132,7 +132,7 @@ class KV:
         return list(self._client.session.view.groups)
 
     def save(self, seconds: float | None = None) -> None:
-        """Make a checkpoint; returns when it is on disk. Raises if that fails or takes longer."""
+        """Write a checkpoint; returns when it is on disk. Raises if that fails or takes longer."""
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
         if seconds is not None and not number:
             raise Invalid(f"save({seconds!r}): give how many seconds to wait at most, or nothing")
@@ -170,7 +170,7 @@ class KV:
         return self._on_table(table, lambda: self._client.flush(table, **settings))
 
     def park(self, **settings: Any) -> Task:
-        """This worker has nothing to do: nobody waits for it until its next pull."""
+        """Mark this worker as idle: others do not wait for it until its next pull."""
         return self._do(lambda: self._client.park(**settings))
 
     def stats(self, table: str) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class KV:
         self._close(drain=True)
 
     def abandon(self) -> None:
-        """Leave at once: what is under way fails with Closed, whether it is counted or not."""
+        """Leave at once: pending calls fail with Closed, whether they are counted or not."""
         self._close(drain=False)
 
     def _close(self, drain: bool) -> None:
@@ -207,7 +207,7 @@ class KV:
             self._end()
 
     def _drain(self) -> None:
-        """Wait for the pushes under way, as long as they make progress."""
+        """Wait for pending pushes as long as they make progress."""
         last, ours = time.monotonic(), set(map(id, begun := self._held_still(self._client.dispatcher.pushes)))
         while begun and (
             tasks := [task for task in self._held_still(self._client.dispatcher.pushes) if id(task) in ours]
@@ -228,11 +228,11 @@ class KV:
             )
 
     def _held_still(self, look: Callable[[], _Seen]) -> _Seen:
-        """Read the client's state while nobody runs its loop."""
+        """Read the client's state while its loop does not run."""
         self._users.add(threading.get_ident())
         try:
             if self._in_background:
-                self._loop.transport.wake()  # it sees the user and releases the loop
+                self._loop.transport.wake()  # the background thread then releases the loop
             with self._turning:
                 return look()
         finally:
@@ -259,7 +259,7 @@ class KV:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._close(drain=exception[0] is None)  # what went wrong is not made to wait
+        self._close(drain=exception[0] is None)  # report errors at once
 
     # ------------------------------------------------------------ who has the loop
 
@@ -276,7 +276,7 @@ class KV:
             return self._do(call)
 
     def _do(self, call: Callable[[], Task]) -> Task:
-        """Prepare a call in this thread; the thread that has the loop sends it."""
+        """Prepare a call in this thread; the thread that runs the loop sends it."""
         self._check_open()
         task = call()
         task._waiter = self._wait
@@ -315,7 +315,7 @@ class KV:
                     self._release()
                 else:
                     if self._in_background:
-                        self._loop.transport.wake()  # it sees the user and releases the loop
+                        self._loop.transport.wake()  # the background thread then releases the loop
                     with self._changed:
                         if not task.done:
                             self._changed.wait(0.002)
@@ -360,7 +360,7 @@ class KV:
                 self._changed.notify_all()
 
     def _turn_in_background(self) -> float:
-        """One turn of the loop if no user is at it; how long to stay away otherwise."""
+        """Run the loop once unless a user thread does; returns how long to pause."""
         if self._users or time.monotonic() - self._last < _IDLE:
             return _IDLE
         if not self._turning.acquire(timeout=_IDLE):
@@ -377,7 +377,7 @@ class KV:
 
 
 def _close_all() -> None:
-    """At exit: wait for pushes that nobody waited for."""
+    """Wait for pending pushes at exit."""
     for kv in list(_open):
         with contextlib.suppress(Exception):  # close the others, too
             kv.close()
@@ -415,7 +415,7 @@ def connect(
 
     As a member of a ``group`` it has tables of its own names. On another machine, and if the
     address has a key, this side needs one too: from the folder ``keys``, that of SHOAL_KEYS, or
-    the default. ``insecure`` does without. ``checksums`` protect what is sent in the clear.
+    the default. ``insecure`` needs none. ``checksums`` protect arrays that are sent unencrypted.
     """
     from shoal.security.safety import Safety
 
@@ -424,7 +424,7 @@ def connect(
 
 
 def connect_by(safety: Safety, address: str, role: str = "client", name: str | None = None, group: str = "") -> KV:
-    """The same, with known keys."""
+    """``connect`` with loaded keys."""
     from shoal.wire.zmq import ZmqTransport
 
     name = member_name(name, group) if name else safety.named(f"{role}-{secrets.token_hex(4)}", role, group)
@@ -441,7 +441,7 @@ def connect_by(safety: Safety, address: str, role: str = "client", name: str | N
 
 
 def client_of(name: str, role: str, transport: Transport, ended: Callable[[], str] = lambda: "", group: str = "") -> KV:
-    """A member, once it has joined; ``ended`` says why the cluster has ended, or ""."""
+    """A client that has joined; ``ended`` says why the cluster has ended, or ""."""
     return joined(KV(Worker(name, role, secrets.token_hex(8), secrets.randbits(32), group), transport, ended))
 
 

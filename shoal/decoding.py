@@ -1,7 +1,8 @@
-"""Types that more than one thread may decode: their fields are looked up when their module is imported, not when the first one comes.
+"""Makes message types safe to decode in several threads.
 
-msgspec looks them up at the first use, without a lock: two threads that do so at once, two runs that begin in one program, end the process by a
-segmentation fault (0.22). Afterwards nothing is looked up any more, and any number of threads may decode.
+msgspec (0.22) resolves the fields of a type at its first use, without a lock: two threads that do
+so at once (two runs that start in one program) crash the process. So modules resolve their types
+when they are imported; after that any number of threads may decode.
 """
 
 from __future__ import annotations
@@ -12,6 +13,6 @@ import msgspec
 
 
 def look_up(*kinds: Any) -> None:
-    """To be said at the end of the module that has them, where every name in their fields is there."""
+    """Resolve the fields of these types; call it at the end of their module."""
     for kind in kinds:
         msgspec.json.Decoder(kind)

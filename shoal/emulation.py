@@ -1,20 +1,22 @@
-"""Computation that takes longer than it would, and workers that come late and are taken away: to study stragglers, more workers than
-there are cores, and what a resource manager does to a run.
+"""Emulates slow computation, late workers and preemption.
+
+For studies of stragglers, of more workers than cores, and of resource managers.
 
     [emulate]
-    per_example = 50e-6     # seconds: a gradient takes at least this for each of its rows, most of it asleep
-    slow = [0]              # these workers, by number, ...
+    per_example = 50e-6     # seconds: a gradient takes at least this per row, mostly asleep
+    slow = [0]              # these workers ...
     factor = 5.0            # ... take so many times as long
-    arrive = 2.0            # seconds from the start of one worker to that of the next
-    preempt = 1.0           # seconds after which a worker is taken away, and then the next; ...
-    away = 0.5              # ... so long, ...
-    sticky = true           # ... and comes back as it was; otherwise it is killed, and another is started in its place
-    task = 1                # slots, after which a worker leaves and another is started in its place
+    arrive = 2.0            # seconds between the starts of two workers
+    preempt = 1.0           # seconds between preemptions, one worker after another ...
+    away = 0.5              # ... each this long ...
+    sticky = true           # ... and resumed as it was (else killed, and replaced)
+    task = 1                # slots until a worker leaves, and is replaced
 
-What is measured so is called emulated wherever it is shown: waiting, delay and staleness are real, in real processes over
-real sockets, the work is not. A gradient that takes longer than it is to be emulated takes what it takes.
+Results are marked as emulated wherever they are shown: waiting, delay and staleness are real, in
+real processes over real sockets; the computation is not. A gradient that is slower than its
+emulated time takes its own time.
 
-Nothing here sleeps or reads a clock: ``Slowdown`` says for how long its worker is to be held up.
+Nothing here sleeps or reads a clock: ``Slowdown`` returns how long its worker must pause.
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from shoal.errors import Invalid
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is slower than they would be, and how."""
+    """Which workers are slowed or preempted, and how."""
 
-    per_example: float = 0.0  # seconds, of every worker
-    slow: list[int] = msgspec.field(default_factory=lambda: [0])  # the workers, by number, for whom the rest is meant
+    per_example: float = 0.0  # seconds per row, for every worker
+    slow: list[int] = msgspec.field(default_factory=lambda: [0])  # workers by number
     factor: float = 1.0  # their computation takes so many times as long
-    pause: float = 0.0  # seconds on average that they stand still now and then (exponential)
-    pause_every: float = 1.0  # seconds of computing on average between two pauses
-    stall: float = 0.0  # seconds that they stand still once ...
+    pause: float = 0.0  # mean seconds of their random pauses (exponential)
+    pause_every: float = 1.0  # mean seconds of computing between two pauses
+    stall: float = 0.0  # seconds of one long pause ...
     stall_at: float = 0.0  # ... after so many seconds of computing
-    link: float = 0.0  # seconds that every message between peers takes
-    arrive: float = 0.0  # seconds between the starts of two workers; 0: training begins when all are there
-    preempt: float = 0.0  # seconds between two times that a worker is taken away, one after another; 0: none is
-    away: float = 1.0  # seconds until it is back
-    sticky: bool = False  # as the same process, with all that it had read and was known for
-    task: int = 0  # slots that a worker computes before it leaves and another is started; 0: it stays
+    link: float = 0.0  # seconds that each message between peers is delayed
+    arrive: float = 0.0  # seconds between the starts of two workers; 0: all start together
+    preempt: float = 0.0  # seconds between preemptions, one worker after another; 0: none
+    away: float = 1.0  # seconds until a preempted worker is back
+    sticky: bool = False  # it is paused and resumed; else it is killed and replaced
+    task: int = 0  # slots until a worker leaves and is replaced; 0: it stays
 
     def __post_init__(self) -> None:
         for name in ("per_example", "pause", "stall", "stall_at", "link", "arrive", "preempt", "away"):
@@ -58,7 +60,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Invalid(f"emulate.slow={self.slow}: needs numbers of workers, 0 or more")
 
     def check(self, workers: int) -> None:
-        """Nobody is slowed who is not there."""
+        """Refuse to slow workers that do not exist."""
         if missing := [number for number in self.slow if number >= workers]:
             raise Invalid(
                 f"emulate.slow={self.slow}: there is no worker {missing[0]}, only "
@@ -72,18 +74,18 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether workers do, other than all at the beginning and all at the end."""
+        """Whether workers join or leave during the run."""
         return self.arrive > 0 or self.preempt > 0 or self.task > 0
 
     def check_goes(self, on_servers: bool, processes: bool) -> None:
-        """Where nobody deals anew what a worker had, none can be taken away."""
+        """Refuse preemption where the slots of a lost worker are not dealt again."""
         if self.comes_and_goes and not on_servers:
             raise Invalid("emulate.arrive, preempt and task are for workers of servers: choose sync, bounded or async")
         if self.preempt and not processes:
             raise Invalid("emulate.preempt takes processes away: leave launch.how=threads out")
 
     def words(self) -> str:
-        """What is emulated, for whoever looks at figures; nothing if nothing is."""
+        """What is emulated, in words; empty if nothing is."""
         said = [f"emulated compute ({_short(self.per_example)} per example)"] if self.per_example else []
         if self.slows:
             how = [f"{self.factor:g}x slower"] if self.factor > 1 else []
@@ -104,13 +106,13 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ", ".join(said)
 
     def pace(self, worker: int, seed: int) -> Slowdown | None:
-        """What holds this worker up, if anything does."""
+        """The slowdown of this worker, if it has one."""
         chosen = self.slows and worker in self.slow
         return Slowdown(self, chosen, random.Random(f"{seed} {worker}")) if chosen or self.per_example else None
 
 
 class Slowdown:
-    """How much longer each computation of one worker takes."""
+    """The extra time of each computation of one worker."""
 
     def __init__(self, settings: Emulation, chosen: bool, draw: random.Random) -> None:
         self._settings, self._chosen, self._draw = settings, chosen, draw
@@ -119,7 +121,7 @@ class Slowdown:
         self._stall_at = settings.stall_at if settings.stall else math.inf
 
     def extra(self, rows: int, took: float) -> float:
-        """Seconds to stand still after a computation over so many rows that took so long."""
+        """Seconds to pause after a computation of this time over so many rows."""
         settings = self._settings
         whole = max(took, settings.per_example * rows)
         if self._chosen:

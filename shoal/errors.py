@@ -1,28 +1,28 @@
 """The whole tree of errors. Each message gives the fact, then the next move.
 
     ShoalError
-    ├── Invalid             what was asked for cannot be: a setting, an argument, a file (also a ValueError)
+    ├── Invalid             a bad setting, argument or file (also a ValueError)
     │   ├── BadKeys         keys that a table cannot hold
     │   ├── BadValues       values of the wrong shape, or not finite
     │   │   └── BadFilter   a user's filter that failed
     │   ├── BadCheckpoint   a file of a checkpoint that is missing, damaged or not ours
-    │   │   └── OtherRun    one of another run
+    │   │   └── OtherRun    a checkpoint of another run
     │   └── UnknownTable    no table of that name
-    ├── ClusterError        who is here
-    │   ├── Refused         a node said no, and why
+    ├── ClusterError        an error of membership
+    │   ├── Refused         a node refused, with its reason
     │   ├── Fenced          this node was declared dead and replaced
     │   ├── RankLost        a rank is gone, and the others cannot go on without it
-    │   ├── RanksDiffer     ranks that should have the same weights have not
-    │   └── StartFailed     a cluster that did not come up
-    ├── StoreError          a push, pull or call that did not end well
-    │   ├── Unanswered      nobody answered in time (also a TimeoutError)
+    │   ├── RanksDiffer     ranks have different weights
+    │   └── StartFailed     a cluster did not start
+    ├── StoreError          a failed push, pull or call
+    │   ├── Unanswered      no answer in time (also a TimeoutError)
     │   ├── TimedOut        the caller's own time limit passed (also a TimeoutError)
     │   ├── SegmentsLost    the only server that held these keys is gone
     │   ├── DependencyFailed
     │   └── Closed          the client or cluster was closed
-    ├── RunFailed           a training run that could not end well
-    ├── NotUploaded         a file that was to be sent, and was not
-    └── WireError           bytes that are no message
+    ├── RunFailed           a failed training run
+    ├── NotUploaded         a failed upload
+    └── WireError           bytes that are not a message
         └── OtherVersion    a message of another protocol version
 
 The arguments of an error are the facts themselves, so it survives a trip between processes.
@@ -32,11 +32,11 @@ from __future__ import annotations
 
 
 class ShoalError(Exception):
-    """Base of all that shoal raises on purpose."""
+    """Base of all errors that shoal raises on purpose."""
 
 
 class Invalid(ShoalError, ValueError):
-    """What was asked for cannot be."""
+    """A setting, argument or file is invalid."""
 
 
 class BadKeys(Invalid):
@@ -48,7 +48,7 @@ class BadValues(Invalid):
 
 
 class BadFilter(BadValues):
-    """A user's filter that failed, or returned what cannot be."""
+    """A user's filter failed, or returned invalid values."""
 
 
 class BadCheckpoint(Invalid):
@@ -63,7 +63,7 @@ class BadCheckpoint(Invalid):
 
 
 class OtherRun(BadCheckpoint):
-    """A checkpoint that is whole, but not of this run."""
+    """A valid checkpoint of another run."""
 
     def __init__(self, file: str, number: int) -> None:
         super().__init__(
@@ -89,11 +89,11 @@ class UnknownTable(Invalid):
 
 
 class ClusterError(ShoalError):
-    """Who is here."""
+    """An error of membership."""
 
 
 class Refused(ClusterError):
-    """A node said no, and why."""
+    """A node refused, with its reason."""
 
     def __init__(self, by: str, reason: str) -> None:
         super().__init__(by, reason)
@@ -104,7 +104,7 @@ class Refused(ClusterError):
 
 
 class Fenced(ClusterError):
-    """This node was declared dead, and somebody else may have its name by now."""
+    """This node was declared dead, and its name may be taken by another."""
 
     def __init__(self, node: str, incarnation: int) -> None:
         super().__init__(node, incarnation)
@@ -132,7 +132,7 @@ class RankLost(ClusterError):
 
 
 class RanksDiffer(ClusterError):
-    """Ranks that should have the same weights have not."""
+    """Ranks that must have the same weights have different ones."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(one, other)
@@ -146,15 +146,15 @@ class RanksDiffer(ClusterError):
 
 
 class StartFailed(ClusterError):
-    """A cluster that did not come up."""
+    """A cluster did not start."""
 
 
 class StoreError(ShoalError):
-    """A push, pull or call that did not end well."""
+    """A push, pull or call failed."""
 
 
 class Unanswered(StoreError, TimeoutError):
-    """Nobody answered in time."""
+    """There was no answer in time."""
 
     def __init__(self, what: str, node: str, seconds: float) -> None:
         super().__init__(what, node, seconds)
@@ -190,7 +190,7 @@ class SegmentsLost(StoreError):
 
 
 class DependencyFailed(StoreError):
-    """A task was to follow another, which failed."""
+    """A task depends on one that failed."""
 
     def __init__(self, what: str, cause: str) -> None:
         super().__init__(what, cause)
@@ -205,7 +205,7 @@ class Closed(StoreError):
 
 
 class RunFailed(ShoalError):
-    """A training run that could not end well. What it has learned so far is in ``run``, and in its folder if it has one."""
+    """A training run failed. Its results so far are in ``run``, and in its folder if any."""
 
     def __init__(self, why: str, folder: str = "") -> None:
         super().__init__(why, folder)
@@ -217,7 +217,7 @@ class RunFailed(ShoalError):
 
 
 class NotUploaded(ShoalError):
-    """A file that was to be sent to a web address, and was not."""
+    """A file could not be uploaded."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(where, why)
@@ -228,11 +228,11 @@ class NotUploaded(ShoalError):
 
 
 class WireError(ShoalError):
-    """Bytes that are no message."""
+    """Bytes that are not a message."""
 
 
 class Damaged(WireError):
-    """Arrays whose checksum does not fit: a bit was flipped on their way."""
+    """Arrays with a wrong checksum: a bit was flipped in transit."""
 
 
 class OtherVersion(WireError):

@@ -1,12 +1,12 @@
-"""What happened, in typed records. Two books are kept.
+"""Typed event records, of two kinds: histories for the checker, and events of training runs.
 
-*History*: the one format that the simulator, tests on real processes and soaks share, for the checker.
+*History*: the format that the simulator, tests on real processes and soaks write for the checker.
 
-A call is begun once and ends once: ``ok``, ``failed`` (surely not counted) or ``unknown`` (may be counted or not). A pull of
-the counting model (see ``simulation.workload``) brings back what it contained, so that every promise becomes arithmetic on
-these records. Times are nanoseconds of one clock.
+A call begins once and ends once: ``ok``, ``failed`` (surely not counted) or ``unknown`` (perhaps
+counted). A pull of the counting model (see ``simulation.workload``) returns what it contained, so
+that every promise becomes arithmetic on these records. Times are nanoseconds of one clock.
 
-*Run*: what a training run writes line by line to ``events.jsonl``, for everything that looks at it, live or later.
+*Run*: the lines of ``events.jsonl``, which a training run writes for live views and reports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all records. The tag of each is a string of its own: renaming a class changes no file."""
+    """Base of all records. Each has a fixed tag: renaming a class changes no file."""
 
     time: int
 
@@ -33,12 +33,12 @@ class Begin(Record, frozen=True, tag="begin"):
     kind: Literal["push", "pull"]
     number: int = -1  # a push: the slot, or the client's own count
     clock: int = -1  # a pull: when its weights will be used
-    step: int = 0  # a push: the worker's step that it ends
+    step: int = 0  # a push: the worker's step that it completes
     enter: bool = False
 
 
 class End(Record, frozen=True, tag="end"):
-    """A call came back. ``seen`` is what a pull contained: per segment, a bit for each slot, or a count for each client."""
+    """A call ended. ``seen``: per segment, a bit per slot or a count per client in the pull."""
 
     call: int
     outcome: Literal["ok", "failed", "unknown"]
@@ -47,7 +47,7 @@ class End(Record, frozen=True, tag="end"):
 
 
 class Note(Record, frozen=True, tag="note"):
-    """Something that changes what may be expected."""
+    """An event that changes what the checker expects."""
 
     what: Literal["entered", "parking", "crashed", "removed", "delay asked", "delay set", "dealt", "healed"]
     client: str = ""
@@ -72,13 +72,13 @@ def read(path: Path) -> list[Event]:
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Base of what a run writes. The tag of each is a string of its own: renaming a class changes no file."""
+    """Base of a run's events. Each has a fixed tag: renaming a class changes no file."""
 
     seconds: float  # since training began
 
 
 class Started(Happening, frozen=True, kw_only=True, tag="started"):
-    """Everything is set up, and training begins."""
+    """Training begins."""
 
     data: str
     model: str
@@ -86,28 +86,28 @@ class Started(Happening, frozen=True, kw_only=True, tag="started"):
     workers: int
     servers: int
     seed: int
-    cores: int  # of this host; 0: they are on hosts of their own
-    rows: int  # to train on
+    cores: int  # of this host; 0: nodes run on other hosts
+    rows: int  # training rows
     test_rows: int
     features: int
     batch: int  # rows in a slot
-    slots: int  # in a pass
-    emulated: str = ""  # what of the computing is not real, in words
+    slots: int  # in an epoch
+    emulated: str = ""  # which computation is emulated, in words
 
 
 class Progress(Happening, frozen=True, kw_only=True, tag="progress"):
-    """How far training is: now and then, as the workers report it."""
+    """The progress of training, by the reports of the workers."""
 
-    passes: float  # over the data
+    passes: float  # epochs
     steps: int
     examples: int
-    train_loss: float | None  # mean over the rows computed since the last such record, each before its own update
-    workers: int  # at work
-    spent: dict[str, float] = {}  # seconds that they computed, communicated, waited, since the last such record
+    train_loss: float | None  # mean since the last record, each row before its update
+    workers: int  # active
+    spent: dict[str, float] = {}  # seconds of computing, communicating, waiting, since the last
 
 
 class Evaluated(Happening, frozen=True, kw_only=True, tag="evaluated"):
-    """The evaluator has judged the model."""
+    """The evaluator has evaluated the model."""
 
     number: int  # 0 is the model before training
     passes: float
@@ -116,25 +116,23 @@ class Evaluated(Happening, frozen=True, kw_only=True, tag="evaluated"):
     train_loss: float | None  # as in Progress, since the last evaluation
     test_loss: float
     metrics: dict[str, float | None]  # accuracy, auc, ...; None: not defined for these rows
-    workers: int  # at work when the weights were read (S4-24)
+    workers: int  # active when the weights were read
     best: bool  # the lowest test loss so far
-    read: float | None = None  # seconds when the weights were read: the model was as good then
-    each: dict[str, dict[str, float]] = {}  # of every worker since the last of these: "slots", and seconds by kind
-    spread: dict[
-        str, float
-    ] = {}  # where everybody has a model: "best" and "worst" loss, "distance" of all from their mean, "rounds", "pieces" of the graph
-    by: str = ""  # who judged it, where that is chosen
+    read: float | None = None  # seconds when the weights were read
+    each: dict[str, dict[str, float]] = {}  # by worker, since the last: "slots", seconds by kind
+    spread: dict[str, float] = {}  # of peers: best, worst loss; distance to mean; rounds; pieces
+    by: str = ""  # the evaluating peer, where one is elected
 
 
 class Joined(Happening, frozen=True, kw_only=True, tag="joined"):
-    """A node takes part from now on."""
+    """A node has joined."""
 
     name: str
     role: str
     group: str = ""
 
 
-LEFT = "it left"  # how the reason of one begins that went in order
+LEFT = "it left"  # first words of the reason of an orderly exit
 
 
 class Gone(Happening, frozen=True, kw_only=True, tag="gone"):
@@ -144,11 +142,11 @@ class Gone(Happening, frozen=True, kw_only=True, tag="gone"):
     role: str
     why: str
     slots: int = 0
-    left: float = 0.0  # the size of what filters had left for later, and is lost
+    left: float = 0.0  # norm of what its filters held back, and is lost
 
 
 class Leaving(Happening, frozen=True, kw_only=True, tag="leaving"):
-    """A node was asked to go, or asked for it: others take over what it has."""
+    """A node is leaving: others take over its segments or slots."""
 
     name: str
     role: str
@@ -156,112 +154,112 @@ class Leaving(Happening, frozen=True, kw_only=True, tag="leaving"):
 
 
 class Handed(Happening, frozen=True, kw_only=True, tag="handed"):
-    """Segments of a table changed hands while everything went on."""
+    """Segments of a table moved to another server during training."""
 
     table: str
     segments: list[int]
     source: str
     target: str
-    why: str  # count, leaving, load; lost: its server was, before the other one had taken over
-    took: float  # seconds since the move was begun
-    stall: float  # of these, seconds from the view that hands them over until they were served again
-    gain: str = ""  # what is better for it: who had how much before
+    why: str  # count, leaving or load; lost: the old server died during the move
+    took: float  # seconds since the move began
+    stall: float  # seconds of these in which the segments were not served
+    gain: str = ""  # the improvement: the shares before
 
 
 class Shared(Happening, frozen=True, kw_only=True, tag="shared"):
-    """How the segments of all tables are shared out among the servers, from now on."""
+    """The new placement: how many segments each server has."""
 
-    serves: dict[str, int]  # by server; who has none is there, too
-    copies: dict[str, int]  # those that others serve, kept in case these are lost
+    serves: dict[str, int]  # primary segments by server, zeros included
+    copies: dict[str, int]  # backup segments by server
 
 
 class Split(Happening, frozen=True, kw_only=True, tag="split"):
-    """A segment that was asked for more than its share is two now."""
+    """A segment with more than its share of the load was split in two."""
 
     table: str
-    segment: int  # its number before
-    at: int  # the key that the second half begins with
+    segment: int  # its number before the split
+    at: int  # the first key of the second half
     why: str
 
 
 class Voided(Happening, frozen=True, kw_only=True, tag="voided"):
-    """A slot cannot be computed: it counts as empty."""
+    """A slot cannot be computed and counts as empty."""
 
     slot: tuple[int, int]
     why: str
 
 
 class Warned(Happening, frozen=True, kw_only=True, tag="warned"):
-    """Something is not as it should be, and training goes on."""
+    """A problem that does not stop training."""
 
     what: str
 
 
 class Resumed(Happening, frozen=True, kw_only=True, tag="resumed"):
-    """The run was started again, and goes on from a checkpoint."""
+    """The run was restarted from a checkpoint."""
 
-    checkpoint: int | None  # its number; None: there was none, and it begins anew
+    checkpoint: int | None  # its number; None: there was none, and the run starts over
     steps: int  # in that checkpoint
-    slots: list[tuple[int, int]] = []  # what was counted after it and is done again: from the first up to the second
+    slots: list[tuple[int, int]] = []  # counted and computed again: [first, second)
 
 
 class RolledBack(Happening, frozen=True, kw_only=True, tag="rolledback"):
-    """A part of the model was lost with all its copies: everybody goes back to a checkpoint."""
+    """Segments were lost with all copies: training goes back to a checkpoint."""
 
     checkpoint: int | None  # its number; None: back to the beginning
     steps_before: int
     steps_after: int
-    slots: list[tuple[int, int]]  # what was counted and is done again: from the first up to, not including, the second
+    slots: list[tuple[int, int]]  # counted and computed again: [first, second)
     why: str
 
 
 class Saved(Happening, frozen=True, kw_only=True, tag="saved"):
-    """A checkpoint is on disk: from here the run can be taken up again."""
+    """A checkpoint is on disk: the run can be resumed from it."""
 
     number: int
     steps: int
     bytes: int
-    took: float  # seconds from its beginning, while training went on
+    took: float  # seconds, while training went on
 
 
 class Spans(Happening, frozen=True, kw_only=True, tag="spans"):
-    """What one node did when, some of it (see ``nodes.spent``)."""
+    """A sample of the time spans of one node (see ``nodes.spent``)."""
 
     name: str
-    spans: list[tuple[str, float, float]]  # what, since when, for how many seconds
+    spans: list[tuple[str, float, float]]  # kind, start, seconds
 
 
 class Delayed(Happening, frozen=True, kw_only=True, tag="delayed"):
-    """How many steps workers may be apart was changed while running (``max_delay = "auto"``)."""
+    """The bound on delay was changed during training (``max_delay = "auto"``)."""
 
     max_delay: int
-    waiting: float  # share of their time that workers waited before
+    waiting: float  # share of time that workers waited before
 
 
 class Linked(Happening, frozen=True, kw_only=True, tag="linked"):
-    """Who hears whom, in a run without a server."""
+    """The links between peers, in a run without servers."""
 
     topology: str
     nodes: list[str]
-    links: list[tuple[int, int]]  # from the first to the second, by their places in nodes; both ways: each pair once
+    links: list[tuple[int, int]]  # from, to, as indices of nodes; undirected: each pair once
     directed: bool
     gap: float  # 1 - |second eigenvalue| of the mixing matrix
-    rounds: float | None  # until the distance is a hundredth of what it was, if nobody learned; None: never
-    parts: list[list[int]]  # strongly connected ones
-    why: str = ""  # somebody is gone
-    pairs: bool = False  # they meet two at a time, so that no rounds are counted
-    rows: str = ""  # who learns from which, where that is not left to chance
+    rounds: float | None  # until the distance is 1/100 without learning; None: never
+    parts: list[list[int]]  # strongly connected components
+    why: str = ""  # the peer that is gone
+    pairs: bool = False  # peers average in pairs: no rounds
+    rows: str = ""  # which peer has which rows, if not random
 
 
 class Elected(Happening, frozen=True, kw_only=True, tag="elected"):
-    """Who judges the model and deals the slots from now on, in a run of peers."""
+    """The peer that evaluates the model and deals the slots from now on."""
 
     name: str
-    why: str = ""  # the one before is gone, and how
+    why: str = ""  # how the one before was lost
 
 
 class Stopped(Happening, frozen=True, kw_only=True, tag="stopped"):
-    """Training has ended, and this is why."""
+    """Training has ended."""
 
     why: str
 
@@ -292,18 +290,18 @@ _run_decoder = msgspec.json.Decoder(RunEvent)
 
 
 def counted(number: float, what: str) -> str:
-    """1 worker, 2 workers: for whoever tells it in words."""
+    """A number with its noun: 1 worker, 2 workers."""
     return f"{number:,g} {what}{'' if number == 1 else 's'}"
 
 
 def read_run(path: Path) -> list[RunEvent]:
-    """The events of a run; a last line that was cut short by a crash is left out."""
+    """The events of a run, without a last line that a crash cut short."""
     lines = path.read_bytes().split(b"\n")
     return [_run_event(line) for line in lines[:-1] if line]
 
 
 def read_legible(path: Path) -> tuple[list[RunEvent], int]:
-    """The events of a run that can be read, and how many lines cannot."""
+    """The readable events of a run, and the number of damaged lines."""
     events, damaged = list[RunEvent](), 0
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
@@ -321,6 +319,6 @@ def _run_event(line: bytes) -> RunEvent:
         told = msgspec.json.decode(line)
         if not isinstance(told, dict) or told.get("test_loss", 0) is not None:
             raise
-        # JSON has no infinity: a loss that ran away was written as null.
+        # JSON has no infinity: a diverged loss is written as null.
         event = msgspec.convert({**told, "test_loss": float("nan")}, RunEvent)
     return event

@@ -1,4 +1,4 @@
-"""How a file appears: whole, or not at all; the lock of a folder; and the few things that a checkpoint asks of a disk."""
+"""Atomic file replacement, folder locks, and the disk operations of checkpoints."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import BinaryIO
 
 from shoal.errors import Invalid
 
-_LONG = 1 << 20  # bytes worth another thread's while
+_LONG = 1 << 20  # bytes worth a second thread
 
 
 def replace_file(path: Path, contents: bytes) -> None:
-    """Write aside, sync, rename: who looks sees the old file or the new one, also after a crash."""
+    """Write a new file, sync, rename: readers see the old or the new one, even after a crash."""
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -38,7 +38,7 @@ def replace_file(path: Path, contents: bytes) -> None:
 
 
 class Lock:
-    """A folder is used by one run (or sweep, or store) at a time. The lock ends with the process that has it."""
+    """Locks a folder for one run (or sweep, or store); the lock ends with its process."""
 
     def __init__(self, folder: Path, named: Path, what: str = "run") -> None:
         self._path = folder / "lock"
@@ -56,7 +56,7 @@ class Lock:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.stat(self._path)):
                     break
-            os.close(handle)  # whoever had it has just removed it
+            os.close(handle)  # its last holder has just removed it
         self._close = weakref.finalize(self, os.close, handle)  # also if the next lines fail
         try:
             os.ftruncate(handle, 0)
@@ -72,14 +72,14 @@ class Lock:
 
 
 class Digest:
-    """SHA-256 of what is being read or written, computed beside it: a disk and a hash each take as long as the other."""
+    """SHA-256, computed in parallel to disk access, which takes about as long."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._beside: ThreadPoolExecutor | None = None
 
     def update(self, chunk: bytes | memoryview) -> None:
-        """Nobody may change a long chunk before ``hexdigest`` was asked for."""
+        """Add a chunk; do not change it before ``hexdigest`` returns."""
         if self._beside is None and len(chunk) < _LONG:
             self._hash.update(chunk)
             return
@@ -94,17 +94,17 @@ class Digest:
 
 
 class Disk:
-    """The real one; ``simulation.disk`` has its twin, which crashes, fills up and lies. All of it raises OSError.
+    """The real disk; ``simulation.disk`` has a faulty twin. All methods raise OSError.
 
-    A file that was written is on disk, but its name is not: names (of new files and folders, and renamed ones) survive a
-    crash once their folder is synced.
+    ``write`` syncs the file but not its name: names of new or renamed files survive a crash once
+    their folder is synced.
     """
 
     def make_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        """A new file: whole and synced when this returns, not there if it raises."""
+        """Write a new file: complete and synced when this returns, absent if it raises."""
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             for chunk in chunks:
@@ -120,7 +120,7 @@ class Disk:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """In one folder; what was there under the new name is gone."""
+        """Rename within a folder; replaces what has the new name."""
         os.replace(old, new)
 
     def sync_folder(self, folder: Path) -> None:
@@ -131,7 +131,7 @@ class Disk:
             os.close(handle)
 
     def open(self, path: Path) -> BinaryIO:
-        """A plain file, to be read: neither a link nor a pipe that would keep us waiting."""
+        """Open a regular file for reading; refuses links and pipes, which could block."""
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -139,14 +139,14 @@ class Disk:
         return os.fdopen(handle, "rb", buffering=0)
 
     def names(self, folder: Path) -> list[str]:
-        """What is in a folder, sorted; nothing if there is none."""
+        """The sorted names in a folder; none if it does not exist."""
         try:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
 
     def remove(self, path: Path) -> None:
-        """A file, or a folder with all that is in it; if it is not there, so much the better."""
+        """Remove a file or a folder tree, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""A job describes a run in full: what to learn from, what to learn, how, with whom, and when to stop.
+"""The job: a full description of a run, its data, model, strategy, nodes and stop rules.
 
     data = "rcv1"                     workers = 4
     model = "logistic"                servers = 2
@@ -8,9 +8,9 @@
     rule = "ftrl"                     epochs = 10
     l1 = 1e-5                         patience = 3
 
-A file (TOML) decodes straight into the objects that do the work. Where a table has one setting that names it, the name
-alone will do, as above. ``--set a.b=c`` and ``shoal.train(settings={"a.b": c})`` change one setting. What is not known is
-refused, with the nearest name that is.
+A TOML file decodes straight into the settings objects. Where one setting names a table, the name
+alone is enough, as above. ``--set a.b=c`` and ``shoal.train(settings={"a.b": c})`` change one
+setting. Unknown settings are refused, with the nearest known name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shoal.timing import Timing
 from shoal.user_code import import_modules
 
 MODELS = {"linear": Linear, "torch": Module}
-MAY_CHANGE = (  # from one life of a run to the next
+MAY_CHANGE = (  # when a run is resumed
     "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "moves", "timing", "trace", "verbosity",
 )  # fmt: skip
 _KINDS = {
@@ -52,9 +52,9 @@ _KINDS = {
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the model is judged on held-out rows; always before the first slot and after the last."""
+    """When the model is evaluated on held-out rows; always at the start and at the end."""
 
-    every: float = 1.0  # passes; inf: not in between
+    every: float = 1.0  # epochs; inf: only at the start and the end
 
     def __post_init__(self) -> None:
         if not self.every > 0:
@@ -62,7 +62,7 @@ class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often the run is kept on disk, and how many of these are."""
+    """How often checkpoints are written, and how many are kept."""
 
     every: float = 60.0  # seconds; inf: never
     keep: int = 3  # besides the best
@@ -75,9 +75,9 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much is told of what every node does when."""
+    """How many time spans each node reports."""
 
-    spans: int = 200  # of one node in one second; 0: only sums
+    spans: int = 200  # per node and second; 0: only sums
 
     def __post_init__(self) -> None:
         if not 0 <= self.spans <= limits.SPANS:
@@ -89,15 +89,13 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     how: Literal["processes", "threads", "mpi"] = "processes"  # mpi: by mpirun
     transport: Literal["ipc", "tcp"] = "ipc"
-    modules: list[str] = []  # with updates and questions of your own, imported by every server
-    cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
-    listen: str = ""  # the address or interface at which nodes of other hosts reach this one; empty: none can
-    advertise: str = ""  # what they call it by, if not that: tcp://HOST, or tcp://HOST:PORT
-    keys: str = ""  # the folder of this host's keys: without one nobody listens off this machine,
-    insecure: bool = False  # unless this is said
-    checksums: bool = (
-        True  # of arrays that travel between processes in the clear: a flipped bit is noticed, and sent again
-    )
+    modules: list[str] = []  # with your own updates and queries; every server imports them
+    cache_mb: int | None = None  # a worker's cache of rows; by default a share of free memory
+    listen: str = ""  # address or interface for nodes of other hosts; empty: none
+    advertise: str = ""  # the address that they use, if another: tcp://HOST or tcp://HOST:PORT
+    keys: str = ""  # folder of this host's keys; needed to listen for other hosts, ...
+    insecure: bool = False  # ... unless this is set
+    checksums: bool = True  # of unencrypted arrays between processes: damaged ones are sent again
 
     def __post_init__(self) -> None:
         if self.cache_mb is not None and self.cache_mb < 0:
@@ -107,11 +105,11 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 if TYPE_CHECKING:
     Chosen = Strategy
 else:
-    Chosen = Any  # any that is registered: ``_decode`` looks it up by its name
+    Chosen = Any  # any registered strategy: ``_decode`` finds it by name
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A run, described."""
+    """The settings of a run."""
 
     data: DataSource = DataSource()
     model: Linear | Module = Linear()
@@ -125,15 +123,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     moves: MoveSettings = MoveSettings()
     timing: Timing = Timing()
     trace: Trace = Trace()
-    filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
-    handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on
+    filters: list[str | dict[str, str | float]] = []  # ["int8", {name = "zstd", level = 3}]
+    handles: bool = True  # repeated key lists are sent once, then named by a number
     workers: int = 2
     servers: int = 1
-    copies: int = 1  # servers that hold each part of the model
+    copies: int = 1  # servers that hold each segment
     seed: int = 0
-    verbosity: int = (
-        1  # 0: nothing is told but errors; 1: how it goes; 2: who comes, what is saved, where time goes; 3: all
-    )
+    verbosity: int = 1  # 0: errors; 1: progress; 2: also joins, checkpoints, time spent; 3: all
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers"):
@@ -183,12 +179,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
-        """From nested settings, as a TOML file has them."""
+        """A job from nested settings, as in a TOML file."""
         return _decode(settings)
 
     @classmethod
     def load(cls, path: Path, changes: Mapping[str, Any] | None = None) -> Job:
-        """From a TOML file, with changes such as {"stop.epochs": 3}."""
+        """A job from a TOML file, with changes such as {"stop.epochs": 3}."""
         try:
             text = path.read_bytes().decode()
             settings = tomllib.loads(text)
@@ -208,44 +204,44 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def has_servers(self) -> bool:
-        """Some hold the model."""
+        """Whether servers hold the model."""
         return self.strategy.has_servers(self)
 
     @property
     def has_workers(self) -> bool:
-        """More than the one process that was called."""
+        """Whether there are worker processes."""
         return self.strategy.has_workers
 
     @property
     def linear(self) -> Linear:
-        """The model, of a run on sparse rows."""
+        """The model of a run on sparse rows."""
         assert isinstance(self.model, Linear)
         return self.model
 
     def slots(self, rows: int) -> SlotOrder:
-        """What such a run cuts a pass over so many rows into."""
+        """The slots of an epoch over so many rows."""
         return self.strategy.slots(rows, self.data.batch, self.seed)
 
     @property
     def identity(self) -> str:
-        """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
+        """A hash of the settings that identify the run; of data files only the names count."""
         tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
         tree["update"] = self.update.identity
         if not self.filters:
-            del tree["filters"]  # it came later
-        for name in ("admit", "evict"):  # they came later: where they are not set it is the run it was
+            del tree["filters"]  # as before this setting existed
+        for name in ("admit", "evict"):  # likewise
             if not tree["strategy"].get(name, True):
                 del tree["strategy"][name]
         if isinstance(self.model, Linear):
-            del tree["model"]["kind"]  # it came later
+            del tree["model"]["kind"]  # likewise
         else:
-            for name in ("device", "threads"):  # where it is computed
+            for name in ("device", "threads"):  # the place of computing may change
                 del tree["model"][name]
         tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
         return hashlib.sha256("".join(toml_lines(tree)).encode()).hexdigest()
 
     def toml(self) -> str:
-        """All settings, as a file that ``load`` reads back; those that are not set as comments."""
+        """All settings as a file that ``load`` reads; unset ones as comments."""
         return "".join(toml_lines(msgspec.to_builtins(self)))
 
 
@@ -264,7 +260,7 @@ def _decode(settings: Mapping[str, Any]) -> Job:
         kind.defaults(tree)
     if isinstance(model := tree.get("model"), dict):
         model.setdefault("kind", "torch" if "net" in model else "linear")
-        if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
+        if model["kind"] == "torch":  # AdaGrad's step for sparse rows would make a network diverge
             tree["update"] = {"rule": "adam", **tree.get("update", {})}
     _check_names(tree)
     try:
@@ -284,7 +280,7 @@ def _strategy(settings: dict[str, Any]) -> Strategy:
 
 
 def _check_names(tree: Mapping[str, Any]) -> None:
-    """Every setting is one that exists; otherwise say which one is near."""
+    """Refuse unknown settings, and suggest the nearest name."""
     known = {field.name: field.type for field in msgspec.structs.fields(Job)}
     kinds = strategies()
     for name, value in tree.items():
@@ -331,13 +327,13 @@ def _all_settings() -> list[str]:
 
 
 def _kinds_of(table: str, kind: Any) -> tuple[Any, ...]:
-    """What a table of settings may be."""
+    """The types that a table of settings may have."""
     several = {"strategy": tuple(strategies().values()), "model": tuple(MODELS.values())}
     return several.get(table, (kind,))
 
 
 def _instead(name: str, known: list[str], first: list[str] | None = None) -> str:
-    """The nearest valid name: also one whose last part is what was meant."""
+    """The nearest valid name, by the whole or by its last part."""
     tail = name.split(".")[-1]
     if near := get_close_matches(name, [one for one in known if ("." in one) == ("." in name)], n=1, cutoff=0.75):
         return f": did you mean {near[0]!r}?"
@@ -351,14 +347,14 @@ def _instead(name: str, known: list[str], first: list[str] | None = None) -> str
 
 
 def _readable(error: str) -> str:
-    """msgspec says "Expected `int`, got `str` - at `$.stop.epochs`": put the setting first, and the next move last."""
+    """Turn msgspec's "Expected `int`, got `str` - at `$.stop.epochs`" into our form."""
     what, _, where = error.partition(" - at `$")
     setting = where.strip("`.")
     if not setting or what.startswith(f"{setting}."):
         return what
     if what.startswith("Invalid enum value"):
         given = what.split("'")[1]
-        choices = [one for one in _choices(setting) if one != given]  # a choice of another strategy is none here
+        choices = [one for one in _choices(setting) if one != given]
         near = get_close_matches(given, choices, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         return f"{setting}: {what}: {hint}(there are {', '.join(choices)})"
@@ -369,7 +365,7 @@ def _readable(error: str) -> str:
 
 
 def _choices(setting: str) -> list[str]:
-    """The names that a setting such as model.loss may have; one that may be a number, too, says so."""
+    """The choices of a setting such as model.loss, with a note if it may be a number."""
     table, _, name = setting.partition(".")
     kinds = next((_kinds_of(table, field.type) for field in msgspec.structs.fields(Job) if field.name == table), ())
     found: list[Any] = []

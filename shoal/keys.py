@@ -1,8 +1,8 @@
 """Keys, ranges of keys, and keys with their values: the currency of weights and gradients.
 
 A key list is sorted and has no key twice. A user's keys may be neither: ``tidy`` sorts them and
-adds up what stands under the same key, in the order given, and remembers how to undo that for the
-answers. A ``KeyList`` is for keys that are used again and again.
+adds up values of the same key, in the order given, and remembers how to undo that for answers.
+A ``KeyList`` is for keys that are used repeatedly.
 
 Hashed tables store ids spread evenly over 63 bits by a fixed bijection (``mixed``, ``unmixed``),
 so that ranges of equal length hold about equally many. Multiplying by an odd number and folding
@@ -216,7 +216,7 @@ def joined(segments: Iterable[KeyRange]) -> list[KeyRange]:
 
 
 def without(these: Iterable[KeyRange], those: Iterable[KeyRange]) -> list[KeyRange]:
-    """The keys of these ranges that are in none of those, however both are cut."""
+    """The keys of these ranges that are in none of those."""
     left: list[KeyRange] = []
     others = joined(those)
     for one in joined(these):

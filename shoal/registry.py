@@ -1,7 +1,7 @@
-"""What a user registers under its own name, and is known by that name alone: update rules, filters, questions.
+"""Checks for users' update rules, filters and queries, which are registered by name.
 
-Here are the checks that all three share: settings are finite numbers with names that a named tuple can have, a name that is not known is
-answered with one that is near, and a name that somebody else's code has taken is refused.
+Settings are finite numbers, with names that a named tuple can have; the error about an unknown name
+suggests a near one; a name that other code has registered is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.errors import Invalid
 
 
 def check_number(what: str, value: object) -> None:
-    """Refuse what is no finite number."""
+    """Refuse values that are not finite numbers."""
     try:
         finite = not isinstance(value, bool | str) and math.isfinite(value)  # type: ignore[arg-type]
     except (TypeError, OverflowError):
@@ -27,7 +27,7 @@ def check_number(what: str, value: object) -> None:
 
 
 def check_setting(name: str) -> None:
-    """Refuse a name that the named tuple of settings cannot have."""
+    """Refuse names that a named tuple of settings cannot have."""
     if name.startswith("_") or not name.isidentifier() or keyword.iskeyword(name):
         raise Invalid(
             f"setting {name!r}: a name that does not begin with an underscore and is no word of Python's is needed"
@@ -35,28 +35,30 @@ def check_setting(name: str) -> None:
 
 
 def check_taken(what: str, name: str, old: Any, new: Any) -> None:
-    """Refuse a name under which another one is registered.
+    """Refuse a name that other code has registered.
 
-    The same function or class, edited, keeps its module (a notebook, a reload) or its file (run as a script, then imported).
+    The same function or class, edited, has the same module (a notebook, a reload) or the same file
+    (run as a script, then imported).
     """
     if old is not None and old.__module__ != new.__module__ and _file(old) != _file(new):
         raise Invalid(f"{what} {name!r} is already registered by {_file(old)}: give one of them another name")
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The name that was meant, if one is near."""
+    """A known name near this one, if there is one."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f": did you mean {found[0]!r}?" if found else ""
 
 
 def instead(name: str, settings: Iterable[str]) -> str:
-    """The setting that was meant, or those that there are."""
+    """The nearest setting, or all settings."""
     settings = list(settings)
     return near(name, settings) or (f" (settings: {', '.join(settings)})" if settings else " (it has none)")
 
 
 def _file(one: Any) -> str:
     try:
-        return str(inspect.getfile(getattr(one, "py_func", one)))  # py_func: what numba compiled
+        # py_func: the function that numba compiled
+        return str(inspect.getfile(getattr(one, "py_func", one)))
     except (TypeError, OSError):
         return str(one.__module__)

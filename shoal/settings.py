@@ -1,4 +1,4 @@
-"""Settings as trees of tables, before they are a job: changed by their full names, read from a command line, written as TOML."""
+"""Trees of settings before they become a job: change, parse and write them as TOML."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import msgspec
 
 from shoal.errors import Invalid
 
-_NAMED_BY = {"data": "source", "model": "net", "strategy": "name", "update": "rule"}  # the setting that names a table
-_LINEAR = ("logistic", "hinge", "squared")  # models that are named by their loss
+# the setting that names a table
+_NAMED_BY = {"data": "source", "model": "net", "strategy": "name", "update": "rule"}
+_LINEAR = ("logistic", "hinge", "squared")  # models named by their loss
 
 
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with some of them, named "a.b", replaced."""
+    """Nested settings with the settings named "a.b" replaced."""
     tree: dict[str, Any] = {name: _table(name, value) for name, value in settings.items()}
     names_first = sorted(changes.items(), key=lambda one: one[0] not in ("strategy", "strategy.name"))
-    for dotted, value in names_first:  # whatever else is said of a strategy is meant for the one that is named
+    for dotted, value in names_first:  # other settings of a strategy are for the named one
         first, *rest = str(dotted).split(".")
         if not rest:
             new, keep = _table(first, value), tree.get(first)
@@ -40,14 +41,14 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def _is_another(table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """A strategy's settings are its own: another strategy begins with its defaults. So do a module and a linear model."""
+    """Whether this names another strategy or kind of model, which starts with its defaults."""
     if table == "model" and ("net" in after or after.get("loss") in _LINEAR):
         return ("net" in after) != ("net" in before)
     return table == "strategy" and "name" in after and after["name"] != before.get("name", "async")
 
 
 def settings_of(changes: Iterable[str]) -> dict[str, Any]:
-    """What ``--set a.b=c``, given several times, says."""
+    """The settings of several ``--set a.b=c``."""
     found: dict[str, Any] = {}
     for change in changes:
         name, equals, value = change.partition("=")
@@ -58,14 +59,15 @@ def settings_of(changes: Iterable[str]) -> dict[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """The c of a.b=c: a number, true, false, a list, as TOML has them; none for nothing; otherwise a string."""
+    """The c of a.b=c: a TOML number, bool or list; None for "none"; otherwise a string."""
     if text.lower() in ("none", "null"):
         return None
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    return value if isinstance(value, bool | int | float | str | list | dict) else text  # no setting is a date
+    # no setting is a date
+    return value if isinstance(value, bool | int | float | str | list | dict) else text
 
 
 def _table(name: str, value: Any) -> Any:
@@ -76,7 +78,7 @@ def _table(name: str, value: Any) -> Any:
 
 
 def beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Files that a job names are sought from where one is, and then beside the job."""
+    """Find the files of a job in the current folder, and then beside the job."""
     found = dict(tree)
     named = (("data", ("source", "test")), ("model", ("net", "loss", "metric", "start")), ("strategy", ("edges",)))
     for table, names in named:
@@ -87,7 +89,7 @@ def beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _beside(given: Any, folder: Path) -> Any:
-    """A file, or the "file.py:name" of what is in one."""
+    """The path of a file, or of "file.py:name"."""
     if not isinstance(given, str) or not given:
         return given
     path, colon, name = given.rpartition(":") if ".py:" in given else (given, "", "")
@@ -120,4 +122,5 @@ def _literal(value: Any) -> str:
             return f"{{{', '.join(f'{name} = {_literal(one)}' for name, one in value.items())}}}"
         case list() | tuple():
             return f"[{', '.join(map(_literal, value))}]"
-    return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")  # else a JSON string is a TOML string
+    # otherwise JSON strings are TOML strings
+    return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")

@@ -1,9 +1,8 @@
-"""Signal handlers that leave alone what a process was started to ignore.
+"""Signal handlers that respect signals the process was started to ignore.
 
-``nohup`` starts a program with SIGHUP ignored, and a shell without job control starts its background
-jobs with SIGINT ignored: both mean that the signal is for others. A handler over an ignored signal would
-undo that, and a run under ``nohup`` would end with its terminal. SIGTERM is always handled: schedulers
-end a run by it.
+``nohup`` starts a program with SIGHUP ignored, and a shell without job control starts its
+background jobs with SIGINT ignored. A handler would undo that: a run under ``nohup`` would end
+with its terminal. SIGTERM is always handled: schedulers end a run by it.
 
 Ctrl-C itself is Python's KeyboardInterrupt: ``run.run`` saves what was learned, ``cli.train`` says how
 to resume, ``cli.main`` ends the command with exit code 130.
@@ -24,13 +23,13 @@ _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 
 
 def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
-    """Install a handler, except for SIGINT and SIGHUP where they are ignored; return what it replaced."""
+    """Install a handler, except over ignored SIGINT and SIGHUP; returns the previous one."""
     heard = (n for n in numbers if n not in _MAY_BE_IGNORED or signal.getsignal(n) is not signal.SIG_IGN)
     return {number: signal.signal(number, handler) for number in heard}
 
 
 def end_when_told() -> None:
-    """On SIGTERM or SIGHUP raise SystemExit(128 + signal), which ends a run as Ctrl-C does."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C, with the exit code of the signal."""
     handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
 
 
@@ -40,7 +39,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
-    """Install a handler as ``handle`` does, and put the handlers of before back at the end."""
+    """Install a handler as ``handle`` does, and restore the previous ones at the end."""
     before = handle(numbers, handler)
     try:
         yield
@@ -51,9 +50,10 @@ def handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
-    """Let the first of these signals wait until the block is over; a second one is handled at once, as before.
+    """Defer the first of these signals to the end of the block; handle a second one at once.
 
-    For what must not be cut in half, such as saving a model. Does nothing outside the main thread, which no signal interrupts.
+    For work that must not be interrupted, such as saving a model. Does nothing outside the main
+    thread, because signals interrupt only that one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,12 +1,14 @@
-"""The first moments of a command: Ctrl-C while modules are imported leaves no traceback.
+"""Handles Ctrl-C while a command imports its modules, without a traceback.
 
-Imports take some tenths of a second, and Python answers Ctrl-C in the middle of one with a traceback, or loses it. So ``__main__`` calls
-``quietly`` before it imports anything else: Ctrl-C ends the process without a word, with exit code 130, while there is nothing to lose yet. A
-command calls ``awake`` when it begins: Ctrl-C is a KeyboardInterrupt from then on, raised as soon as no module is being imported
-(msgspec 0.22 dies of one while a decoder is made). What Python itself does before our first line is not in our hands.
+Imports take some tenths of a second, and Ctrl-C in the middle of one gives a traceback, or is
+lost. So ``__main__`` calls ``quietly`` before any other import: Ctrl-C then ends the process
+silently, with exit code 130, because there is nothing to lose yet. A command calls ``awake`` when
+it begins: from then on Ctrl-C is a KeyboardInterrupt, raised as soon as no import is running
+(msgspec 0.22 crashes on one while it builds a decoder). Python's own start, before our first line,
+is not covered.
 """
 
-# The part that is there already: the module around it takes some milliseconds more.
+# Already imported; ``signal`` itself takes some milliseconds more.
 import _signal as signal  # type: ignore[import-not-found]
 import os
 
@@ -14,18 +16,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
-INTERRUPTED = 128 + signal.SIGINT  # what a shell says of it
-_AGAIN = 0.01  # seconds until it is seen whether an import is over
+INTERRUPTED = 128 + signal.SIGINT  # a shell's code for SIGINT
+_AGAIN = 0.01  # seconds between checks for running imports
 
 
 def quietly() -> None:
-    """From now on Ctrl-C ends the process, unless whoever started it wants it not to hear (``nohup``, ``&`` in a script)."""
+    """Let Ctrl-C end the process, unless it is ignored (``nohup``, ``&`` in a script)."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def awake() -> None:
-    """From now on Ctrl-C is a KeyboardInterrupt: there is something to put away first."""
+    """Make Ctrl-C a KeyboardInterrupt, so that the command can clean up."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, _interrupt)
 
@@ -37,7 +39,7 @@ def _end(number: int, frame: "FrameType | None") -> None:
 def _interrupt(number: int, frame: "FrameType | None") -> None:
     if not _importing(frame):
         signal.default_int_handler(number, frame)
-    import _thread  # threading has locks, and this may have come while one is held
+    import _thread  # threading has locks, and one may be held right now
 
     _thread.start_new_thread(_send_again, (number,))
 

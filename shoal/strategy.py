@@ -1,9 +1,9 @@
-"""What every strategy says about itself, and how strategies are found by their names.
+"""The base class of strategies, and their registry by name.
 
-A strategy is a struct of settings: a job file decodes straight into it. What the rest of shoal must
-know of it is here, as a trait (a class attribute) or a method that a strategy may override; nothing
-else asks which strategy it is. A run begins by ``open_run`` of the module that ``runs`` names,
-which gets a ``RunStart`` (``training.run``).
+A strategy is a struct of settings: a job file decodes straight into it. The rest of shoal knows it
+by the traits (class attributes) and methods here, which a strategy may override, and never asks
+which strategy it is. A run begins with ``open_run`` of the module that ``runs`` names, which gets
+a ``RunStart`` (``training.run``).
 
     @register
     class Mine(Strategy, frozen=True, tag="mine", kw_only=True):
@@ -46,21 +46,21 @@ _known: dict[str, type[Strategy]] = {}
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
     """A way to train in parallel. Its fields are the settings that a job may give."""
 
-    runs: ClassVar[str]  # the module whose ``open_run`` begins a run
-    observer: ClassVar[str] = ""  # the module whose ``answers`` finds such a run at an address
+    runs: ClassVar[str]  # the module with ``open_run``
+    observer: ClassVar[str] = ""  # the module whose ``answers`` finds a run by its address
     on_servers: ClassVar[bool] = False  # servers hold the model, and a scheduler deals the slots
-    has_workers: ClassVar[bool] = True  # besides the process that was called
-    has_links: ClassVar[bool] = False  # workers talk to each other: emulate.link delays that
-    mixes: ClassVar[bool] = False  # weights change beside the update rule
-    solves: ClassVar[bool] = False  # an objective, to its end: stop.objective, stop.violation
-    may_use_mpi: ClassVar[bool] = False  # ranks of mpirun can do it
-    can_be_watched: ClassVar[bool] = False  # `shoal status` can ask a node
+    has_workers: ClassVar[bool] = True  # besides the calling process
+    has_links: ClassVar[bool] = False  # workers exchange messages: emulate.link delays them
+    mixes: ClassVar[bool] = False  # weights also change outside the update rule
+    solves: ClassVar[bool] = False  # it minimises an objective: stop.objective, stop.violation
+    may_use_mpi: ClassVar[bool] = False  # it can run as ranks of mpirun
+    can_be_watched: ClassVar[bool] = False  # `shoal status` can query a node
 
     if TYPE_CHECKING:
 
         @property
         def combine(self) -> Literal["mean", "sum"]:
-            """Of the examples in a slot; a setting of most strategies."""
+            """How the gradients of a slot's examples are combined; a setting of most strategies."""
 
     @property
     def name(self) -> str:
@@ -68,18 +68,18 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def in_steps(self) -> bool:
-        """Several slots make one update."""
+        """Whether several slots make one update."""
         return False
 
     @classmethod
     def defaults(cls, tree: dict[str, Any]) -> None:
-        """Fill in other settings of a job that suit it, where none are given."""
+        """Fill in defaults for other settings of a job."""
 
     def has_servers(self, job: Job) -> bool:
         return self.on_servers
 
     def check(self, job: Job) -> None:
-        """Refuse settings of the job that do not go with it."""
+        """Refuse settings of the job that it does not support."""
         if job.update.rule == "block_proximal":
             raise Invalid(
                 f"update.rule={job.update.rule!r} is for strategy 'block-proximal': take that, or another rule"
@@ -91,10 +91,10 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
             )
 
     def check_here(self, job: Job) -> None:
-        """Refuse what this machine cannot do, before anything is started."""
+        """Refuse what this machine cannot do, before the run starts."""
 
     def check_model(self, learner: Learner) -> None:
-        """Refuse a model that does not go with it."""
+        """Refuse a model that it does not support."""
 
     def slots(self, rows: int, batch: int, seed: int) -> SlotOrder:
         """The slots of an epoch over so many rows."""
@@ -106,7 +106,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 def register(kind: Kind) -> Kind:
-    """Make a strategy known by its tag."""
+    """Register a strategy by its tag."""
     name = str(kind.__struct_config__.tag)
     if _known.get(name, kind) is not kind and _known[name].__qualname__ != kind.__qualname__:
         raise Invalid(f"a strategy {name!r} is known already: give yours another tag")

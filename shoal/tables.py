@@ -1,4 +1,4 @@
-"""A table, described: what a user asks for, what travels, what a server builds.
+"""Descriptions of tables: users create them, messages carry them, servers build them.
 
     Dense(rows=7_840)                         indices 0..rows
     Sparse(keys=1_000_000)                    ids below N; rows are created at their first push
@@ -10,12 +10,12 @@ Consistency is two settings:
     apply=Each(), max_delay=k                 bounded delay: at most k steps ahead of the slowest
     apply=Each(), max_delay=None              asynchronous: never wait
 
-A push may bring several numbers per weight, ``pushed`` of them, if its rule takes as many: a
-gradient and a curvature, say. ``filters`` compress what travels (``shoal.filters``). In a sparse
+A push may have several numbers per weight (``pushed``) if its rule takes them: a gradient and a
+curvature, say. ``filters`` compress messages (``shoal.filters``). In a sparse
 table a key gets a row at its ``admit``-th push, and with ``evict`` rows that are zero again are
 dropped.
 
-Values travel as float32, or in half the bytes: ``wire="bfloat16"`` (two digits, the range of
+Values are sent as float32, or in half the bytes: ``wire="bfloat16"`` (two digits, the range of
 float32) or ``"float16"`` (three digits, up to 65,504). Rows, sums and replicas are float32: only
 what a client pushes and pulls is rounded.
 
@@ -90,17 +90,17 @@ class Each(msgspec.Struct, frozen=True, tag="each", forbid_unknown_fields=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
-    """Step t of a pass is its slots t*m .. t*m+m-1, added in slot order, then one update."""
+    """Step t of an epoch adds its slots t*m .. t*m+m-1 in order, then makes one update."""
 
     slots: int = 8
     combine: Literal["sum", "mean"] = "sum"
-    slots_per_pass: int | None = None  # None: one endless pass
+    slots_per_pass: int | None = None  # None: one endless epoch
 
     def steps_per_pass(self) -> int | None:
         return None if self.slots_per_pass is None else -(-self.slots_per_pass // self.slots)
 
     def step_of(self, slot: tuple[int, int]) -> int:
-        """The step, counted over all passes, that a slot (pass, number) belongs to."""
+        """The step, counted over all epochs, of a slot (epoch, number)."""
         of_pass, number = slot
         if number < 0 or of_pass < 0:
             raise Invalid(f"slot {slot}: pass and number are not negative")
@@ -114,12 +114,12 @@ class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
         return of_pass * per_pass + number // self.slots
 
     def first_slot(self, step: int) -> int:
-        """The number, in its pass, of a step's first slot."""
+        """The number, in its epoch, of a step's first slot."""
         per_pass = self.steps_per_pass()
         return (step if per_pass is None else step % per_pass) * self.slots
 
     def slots_in(self, step: int) -> int:
-        """How many slots a step has: the last step of a pass may have fewer."""
+        """The number of slots of a step: the last step of an epoch may have fewer."""
         per_pass = self.steps_per_pass()
         if per_pass is None or self.slots_per_pass is None or step % per_pass != per_pass - 1:
             return self.slots
@@ -127,11 +127,11 @@ class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
 
 
 Apply = Each | Step
-Wire = Literal["float32", "float16", "bfloat16"]  # how values travel between client and server
+Wire = Literal["float32", "float16", "bfloat16"]  # format of values between client and server
 
 
 class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True, kw_only=True):
-    """Rows 0..rows, all of which exist from the start."""
+    """Rows 0..rows, all present from the start."""
 
     rows: int
     width: int = 1
@@ -158,7 +158,7 @@ class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True
 
 
 class Sparse(msgspec.Struct, frozen=True, tag="sparse", forbid_unknown_fields=True, kw_only=True):
-    """Rows created at their first push. A key that was never pushed reads as its initial value."""
+    """Rows created at their first push; other keys have their initial values."""
 
     keys: int | None = None
     hashed: bool = False
@@ -186,7 +186,7 @@ Table = Dense | Sparse
 
 
 def checked(spec: Table) -> Table:
-    """The same description with plain numbers; Invalid says what is wrong in it."""
+    """The same description with plain numbers; raises Invalid if it is wrong."""
     spec = _plain(spec)
     if isinstance(spec, Sparse):
         if isinstance(spec.initial, Given):
@@ -223,7 +223,7 @@ def checked(spec: Table) -> Table:
 
 
 def _check_rare(spec: Sparse) -> None:
-    """Check who gets a row, and who loses it."""
+    """Check the settings of admission and eviction."""
     if not 0 <= spec.admit <= ADMIT:
         raise Invalid(f"admit={spec.admit}: a key gets a row at its n-th push, n from 0 (at once) to {ADMIT}")
     if spec.evict and not (isinstance(spec.initial, Constant) and spec.initial.value == 0):
@@ -268,7 +268,7 @@ def _plain(spec: Table) -> Table:
         plain = msgspec.convert(msgspec.to_builtins(spec, enc_hook=_number), type(spec))
         msgspec.msgpack.encode(plain)  # it must fit a message
         return plain
-    except UnicodeEncodeError as error:  # a file name that is no UTF-8, say
+    except UnicodeEncodeError as error:  # for example a file name that is not UTF-8
         raise Invalid(
             f"{type(spec).__name__}: {error.object[:100]!r} is no text that can travel: take another"
         ) from None
@@ -277,7 +277,7 @@ def _plain(spec: Table) -> Table:
 
 
 def _number(value: object) -> int | float:
-    """Numbers of numpy, and of other types that follow the protocols."""
+    """A plain number from numpy's and similar types."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -285,7 +285,7 @@ def _number(value: object) -> int | float:
 
 
 def whole(what: str, value: object, most: int = 1 << 53) -> int:
-    """An integer from 0 to ``most``, of any type; or Invalid."""
+    """An integer from 0 to ``most``, from any integer type; or Invalid."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -1,11 +1,12 @@
-"""How long nodes wait for each other: when one is suspected, held for dead, asked again, given up.
+"""Timeouts: when nodes are suspected or declared dead, and requests resent or given up.
 
-Two forms of the same thing. ``Timing`` is what an operator sets, in a job or where a cluster is started: seconds, and ``scale``, which
-multiplies every default. ``TimingSettings`` is what nodes go by: nanoseconds, all of them set, checked against each other. The coordinator
-has them and tells them with every view, so all members of a cluster use the same, and a node that joins from another host needs no
-option. Until a node has a view it goes by the defaults.
+There are two forms. An operator sets ``Timing``, in a job or when a cluster starts: in seconds,
+with ``scale`` as a factor of every default. Nodes use ``TimingSettings``: in nanoseconds,
+complete, checked against each other. The coordinator sends them with every view, so all members
+use the same, and a node that joins from another host needs no option. Before its first view a node
+uses the defaults.
 
-No rule about what is counted rests on any of these: a wrong value costs time or a node that was alive, never a push.
+Correctness does not depend on them: a wrong value costs time or a live node, never a push.
 """
 
 from __future__ import annotations
@@ -29,46 +30,46 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=LEAST, le=MOST)]
 class TimingSettings(msgspec.Struct, frozen=True, array_like=True):
     """The intervals of one cluster, in nanoseconds."""
 
-    # Who is alive.
-    heartbeat: Nanoseconds = 500 * MILLISECOND  # nodes say so often that they are
-    suspect: Nanoseconds = 2 * SECOND  # of silence: told, and nothing new is given to that node
+    # Membership.
+    heartbeat: Nanoseconds = 500 * MILLISECOND  # between two heartbeats of a node
+    suspect: Nanoseconds = 2 * SECOND  # of silence: it is reported, and the node gets no new work
     dead: Nanoseconds = 5 * SECOND  # of silence: the node is removed
-    patience: Nanoseconds = 60 * SECOND  # without the coordinator: a node of another host ends
+    patience: Nanoseconds = 60 * SECOND  # without the coordinator: a node on another host exits
     gone: Nanoseconds = 30 * SECOND  # without the coordinator: the run of a group fails
 
-    # How a client waits.
-    resend_first: Nanoseconds = 500 * MILLISECOND  # until a request is sent again; then twice as long,
+    # Clients.
+    resend_first: Nanoseconds = 500 * MILLISECOND  # until a request is resent; then doubled,
     resend_most: Nanoseconds = 4 * SECOND  # up to this
-    silence: Nanoseconds = 10 * SECOND  # no answer of any kind for this long is an error
-    notice: Nanoseconds = 1 * SECOND  # how often whoever waits is told for whom
+    silence: Nanoseconds = 10 * SECOND  # without any answer: the call fails
+    notice: Nanoseconds = 1 * SECOND  # between two notices to a waiting client about the cause
 
-    # How copies are kept.
-    copy_resend: Nanoseconds = 200 * MILLISECOND  # until a change is sent to a backup again
-    level_again: Nanoseconds = 50 * MILLISECOND  # until survivors are asked again what they have
-    shrink: Nanoseconds = 4 * SECOND  # without a word from a backup, the primary asks to go on without it
+    # Replication.
+    copy_resend: Nanoseconds = 200 * MILLISECOND  # until a change is resent to a backup
+    level_again: Nanoseconds = 50 * MILLISECOND  # until survivors are asked again for their state
+    shrink: Nanoseconds = 4 * SECOND  # of silence: the primary asks to drop the backup
 
-    # How segments change hands.
-    load_every: Nanoseconds = 2 * SECOND  # how often a server tells how much is asked of its segments
-    move_again: Nanoseconds = 10 * SECOND  # until a server that could not be reached is filled again
-    move_opens: Nanoseconds = 10 * SECOND  # a segment that changed hands is waited for so long
-    leave_still: Nanoseconds = 60 * SECOND  # nobody takes over from a server that leaves: it goes
+    # Moves of segments.
+    load_every: Nanoseconds = 2 * SECOND  # between two reports of a server's load
+    move_again: Nanoseconds = 10 * SECOND  # until an unreachable server is filled again
+    move_opens: Nanoseconds = 10 * SECOND  # the longest wait for a segment after its move
+    leave_still: Nanoseconds = 60 * SECOND  # without a successor: a leaving server exits
 
-    # How a checkpoint is made.
-    snap_again: Nanoseconds = 2 * SECOND  # until a server is asked again for its part
-    snap_within: Nanoseconds = 60 * SECOND  # when nothing was written for so long a checkpoint is given up,
-    save_retry: Nanoseconds = 1 * SECOND  # and tried again this much later,
+    # Checkpoints.
+    snap_again: Nanoseconds = 2 * SECOND  # until a server is asked again for its segments
+    snap_within: Nanoseconds = 60 * SECOND  # without a write: the checkpoint is given up,
+    save_retry: Nanoseconds = 1 * SECOND  # and retried after this time,
     save_retry_most: Nanoseconds = 300 * SECOND  # doubling up to this
 
-    # Peers without a server.
-    join_within: Nanoseconds = 60 * SECOND  # for a peer to be met, or to be given the model
-    called: Nanoseconds = 600 * SECOND  # a silent one is called so long: it may have been cut off
-    drain: Nanoseconds = 5 * SECOND  # whoever goes waits so long for the others to have heard all
+    # Peers without servers.
+    join_within: Nanoseconds = 60 * SECOND  # for a peer to be met, or to get the model
+    called: Nanoseconds = 600 * SECOND  # how long a silent peer is called: it may be cut off
+    drain: Nanoseconds = 5 * SECOND  # how long a leaving peer waits for acknowledgements
 
-    # Code of users' on servers.
-    question: Nanoseconds = 60 * SECOND  # a question of their own that takes longer is ended
+    # Users' code on servers.
+    question: Nanoseconds = 60 * SECOND  # the time limit of a user's query
 
-    # A disk that is full.
-    journal: Nanoseconds = 30 * SECOND  # a run waits so long for its journal, then it goes on without
+    # Full disks.
+    journal: Nanoseconds = 30 * SECOND  # how long a run waits for its journal, then goes on without
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -103,7 +104,7 @@ class TimingSettings(msgspec.Struct, frozen=True, array_like=True):
             )
 
 
-# What must be below what, or what goes wrong.
+# Pairs in order, and what goes wrong otherwise.
 _BELOW = (
     ("heartbeat", "suspect", "every node is suspected between two heartbeats"),
     ("suspect", "dead", "nodes are removed before they are suspected"),
@@ -122,17 +123,17 @@ _BELOW = (
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator sets, in seconds. A value that is not set is its default, times ``scale``."""
+    """An operator's settings, in seconds. Unset ones are the default times ``scale``."""
 
-    scale: float = 1.0  # of all that are not set: 4 for hosts that are far apart
-    heartbeat: float | None = None  # nodes say that they are alive so often
+    scale: float = 1.0  # of all unset ones: 4 for hosts that are far apart
+    heartbeat: float | None = None  # between two heartbeats of a node
     suspect: float | None = None
     dead: float | None = None
     patience: float | None = None
     gone: float | None = None
     resend_first: float | None = None
     resend_most: float | None = None
-    silence: float | None = None  # if it is not set, at least twice ``dead``
+    silence: float | None = None  # if unset, at least twice ``dead``
     notice: float | None = None
     copy_resend: float | None = None
     level_again: float | None = None
@@ -160,7 +161,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.intervals()
 
     def intervals(self) -> TimingSettings:
-        """What nodes go by."""
+        """The complete settings of the nodes."""
         found: dict[str, int] = {}
         for name in TimingSettings.__struct_fields__:
             given = getattr(self, name)
@@ -170,18 +171,18 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 found[name] = round(given * SECOND)
             else:
                 raise Invalid(f"timing.{name}={given}: needs a number of seconds, up to {_seconds(MOST):g}")
-        if self.silence is None:  # whoever is held for dead later is waited for longer
+        if self.silence is None:  # a larger ``dead`` needs a longer wait
             found["silence"] = min(max(found["silence"], 2 * found["dead"]), MOST)
         return TimingSettings(**found)
 
 
 def seconds_of(intervals: TimingSettings) -> dict[str, float]:
-    """The same in seconds, by name."""
+    """The settings in seconds, by name."""
     return {name: getattr(intervals, name) / SECOND for name in TimingSettings.__struct_fields__}
 
 
 def others_than(intervals: TimingSettings) -> str:
-    """In a few words how these differ from the defaults; empty if they do not."""
+    """The differences from the defaults, in a few words; empty if there are none."""
     if intervals == DEFAULT:
         return ""
     if intervals == (scaled := Timing(scale=intervals.dead / DEFAULT.dead)).intervals():
@@ -203,7 +204,7 @@ DEFAULT = TimingSettings()
 
 
 def timing_from(given: Timing | Mapping[str, float]) -> Timing:
-    """What a caller says: one made before, or some of its values by name."""
+    """A Timing from a caller's argument: a Timing, or some values by name."""
     if isinstance(given, Timing):
         return given
     if not isinstance(given, Mapping):

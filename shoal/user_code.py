@@ -1,13 +1,14 @@
-"""Code that is not ours: a user's question or filter may raise anything, and whoever runs it goes on.
+"""Runs users' code safely: a query or filter may raise anything, and its caller goes on.
 
-try: ...                                  what they wrote
+try: ...                                  the user's code
 except BaseException as error:
     if ends_us(error):
         raise
     raise Invalid(f"question 'mine' failed: {told(error)}") from None
 
-What it raises can be caught; that it ends the process, never returns or takes all memory cannot. So a ``ForkedCall`` is a fork of this process: it
-sees everything as it was at that moment, shares nothing but a pipe, and is killed when its time is up, with all that it started.
+Errors can be caught, but not an exit of the process, an endless loop or a lack of memory. So a
+``ForkedCall`` runs in a fork of this process: it sees a snapshot of everything, shares only a
+pipe, and is killed with all its children when its time is up.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from typing import NoReturn
 from shoal.errors import Invalid
 from shoal.limits import MB
 
-_LONGEST = 2_000  # characters of what an error says
-_SHORT = 400  # with its kind and place
+_LONGEST = 2_000  # characters of an error's message
+_SHORT = 400  # with its type and place
 
 
 def ends_us(error: BaseException) -> bool:
-    """Was this process told to end? Python says so in its main thread only, and only where a handler raises it."""
+    """Whether this error ends our process: raised by a signal handler in the main thread."""
     number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(type(error))
     if number is None or threading.current_thread() is not threading.main_thread():
         return False
@@ -45,23 +46,23 @@ def ends_us(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, with the place in their file. One that cannot be printed has its name at least."""
+    """An error in one line, with its place in the user's file."""
     text = said(error)[:_SHORT]
     return readable(f"{type(error).__name__}{': ' if text else ''}{text}{_where(error)}")
 
 
 def said(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The message of an error in one line."""
     try:
         return readable(" ".join(str(error).split())[:_LONGEST])
-    except BaseException as another:  # of theirs, too: __str__ may be anything
+    except BaseException as another:  # users' code, too: __str__ may do anything
         if ends_us(another):
             raise
         return "it cannot be printed"
 
 
 def readable(text: str) -> str:
-    """As UTF-8 can say it: names of files may be what no text can be."""
+    """The text with what UTF-8 cannot encode escaped (file names may have such bytes)."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -75,17 +76,17 @@ def _where(error: BaseException) -> str:
 
 
 class ForkedCall:
-    """A function, run in a fork of this process. ``wait`` for the bytes that it returns; Invalid says what it did instead."""
+    """Runs a function in a fork; ``wait`` returns its bytes, or raises Invalid."""
 
     def __init__(self, function: Callable[[], bytes], seconds: float, memory: int, most: int) -> None:
-        """``memory``: bytes that it may take beside what is there already; ``most``: bytes of an answer."""
+        """``memory``: bytes that it may allocate in addition; ``most``: bytes of an answer."""
         self._seconds, self._memory, self._most = seconds, memory, most
         self._deadline = time.monotonic() + seconds
         self._pipe, ours = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
-            )  # there are threads: a lock that one holds costs the child its time
+            )  # with threads: a lock held by one only costs the child its time
             try:
                 self.pid = os.fork()
             except OSError:
@@ -101,7 +102,7 @@ class ForkedCall:
             data = self._read()
         finally:
             os.close(self._pipe)
-            end_all(self.pid)  # it has said all, or is not to go on
+            end_all(self.pid)  # it has answered, or its time is up
             _, status = os.waitpid(self.pid, 0)
         if data is None:
             raise Invalid(f"it took more than {self._seconds:g} s, and was ended")
@@ -112,7 +113,10 @@ class ForkedCall:
         return data[1:]
 
     def _read(self) -> bytes | None:
-        """Its answer, or as much of it as came; None at the deadline. The pipe's end is not waited for: a grandchild may hold it open."""
+        """Its answer, perhaps incomplete; None at the deadline.
+
+        Does not wait for the end of the pipe: a grandchild may hold it open.
+        """
         found, size = bytearray(), _HEAD
         while len(found) < min(size, self._most):
             if not is_ready(self._pipe, select.POLLIN, self._deadline):
@@ -135,16 +139,16 @@ class ForkedCall:
 
 
 def end_all(pid: int) -> None:
-    """Kill a process that leads a session of its own, and all others in that session."""
-    for end in (os.killpg, os.kill):  # the second if it has not called setsid yet
+    """Kill a session leader and its whole session."""
+    for end in (os.killpg, os.kill):  # the second call: it may not have called setsid yet
         with contextlib.suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)
 
 
 def is_ready(handle: int, what: int, deadline: float) -> bool:
-    """Wait until a descriptor is readable or writable (``select.POLLIN``, ``POLLOUT``); False at the deadline.
+    """Wait for a descriptor (``select.POLLIN``, ``POLLOUT``); False at the deadline.
 
-    Not by ``select.select``, which takes no descriptor above 1,023.
+    ``select.select`` takes no descriptors above 1,023.
     """
     left = deadline - time.monotonic()
     if left <= 0:
@@ -155,12 +159,12 @@ def is_ready(handle: int, what: int, deadline: float) -> bool:
 
 
 _FOUND, _FAILED = b"\x01", b"\x00"
-_HEAD = 8  # bytes of the length of what a child says
+_HEAD = 8  # bytes of the length field of a child's answer
 _PR_SET_PDEATHSIG = 1
 
 
 def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: int) -> NoReturn:
-    """Only a pipe is left to it: whoever calls the server must not wait for a socket that a child holds open."""
+    """Close all descriptors but the pipe: a child must not hold the server's sockets open."""
     said = b""
     try:
         os.setsid()
@@ -175,7 +179,8 @@ def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: 
         with open("/proc/self/statm") as file:
             there = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))  # should nobody be left to end it
+        # in case its parent dies
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))
         resource.setrlimit(resource.RLIMIT_AS, (there + memory, there + memory))
         said = _FOUND + function()
     except MemoryError:
@@ -195,11 +200,11 @@ def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: 
 def import_modules(modules: Sequence[str]) -> None:
     """Import the modules that the operator named.
 
-    They are found where Python looks, and after that in the current folder, however shoal was called.
+    They are searched on the path of Python, and then in the current folder.
     """
-    with contextlib.suppress(FileNotFoundError):  # somebody may have removed it
+    with contextlib.suppress(FileNotFoundError):  # it may have been removed
         if modules and (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)  # last: a file that happens to lie there is nobody else's module
+            sys.path.append(here)  # last, so that a file there shadows no other module
             importlib.invalidate_caches()
     for module in modules:
         try:
@@ -211,7 +216,7 @@ def import_modules(modules: Sequence[str]) -> None:
             ) from None
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # it may raise what it likes, and may want to leave
+        except BaseException as error:  # it may raise anything, even SystemExit
             traceback.print_exc()
             raise Invalid(
                 f"{type(error).__name__} while importing {module!r}, which was named in modules=: {error}; see its traceback"

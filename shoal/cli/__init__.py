@@ -1,4 +1,4 @@
-"""The command line: a module for each command, each a thin door to functions that anyone can import."""
+"""The command line: a thin module for each command, over functions that anyone can import."""
 
 from shoal.cli.main import main as main
 

@@ -1,4 +1,4 @@
-"""``shoal bench``: runs a benchmark of those that lie beside the package."""
+"""``shoal bench``: runs one of the benchmarks beside the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class BenchGroup(SuggestingGroup):
-    """A benchmark is imported when it is asked for: some need much."""
+    """Imports a benchmark only when it runs: some have heavy imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_benches())
@@ -38,7 +38,7 @@ def bench() -> None:
 
 
 def _benches() -> dict[str, tuple[str, str]]:
-    """The benchmarks beside the package: present in a clone, absent where only the package is."""
+    """The benchmarks beside the package: present in a clone, absent in an installed package."""
     if not (_ROOT / "benchmarks" / "harness.py").is_file():
         raise CommandError(
             "the benchmarks are not installed here: they lie beside the package in a clone of the project"

@@ -1,4 +1,4 @@
-"""``shoal chaos``: a thin door. Nothing heavy is imported before a drill begins."""
+"""``shoal chaos``. Heavy modules are imported only when a drill begins."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from shoal.chaos.report import ChaosReport
     from shoal.job import Job
 
-ROWS = 500_000  # of the made-up set: more than are learned by heart in a minute
-EVALUATE_EVERY = 0.25  # passes
-# of what is done; what is left are kills and pauses
+ROWS = 500_000  # of the generated set: too many to overfit in a minute
+EVALUATE_EVERY = 0.25  # epochs
+# of all faults; the rest are kills and pauses
 SHARES = {"joins": 0.15, "drains": 0.1, "cuts": 0.15}
-MORE = 2  # servers that may join beyond those at the start
+MORE = 2  # servers that may join in addition
 
 
 @click.command()
@@ -125,7 +125,7 @@ def _nemesis(job: Job, seed: int, beyond: bool, without: tuple[str, ...]) -> Cha
 
 
 def _check_out(out: Path | None) -> None:
-    """Before minutes are spent on a report that cannot be written."""
+    """Check that the report can be written, before the drill."""
     import tempfile
 
     from shoal.errors import Invalid

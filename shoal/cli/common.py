@@ -1,4 +1,4 @@
-"""What commands share: how they refuse, how they suggest, and options for keys."""
+"""Helpers of all commands: errors, suggestions, and options for keys."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import click
 
 
 def meant(word: str, names: Sequence[str], otherwise: str) -> str:
-    """A question that names what is similar, if anything is."""
+    """A "did you mean" with similar names, if there are any."""
     near = difflib.get_close_matches(word, names, n=2, cutoff=0.5)
     return f"is {' or '.join(near)} meant?" if near else otherwise
 
 
 class CommandError(click.ClickException):
-    """A refusal whose message says it all: no usage is shown."""
+    """An error with a complete message: no usage is shown."""
 
     exit_code = 2
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Our errors as a command's: what is invalid is a refusal (exit code 2), the rest a failure (1)."""
+    """Turn our errors into a command's: exit code 2 for Invalid, 1 for the rest."""
     from shoal.errors import Invalid, ShoalError
 
     try:
@@ -37,7 +37,7 @@ def refusals() -> Iterator[None]:
 
 
 class SuggestingGroup(click.Group):
-    """A group that answers an unknown command with similar ones, or with all there are."""
+    """A group that suggests similar commands for an unknown one, or lists all."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,7 +62,7 @@ class Seconds(click.FloatRange):
 
 
 def asks_for_keys(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --keys and --insecure (``Safety.chosen``) to a command that talks to other machines."""
+    """Add --keys and --insecure (``Safety.chosen``) to a command that uses other machines."""
     keys = click.option(
         "--keys",
         metavar="FOLDER",

@@ -1,4 +1,4 @@
-"""``shoal data``: thin doors to the sets that have a name. Nothing heavy is imported before one is used."""
+"""``shoal data``: lists, generates, fetches and splits the named data sets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.cli.common import CommandError
 if TYPE_CHECKING:
     from shoal.data.split import SplitInfo
 
-COLUMNS = 12  # labels that a table has room for
-LINES = 30  # clients
+COLUMNS = 12  # labels that fit a table
+LINES = 30  # clients that fit a table
 
 
 @click.group()
@@ -26,7 +26,9 @@ def data() -> None:
 @data.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def list_data(as_json: bool) -> None:
-    """Name the sets, and say which can be had here. Anything else that `shoal train` is given is a file."""
+    """Name the sets, and say which can be had here. Anything else that `shoal train` is
+    given is a file.
+    """
     import json
 
     from shoal.data.datasets import names
@@ -51,7 +53,9 @@ def list_data(as_json: bool) -> None:
 @click.option("--test", is_flag=True, help="Make other rows of the same truth, to test on.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool, force: bool) -> None:
-    """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2 and .xz are compressed."""
+    """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2
+    and .xz are compressed.
+    """
     from shoal.data.export import make
     from shoal.errors import Invalid
 
@@ -102,7 +106,8 @@ def fetch_data(name: str) -> None:
 def split_data(
     source: str, clients: int, by: Any, alpha: float | None, seed: int, out: Path | None, as_json: bool
 ) -> None:
-    """Deal the rows of SET (a name, or a file) out to clients: a file for each, and one to test on.
+    """Deal the rows of SET (a name, or a file) out to clients: a file for each, and one
+    to test on.
 
     Every row goes to exactly one client, and the same command gives the same files.
 
@@ -135,7 +140,7 @@ def split_data(
 
 
 def table(said: SplitInfo) -> list[str]:
-    """Clients by labels, as far as a terminal has room."""
+    """A table of clients by labels, as far as it fits a terminal."""
     labels = said.labels if len(said.labels) <= COLUMNS else []
     heads = ["", *(f"{label:g}" for label in labels), "rows"]
     lines = [heads]

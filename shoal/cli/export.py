@@ -1,4 +1,4 @@
-"""``shoal export``: a thin door. Nothing heavy is imported before it is asked for."""
+"""``shoal export``. Heavy modules are imported only when needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from shoal.signals import end_when_told
     help="Seconds without a sign of the other side after which sending is given up.",
 )
 def export(folder: Path, out: Path | None, upload: str | None, timeout: float) -> None:
-    """Put a run or a sweep into one archive: weights, losses as CSV, logs, figures, pictures, checksums.
+    """Put a run or a sweep into one archive: weights, losses as CSV, logs, figures,
+    pictures, checksums.
 
     \b
     shoal export runs/clicks-logistic-async-1
@@ -49,7 +50,7 @@ def export(folder: Path, out: Path | None, upload: str | None, timeout: float) -
     end_when_told()
     try:
         if upload is not None:
-            uploading.check(upload, "")  # before the work
+            uploading.check(upload, "")  # check it before the work
         made = exporting.export(folder, out)
     except Invalid as error:
         raise CommandError(str(error)) from None

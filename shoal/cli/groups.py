@@ -1,4 +1,4 @@
-"""``shoal groups``: which groups of workers share a cluster's servers, what each has and may have. ``shoal evaluate``: judge its model."""
+"""``shoal groups``: groups of workers and their limits. ``shoal evaluate``: a model's loss."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal import limits
 from shoal.cli.common import Seconds, asks_for_keys, refusals
 from shoal.signals import end_when_told
 
-_ENDS = 10.0  # seconds from the end of a run's servers until it has left what it leaves
-_LOOK = 0.1  # seconds between two looks at that
+_ENDS = 10.0  # seconds from the end of a run's servers until its files are written
+_LOOK = 0.1  # seconds between checks for them
 
 
 @click.command()
@@ -179,7 +179,7 @@ def evaluate(
             found = judging.look()
             _show(found, as_json)
             while every is not None and found.live:
-                time.sleep(every)  # as asked
+                time.sleep(every)  # on request
                 try:
                     found = judging.look()
                 except ShoalError:
@@ -191,12 +191,12 @@ def evaluate(
 
 
 def _is_over(where: str) -> bool:
-    """Whether its servers are gone because it has ended: what it leaves is written a moment later."""
+    """Whether its servers are gone because the run has ended; waits for its last files."""
     from shoal.inspect.query import is_over
 
     deadline = time.monotonic() + _ENDS
     while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:
-        time.sleep(_LOOK)  # nobody tells us: its folder does
+        time.sleep(_LOOK)  # no message says so: its folder does
     return over
 
 

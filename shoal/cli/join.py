@@ -1,4 +1,4 @@
-"""``shoal join`` and ``shoal leave``: one node more, one less, while a run goes on: a server, a worker, or a peer."""
+"""``shoal join`` and ``shoal leave``: add or remove a server, worker or peer of a live run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.signals import handled
 if TYPE_CHECKING:
     from shoal.strategies.peers.join import JoinedRun
 
-_WITHIN = 30.0  # seconds: it is under way, or just being started again
+_WITHIN = 30.0  # seconds: the run may be restarting
 
 
 @click.command()
@@ -42,12 +42,15 @@ _WITHIN = 30.0  # seconds: it is under way, or just being started again
 @of_a_worker
 @taking_part
 def join(where: str, role: str | None, out: Path | None, **options: Any) -> None:
-    """Take part in a run that is under way: its folder, or the address of its coordinator; of a run of peers, that of any.
+    """Take part in a run that is under way: its folder, or the address of its
+    coordinator; of a run of peers, that of any.
 
     \b
     shoal train clicks --servers 2 --out runs/one
-    shoal join runs/one --as server                       in another terminal: it gets its share of the model
-    shoal join tcp://10.0.0.1:7000 --as worker --count 4  on another host, where the same rows are
+    shoal join runs/one --as server
+        in another terminal: it gets its share of the model
+    shoal join tcp://10.0.0.1:7000 --as worker --count 4
+        on another host, where the same rows are
     \b
     shoal train rcv1 --strategy peer-to-peer --workers 2 --out runs/p2p
     shoal join runs/p2p
@@ -112,7 +115,8 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
 @click.argument("name")
 @asks_for_keys
 def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
-    """Let a node go while the run goes on: others take over what a server has; a worker or peer finishes what it is at.
+    """Let a node go while the run goes on: others take over what a server has; a worker
+    or peer finishes what it is at.
 
     \b
     shoal leave runs/one server-2
@@ -140,7 +144,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
         if is_of_peers(where, safety):
             peers.leave(where, name, say)
         else:
-            # it is told who asked for it
+            # the node learns who asked
             with contextlib.closing(look_at(address, safety, "operator")) as looking:
                 let_go(looking, name, say)
     except Invalid as error:
@@ -170,7 +174,7 @@ def _check_joinable(where: str) -> None:
 
 
 def show_peers(where: str, as_json: bool) -> None:
-    """How a run of peers stands: who is here, who leads, how far it is."""
+    """Print the state of a run of peers: members, leader, progress."""
     import msgspec
 
     from shoal.events import counted
@@ -197,7 +201,7 @@ def show_peers(where: str, as_json: bool) -> None:
 
 
 def _named(value: Any) -> Any:
-    """What travels as lists, with the names of its fields."""
+    """Array-like structs as mappings with field names."""
     import msgspec
 
     if isinstance(value, msgspec.Struct):
@@ -206,7 +210,7 @@ def _named(value: Any) -> Any:
 
 
 def _leaving(closing: threading.Event, asked: threading.Event) -> contextlib.AbstractContextManager[None]:
-    """The first signal asks it to leave, the second ends it at once."""
+    """Make the first signal leave in order, and the second end the process."""
 
     def hear(number: int, frame: object) -> None:
         if asked.is_set():

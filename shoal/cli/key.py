@@ -1,4 +1,4 @@
-"""``shoal key``: who may take part from other machines. One command on each side, and each says what the other side does next."""
+"""``shoal key``: manages the keys of other machines; each command prints the next step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _KeyPlace(click.Path):
-    """A folder; the empty name of one that a script has not set is none."""
+    """A folder; refuses the empty name of an unset variable."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if str(value) == "":
@@ -98,7 +98,8 @@ def _next_after(made: OwnKey) -> None:
 )
 @_FOLDER
 def add(line: str, group: str | None, until: str | None, folder: Path | None) -> None:
-    """Let a key in: the line that `shoal key new` printed there, or its NAME.public. Works at once, also while a run goes on.
+    """Let a key in: the line that `shoal key new` printed there, or its NAME.public.
+    Works at once, also while a run goes on.
 
     A key that is there already stays bound as it is, but for what is said now. It expires by the
     clock of the coordinator's machine, and of each server's.
@@ -112,7 +113,7 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
         end = None if until is None else expiry.moment(until, expiry.now())
         if end is not None and 0 < end <= expiry.now():
             raise CommandError(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
-        if group == "":  # of a script that has not set it: nobody is set free by that
+        if group == "":  # an unset variable of a script must not remove a bound
             raise CommandError(f"--group is empty: name a group, or {CLUSTER} for none")
         if end and any(one.public == given.public for one in keyring.own_keys(place)):
             raise CommandError(

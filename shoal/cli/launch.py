@@ -1,4 +1,4 @@
-"""``shoal launch coordinator|server|worker``: the nodes of a run on several hosts; with a script, what it always was."""
+"""``shoal launch``: starts a script, or a coordinator, server or worker on several hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class LaunchGroup(click.Group):
-    """One of the commands below, or a script: whatever is none of them is one."""
+    """One of the commands below; any other word is a script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = args[0] if args else "--help"
@@ -29,7 +29,7 @@ class LaunchGroup(click.Group):
 
 
 class ScriptCommand(click.Command):
-    """The command that has no word of its own."""
+    """The command without a word of its own."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -43,16 +43,18 @@ def launch() -> None:
     """Start a script on several workers, or one node of a run on several hosts.
 
     \b
-    shoal launch --workers 4 --servers 2 train.py --epochs 3        a script (shoal launch script --help)
+    a script (shoal launch script --help):
+    shoal launch --workers 4 --servers 2 train.py --epochs 3
     \b
-    shoal launch coordinator clicks --listen tcp://10.0.0.1:7000    a run on several hosts: first this,
-    shoal launch server --at tcp://10.0.0.1:7000                    then servers and workers, on any host
+    a run on several hosts: first this, then servers and workers, on any host:
+    shoal launch coordinator clicks --listen tcp://10.0.0.1:7000
+    shoal launch server --at tcp://10.0.0.1:7000
     shoal launch worker --at tcp://10.0.0.1:7000
     """
 
 
 def options_of(*options: Callable[..., Any]) -> Decorator:
-    """Several options at once."""
+    """Add several options to a command."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -83,7 +85,7 @@ taking_part = options_of(
         "--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the coordinator.  [default: 600]"
     ),
     click.option("--quiet", is_flag=True, help="Print only how it ended."),
-    # said by --count: it is one of so many
+    # set by --count: one of so many processes
     click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),
     asks_for_keys,
 )  # fmt: skip
@@ -120,7 +122,7 @@ def worker(where: str, **options: Any) -> None:
 
 
 def take_part(where: str, role: Any, **options: Any) -> None:
-    """As the options of ``taking_part`` say, to the end."""
+    """Run a node by the options of ``taking_part``, to the end."""
     from shoal.cli.multi import several
     from shoal.launch.remote_node import JoinTerms, RemoteNode
     from shoal.launch.server_process import heard
@@ -183,8 +185,10 @@ def coordinator(**options: Any) -> None:
 
     \b
     shoal launch coordinator clicks --servers 2 --listen tcp://10.0.0.1:7000 --out runs/far
-    shoal launch coordinator --out runs/far              again: it goes on with those who are still there
-    shoal launch coordinator --listen tcp://10.0.0.1:7000        a store, for programs that use shoal.connect
+    shoal launch coordinator --out runs/far
+        again: it goes on with those who are still there
+    shoal launch coordinator --listen tcp://10.0.0.1:7000
+        a store, for programs that use shoal.connect
 
     Ctrl-C ends it, and tells all who are there; SIGTERM ends it, and they wait a minute for it to
     be started again.

@@ -1,4 +1,4 @@
-"""What ``shoal launch coordinator`` does: a run, or a store, whose nodes come from elsewhere."""
+"""``shoal launch coordinator``: a run or a store with nodes on other hosts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from shoal.timing import Timing, timing_from
 if TYPE_CHECKING:
     from shoal.run.finished import Run
 
-_SETTLED = 1.5  # times as long as it takes to hold somebody for dead
-_LOOK = 0.5  # seconds between two looks whether the coordinator has given up
+_SETTLED = 1.5  # times ``timing.dead``
+_LOOK = 0.5  # seconds between checks of the coordinator
 
 
 def say(text: str) -> None:
@@ -46,7 +46,7 @@ def say(text: str) -> None:
 
 
 def run(options: Mapping[str, Any]) -> Run:
-    """To its end; a run that lies in the folder goes on."""
+    """Run to the end; resumes the run in the folder, if there is one."""
     from shoal.run.resume import finished, open_folder, reopen
     from shoal.run.run import execute
     from shoal.views.terminal import view
@@ -79,7 +79,7 @@ def run(options: Mapping[str, Any]) -> Run:
 
 @contextlib.contextmanager
 def _said_how_to_go_on(folder: Path, timing: Timing) -> Iterator[None]:
-    """Somebody ended it before its time."""
+    """Print how to resume a run that was interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
@@ -132,7 +132,7 @@ def _check(job: Job) -> None:
 
 
 def store(options: Mapping[str, Any]) -> None:
-    """A coordinator without a run, until it is ended."""
+    """Run a coordinator without a job until it is stopped."""
     ignored = ("workers", "model", "strategy", "epochs", "seed", "verbosity")
     changes = settings_of(options["changes"])
     others = [f"--set {name}" for name in changes if not name.startswith("timing.")]
@@ -178,10 +178,10 @@ def store(options: Mapping[str, Any]) -> None:
 
 
 def _reopen(cluster: RemoteCluster, found: SavedStore, settled: float) -> None:
-    """Tables that nobody holds come from the checkpoint; returns when all are there.
+    """Restore tables that no server holds from the checkpoint; returns when all exist.
 
-    For ``settled`` seconds servers of before may still be counted as members: only then it is
-    known which of them are gone.
+    For ``settled`` seconds earlier servers may still count as members; then it is known which are
+    gone.
     """
     began, pause = time.monotonic(), threading.Event()
     with cluster.client() as kv:
@@ -196,7 +196,7 @@ def _reopen(cluster: RemoteCluster, found: SavedStore, settled: float) -> None:
 
 @contextlib.contextmanager
 def _kept(out: Path | None) -> Iterator[Path | None]:
-    """The folder of a store, which nobody else uses meanwhile."""
+    """The locked folder of a store."""
     if out is None:
         yield None
         return
@@ -209,7 +209,7 @@ def _kept(out: Path | None) -> Iterator[Path | None]:
 
 
 def ending(expect_another: Any) -> contextlib.AbstractContextManager[None]:
-    """While this lasts SIGTERM and SIGHUP end it, and those who are here wait for it to be started again."""
+    """Let SIGTERM and SIGHUP end it within the context; nodes then wait for its restart."""
 
     def end(number: int, frame: object) -> None:
         expect_another()

@@ -45,7 +45,8 @@ def launch(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Start servers, and a Python script that calls shoal.torch.distribute on each of several workers.
+    """Start servers, and a Python script that calls shoal.torch.distribute on each of
+    several workers.
 
     \b
     shoal launch --workers 4 --servers 2 train.py --epochs 3
@@ -76,7 +77,7 @@ def _launch(workers: int, servers: int, copies: int, command: list[str]) -> None
         with (
             lock,
             contextlib.suppress(OSError),
-        ):  # whoever read has read enough (| head): the workers go on all the same
+        ):  # the reader has closed the pipe (| head): the workers go on
             click.echo(text, nl=False, err=is_error)
 
     end_when_told()
@@ -124,7 +125,7 @@ def _write(
     try:
         with out.open("x") as stream:
             stream.write(text)
-        out.chmod(0o755)  # oarsub wants it
+        out.chmod(0o755)  # oarsub needs it
     except FileExistsError:
         raise CommandError(f"{click.format_filename(out)} is there already: take another name") from None
     except OSError as error:

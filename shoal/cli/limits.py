@@ -1,4 +1,4 @@
-"""``shoal limits``: prints bounds and defaults, with what each is for."""
+"""``shoal limits``: prints bounds and defaults with their purposes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def limits(name: str | None) -> None:
 
 
 def _sections() -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Titles, each with names, values and what they are for: as the source has them."""
+    """Titles, each with names, values and comments, as in the source."""
     import inspect
 
     from shoal import limits as bounds

@@ -1,4 +1,4 @@
-"""The command line: one module for each command, and this one for what they have in common with torchrun and Ctrl-C."""
+"""The main command: loads the others, and handles Ctrl-C, torchrun and mpirun."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from shoal.startup import INTERRUPTED, awake
 
 
 class Commands(SuggestingGroup):
-    """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
+    """A group in which Ctrl-C prints one line and exits with code 130."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Of torchrun's or mpirun's ranks the first runs the command, and the others are its nodes."""
+        """Run the command; under torchrun or mpirun in rank 0, with the others as its nodes."""
         words = list(sys.argv[1:] if args is None else args)
-        if words and words[0].startswith("--local-rank="):  # torch.distributed.launch puts it there
+        if words and words[0].startswith("--local-rank="):  # torch.distributed.launch adds it
             del words[0]
         if words[:1] != ["train"]:
             return super().main(words, *rest, **extra)
@@ -46,7 +46,7 @@ class Commands(SuggestingGroup):
         take_part: Callable[[Callable[[Any], object]], object] = _take_part
         by_mpirun = mpirun_rank.rank() is not None
         if by_mpirun or torchrun.is_rank():
-            awake()  # what ranks do of a Ctrl-C they agree upon
+            awake()  # ranks agree on how to handle Ctrl-C
         if by_mpirun:
             from shoal.strategies.averaging import mpi
 
@@ -63,12 +63,12 @@ class Commands(SuggestingGroup):
             awake()
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            click.echo(f"interrupted{error}", err=True)  # and what is left of it, if anything
+            click.echo(f"interrupted{error}", err=True)  # and its last output, if any
             ctx.exit(INTERRUPTED)
 
 
 def _take_part(call: Callable[[Any], object]) -> object:
-    """Run the command here, or, under torchrun, in the head with all other ranks to use."""
+    """Run the command here, or, under torchrun, in the first rank with all others as nodes."""
     from shoal.launch import exit_status, torchrun
 
     try:
@@ -95,7 +95,7 @@ def main() -> None:
     shoal train --help                  options; every setting: docs/reference/job-file.md
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # closed by the caller: otherwise the next file to be opened has its number
+        # closed by the caller: otherwise the next open file gets its number
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 

@@ -1,4 +1,4 @@
-"""Several nodes on this host at once: a process each, by the same command that starts one."""
+"""Starts several nodes on this host, each in a process, by the command for one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from shoal.launch.process_pool import environment
 from shoal.launch.server_process import heard
 
-# options that are handed on as they are
+# options that are passed on unchanged
 _SAME = ("listen", "advertise", "data", "patience", "within", "keys")
 
 
 def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[str], None]) -> int:
-    """Start them, hand signals on, and wait for all; the exit code of the worst."""
+    """Start them, forward signals, and wait for all; returns the worst exit code."""
     command = [sys.executable, "-m", "shoal", "launch", role, "--at", where, *_words(options)]
     hosted = [sys.executable, "-m", "shoal.launch.script_worker", str(os.getpid()), "/", *command[1:]]
     processes: list[subprocess.Popen[bytes]] = []
@@ -35,7 +35,7 @@ def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[st
             if told:
                 break
             processes.append(subprocess.Popen(hosted, env=environment(), start_new_session=True))
-            if told and heard_by[0] < len(processes):  # it came while this one was being started
+            if told and heard_by[0] < len(processes):  # it arrived during this start
                 processes[-1].send_signal(told[-1])
         codes = [process.wait() for process in processes]
     if failed := [code for code in codes if code]:
@@ -46,5 +46,5 @@ def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[st
 def _words(options: Mapping[str, Any]) -> list[str]:
     words = [word for name in _SAME if options.get(name) for word in (f"--{name}", str(options[name]))]
     words += [word for one in options["modules"] for word in ("--modules", one)]
-    words += ["--share", str(options["count"])]  # of this host's memory
+    words += ["--share", str(options["count"])]  # share of this host's memory
     return words + [f"--{name}" for name in ("quiet", "insecure") if options[name]]

@@ -1,4 +1,4 @@
-"""``shoal query RUN``: how the model is, while it is trained or afterwards."""
+"""``shoal query RUN``: statistics of a model, during training or afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.inspect.query import QueriedModel
     from shoal.views.query import QuerySnapshot
 
-_LOOKS_LOST = 3  # in a row: then whoever was watched is gone
+_LOOKS_LOST = 3  # failures in a row until the cluster counts as gone
 
 
 @click.command()
@@ -113,7 +113,7 @@ def _given(settings: tuple[str, ...]) -> dict[str, float]:
 def _answer(
     asked: QueriedModel, where: str, ask: str, given: dict[str, float], modules: tuple[str, ...], as_json: bool
 ) -> None:
-    """One question, its answer as it is."""
+    """Run one query and print its raw answer."""
     import msgspec
 
     from shoal.inspect.query import modules_of
@@ -129,7 +129,7 @@ def _answer(
         click.echo(msgspec.json.format(told))
         return
     plain = msgspec.json.decode(told)
-    # what a question of one's own did not answer with is not shown
+    # fields that a user's query left out are not shown
     if own := isinstance(answer, Found):
         plain = {name: value for name, value in plain.items() if value}
     if own and list(plain) == ["numbers"]:
@@ -150,7 +150,7 @@ def _look(asked: QueriedModel, where: str, top: int) -> QuerySnapshot:
     except Unanswered:
         if not is_over(where):
             raise
-    return look(opened(where), top)  # it has ended at this very moment
+    return look(opened(where), top)  # it has just ended
 
 
 def _console() -> Console:
@@ -172,7 +172,7 @@ def _print(seen: QuerySnapshot, as_json: bool) -> None:
 
 
 def _watch(asked: QueriedModel, where: str, top: int, every: float, as_json: bool) -> None:
-    """Where nobody sits at a terminal, a line for each look."""
+    """Draw on a terminal; elsewhere print a line for each look."""
     import msgspec
 
     from shoal.views.query import QueryHistory, facts, line, page
@@ -197,7 +197,7 @@ def _watch(asked: QueriedModel, where: str, top: int, every: float, as_json: boo
 
 
 def _looks(asked: QueriedModel, where: str, top: int, every: float) -> Iterator[tuple[QuerySnapshot, str]]:
-    """What is seen, and why it is not seen now, if so; the last one is of the model that was left."""
+    """Yields results, or the reason for none; the last one is of the saved model."""
     from shoal.errors import ClusterError, ShoalError
     from shoal.inspect.query import is_over, opened
     from shoal.views.query import look
@@ -220,7 +220,7 @@ def _looks(asked: QueriedModel, where: str, top: int, every: float) -> Iterator[
             break
         time.sleep(max(0.0, began + every - time.monotonic()))
     if "://" not in where:
-        deadline = time.monotonic() + 10  # what was judged last is being written
+        deadline = time.monotonic() + 10  # the last model is being written
         while not is_over(where) and time.monotonic() < deadline:
             time.sleep(0.05)
     if not is_over(where):

@@ -1,4 +1,4 @@
-"""``shoal report``: pages about runs and sweeps, from what is in their folders.
+"""``shoal report``: pages about runs and sweeps, made from their folders.
 
 make([Path("runs/one"), Path("runs/other")], Path("both.html"))
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def make(
     paths: Sequence[Path], out: Path | None = None, as_markdown: bool = False, trace: Path | None = None
 ) -> list[Path]:
-    """Write a report about runs and sweeps (and a trace of the runs); returns what was written."""
+    """Write a report about runs and sweeps (and a trace of the runs); returns the files."""
     from shoal.errors import Invalid
     from shoal.views import page, report_sections
     from shoal.views.trace import traced
@@ -55,7 +55,7 @@ def make(
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[Section], list[str]]:
-    """Runs, what the sweeps say, and the names of these."""
+    """The runs, the sections of sweeps, and the names of sweeps."""
     from shoal.sweep.disk import Sweep, is_sweep
     from shoal.sweep.sections import sections
     from shoal.views.run_record import named, read
@@ -63,7 +63,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[Section], list[s
     runs: list[RunRecord] = []
     parts: list[Section] = []
     titles: list[str] = []
-    for path in dict.fromkeys(paths):  # the same one twice says nothing new
+    for path in dict.fromkeys(paths):  # a run that is given twice
         if is_sweep(path):
             name = f"sweep {path.resolve().name}"
             found = sections(Sweep.load(path))
@@ -76,7 +76,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[Section], list[s
 
 
 def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
-    """The file to write; what cannot be is said before the work."""
+    """The file to write; refused before the work if that is impossible."""
     from shoal.errors import Invalid
 
     name = "report.md" if as_markdown else "report.html"
@@ -113,7 +113,8 @@ def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
     help="Also write the spans of the runs as a trace, for ui.perfetto.dev or chrome://tracing.",
 )
 def report(paths: tuple[Path, ...], out: Path | None, as_markdown: bool, trace: Path | None) -> None:
-    """Make one page about runs or sweeps: what is seen in words, losses, where the time went, timelines, staleness, faults.
+    """Make one page about runs or sweeps: what is seen in words, losses, where the time
+    went, timelines, staleness, faults.
 
     Several runs are compared in one page, which needs no other file and no network.
 

@@ -1,4 +1,4 @@
-"""What is printed of a run that is over, by whichever command began it."""
+"""Prints the results of a finished run, for all commands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def show_run(run: Run, as_json: bool) -> None:
-    """Print the figures. A run that had to be saved elsewhere is an error that says where it is."""
+    """Print the figures; raises an error that names the folder if it was saved elsewhere."""
     if as_json:
         import msgspec
 
         facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
-        # unlike json it has a word for a loss of infinity
+        # unlike json, it can write an infinite loss
         click.echo(msgspec.json.format(msgspec.json.encode(facts)))
     elif run.job.verbosity:
         from shoal.views.run_record import tell
@@ -33,7 +33,7 @@ def show_run(run: Run, as_json: bool) -> None:
 
 
 def print_record(record: RunRecord) -> None:
-    """On a terminal, lines are broken between words."""
+    """Print lines; on a terminal they are wrapped at words."""
     from shoal.views.ending import lines
 
     width = shutil.get_terminal_size().columns if sys.__stdout__ is not None and sys.__stdout__.isatty() else None

@@ -1,4 +1,4 @@
-"""``shoal simulate``: run seeds, look at one of them, make it shorter."""
+"""``shoal simulate``: runs seeds, traces one of them, shrinks it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ScenarioChoice(click.Choice[str]):
-    """One of what can be simulated, also by the name that it had before."""
+    """A scenario by name; accepts old names, too."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return super().convert(FORMER.get(value, value), param, ctx)
@@ -76,7 +76,7 @@ def simulate(
         return
     if history:
         try:
-            history.touch()  # before the work, not after it
+            history.touch()  # check it before the work
         except OSError as error:
             raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
     with chosen.mutated(mutant or ""):
@@ -105,7 +105,7 @@ def _plan(of: str, seed: int | None, text: str | None) -> FaultPlan:
     from shoal.simulation.faults import FaultPlan
     from shoal.simulation.scenarios import scenario
 
-    chosen = scenario(of)  # its module must be there to read its plans
+    chosen = scenario(of)  # its module defines the plans
     if text is None:
         assert seed is not None
         drawn: FaultPlan = chosen.draw(seed)
@@ -160,7 +160,7 @@ def _show_one(verdict: Verdict, as_json: bool) -> None:
 
 
 def _show_counts(counts: dict[str, int]) -> None:
-    """The faults first, then what came of them."""
+    """Print counts: the faults first, then their effects."""
     for what, count in sorted(counts.items(), key=lambda one: (not one[0].startswith("fault"), one[0])):
         if count > 0:
             click.echo(f"  {count:9,}  {what}")
@@ -185,7 +185,7 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
             f"{tally.virtual_seconds:,.0f} virtual seconds"
         )
         _show_counts(tally.counts)
-        for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # one of each seed
+        for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # once per seed
             click.secho(f"{plan}\n  broken: {violation}", fg="red")
         if tally.broken:
             which = "" if of == "store" else f" --of {of}"

@@ -1,4 +1,4 @@
-"""``shoal status``: shows a cluster that runs, once or (``--watch``) until the run is over."""
+"""``shoal status``: shows a running cluster, once or (``--watch``) until the run ends."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from shoal.inspect.status import StatusClient
     from shoal.views.watching import WatchedState
 
-_EVERY = 1.0  # seconds between two looks
-_GONE = 10.0  # seconds without an answer: a coordinator that is started again is back by then
+_EVERY = 1.0  # seconds between queries
+_GONE = 10.0  # seconds without an answer: enough for a restart of the coordinator
 
 
 @click.command()
@@ -39,7 +39,8 @@ _GONE = 10.0  # seconds without an answer: a coordinator that is started again i
 def status(
     where: str, ring: bool, segments: bool, watch: bool, verbosity: int, as_json: bool, keys: str | None, insecure: bool
 ) -> None:
-    """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
+    """Look at a cluster that runs: a run's folder, or the address of its coordinator; of
+    peers, that of any.
 
     \b
     heard         when the coordinator heard of it last
@@ -49,10 +50,12 @@ def status(
 
     \b
     Of the protocol, with --verbosity 2:
-    incarnation   a number that every node gets when it joins, never given twice: a node that comes back has another
+    incarnation   a number that every node gets when it joins, never given twice: a node that comes
+                  back has another
     view          the numbered list of members and segments that it knows; yellow: not the newest
     fence         how often a segment, or its copies, moved
-    term          how often the coordinator was started; generation: how often all went back to a checkpoint
+    term          how often the coordinator was started; generation: how often all went back to a
+                  checkpoint
 
     Of a run that has ended, its figures. Exit code 1 if nobody answers.
     """
@@ -102,11 +105,11 @@ def status(
     shown = page(found, where, console.width, show_ring=ring, everything=segments, numbers=verbosity > 1)
     console.print(shown, soft_wrap=False)
     if address != where:
-        click.echo(f"its coordinator: {address}")  # what others take who ask for an ADDRESS
+        click.echo(f"its coordinator: {address}")  # as other commands that take an ADDRESS
 
 
 def _has_ended(where: str) -> bool:
-    """A run's folder with figures, and nobody who could be asked."""
+    """Whether the folder has final figures and no live cluster."""
     from shoal.inspect.status import ADDRESS
 
     folder = Path(where)
@@ -128,7 +131,7 @@ def _show_ended(where: str, as_json: bool) -> None:
 
 
 def _watch(looking: StatusClient, where: str, numbers: bool = False) -> int:
-    """The exit code: 1 if nobody answers any more, and the run was not over; ``numbers``: with those of the protocol."""
+    """Show the cluster until it ends (1: it was lost); ``numbers``: of the protocol, too."""
     from shoal.views.watching import WatchedState
 
     watching = WatchedState(where, numbers)
@@ -158,7 +161,7 @@ def _look_on(looking: StatusClient, where: str, watching: WatchedState, show: Ca
         show(watching.take(began, status, fed.events))
         course = status.standing.course
         over = course is not None and (course.ended or bool(course.failed))
-        # a page is drawn so often, not a look for an event
+        # drawn at this rate, not for each event
         time.sleep(max(0.0, _EVERY - (time.monotonic() - began)))
 
 

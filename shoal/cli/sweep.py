@@ -1,4 +1,4 @@
-"""``shoal sweep``: a thin door. Nothing heavy is imported before a sweep begins."""
+"""``shoal sweep``. Heavy modules are imported only when a sweep begins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
-    """Run every combination of settings in STUDY.toml with several seeds, and hold them against each other.
+    """Run every combination of settings in STUDY.toml with several seeds, and hold them
+    against each other.
 
     The same command again goes on where it was stopped: no finished run is run again. Exit code 1
     if a run failed.
@@ -51,7 +52,7 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     except BrokenPipeError:
-        raise  # whoever read has read enough
+        raise  # the reader has closed the pipe
     except OSError as error:
         where = error.filename or "the sweep's folder"
         why = f"cannot read or write {where}: {error.strerror}: make room, or move it away, and start the sweep again"
@@ -80,7 +81,7 @@ def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
 
 
 def _list(asked: Study, folder: Path, as_json: bool) -> None:
-    """The runs of a study, and how they stand."""
+    """List the runs of a study with their states."""
     import msgspec
 
     from shoal.sweep.disk import took
@@ -106,7 +107,7 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
 
 
 def _show(found: Sweep, as_json: bool) -> bool:
-    """Print what it says and write it down; whether a run failed."""
+    """Print and write the results; returns whether a run failed."""
     import msgspec
 
     from shoal.errors import Invalid

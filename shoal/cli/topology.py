@@ -1,4 +1,4 @@
-"""``shoal topology NAME``: look at a graph before anybody is trained on it."""
+"""``shoal topology NAME``: shows a gossip graph before training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shoal.cli.common import CommandError
 if TYPE_CHECKING:
     from shoal.strategies.gossip.topology import Graph
 
-SHOWN = 12  # nodes whose weights fit on a screen
-NODES = 8  # unless told otherwise
+SHOWN = 12  # nodes whose weights fit a screen
+NODES = 8  # by default
 LEFT = (0.1, 0.01, 1e-6)  # of the distance
-# As strategies.gossip.Topology has them, which would cost an import of what computes.
+# As in strategies.gossip.Topology, whose import is expensive.
 NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random", "file")
 
 
@@ -34,7 +34,8 @@ NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random"
 def topology(
     name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int, out: Path | None, as_json: bool
 ) -> None:
-    """Look at a graph of workers that gossip: its links, its pieces, its weights, and how soon all agree on it.
+    """Look at a graph of workers that gossip: its links, its pieces, its weights, and how
+    soon all agree on it.
 
     \b
     shoal topology ring --nodes 16
@@ -88,7 +89,7 @@ def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, 
 
 
 def facts(graph: Graph) -> dict[str, object]:
-    """All of it, for programs."""
+    """All facts, for programs."""
     return {
         "topology": graph.name,
         "nodes": graph.nodes,
@@ -98,14 +99,14 @@ def facts(graph: Graph) -> dict[str, object]:
         "connected": len(graph.parts()) == 1,
         "gap": graph.gap(),
         "second_eigenvalue": graph.second(),
-        # until so much of the distance is left
+        # until this share of the distance is left
         "rounds": {f"{left:g}": graph.rounds(left) for left in LEFT},
         "weights": graph.mixing().tolist(),
     }
 
 
 def _as_json(told: dict[str, object]) -> str:
-    """A line for each fact: a matrix with a line for each number is read by nobody."""
+    """JSON with a line per fact, and matrices on one line each."""
     import msgspec
 
     return (
@@ -114,7 +115,7 @@ def _as_json(told: dict[str, object]) -> str:
 
 
 def page(graph: Graph) -> list[str]:
-    """All of it, for people."""
+    """All facts, for people."""
     from shoal.views import format
 
     degrees = sorted(len(graph.tells(node)) for node in range(graph.nodes))

@@ -1,4 +1,4 @@
-"""``shoal train``: trains a model as the command line or a job file says."""
+"""``shoal train``: trains a model by the command line or a job file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.strategies.parameter_server.run import Launcher
 
     Head = torchrun_cluster.HeadRank | mpi.MpiHead
-    Guests = tuple[str | None, str | None] | None  # at whose servers, and as which group
+    Guests = tuple[str | None, str | None] | None  # other servers, and the group there
 
 
 @click.command()
@@ -144,18 +144,18 @@ def train(
             run = _resume(resume, settings, as_json, head, guests)
     try:
         written, like = io.BytesIO(), sys.stdout
-        # Kept in a variable: a wrapper that is freed closes what it has written to.
+        # In a variable: a freed wrapper closes its stream.
         text = io.TextIOWrapper(written, like.encoding, like.errors, write_through=True)
         try:
             with contextlib.redirect_stdout(text):
                 show_run(run, as_json)
-        finally:  # also if it says that the run is not where it was to be
+        finally:  # also if the run was saved elsewhere
             print_patiently(written.getvalue(), HEAR_WITHIN / SECOND)
     except BrokenPipeError:
-        raise  # whoever read has read enough
+        raise  # the reader has closed the pipe
     except OSError as error:
         with contextlib.suppress(OSError):
-            sys.stdout.close()  # what could not be printed is not tried again
+            sys.stdout.close()  # do not retry the failed output
         why = f"cannot print the figures ({error.strerror}): they are in {run.folder}"
         raise click.ClickException(why) from None
 

@@ -1,10 +1,10 @@
-"""Looking at runs. A view reads a run's events, live or later, and knows little else of it.
+"""Views of runs. A view reads a run's events, live or later, and little else.
 
 Live: ``terminal`` shows a run on a ``board``, or in few calm ``lines`` where there is no terminal;
-``live_state`` is what both know, ``frame`` draws it, ``failover`` says what became of a lost
+``live_state`` is their data, ``frame`` draws it, ``failover`` reports recoveries from a lost
 server. ``status``, ``watching`` and ``query`` show clusters and models. ``event_line`` writes
-events and ``format`` figures, everywhere the same; ``ending`` and ``advice`` are the last words of
-a run.
+events and ``format`` figures, for all views; ``ending`` and ``advice`` are printed at the end of a
+run.
 
 A report reads runs from their folders (``run_record``): ``explain`` puts figures into words,
 ``charts``, ``timeline`` and ``member_plots`` into pictures on ``axes``, ``report_sections`` makes

@@ -1,4 +1,4 @@
-"""One next move for a run that is over, by rules: for its ending and for its report."""
+"""Suggests one next move for a finished run, by rules, at its end and in its report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from shoal.views import format
 from shoal.views.run_record import RunRecord
 
-BUSY = 0.1  # of their time that workers compute: with less, sending costs more than it brings
-WAITING = 0.2  # of their time: worth another strategy
+BUSY = 0.1  # share of computing in workers' time: below it, communication costs too much
+WAITING = 0.2  # of their time: another strategy may help
 SLOW = 1.5  # times as long for a slot as the others: a straggler
 ROSE = 1e-4  # of the test loss
 FELL = 0.01  # of the test loss, with the last evaluation: it is not done
@@ -17,9 +17,9 @@ FELL = 0.01  # of the test loss, with the last evaluation: it is not done
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What was seen, and what to do about it."""
+    """An observation and a suggestion."""
 
-    finding: str  # empty: nothing is wrong
+    finding: str  # empty: no problem
     move: str  # an option, or a command
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ def _diverged(record: RunRecord) -> Advice | None:
 
 
 def _too_little_work(record: RunRecord) -> Advice | None:
-    """Workers that hardly compute: the model is moved more than it is trained."""
+    """Workers that hardly compute: communication dominates."""
     run, started = record.run, record.run.started
     share = run.shares.get("compute")
     if share is None or share >= BUSY or started is None or not started.servers or run.shares.get("idle", 0.0) > 0.5:

@@ -1,4 +1,4 @@
-"""The one layer that draws: sizes, colours, scales, numbers, labels, legends, files.
+"""The drawing layer of all figures: sizes, colours, scales, labels, legends, files.
 
 Reports, sweeps, chaos and benchmarks use it, so that a colour, a number and a dashed line look
 the same everywhere. Text stays text in an SVG: it can be searched and read aloud. ``page`` knows
@@ -89,7 +89,7 @@ def row_names(axes: Axes, names: Sequence[str], size: float | None = None) -> No
 
 
 def column_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Names places along x, turned where they would run into each other."""
+    """Names places along x, rotated where they would overlap."""
     axes.set_xticks(list(places), list(names))
     room = axes.get_figure().get_figwidth() * 72 / 10 / CHARACTER  # type: ignore[union-attr]
     across = axes.get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
@@ -108,7 +108,7 @@ def y_label(axes: Axes, text: str) -> None:
 
 
 def colors(count: int) -> list[Any]:
-    """A colour of its own for each line: of ``SERIES``, or shades where these are too few."""
+    """A distinct colour for each line, from ``SERIES``, or shades if these are too few."""
     if count <= len(SERIES):
         return list(SERIES[:count])
     from matplotlib import colormaps
@@ -117,7 +117,7 @@ def colors(count: int) -> list[Any]:
 
 
 def legend(where: Axes | Figure, handles: Sequence[Any] = (), **options: Any) -> Legend | None:
-    """A legend of these handles; without any, of what is drawn, at most ``ENTRIES``."""
+    """A legend of these handles, or of everything drawn; at most ``ENTRIES``."""
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
@@ -164,12 +164,12 @@ def nothing(axes: Axes, text: str) -> None:
 
 
 def number(value: float) -> str:
-    """1,500,000, 400,000, 0.05: as one would write it."""
+    """A number in plain notation: 1,500,000, 400,000, 0.05."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:g}"
 
 
 def numbers(axis: Axis) -> None:
-    """Numbers as one would write them, on a linear axis all with as many decimals."""
+    """Tick labels in plain notation; on a linear axis with equal decimals."""
 
     def shown(value: float, _: object) -> str:
         ticks = [number(tick) for tick in axis.get_majorticklocs()] if axis.get_scale() == "linear" else []
@@ -189,13 +189,13 @@ def whole_numbers(axis: Axis) -> None:
 
 
 def is_steep(values: Iterable[float]) -> bool:
-    """Positive values that span so much that a linear axis would hide the small ones."""
+    """Whether positive values span too much for a linear axis."""
     known = [value for value in values if math.isfinite(value)]
     return bool(known) and min(known) > 0 and max(known) > STEEP * min(known)
 
 
 def logarithmic(axis: Axis, base: int = 10) -> None:
-    """A log axis with numbers as one would write them: 0.5, not 5 x 10^-1."""
+    """Make a log axis with plain numbers: 0.5, not 5 x 10^-1."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes, name = axis.axes, axis.axis_name  # type: ignore[attr-defined]
@@ -209,14 +209,14 @@ def logarithmic(axis: Axis, base: int = 10) -> None:
 
 
 def log_if_steep(axis: Axis, values: Iterable[float]) -> bool:
-    """Makes the axis logarithmic where its values ask for it; True if it did."""
+    """Make the axis logarithmic if its values are steep; returns whether it did."""
     if steep := is_steep(values):
         logarithmic(axis)
     return steep
 
 
 def from_zero(axes: Axes, *others: float) -> None:
-    """From 0 up to the highest that is drawn, and to other values that must be visible."""
+    """Set the limits from 0 to the highest drawn value, or to these values."""
     top = max([axes.dataLim.y1, *others])
     axes.set_ylim(0, 1.06 * top if math.isfinite(top) and top > 0 else 1.0)
 
@@ -229,7 +229,7 @@ def can_draw() -> bool:
 
 
 def pictures(name: str, draw: Callable[[], Figure | None], caption: str) -> list[PictureSection]:
-    """One picture of a report; none where there is nothing to draw, or nothing to draw it with."""
+    """A picture of a report; empty without data or without matplotlib."""
     figure = draw() if can_draw() else None
     return [] if figure is None else [PictureSection(name, svg(figure), caption)]
 

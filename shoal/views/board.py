@@ -1,12 +1,12 @@
-"""A board: lines that a thread of its own draws again and again in place, on a terminal.
+"""A board: lines on a terminal that a background thread redraws in place.
 
     if (board := Board.on(stream, draw)) is not None:
         with board:
             board.start()       ``draw(width, height, plain)`` makes the lines, four times a second
 
 Training, sweeps, drills and ``status --watch`` differ only in what they draw. The functions below
-make the pieces: a bar, a curve with axes, lines that fit. A board never breaks what it shows and
-never holds it up: a terminal that is gone, or that nobody reads, costs the board and nothing else.
+make the pieces: a bar, a curve with axes, lines that fit. A board never breaks or delays its
+subject: a closed or unread terminal only ends the board.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-REFRESHES = 4  # a second
+REFRESHES = 4  # frames a second
 
 Draw = Callable[[int, int, bool], "list[Text]"]  # width, height, ASCII only
 
 
 def terminal(stream: TextIO) -> Console | None:
-    """The stream as a console that can be drawn on; None if it is none."""
+    """The stream as a console for drawing; None if it is no terminal."""
     try:
         if not stream.isatty():
             return None
@@ -49,7 +49,7 @@ def terminal(stream: TextIO) -> Console | None:
 
 
 class Board:
-    """Use as a context, which gives the cursor back; nothing is drawn before ``start``."""
+    """A context that restores the cursor at its end; drawing begins with ``start``."""
 
     def __init__(self, stream: TextIO, console: Console, draw: Draw) -> None:
         self._stream, self._console, self._lines = stream, console, draw
@@ -64,7 +64,7 @@ class Board:
 
     @classmethod
     def on(cls, stream: TextIO, draw: Draw) -> Board | None:
-        """None where the stream is no terminal that can be drawn on."""
+        """A board on the stream; None if it is no suitable terminal."""
         console = terminal(stream)
         return None if console is None else cls(stream, console, draw)
 
@@ -77,7 +77,7 @@ class Board:
         self.close()
 
     def start(self) -> None:
-        """Begin to draw; a second call does nothing."""
+        """Begin to draw; does nothing if called again."""
         with self._lock:
             if self._live is not None or self._over.is_set():
                 return
@@ -95,7 +95,7 @@ class Board:
             self._thread.start()
 
     def close(self) -> None:
-        """Draw for the last time and give the terminal back; a second call does nothing."""
+        """Draw a last time and restore the terminal; does nothing if called again."""
         if os.getpid() != self._process:
             return  # a forked child: the terminal is its parent's
         with self._lock:
@@ -139,16 +139,16 @@ class Board:
         width, height = self._console.size
         try:
             lines = self._lines(width, height, self._plain)
-        except RuntimeError:  # a collection changed while it was read: the next picture has it
+        except RuntimeError:  # a collection changed during the read: drawn next time
             return
         if lines == self._shown and width == self._width:
-            return  # nothing new, and nothing that could flicker
+            return  # unchanged: do not flicker
         self._unwrap(width)
         self._shown, self._width = lines, width
         live.update(Group(*lines), refresh=True)
 
     def _unwrap(self, width: int) -> None:
-        """Terminals wrap lines when made narrower: go up by those that rich does not know of."""
+        """Move up past lines that a narrowed terminal wrapped, which rich does not know."""
         from rich.control import Control
         from rich.segment import ControlType
 
@@ -180,7 +180,7 @@ def fit(lines: Sequence[Text], width: int, height: int, plain: bool) -> list[Tex
 
 
 def bar(share: float | None, label: str, width: int, plain: bool = False) -> Text:
-    """How much is done, before a label; the label alone if that is unknown or too wide."""
+    """A progress bar and a label; the label alone if progress is unknown or space is short."""
     from rich.text import Text
 
     cells = width - len(label) - 2
@@ -192,7 +192,7 @@ def bar(share: float | None, label: str, width: int, plain: bool = False) -> Tex
 
 
 def joined(parts: Sequence[Text], between: Text, width: int) -> list[Text]:
-    """The parts one after another, on as many lines as they need."""
+    """The parts joined, on as many lines as they need."""
     from rich.text import Text
 
     lines: list[Text] = []
@@ -214,7 +214,7 @@ def wrapped(head: str, text: str, width: int, most: int, style: str = "") -> lis
 
 
 def first_of(lines: Sequence[Text], most: int, what: str) -> list[Text]:
-    """So many of the lines; the last one says how many more there are."""
+    """At most so many lines; the last one counts the rest."""
     from rich.text import Text
 
     if len(lines) <= most:
@@ -226,7 +226,7 @@ def first_of(lines: Sequence[Text], most: int, what: str) -> list[Text]:
 def curve(
     strokes: Sequence[Stroke], width: int, height: int, right: float, label: Callable[[float], str], side: int = 9
 ) -> list[Text]:
-    """Curves with the values of their edges at the left, and seconds below; empty without a curve."""
+    """Curves with values at the left and seconds below; empty without a curve."""
     from rich.text import Text
 
     drawn = chart(list(strokes), width - side, height - 1, right)
@@ -250,7 +250,7 @@ def _seconds_axis(width: int, right: float) -> str:
 
 
 def lines_of(what: RenderableType, width: int) -> list[Text]:
-    """Anything that rich can print, as lines of such a width."""
+    """A rich renderable as lines of this width."""
     import io
 
     from rich.console import Console

@@ -59,7 +59,7 @@ def chart(strokes: list[Stroke], width: int, height: int, right: float) -> Chart
             here = level(value)
             for row in _between(here if before is None else before, here):
                 cell = row // 4, column // 2
-                # a cell has one colour: it shows the later curve alone
+                # a cell has one colour: the later curve wins
                 if styles[cell[0]][cell[1]] != stroke.style:
                     styles[cell[0]][cell[1]], dots[cell[0]][cell[1]] = stroke.style, 0
                 dots[cell[0]][cell[1]] |= DOTS[column % 2][row % 4]
@@ -68,7 +68,7 @@ def chart(strokes: list[Stroke], width: int, height: int, right: float) -> Chart
 
 
 def _pieces(dots: list[int], styles: list[str]) -> list[tuple[str, str]]:
-    """A row as text, cut only where the style changes."""
+    """A row as pieces of text of one style."""
     chars = ((chr(BLANK + bits) if bits else " ", style) for bits, style in zip(dots, styles, strict=True))
     return [("".join(char for char, _ in piece), style) for style, piece in groupby(chars, key=itemgetter(1))]
 

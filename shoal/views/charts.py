@@ -21,7 +21,7 @@ BARS = 32  # workers in one picture
 
 
 def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
-    """Where the time went: a bar for each worker, or each run."""
+    """The shares of time: a bar for each worker, or each run."""
     figure = draw.canvas(0.9 + 0.3 * len(rows[:BARS]))
     axes = figure.subplots()
     for row, (_, one) in enumerate(rows[:BARS]):
@@ -42,7 +42,7 @@ def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
 
 
 def staleness(runs: Sequence[RunRecord]) -> Figure:
-    """How many pushes were how stale, in percent; a panel for each run, on one scale."""
+    """A histogram of staleness in percent; a panel for each run, on one scale."""
     told = [(one, stale) for one in runs if (stale := one.staleness) is not None]
     most = max(len(counts) for _, (counts, *_) in told)
     width = -(-most // BINS)
@@ -69,7 +69,7 @@ def staleness(runs: Sequence[RunRecord]) -> Figure:
 
 
 def costs(runs: Sequence[RunRecord]) -> Figure:
-    """Two bars for each run: by the clock, and of all processors."""
+    """Two bars for each run: wall time and CPU time."""
     shown = runs[:BARS]
     figure = draw.canvas(0.9 + 0.5 * len(shown))
     axes = figure.subplots()
@@ -90,7 +90,7 @@ def costs(runs: Sequence[RunRecord]) -> Figure:
 
 
 def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
-    """What went into and came out of each filter, and of all; a panel for each run and way."""
+    """Bytes into and out of each filter, and in all; a panel per run and direction."""
     ways = [
         (name, found, way)
         for name, found in told[:FEW]
@@ -133,7 +133,7 @@ def _bars(found: dict[str, Any], way: str) -> list[tuple[str, int, int]]:
 
 
 def delays(run: RunMetrics) -> Figure:
-    """The delay that was chosen while running, and how much was waited before each change."""
+    """The delay chosen during training, and the share of waiting before each change."""
     figure = draw.canvas(3.2)
     upper, lower = figure.subplots(2, 1, sharex=True)
     at = [event.seconds for event in run.delays]

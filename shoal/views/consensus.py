@@ -1,7 +1,7 @@
 """How far the models of gossiping workers are from their mean: figures, a picture, words.
 
 The distance is the root of the mean, over all workers, of the squared distance of their weights
-from the mean of all weights. While nobody learns, a round of averaging leaves a share of it: the
+from the mean of all weights. Without learning, a round of averaging leaves a share of it: the
 second eigenvalue of the mixing matrix. Learning moves models apart again, so that in training
 the distance stays where both are in balance.
 """
@@ -23,7 +23,7 @@ from shoal.views.run_record import RunMetrics, RunRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Point = tuple[float, float]  # rounds (or passes), distance
+Point = tuple[float, float]  # rounds (or epochs), distance
 
 FALLEN = (1e-1, 1e-5)  # of the first distance: only the slowest mode is left, and no rounding
 CAPTION = " The test loss of workers that each have a model is that of the mean of all."
@@ -56,7 +56,7 @@ def graphs(run: RunMetrics) -> list[Linked]:
 
 
 def picture(run: RunMetrics) -> Figure | None:
-    """The distance over rounds, and what the graph predicts if nobody had learned."""
+    """The distance over rounds, and the prediction of the graph without learning."""
     over, found = points(run)
     drawn = [(at, distance) for at, distance in found if distance > 0]
     if not drawn:
@@ -106,7 +106,7 @@ def columns(events: Sequence[Evaluated]) -> dict[str, Callable[[Evaluated], str]
 
 
 def section(one: RunRecord, of: str) -> Section | None:
-    """The graph, and how near its workers came to each other."""
+    """The section on the graph and the agreement of its workers."""
     told = graphs(one.run)
     drawn: list[PictureSection] = []
     if told:
@@ -126,7 +126,7 @@ def section(one: RunRecord, of: str) -> Section | None:
 
 
 def seen(told: RunRecord) -> str:
-    """What the models' distance says."""
+    """The finding about the models' distance."""
     judged = [event for event in told.run.finite if "distance" in event.spread]
     if not judged:
         return ""
@@ -141,7 +141,7 @@ def seen(told: RunRecord) -> str:
 
 
 def _moved(run: RunMetrics) -> str:
-    """Where the distance came from, and where it is."""
+    """The first and last distance, in words."""
     _, found = points(run)
     last = found[-1][1]
     if last == 0:

@@ -1,4 +1,4 @@
-"""What is said of a run that is over: result, best, speed, cost and the next move."""
+"""The last output of a run: result, best model, speed, cost and the next move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LABEL = 11  # columns
 
 
 def lines(record: RunRecord, width: int | None = None) -> list[str]:
-    """Values are broken between words where there is a width."""
+    """The lines; values are wrapped at words if there is a width."""
     found = []
     for label, value in _values(record):
         room = None if width is None else max(20, width - LABEL)
@@ -56,7 +56,7 @@ def _best(record: RunRecord) -> Iterator[tuple[str, str]]:
     best, kept, job = record.run.best, record.summary["test_loss"], record.job
     if best is None or kept is None:
         return
-    if record.summary["metrics"].get("objective") is not None:  # it was asked for the solution
+    if record.summary["metrics"].get("objective") is not None:  # it solves an objective
         if job is not None and job.stop.is_solved_by_rule and record.summary["stopped_because"].endswith("done"):
             yield "not solved", "by stop.objective and stop.violation: more epochs go on with it (--resume, --epochs)"
         return

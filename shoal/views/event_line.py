@@ -1,4 +1,4 @@
-"""What events of a run say: a line for any event, a sentence for news, one for many news.
+"""Run events in words: a line per event, a sentence for news, a summary of many.
 
 Plain functions of events that never raise. Moves of segments for one reason belong together as
 long as each follows the one before within a few seconds: ``together`` makes a ``MoveSummary``.
@@ -40,7 +40,7 @@ from shoal.views.format import clean, many
 DOING = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "idle": "idle"}
 NAMED = 3  # names in a summary before it says how many more
 GAP = 3.0  # seconds between two moves of one line
-WAYS = 4  # from whom to whom, before it says how many more
+WAYS = 4  # pairs of servers before it says how many more
 
 _REASONS = {
     "count": "to even out their number",
@@ -56,7 +56,7 @@ Event = TypeVar("Event")
 
 @dataclass(slots=True)
 class MoveSummary:
-    """Moves of one table, for one reason, one soon after the other."""
+    """Moves of one table for one reason, in quick succession."""
 
     handed: list[Handed] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class MoveSummary:
 
 
 def together(events: Iterable[Event]) -> list[Event | MoveSummary]:
-    """The same events in order, with every group of moves where its first one was."""
+    """The events in order, with each group of moves at its first one."""
     found: list[Event | MoveSummary] = []
     latest: dict[tuple[str, str], MoveSummary] = {}
     for event in events:
@@ -93,7 +93,7 @@ def together(events: Iterable[Event]) -> list[Event | MoveSummary]:
 
 
 def line(event: RunEvent) -> str:
-    """When it was, and what."""
+    """The time and text of an event."""
     return f"{clock(event.seconds)}  {sentence(event)}"
 
 
@@ -136,7 +136,7 @@ def started(event: Started) -> str:
 
 
 def shares(spent: Mapping[str, float]) -> str:
-    """Where the workers' time went; empty if that is not known."""
+    """The shares of the workers' time; empty if unknown."""
     whole = sum(spent.values())
     if not whole > 0:
         return ""
@@ -161,16 +161,16 @@ def _spans(event: Spans) -> str:
 
 
 # ---------------------------------------------------------------- how a run begins, how it is
-# judged
+# evaluated
 
 
 def title(started: Started, crew: str = "") -> list[str]:
-    """What runs, in pieces to break lines between; ``crew``: who took part, if known better."""
+    """The title of a run, in pieces for wrapping; ``crew``: its members, if known better."""
     return [*what(started), crew or _crew(started), *([many(started.cores, "core")] if started.cores else [])]
 
 
 def on_cores(started: Started) -> str:
-    """Where all nodes share a host: elsewhere its cores say nothing."""
+    """The number of cores, if all nodes share a host."""
     return f" on {many(started.cores, 'core')}" if started.cores else ""
 
 
@@ -190,7 +190,7 @@ def evaluation(event: Evaluated) -> str:
 
 
 def _apart(spread: Mapping[str, float]) -> str:
-    """How different the models are, where each worker has its own."""
+    """The distance of the models, where each worker has its own."""
     if not {"best", "worst"} <= spread.keys():
         return ""
     text = f"  each {format.loss(spread['best'])} to {format.loss(spread['worst'])}"
@@ -201,12 +201,12 @@ def _apart(spread: Mapping[str, float]) -> str:
 
 
 def is_news(event: RunEvent) -> TypeGuard[News]:
-    """Worth telling; who is there from the start is not."""
+    """Whether an event is news; initial members are not."""
     return isinstance(event, News) and not (isinstance(event, Joined) and event.seconds <= 0)
 
 
 def left_in_order(event: Gone) -> bool:
-    """Nothing went wrong: it said that it leaves, or was asked to."""
+    """Whether a node left in order."""
     return clean(event.why).startswith(LEFT)
 
 
@@ -279,12 +279,12 @@ def reason(why: str) -> str:
 
 
 def _paused(stall: float) -> str:
-    """How long nobody answered for a segment that moved."""
+    """How long a moved segment was not served."""
     return f"{format.duration(stall) if stall >= 1 else f'{1e3 * stall:.0f} ms'} without an answer"
 
 
 def _asked(why: str) -> str:
-    """Who asked for it, for readers who know no names of clients."""
+    """Who asked for it, without names of clients."""
     name, asked, rest = clean(why).partition(" asked for it")
     if not asked or rest:
         return clean(why)
@@ -311,7 +311,7 @@ def _moved_together(handed: Sequence[Handed]) -> str:
 
 
 def _ways(handed: Sequence[Handed]) -> str:
-    """Who gave how many to whom, the largest number first."""
+    """The numbers of segments by source and target, largest first."""
     counts: Counter[tuple[str, str]] = Counter()
     for event in handed:
         counts[event.source, event.target] += len(event.segments)
@@ -327,7 +327,7 @@ def _ways(handed: Sequence[Handed]) -> str:
 
 
 def summary(events: Sequence[News]) -> str:
-    """Who is gone, who joined, what moved, what is void, what went wrong: in that order."""
+    """A summary: losses, joins, moves, void slots, warnings, in that order."""
     if len(events) == 1:
         return news(events[0])
     joined = [event for event in events if isinstance(event, Joined)]
@@ -352,7 +352,7 @@ def summary(events: Sequence[News]) -> str:
     if voided:
         parts.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
     parts += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
-    for kind in (Linked, Elected):  # only the latest still holds
+    for kind in (Linked, Elected):  # only the latest is valid
         parts += [news(event) for event in events if isinstance(event, kind)][-1:]
     warned = [event for event in events if isinstance(event, Warned)]
     if warned:

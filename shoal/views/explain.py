@@ -1,7 +1,7 @@
-"""Findings in words: sentences made of a run's figures, and of nothing else.
+"""Findings in words: sentences made only of a run's figures.
 
-A sentence that no figure backs is not said. Of several runs, it says which was sooner, and why.
-Time is rows over rows/s, so both are given. Runs that do not learn the same are not compared.
+Of several runs, it says which was faster, and why. Time is rows over rows/s, so both are given.
+Runs of different tasks are not compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERBS = {"compute": "computed", "communicate": "communicated", "wait": "waited",
 
 
 def of_one(told: RunRecord, among: bool = False) -> list[str]:
-    """Speed and time; what was learned; members and faults: paragraphs, one if ``among`` others."""
+    """Paragraphs on speed, learning, members and faults; only one if ``among`` others."""
     first = [
         _work(told),
         "" if among else emulated([told]),
@@ -43,7 +43,7 @@ def of_one(told: RunRecord, among: bool = False) -> list[str]:
 
 
 def _solved(told: RunRecord) -> str:
-    """How far a run is that solves an objective."""
+    """The progress of a run that solves an objective."""
     judged = [event.metrics for event in told.run.finite if event.metrics.get("objective") is not None]
     if len(judged) < 2:
         return ""
@@ -70,7 +70,7 @@ def _work(told: RunRecord) -> str:
 
 
 def _whose(told: RunRecord) -> str:
-    """Of nodes on other hosts, and of a coordinator that is gone, nobody has measured it."""
+    """Whose CPU time was measured: not that of other hosts or a lost coordinator."""
     again = any(isinstance(event, Resumed) for event in told.run.happened)
     since = " since it was last taken up" if again else ""
     elsewhere = any(not OURS.fullmatch(stay.name) for stay in told.run.attendance.stays)
@@ -78,7 +78,7 @@ def _whose(told: RunRecord) -> str:
 
 
 def emulated(runs: list[RunRecord]) -> str:
-    """What is emulated, and in which runs; said before anything about speed."""
+    """What is emulated, and in which runs; stated before any speed."""
     found = list(dict.fromkeys(one.emulated for one in runs if one.emulated))
     if not found:
         return ""
@@ -185,7 +185,7 @@ def _idle(told: RunRecord) -> str:
 
 
 def _around_evaluations(told: RunRecord) -> float | None:
-    """Which share of the workers' recorded idle time ended when weights were read to be judged."""
+    """The share of the workers' idle time that ended when an evaluation read the weights."""
     reads = sorted(seconds_of(event) for event in told.run.evaluations)
     whole = near = 0.0
     for node in told.run.workers:
@@ -243,7 +243,7 @@ def _end(told: RunRecord) -> str:
     if told.run.stopped is None:
         return "No end is recorded: the run goes on, or was cut short."
     if told.run.stopped.why == "interrupted":
-        return "It was interrupted."  # by its user: nothing failed
+        return "It was interrupted."  # by its user: no failure
     failed = "It failed" if told.summary.get("failed") else "It stopped"
     return f"{failed}: {format.clean(told.run.stopped.why)}."
 
@@ -316,7 +316,7 @@ SLACK = 0.005  # of a loss: less than that is chance
 
 
 def of_several(runs: list[RunRecord]) -> list[str]:
-    """Which reached the loss that all of them reached first, and what the figures say about why."""
+    """Which run first reached the common loss, and why."""
     judged = [one for one in runs if one.run.best is not None]
     said = [emulated(runs)]
     silent = [one.name for one in runs if one.run.best is None]
@@ -357,7 +357,7 @@ def of_several(runs: list[RunRecord]) -> list[str]:
 
 
 def common_loss(runs: list[RunRecord]) -> float:
-    """A little above the highest of the runs' best losses: all reached it, none by chance."""
+    """A loss that all runs reached: a little above the highest of their best ones."""
     highest = max(one.run.best.test_loss for one in runs if one.run.best is not None)
     return highest + SLACK * abs(highest)
 
@@ -368,7 +368,7 @@ def time_to(told: RunRecord, loss: float) -> float:
 
 
 def other_task(runs: list[RunRecord]) -> str | None:
-    """What they do not have in common, so that their losses say nothing about each other."""
+    """The differences that make their losses incomparable."""
     for what in ("data", "model", "test_rows", "features"):
         found = {str(getattr(one.run.started, what)) for one in runs if one.run.started}
         if len(found) > 1:
@@ -377,7 +377,7 @@ def other_task(runs: list[RunRecord]) -> str | None:
 
 
 def _longer(one: RunRecord, first: RunRecord, loss: float) -> str:
-    """How many times as long, where evaluations are close enough to tell the two apart."""
+    """The ratio of times, if evaluations are dense enough to tell them apart."""
     soon, late = time_to(first, loss), time_to(one, loss)
     if soon <= 0 or not math.isfinite(late):
         return ""
@@ -390,7 +390,7 @@ def _longer(one: RunRecord, first: RunRecord, loss: float) -> str:
 
 
 def _why(first: RunRecord, one: RunRecord, loss: float) -> str:
-    """Time is rows over rows/s: which of the two it is, and where the time went."""
+    """The reason: more rows or fewer rows/s, and the shares of time."""
     here, there = first.run.reached(loss), one.run.reached(loss)
     if here is None or there is None or not here.examples or not there.examples:
         return ""

@@ -1,4 +1,4 @@
-"""What became of a lost server: who took over, what was lost, when copies were back.
+"""Recoveries from lost servers: successors, losses, and when copies were restored.
 
 A fold over events. ``Shared`` says how segments are shared out before and after.
 """
@@ -13,12 +13,12 @@ from shoal.views import event_line, format
 
 @dataclass(slots=True)
 class Failover:
-    """One loss of a server, as far as it is known."""
+    """One loss of a server, as far as known."""
 
     gone: Gone
     served: int  # segments that it answered for
     replicas: int  # of all segments, before
-    heirs: dict[str, int] = field(default_factory=dict)  # who took over how many
+    heirs: dict[str, int] = field(default_factory=dict)  # segments by successor
     rolled_back: bool = False
     restarted: float | None = None  # seconds since the loss
     whole: float | None = None  # seconds until all segments had their copies again
@@ -54,7 +54,7 @@ class Failovers:
     _shared: Shared | None = None
 
     def take(self, event: RunEvent) -> Failover | None:
-        """The loss that is over with this event, if one is."""
+        """Take an event; returns the loss that is settled by it, if any."""
         ended = None
         match event:
             case Gone(role="server") if self._shared is not None and not event_line.left_in_order(event):
@@ -76,11 +76,11 @@ class Failovers:
         return ended
 
     def of(self, event: object) -> Failover | None:
-        """Of this loss, if there was anything to take over."""
+        """The failover of this loss, if it had segments."""
         return next((one for one in self.found if one.gone is event and (one.heirs or one.over)), None)
 
     def restarted(self, event: Joined) -> bool:
-        """It came back from a loss whose outcome is known."""
+        """Whether it came back from a settled loss."""
         return any(
             one.gone.name == event.name and one.heirs and one.restarted == event.seconds - one.gone.seconds
             for one in self.found

@@ -1,4 +1,4 @@
-"""Figures of a run's summary: what filters and key caching saved, what was lost.
+"""Figures of a run's summary: savings by filters and key caching, and losses.
 
 Workers count the bytes of filters. Keys and gradients go to servers, weights to workers; "plain"
 is what 8-byte keys and 4-byte values would have been, and the ratio is how many times fewer
@@ -26,7 +26,7 @@ _WAYS = ("to servers", "to workers")
 
 
 def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dict[str, Any] | None:
-    """Of a summary; None where nothing went through filters."""
+    """The filters' figures of a summary; None if there were no filters."""
     if ALL not in filtered:
         return None
     to_plain, to_sent, from_plain, from_sent = filtered[ALL]
@@ -46,26 +46,26 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
             "to_servers": _ratio(to_plain - saved, to_sent),
             "to_workers": _ratio(from_plain, from_sent),
         },
-        "left": left[0],  # the size (2-norm) of what workers had left for later when it ended
-        "lost": left[1],  # and of what died with workers, or could be counted for nobody
+        "left": left[0],  # 2-norm of what filters held back at the end
+        "lost": left[1],  # and of what was lost with workers
     }
 
 
 def spread(loss: float | None, events: Sequence[RunEvent]) -> dict[str, float]:
-    """How far the workers' own models were apart when the saved one was judged; or empty."""
+    """The distance of the workers' models when the saved one was evaluated; or empty."""
     told = [event.spread for event in events if isinstance(event, Evaluated) and event.test_loss == loss]
     return told[-1] if told else {}
 
 
 def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
-    """What lists of keys that servers know by a number saved."""
+    """The savings by key lists that servers know by a number."""
     if HANDLES not in filtered:
         return None
     return dict(zip(("hits", "misses", "forgotten", "bytes_saved"), filtered[HANDLES], strict=True))
 
 
 def known_keys(summary: Mapping[str, Any]) -> str:
-    """How much of the keys went by a number: for a table."""
+    """The share of keys sent as a number, for a table."""
     found = summary.get("handles")
     if not found or not found["hits"]:
         return "-"
@@ -73,14 +73,14 @@ def known_keys(summary: Mapping[str, Any]) -> str:
 
 
 def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
-    """Of those that a canary counted, where nobody asks before writing (Hogwild)."""
+    """Lost updates by the canary, where writes are not locked (Hogwild)."""
     if "updates counted" not in counts:
         return None
     return {"counted": counts["updates counted"], "lost": counts["updates lost"]}
 
 
 def lost(canary: object) -> str:
-    """What Hogwild's canary found, in words; empty if there was none."""
+    """The finding of Hogwild's canary, in words; empty without one."""
     found = canary if isinstance(canary, dict) else {}
     counted, gone = found.get("counted"), found.get("lost")
     if not isinstance(counted, int) or not isinstance(gone, int) or counted < 1:
@@ -93,7 +93,7 @@ def lost(canary: object) -> str:
 
 
 def models(spread: object) -> str:
-    """What a summary says of models that are each worker's own; empty if there are none."""
+    """The figures of models that each worker has; empty if there are none."""
     found = spread if isinstance(spread, dict) else {}
     best, worst, apart = (format.number(found.get(name)) for name in ("best", "worst", "distance"))
     if best is None or worst is None or apart is None:
@@ -110,7 +110,7 @@ def models(spread: object) -> str:
 
 
 def staleness(histogram: Sequence[int]) -> dict[str, Any]:
-    """Of the pushes that were counted: how many others came between what they read and them."""
+    """Staleness of pushes: how many others were counted between their pull and them."""
     counts = np.asarray(histogram, np.int64)
     total = int(counts.sum())
     if not total:
@@ -145,7 +145,7 @@ def line(summary: Mapping[str, Any]) -> str:
 
 
 def section(runs: Sequence[RunRecord]) -> Section | None:
-    """What went into each filter, and what came out."""
+    """The section on bytes into and out of each filter."""
     told = [(one, found) for one in runs if isinstance(found := one.summary.get("filters"), dict) and found.get("sent")]
     if not told:
         return None

@@ -1,4 +1,4 @@
-"""How figures are written, in every view the same: numbers, times, sizes, shares, counts.
+"""Formats figures for all views: numbers, times, sizes, shares, counts.
 
 Plain functions that never raise: a loss may be no number, a name may hold escape codes.
 """
@@ -21,7 +21,7 @@ def finite(value: float | None) -> bool:
 
 
 def number(value: object) -> float | None:
-    """A figure of a summary, if it is one."""
+    """A figure of a summary, if it is a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -44,7 +44,7 @@ def from_to(least: int, most: int, what: str) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Four decimals, as long as these say something."""
+    """A loss with four decimals, or more digits if it is small."""
     if value is None:
         return "-"
     if not math.isfinite(value):
@@ -53,7 +53,7 @@ def loss(value: float | None) -> str:
 
 
 def metric(name: str, value: float | None) -> str:
-    """A figure of an evaluation, in as many digits as say something."""
+    """A metric with its significant digits."""
     if value is None or not math.isfinite(value):
         return loss(value)
     match name:
@@ -68,7 +68,7 @@ def metric(name: str, value: float | None) -> str:
 
 
 def distance(value: float) -> str:
-    """Of models from their mean, which may be anything between nothing and much."""
+    """The distance of models from their mean, of any magnitude."""
     return f"{value:.3g}" if math.isfinite(value) else str(value)
 
 
@@ -89,14 +89,14 @@ def rounds(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Without the unit; tenths below ten seconds."""
+    """Seconds without the unit; with tenths below ten."""
     if not math.isfinite(value):
         return "-"
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
 def exact_seconds(value: float) -> str:
-    """Without the unit, in three digits: for tables and for what is compared."""
+    """Seconds without the unit, in three digits, for tables and comparisons."""
     return f"{value:.3g}" if value < 1_000 else f"{value:,.0f}"
 
 
@@ -124,7 +124,7 @@ def rate(value: float | None) -> str:
 
 
 def share(value: float) -> str:
-    """A part of a whole, in percent."""
+    """A share in percent."""
     if 0 < value < 0.001:
         return "less than 0.1%"
     return f"{value:.1%}" if 0 < value < 0.0995 else f"{value:.0%}"
@@ -145,5 +145,5 @@ def size(number_of_bytes: float) -> str:
 
 
 def most_stale(highest: int) -> str:
-    """The last bucket of the histogram holds all that is staler."""
+    """The highest staleness; the last bucket also holds all higher values."""
     return f"{highest:,}{' or more' if highest >= STALENESS_BUCKETS - 1 else ''}"

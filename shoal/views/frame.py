@@ -1,15 +1,15 @@
-"""The live picture of a run: a function from what is known to lines that fit the terminal.
+"""Draws the live picture of a run: a function from its state to lines of the terminal.
 
     rcv1 · logistic · bounded · 4 workers x 2 servers · 2 cores
     ━━━━━━━━━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━  epoch 6.4 of 10   12 s   about 7 s left
     1,204,331 rows/s   train loss 0.1312   7.1 MB/s   staleness 3.1, max 9
      server-0   512,300 keys/s   HOT   8 segments   10 copies       a row for each server and worker
      worker-0   compute 71%   communicate 21%   wait 8%
-    epoch seconds test loss accuracy    auc                         the best evaluation, then the last ones
-    ...                                                             a curve of the losses, the latest news
+    epoch seconds test loss accuracy    auc                 the best evaluation, then the last ones
+    ...                                                     a curve of the losses, the latest news
 
-What does not fit is left out, and counted. No line is longer than the terminal is wide. Colours
-can be read on dark and light; nothing is said by colour alone.
+What does not fit is dropped, and counted. No line is longer than the terminal is wide. Colours
+are readable on dark and light, and never the only sign of a fact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHART_ROWS = 5  # at least, its axis included
 TALLEST = 18  # rows of a chart
 NEWS = 8  # at most
-SILENCE = 5.0  # seconds without an event before that is said
+SILENCE = 5.0  # seconds without an event until it is shown
 
 TEST, TRAIN, BAD = "magenta", "cyan", "red"
 
@@ -137,7 +137,7 @@ def _nodes(state: LiveState) -> list[Text]:
 
 
 def _table(state: LiveState, room: int, width: int, plain: bool) -> list[Text]:
-    """The best evaluation first, then the last ones, as many as there is room for."""
+    """The best evaluation first, then as many of the last ones as fit."""
     from rich.text import Text
 
     if not state.evaluations or room < 3:
@@ -181,14 +181,14 @@ def _chart(state: LiveState, width: int, rows: int, now: float) -> list[Text]:
 
 
 def _tail(state: LiveState, note: str, width: int, most: int) -> list[Text]:
-    """The latest news, each on as many lines as it needs, and why the run ended."""
+    """The latest news, wrapped, and why the run ended."""
     from rich.text import Text
 
     lines: list[Text] = []
     for event in reversed(together(state.happenings)[-NEWS:]):
         failover = state.failovers.of(event)
         if isinstance(event, Joined) and state.failovers.restarted(event):
-            continue  # told with the loss
+            continue  # shown with the loss
         text = failover.sentence() if failover else event_line.news(event)
         bad = _is_bad(event)
         piece = board.wrapped(

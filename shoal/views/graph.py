@@ -1,11 +1,11 @@
-"""A picture of who hears whom, from what a run tells of it (``Linked``).
+"""Draws the graph of links between peers, from a run's events (``Linked``).
 
     draw(event, "topology.png")             the graph
     draw(last, "topology.png", first)       as it is now; lost nodes and links in grey
     draw_last(events, "topology.png")       the same, of a run
 
-A torus is a grid, a star has its hub in the middle, everything else is a circle. Pieces that do
-not hear each other have their own colours. What cannot be drawn (a link to nobody) is left out.
+A torus is a grid, a star has its hub in the middle, all others are circles. Unconnected pieces have
+different colours. Links to unknown nodes are not drawn.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def draw(event: Linked, path: str | Path | None = None, before: Linked | None = 
 
 
 def draw_last(events: Iterable[RunEvent], path: str | Path | None = None) -> Figure | None:
-    """As it was at the end of a run; None of a run without links."""
+    """The graph at the end of a run; None without links."""
     told = [event for event in events if isinstance(event, Linked)]
     return draw(told[-1], path, told[0]) if told else None
 
@@ -71,7 +71,7 @@ def title(event: Linked) -> str:
 
 
 def caption(event: Linked) -> str:
-    """What follows from the graph, in a few words."""
+    """The properties of the graph in a few words."""
     said = f"spectral gap {event.gap:.3g}"
     if event.rounds is None:
         said += f": {len(event.parts):,} pieces (by colour) that never agree"
@@ -84,7 +84,7 @@ def caption(event: Linked) -> str:
 
 
 def places(event: Linked) -> Points:
-    """Where each node is drawn."""
+    """The position of each node."""
     nodes = len(event.nodes)
     if event.topology == "torus":
         try:
@@ -117,7 +117,7 @@ def _circle(groups: Sequence[Sequence[int]]) -> Points:
 
 
 def _size(nodes: int) -> float:
-    """Of a node, in points across."""
+    """The diameter of a node in points."""
     return 20.0 if nodes <= 24 else 14.0 if nodes <= NAMED else 5.0
 
 
@@ -192,7 +192,7 @@ def _draw_nodes(axes: Axes, event: Linked, at: Points, size: float) -> None:
 
 
 def numbers(names: Sequence[str]) -> list[str]:
-    """worker-3 is 3, where that tells them apart; otherwise places."""
+    """Node labels: worker-3 is 3, if that is unique; otherwise positions."""
     found = [match[0] if (match := re.search(r"\d{1,4}$", name)) else "" for name in names]
     ordered = sorted(found)
     unlike = all(found) and all(one != other for one, other in pairwise(ordered))

@@ -1,13 +1,13 @@
-"""A run in few calm lines, for a log: an hour takes tens of them, however much happens.
+"""A run in few lines, for a log: tens per hour, however much happens.
 
-Verbosity 0 says nothing, 1 is as below, 2 adds who joins, checkpoints, delays and where the
-workers' time went, 3 is every event.
+Verbosity 0 prints nothing, 1 is as below, 2 adds joins, checkpoints, delays and the shares of the
+workers' time, 3 prints every event.
 
-    progress               after 1 s, then 2, 4, 8, ... s after the last line, later every 10 minutes
-    evaluations            the first; then at the same pace, the best in between; the last at the end
-    joined, gone, ...      at once; while they do not cease, at the same pace, summed up
-    a lost server          what became of its segments, once all copies are back
-    notes                  a new subject at once, the same one with other figures at the same pace
+    progress            after 1 s, then 2, 4, 8, ... s after the last line, later every 10 minutes
+    evaluations         the first; then at the same pace, with the best; the last at the end
+    joined, gone, ...   at once; if they continue, at the same pace, summed up
+    a lost server       the recovery of its segments, once all copies are back
+    notes               a new subject at once, the same one with other figures at the same pace
 
 Times are those of the events (for notes, the caller's): the same events make the same lines.
 """
@@ -35,7 +35,7 @@ from shoal.views.live_state import LiveState
 
 FIRST = 1.0  # seconds
 LONGEST = 600.0
-QUIET = 120.0  # after so long without any, a happening is news again
+QUIET = 120.0  # after so long without one, an event is printed at once again
 
 
 @dataclass(slots=True)
@@ -63,15 +63,15 @@ class EventLines:
         self._evaluations = LinePacing()
         self._happenings = LinePacing(-math.inf)
         self._notes = LinePacing()
-        self._counted = (0.0, 0)  # seconds and examples when the last rate was told
-        self._held: Evaluated | None = None  # evaluated, not told yet
-        self._best: Evaluated | None = None  # the same, and the best so far
+        self._counted = (0.0, 0)  # seconds and examples at the last rate
+        self._held: Evaluated | None = None  # evaluated, not printed yet
+        self._best: Evaluated | None = None  # the best so far, not printed yet
         self._failovers = LinePacing(-math.inf)
-        self._news: list[event_line.News] = []  # happened, not told yet
+        self._news: list[event_line.News] = []  # news, not printed yet
         self._last_news = -math.inf
-        self._shown = 0.0  # the latest time that a line has
+        self._shown = 0.0  # the latest time of a line
         self._subject = ""
-        self._spent: Counter[str] = Counter()  # by the workers, not told yet
+        self._spent: Counter[str] = Counter()  # by the workers, not printed yet
 
     def take(self, event: RunEvent) -> list[str]:
         ended = self._so_far.take(event)
@@ -98,7 +98,7 @@ class EventLines:
                 return [f"{event_line.clock(event.seconds)}  {event_line.linked(event)}"]
             case _ if event_line.is_news(event):
                 return self._tell_happening(event)
-            case _:  # a checkpoint was saved, say: that is as it should be
+            case _:  # routine, such as a checkpoint
                 return []
 
     def note(self, now: float, text: str) -> list[str]:
@@ -113,7 +113,7 @@ class EventLines:
         return [text] if self._notes.due(now) else []
 
     def end(self) -> list[str]:
-        """What was held back and would otherwise never be told."""
+        """The last lines: everything that was held back."""
         told = [*self._tell_news(math.inf), *self._tell_best()]
         if self._held is not None:
             told.append(_evaluated(self._held))
@@ -153,14 +153,14 @@ class EventLines:
         return []
 
     def _tell_best(self) -> list[str]:
-        """The best evaluation is never left out, whatever comes after it."""
+        """Print the best evaluation, which is never dropped."""
         best, self._best = self._best, None
         if best is None or best is self._held:
             return []
         if best.seconds >= self._shown:
             self._shown = best.seconds
             return [_evaluated(best)]
-        # others were told meanwhile: times go one way
+        # keep times in order
         at = f"epoch {format.epochs(best.passes):<3}"
         when = f"(at {format.duration(best.seconds)})"
         return [f"{event_line.clock(self._shown)}  {at}  {event_line.evaluation(best)} {when}"]
@@ -177,7 +177,7 @@ class EventLines:
             return []
         when, said = self._news[-1].seconds, event_line.summary(self._news)
         self._news.clear()
-        if when < self._shown:  # it was held back, and others were told meanwhile: times go one way
+        if when < self._shown:  # it was held back: keep times in order
             return [f"{event_line.clock(self._shown)}  {said} (at {format.duration(when)})"]
         self._shown = when
         return [f"{event_line.clock(when)}  {said}"]

@@ -1,4 +1,4 @@
-"""What is known of a run so far: a fold over its events, in bounded memory.
+"""The live state of a run: a fold over its events, in bounded memory.
 
 Nothing here reads the time or writes anything: the seconds are those of the events.
 """
@@ -18,7 +18,7 @@ from shoal.views.failover import Failover, Failovers
 if TYPE_CHECKING:
     from shoal.inspect.status import ClusterStatus
 
-EVALUATIONS = 24  # kept to be shown
+EVALUATIONS = 24  # kept for display
 HAPPENINGS = 32  # kept: many moves become one line
 RECENT = 5.0  # seconds over which the rate is taken
 HOT = 1.5  # times the mean load: worth a mark
@@ -54,7 +54,7 @@ def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def hot_servers(loads: Mapping[str, float]) -> set[str]:
-    """Those that are asked for much more than the mean of all, by keys a second."""
+    """The servers with a load (keys a second) far above the mean."""
     mean = sum(loads.values()) / len(loads) if loads else 0.0
     return {name for name, load in loads.items() if len(loads) > 1 and load > max(HOT * mean, IDLE_LOAD)}
 
@@ -88,7 +88,7 @@ class LiveState:
     test: Curve = field(default_factory=Curve)
     # by worker: shares of its time, of late
     spent: dict[str, dict[str, float]] = field(default_factory=dict)
-    servers: list[ServerFigures] = field(default_factory=list)  # from looks at the cluster
+    servers: list[ServerFigures] = field(default_factory=list)  # from the cluster's status
     bytes_per_second: float | None = None
     staleness: tuple[float, int] | None = None  # of pushes so far: mean, max
     rate: float | None = None  # rows a second over the last seconds; at the end, over the whole run
@@ -98,7 +98,7 @@ class LiveState:
     _progressed: bool = False
 
     def take(self, event: RunEvent) -> Failover | None:
-        """The loss of a server whose outcome is known with this event, if one is."""
+        """Take an event; returns the loss of a server that is settled by it, if any."""
         if format.finite(event.seconds):
             self.seconds = max(self.seconds, event.seconds)
         ended = self.failovers.take(event)
@@ -128,7 +128,7 @@ class LiveState:
         return ended
 
     def look(self, now: float, status: ClusterStatus) -> None:
-        """What a look at the cluster adds: events do not say how busy servers are."""
+        """Take the cluster's status: events do not have the load of servers."""
         held = status.standing.members, status.segments()
         self.servers = [
             ServerFigures(
@@ -154,7 +154,7 @@ class LiveState:
             self.staleness = mean, max(age for age, number in counts.items() if number)
 
     def left(self, epochs: float | None) -> float | None:
-        """About how many seconds are left, at the mean speed of the run so far."""
+        """The estimated seconds left, at the mean speed so far."""
         if epochs is None or not format.finite(epochs) or not self.passes > 0 or self.stopped is not None:
             return None
         return max(0.0, self.seconds * (epochs - self.passes) / self.passes)
@@ -162,7 +162,7 @@ class LiveState:
     def _measure(self, event: Progress | Evaluated) -> None:
         self.passes = event.passes
         self.workers = event.workers
-        # a rollback: what was counted before is done again
+        # a rollback: some slots are computed again
         if event.examples < self._recent[-1][1]:
             self._recent.clear()
         self._recent.append((event.seconds, event.examples))
@@ -175,7 +175,7 @@ class LiveState:
     def _judge(self, event: Evaluated) -> None:
         self.evaluations.append(event)
         self.test.add(event.seconds, event.test_loss)
-        if not self._progressed:  # nobody reports the loss in between
+        if not self._progressed:  # the loss in between is not reported
             self.train_loss = event.train_loss
             self.train.add(event.seconds, event.train_loss)
         if event.best and format.finite(event.test_loss):

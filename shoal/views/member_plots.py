@@ -38,19 +38,19 @@ _SAID = {"joined": "joined", "left": "left in order", "lost": "lost"}
 
 
 def height(moves: Sequence[Move]) -> float:
-    """Inches of the panel; 0 where nobody came or went."""
+    """Inches of the panel; 0 without joins and leaves."""
     return HEAD + HIGH * len(_strip_rows(moves)) if moves else 0.0
 
 
 def upright(axes: Axes, moves: Sequence[Move], scale: float = 1.0) -> None:
-    """A line where somebody came or went, if these are few."""
+    """Draw a vertical line at each join and leave, if they are few."""
     for event in moves if len(moves) <= FEW else ():
         _, color, dashes = _SHAPES[kind(event)]
         axes.axvline(event.seconds / scale, color=color, linestyle=dashes, linewidth=0.9, zorder=1)
 
 
 def lines(moves: Sequence[Move]) -> list[Line2D]:
-    """What upright lines are, for a legend where no marks say it."""
+    """Legend entries of the vertical lines, where there are no marks."""
     kinds = [what for what in _SHAPES if len(moves) <= FEW and any(kind(event) == what for event in moves)]
     found = [handle(what, lines=True) for what in kinds]
     for one, what in zip(found, kinds, strict=True):
@@ -59,7 +59,7 @@ def lines(moves: Sequence[Move]) -> list[Line2D]:
 
 
 def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> None:
-    """The narrow panel, of a picture that lasts up to ``end``, in the units of its axis."""
+    """Draw the narrow panel up to ``end``, in the units of its axis."""
     rows = _strip_rows(moves)
     across = axes.figure.get_figwidth() * 0.85  # type: ignore[union-attr]  # inches, names and edges off
     for row, role in enumerate(rows):
@@ -78,19 +78,19 @@ def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> 
 
 
 def shown(what: str) -> dict[str, Any]:
-    """How a mark is drawn: by what it is, not by its colour alone."""
+    """The style of a mark: its shape as well as its colour."""
     shape, color, _ = _SHAPES[what]
     inside = "white" if what == "left" else color
     return {"marker": shape, "color": color, "markerfacecolor": inside, "markersize": 6, "zorder": 3}
 
 
 def shift(what: str) -> float:
-    """A little below, or above: one that comes back as soon as it was lost does not hide that."""
+    """A vertical shift, so that a quick return does not hide the loss."""
     return SHIFT if what == "joined" else -SHIFT
 
 
 def handle(what: str, lines: bool = False) -> Line2D:
-    """For a legend; ``lines``: with the upright line that goes with it."""
+    """A legend entry; ``lines``: with its vertical line."""
     from matplotlib.lines import Line2D
 
     dashes = _SHAPES[what][2]
@@ -102,7 +102,7 @@ def _strip_rows(moves: Sequence[Move]) -> list[str]:
 
 
 def _names(axes: Axes, row: int, mine: Sequence[Move], end: float, scale: float, letters: float) -> None:
-    """Beside the marks, from left to right; those for which there is no room are left out."""
+    """Write names beside the marks, from left to right, as far as they fit."""
     letter = end / letters
     groups: list[list[Move]] = []
     for event in mine:
@@ -153,14 +153,14 @@ def members(run: RunMetrics) -> Figure:
 
 
 def there(run: RunMetrics) -> Figure | None:
-    """A bar for every node while it was there; None if nobody joined or left."""
+    """A bar for the presence of every node; None if there were no joins and leaves."""
     if not moves_of(run.happened):
         return None
     by_name: dict[tuple[str, str], list[Membership]] = {}
     for stay in run.attendance.stays:
         by_name.setdefault((stay.role, stay.name), []).append(stay)
     rows = sorted(by_name, key=lambda one: (ROLES.index(one[0]), format.natural(one[1])))
-    # Of many, those who came or went: the others were there throughout.
+    # Of many, those that joined or left: the others were present throughout.
     rows = rows if len(rows) <= ROWS else [one for one in rows if _moved(by_name[one])][:ROWS]
     end = run.seconds or 1.0
     figure = draw.canvas(0.95 + 0.22 * len(rows))
@@ -225,7 +225,7 @@ def parts(run: RunMetrics) -> Figure | None:
 
 
 def _bands(axes: Axes, run: RunMetrics, servers: list[str], held: list[dict[str, int]]) -> None:
-    """Many are drawn as one: the first, and all others together."""
+    """The bands: of many servers, the first ones and the sum of the rest."""
     at = [*(event.seconds for event in run.shared), max(run.seconds, run.shared[-1].seconds)]
     shown = [[name] for name in servers[:SHOWN]] + ([servers[SHOWN:]] if len(servers) > SHOWN else [])
     floor = [0.0] * len(at)

@@ -1,9 +1,8 @@
-"""Who took part when: a fold over joins, leaves and losses. Draws and says nothing.
+"""The history of members: a fold over joins, leaves and losses.
 
-A strategy may not report who joins, or report it late: then as many nodes were there from the
-start as the run says, and joins before training are theirs. A resumed run starts with other
-nodes, and nothing is counted until it goes on. Nodes that leave because the run is over were
-there to the end.
+A strategy may report joins late or never: then the run's own numbers of nodes count from the start,
+and joins before training are theirs. A resumed run starts with other nodes, and nothing is counted
+until it continues. Nodes that leave because the run is over stayed to the end.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Membership:
     role: str
     since: float
     until: float = math.inf
-    how: str = ""  # left, lost; empty: it was there to the end, or as long as the run
+    how: str = ""  # left or lost; empty: it stayed to the end
 
 
 @dataclass(slots=True)
@@ -38,11 +37,11 @@ class MembershipHistory:
 
     stays: list[Membership] = field(default_factory=list)
     _here: dict[str, Membership] = field(default_factory=dict)
-    _unnamed: dict[str, int] = field(default_factory=dict)  # there, and nothing was said of them
+    _unnamed: dict[str, int] = field(default_factory=dict)  # present, but never reported
     _least: dict[str, int] = field(default_factory=dict)
     _most: dict[str, int] = field(default_factory=dict)
     _counts: bool = False
-    _training: bool = False  # somebody has computed, or was lost, since the run began or went on
+    _training: bool = False  # a node has computed, or was lost, since the start or resume
     _begun: float = 0.0  # when that was
     _left: list[Gone] = field(default_factory=list)  # last events: perhaps the run is over
 
@@ -60,7 +59,7 @@ class MembershipHistory:
             case Joined() if event.name not in self._here:
                 since = event.seconds
                 if self._unnamed.get(role_of(event)) and not (since and self._training):
-                    self._unnamed[role_of(event)] -= 1  # it was there from the start
+                    self._unnamed[role_of(event)] -= 1  # it was present from the start
                     since = self._begun
                 self._here[event.name] = Membership(event.name, role_of(event), since)
                 self.stays.append(self._here[event.name])
@@ -83,7 +82,7 @@ class MembershipHistory:
         self._count()
 
     def _count(self, also: Sequence[Gone] = ()) -> None:
-        """As many as there are now, and these."""
+        """Update the lowest and highest numbers."""
         for role in ROLES if self._counts else ():
             number = self._number(role) + sum(role_of(event) == role for event in also)
             self._least[role] = min(self._least.get(role, number), number)
@@ -109,14 +108,14 @@ class MembershipHistory:
         stay.until, stay.how = event.seconds, kind(event)
 
     def as_it_was(self, event: Joined) -> Joined:
-        """The join that was taken last, at the time since which the node is counted."""
+        """The last join, with the time from which the node counts."""
         return replace(event, seconds=self.stays[-1].since) if self.stays[-1].name == event.name else event
 
     def _number(self, role: str) -> int:
         return sum(stay.role == role for stay in self._here.values()) + self._unnamed.get(role, 0)
 
     def between(self, role: str) -> tuple[int, int]:
-        """How many there were, at the fewest and at the most."""
+        """The lowest and highest number of nodes."""
         if self._left:
             self._count()
         return self._least.get(role, 0), self._most.get(role, 0)
@@ -128,7 +127,7 @@ class MembershipHistory:
 
 
 def role_of(event: Joined | Gone) -> str:
-    """Servers hold, all others work."""
+    """Server or worker: all other roles are workers."""
     return "server" if event.role == "server" else "worker"
 
 
@@ -139,10 +138,10 @@ def kind(event: Move) -> str:
 
 
 def is_over(event: object, stopped: Stopped) -> bool:
-    """One that left in order, and the run had ended."""
+    """Whether a node left in order after the end of the run."""
     return isinstance(event, Gone) and event.seconds >= stopped.seconds and event_line.left_in_order(event)
 
 
 def moves_of(events: Sequence[object]) -> list[Move]:
-    """Who is there from the start is no news."""
+    """The joins and leaves, without the initial members."""
     return [event for event in events if isinstance(event, Joined | Gone) and event.seconds > 0]

@@ -29,7 +29,7 @@ class TableSection:
 
 
 def compact(table: TableSection) -> TableSection:
-    """Without columns that say the same in every row: the caption says it once."""
+    """The table without constant columns, which move to the caption."""
     if len(table.rows) < 2:
         return table
     same = [at for at in range(1, len(table.heads)) if len({row[at] for row in table.rows}) == 1]
@@ -41,7 +41,7 @@ def compact(table: TableSection) -> TableSection:
 
 @dataclass(frozen=True, slots=True)
 class PictureSection:
-    """An SVG, and what it shows in words, for those who do not see it."""
+    """An SVG with a description in words, for screen readers."""
 
     name: str  # of its file beside a Markdown report, without suffix
     svg: bytes
@@ -58,7 +58,7 @@ class Section:
     tables: list[TableSection] = field(default_factory=list)
 
 
-# Colours of the pictures, by the names that the page gives them: in the dark they are others.
+# Colours of the pictures by their names in the page, which differ in dark mode.
 _COLORS = {
     "#ffffff": "paper",
     "#000000": "ink",
@@ -132,7 +132,7 @@ def page(title: str, sections: Sequence[Section], foot: str = "") -> str:
 
 
 def markdown(title: str, sections: Sequence[Section], pictures: str, foot: str = "") -> str:
-    """The same in Markdown; ``pictures`` is the folder beside it where they are."""
+    """The page in Markdown; ``pictures`` is the folder of its pictures."""
     parts = [f"# {_plain(title)}"]
     at = 0
     for section in sections:
@@ -154,7 +154,7 @@ def write_markdown(path: Path, title: str, sections: Sequence[Section], foot: st
     folder = path.with_name(f"{path.stem}-pictures")
     folder.mkdir(exist_ok=True)
     every = [one for section in sections for one in section.pictures]
-    for at, one in enumerate(every, 1):  # names may be alike
+    for at, one in enumerate(every, 1):  # names may be equal
         replace_file(folder / f"{at}-{_file(one.name)}.svg", one.svg)
     replace_file(path, markdown(title, sections, folder.name.replace(" ", "%20"), foot).encode("utf-8", "replace"))
 
@@ -188,7 +188,7 @@ def inline(one: PictureSection, name: str) -> str:
 
 
 def _sized(head: str) -> str:
-    """So large that its text can be read: it scrolls on a narrow screen, and is not blown up."""
+    """An SVG of fixed size: readable text, scrolled on a narrow screen, never enlarged."""
     found = re.search(r'viewBox="[-\d.]+ [-\d.]+ (\d+)', head)
     points = int(found.group(1)) if found else 460
     return f' style="min-width:{1.2 * points:.0f}px;max-width:{1.53 * points:.0f}px"'
@@ -227,7 +227,7 @@ def _anchor(number: int, title: str) -> str:
 
 
 def _numeric(table: TableSection) -> list[bool]:
-    """Columns of numbers: every cell that says something begins with a digit."""
+    """The numeric columns: all non-empty cells begin with a digit."""
     width = max([len(table.heads), *(len(row) for row in table.rows)])
     columns = [[row[at] for row in table.rows if at < len(row)] for at in range(width)]
     return [_are_numbers(column) for column in columns]
@@ -246,7 +246,7 @@ def _file(name: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """No text makes a tag, a link, a table or a heading of itself."""
+    """Escape a text, so that it makes no tag, link, table or heading."""
     escaped = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", format.clean(text))
     return re.sub(r"&(?=#?\w+;)", "&amp;", escaped)
 

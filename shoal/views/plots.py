@@ -1,8 +1,8 @@
-"""Losses over time: the picture that every run leaves, and those of a report.
+"""Plots of losses over time, for the run's folder and for reports.
 
     loss(read_run(folder / "events.jsonl"), folder / "loss.png")
 
-What cannot be drawn (a loss that is not finite) is left out, and the caption says so.
+Losses that are not finite are not drawn, and the caption says so.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SOLVED = ("objective", "violation")  # how far a run is that minimises an objective
+SOLVED = ("objective", "violation")  # metrics of runs that minimise an objective
 POINTS = 400  # of a curve: about two pixels each
-FEW = 60  # evaluations that are drawn as marks one can count
+FEW = 60  # evaluations that are drawn as marks
 TICKS = 0.05  # of the width, for a label
 UNITS = (  # up to so many seconds, the unit's name, its length in seconds
     (1.0, "milliseconds", 0.001),
@@ -168,7 +168,7 @@ def draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
 
 
 def spread_of(event: Evaluated) -> tuple[float, float] | None:
-    """The best and the worst loss where every worker has a model, if these are numbers."""
+    """The best and worst loss of the workers' models, if they are numbers."""
     best, worst = (event.spread.get(name, math.nan) for name in ("best", "worst"))
     return (best, worst) if math.isfinite(best) and math.isfinite(worst) else None
 
@@ -186,7 +186,7 @@ def _finish(axes: Axes, drawn: Sequence[float]) -> None:
 def _curve(
     axes: Axes, x: Sequence[float], judged: Sequence[Evaluated], color: str, label: str, dashes: str = "-"
 ) -> list[float]:
-    """Test losses, as marks one can count while they are few; returns what is drawn."""
+    """Draw test losses, as marks while they are few; returns the artist."""
     series = Series()
     for at, event in zip(x, judged, strict=True):
         series.add(at, event.test_loss)
@@ -199,7 +199,7 @@ def _curve(
 
 
 def _train(run: RunMetrics) -> Series:
-    """Train losses as workers report them; as evaluations do, where there are no others."""
+    """Train losses as reported by workers, otherwise by evaluations."""
     found = []
     for events in (run.progress, run.evaluations):
         series, last = Series(), 0
@@ -291,7 +291,7 @@ def _legible(ticks: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _step(most: float) -> float:
-    """Of 1, 2, 5, 10, ... the step that makes at most ten ticks; 0: nothing to count."""
+    """The step of 1, 2, 5, 10, ... with at most ten ticks; 0: no ticks."""
     if not math.isfinite(most) or most <= 0:
         return 0.0
     steps = [digit * 10.0**power for power in range(-6, 12) for digit in (1, 2, 5)]
@@ -309,7 +309,7 @@ def _draw_metrics(axes: Axes, metrics: dict[str, Series]) -> None:
 
 
 def _draw_solved(axes: Axes, solved: dict[str, Series]) -> None:
-    """How far from the minimum: the objective above its lowest, and the worst key."""
+    """Draw the distance from the minimum: of the objective, and of the worst key."""
     for (name, series), color in zip(solved.items(), SERIES[2:], strict=False):
         values, label = series.y, "violation, in units of l1"
         if name == "objective":
@@ -319,7 +319,7 @@ def _draw_solved(axes: Axes, solved: dict[str, Series]) -> None:
         points = [(x, y) for x, y in zip(series.x, values, strict=True) if y > 0]
         axes.plot([x for x, _ in points], [y for _, y in points], color=color, linewidth=1.2, marker=".", label=label)
     axes.set_yscale("log")
-    draw.legend(axes, loc="lower left", fontsize=8)  # both fall, if all is well
+    draw.legend(axes, loc="lower left", fontsize=8)  # both should fall
 
 
 def _over(seconds: Sequence[float], scale: float) -> list[float]:

@@ -1,7 +1,7 @@
-"""A model on a page: its size, its norms, how large its weights are, the largest ones.
+"""Shows statistics of a model: size, norms, a histogram, the largest weights.
 
-``look`` asks, ``page`` is for people, ``facts`` for programs, ``line`` for a log. The histogram has
-a column for every power of two: negative weights at the left, the smallest in the middle.
+``look`` queries, ``page`` is for people, ``facts`` for programs, ``line`` for a log. The histogram
+has a column for every power of two: negative weights at the left, the smallest in the middle.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HEIGHT = 6  # rows of the histogram
-_BINS = 24  # of each sign, at most: smaller ones are counted together
+_BINS = 24  # bins of each sign; smaller weights share one
 _BAR = 24  # columns of the largest weight's bar
-_KEPT = 2_000  # looks that are remembered, to draw how it went
+_KEPT = 2_000  # snapshots kept for the curves
 _NEGATIVE, _POSITIVE = "magenta", "cyan"
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """What was seen at one moment."""
+    """The statistics at one moment."""
 
     where: str
     table: str
@@ -46,7 +46,7 @@ class QuerySnapshot:
 
 @dataclass(slots=True)
 class QueryHistory:
-    """What was seen before, for --watch."""
+    """Earlier snapshots, for --watch."""
 
     points: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, not zero, l2
 
@@ -55,11 +55,11 @@ class QueryHistory:
         if math.isfinite(told["l2"]):
             self.points.append((seconds, float(told["nonzero"]), told["l2"]))
         if len(self.points) > _KEPT:
-            del self.points[1:-1:2]  # every other one: the whole run stays in sight
+            del self.points[1:-1:2]  # keep every other one, over the whole run
 
 
 def look(asked: QueriedModel, top: int) -> QuerySnapshot:
-    """Ask for all of it."""
+    """Query all statistics."""
     course = asked.course() if asked.live else None
     largest = asked.ask("top", k=top) if top else []
     span, sparse = asked.span
@@ -68,7 +68,7 @@ def look(asked: QueriedModel, top: int) -> QuerySnapshot:
 
 
 def facts(seen: QuerySnapshot) -> dict[str, Any]:
-    """All of it as plain data."""
+    """All statistics as plain data."""
     top = [dict(zip(("key", "place", "weight", "name"), one, strict=True)) for one in seen.top]
     course = None if seen.course is None else msgspec.structs.asdict(seen.course)
     return {"where": seen.where, "table": seen.table, "live": seen.live, **seen.overview, "top": top, "run": course}
@@ -85,7 +85,7 @@ def line(seen: QuerySnapshot) -> str:
 
 
 def page(seen: QuerySnapshot, width: int, history: QueryHistory | None = None, note: str = "") -> RenderableType:
-    """For a terminal so many columns wide."""
+    """A page for a terminal of this width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -150,7 +150,7 @@ def _figures(seen: QuerySnapshot) -> list[Text]:
 
 
 def _histogram(told: dict[str, Any], width: int) -> list[Text]:
-    """Bars that stand on a line, and below it how large a weight is there."""
+    """Bars on a line, with the magnitudes below."""
     from rich.text import Text
 
     bins = max(1, min(_BINS, (width - 4) // 4, len(told["positive"])))
@@ -173,7 +173,7 @@ def _histogram(told: dict[str, Any], width: int) -> list[Text]:
 
 
 def _scale(edges: list[float], wide: int) -> str:
-    """How large a weight is, below the bars: at the ends, in the middle, and between."""
+    """The labels of magnitude below the bars."""
     bins = len(edges) - 1
     half = wide * bins
     marks = [" "] * (2 * half + 1)
@@ -189,12 +189,12 @@ def _scale(edges: list[float], wide: int) -> str:
 
 
 def _gathered(counts: list[int], bins: int) -> list[int]:
-    """The largest bins, with all that is smaller in the first of them."""
+    """The largest bins; the first includes all smaller ones."""
     return [sum(counts[: len(counts) - bins + 1]), *counts[len(counts) - bins + 1 :]]
 
 
 def _block(count: int, tallest: int, row: int) -> str:
-    """What of a bar stands in this row, counted from below; a bar is never empty."""
+    """The character of a bar in this row, from below; a bar is never empty."""
     filled = max(1 if count else 0, round(8 * _HEIGHT * count / tallest)) - 8 * (row - 1)
     return _BLOCKS[min(8, max(0, filled))]
 
@@ -215,7 +215,7 @@ def _top(seen: QuerySnapshot, width: int) -> list[Text]:
 
 
 def _curves(history: QueryHistory, width: int) -> list[Text]:
-    """How it went while somebody watched."""
+    """Curves of the snapshots so far."""
     from rich.text import Text
 
     lines: list[Text] = []

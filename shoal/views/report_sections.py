@@ -1,6 +1,6 @@
 """The sections of a report on one run, or on several beside each other.
 
-What a run does not record has no section.
+There is no section for what a run does not record.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from shoal.views.page import PictureSection, Section, TableSection, compact
 from shoal.views.run_record import OF_WORKERS, Happened, RunRecord, began, emulation, seconds_of, unlike
 
 COLUMNS = 4  # runs beside each other
-EVALUATIONS = 40  # rows of a table: of more, some are left out
-HAPPENINGS = 60  # rows of a table: of more, the last are left out
+EVALUATIONS = 40  # rows of a table; of more, a sample is shown
+HAPPENINGS = 60  # rows of a table; of more, the first are shown
 NAMED = 6  # runs in a title
 
 
 def sections(runs: Sequence[RunRecord]) -> list[Section]:
-    """Of one run, or of several beside each other."""
+    """The sections on one run, or on several side by side."""
     findings, *of_each = _findings(runs)
     made = [findings, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
     made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
@@ -69,7 +69,7 @@ def _of(one: RunRecord, runs: Sequence[RunRecord]) -> str:
 
 
 def _beside(heads: list[str], rows: list[list[str]], runs: Sequence[RunRecord], caption: str = "") -> TableSection:
-    """A row for each run, without empty columns, and without the name of a single run."""
+    """A table with a row per run, without empty columns; a single run has no name."""
     kept = [at for at in range(len(heads)) if any(row[at] != "-" for row in rows) and (at or len(runs) > 1)]
     return TableSection([heads[at] for at in kept], [[row[at] for at in kept] for row in rows], caption)
 
@@ -85,13 +85,13 @@ def _findings(runs: Sequence[RunRecord]) -> list[Section]:
 
 
 def _next(one: RunRecord) -> list[str]:
-    """One next move; none of a run that goes on, and none that says to make this report."""
+    """The next move, if the run has ended and it is not this report."""
     found = advise(one) if one.summary else None
     return [f"Next: {found}."] if found is not None and found.finding else []
 
 
 def _figures(runs: Sequence[RunRecord]) -> Section:
-    """Runs beside each other: as columns while they are few."""
+    """A table of the runs: as columns while they are few."""
     judged = [one for one in runs if one.run.best is not None]
     common = explain.common_loss(judged) if judged and explain.other_task(judged) is None else None
     names = list(dict.fromkeys(name for one in runs for name in _metrics(one)))
@@ -111,7 +111,7 @@ def _figures(runs: Sequence[RunRecord]) -> Section:
 
 
 def _metrics(one: RunRecord) -> dict[str, float]:
-    """Of the last evaluation."""
+    """The metrics of the last evaluation."""
     found = one.run.finite[-1].metrics if one.run.finite else {}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -253,7 +253,7 @@ def _workers(one: RunRecord) -> TableSection:
 
 
 def _timeline(runs: Sequence[RunRecord]) -> Section | None:
-    """The whole run at a glance, then some steps of it, then one."""
+    """Timelines of the whole run, of some steps, and of one step."""
     shown = [one for one in runs if one.run.nodes and any(node.spans for node in one.run.nodes.values())]
     if not shown:
         return None
@@ -279,7 +279,7 @@ def _timeline(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _stretches(runs: Sequence[RunRecord], windows: Sequence[timeline.Window]) -> str:
-    """How little of a run is shown, in words."""
+    """Which stretches of a run are shown, in words."""
     (since, until), whole = windows[0], runs[0].run.seconds
     if len(runs) > 1:
         return f"{format.latency(until - since)} of each run, after it warmed up"
@@ -330,7 +330,7 @@ def _bytes(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _cost(runs: Sequence[RunRecord]) -> Section | None:
-    """CPU seconds beside the clock (S2-13)."""
+    """CPU seconds beside wall time."""
     known = [(one, one.cpu) for one in runs if one.cpu]
     if not known:
         return None
@@ -392,7 +392,7 @@ def _first_last(values: Sequence[int]) -> str:
 
 
 def _answers(one: RunRecord) -> str:
-    """How long workers pushed and pulled at a time, as far as spans are recorded."""
+    """The latency of pushes and pulls, as far as spans are recorded."""
     spans = [span for node in one.run.workers for span in node.spans]
     lengths = sorted(stop - start for kind, start, stop in spans if kind == "communicate")
     if not lengths:
@@ -447,7 +447,7 @@ def _share(shares: dict[str, float], kind: str) -> str:
 
 
 def incidents(one: RunRecord, of: str) -> list[Section]:
-    """Faults, membership changes and checkpoints of a run; what did not happen has no section."""
+    """Sections on faults, membership changes and checkpoints, if there were any."""
     events = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
     wrong, changes, saved = _sorted(events)
     found = []
@@ -475,11 +475,10 @@ def incidents(one: RunRecord, of: str) -> list[Section]:
 def _sorted(events: Sequence[Happened]) -> tuple[list[Happened], list[Happened], list[Saved]]:
     """Faults with their recoveries, membership changes, checkpoints.
 
-    A node that leaves in order and segments that move are no faults; one that was lost and came
-    back is listed with the faults.
+    Orderly leaves and moves of segments are not faults; a node that was lost and came back is.
     """
     wrong, changes, saved = list[Happened](), list[Happened](), list[Saved]()
-    lost: dict[str, bool] = {}  # by name: how it went last
+    lost: dict[str, bool] = {}  # by name: how it left last
     for event in events:
         match event:
             case Saved():
@@ -503,7 +502,7 @@ _CALLED: dict[type, str] = {
 
 
 def _told(event: Happened | MoveSummary) -> tuple[str, str]:
-    if isinstance(event, Saved):  # in a section of their own
+    if isinstance(event, Saved):  # they have their own section
         return "saved", f"checkpoint {event.number:,}"
     left = isinstance(event, Gone) and event_line.left_in_order(event)
     return "left" if left else _CALLED[type(event)], event_line.news(event).removeprefix("warning: ")

@@ -1,10 +1,9 @@
-"""Who owns what, drawn: a band for the keys from first to last, and the same as a ring.
+"""Draws the owners of keys: as a band from first to last key, and as a ring.
 
     A A A B B B C C C     the primary of each stretch of keys
-    B B B C C C A A A     the first of its copies; small letters: still being filled
+    B B B C C C A A A     the first of its copies; lower case: still being filled
 
-In the ring the outer circle is the primaries, the ones within are the copies; letters stand beside
-it.
+In the ring the outer circle shows the primaries, the inner ones the copies.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ NOBODY = "×"
 
 
 def owners(one: SegmentStatus) -> list[tuple[str, bool]]:
-    """The primary, the copies; and whether each is whole."""
+    """The primary and the copies, and whether each is complete."""
     return [(copy.server, copy.role != "filling") for copy in one.copies]
 
 
 def band(segments: list[SegmentStatus], letters: dict[str, str], width: int) -> list[Text]:
-    """One line for the primaries and one for each copy, as wide as there is room; a cell is a segment or several."""
+    """A line for the primaries and one per copy; a cell is one segment or several."""
     from rich.text import Text
 
     depth = max([1, *(len(one.copies) for one in segments)])
@@ -65,7 +64,7 @@ def _cell(one: SegmentStatus, level: int, letters: dict[str, str], wide: int) ->
 
 
 def ring(segments: list[SegmentStatus], letters: dict[str, str], width: int) -> Text:
-    """A circle of braille; beside it, who has which letter and how much of it."""
+    """A circle of braille; beside it, each server's mark and share."""
     from rich.text import Text
 
     columns = 2 * ROWS
@@ -80,7 +79,7 @@ def ring(segments: list[SegmentStatus], letters: dict[str, str], width: int) -> 
                 angle = turn / 720 * 2 * math.pi
                 one = segments[min(len(segments) - 1, turn * len(segments) // 720)]
                 held = owners(one)
-                # one being filled is a dotted line
+                # a replica being filled is dotted
                 if level >= len(held) or (not held[level][1] and turn % 12 < 6):
                     continue
                 x = int(across / 2 + radius * math.sin(angle))
@@ -112,7 +111,7 @@ def ring(segments: list[SegmentStatus], letters: dict[str, str], width: int) -> 
 def _marks(
     segments: list[SegmentStatus], letters: dict[str, str], columns: int
 ) -> dict[tuple[int, int], tuple[str, str]]:
-    """A letter outside the circle, in the middle of every stretch of one owner that is long enough for it."""
+    """A mark outside the circle, in the middle of each long stretch of one owner."""
     marks = {}
     at = 0
     for server, group in groupby(segments, key=lambda one: one.copies[0].server if one.copies else ""):

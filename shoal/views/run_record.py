@@ -1,7 +1,7 @@
 """A run as its folder records it: events, the figures in them, summary and settings.
 
-The run may still go on, or its files may be damaged: what is missing is None or empty, and what
-cannot be (a span of negative length, a loss that is not a number) is left out.
+The run may still go on, or its files may be damaged: missing values are None or empty, and
+impossible ones (a span of negative length, a loss that is not a number) are dropped.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 
 OF_WORKERS = KINDS[:4]
-JITTER = 0.004  # seconds between two spans that are only the time a message took
-BACK = 0.9  # of the rows/s before a fault: then it is over
+JITTER = 0.004  # seconds between spans: shorter gaps are message latency
+BACK = 0.9  # of the rows/s before a fault: it has recovered
 
 Happened = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Saved | Linked | Elected
-Span = tuple[str, float, float]  # what, from, to
+Span = tuple[str, float, float]  # kind, from, to
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class NodeMetrics:
 
 @dataclass(slots=True)
 class RunMetrics:
-    """A run, added up."""
+    """The sums over a run."""
 
     started: Started | None = None
     stopped: Stopped | None = None
@@ -95,10 +95,8 @@ class RunMetrics:
     happened: list[Happened] = field(default_factory=list)
     delays: list[Delayed] = field(default_factory=list)
     attendance: MembershipHistory = field(default_factory=MembershipHistory)
-    shared: list[Shared] = field(default_factory=list)  # whenever parts had changed hands
-    _at: list[float] = field(
-        default_factory=list
-    )  # seconds of every record, and the rows that were computed up to there
+    shared: list[Shared] = field(default_factory=list)  # after each move of segments
+    _at: list[float] = field(default_factory=list)  # seconds, rows by then
     _done: list[float] = field(default_factory=list)
 
     @property
@@ -112,7 +110,7 @@ class RunMetrics:
 
     @property
     def computing(self) -> str:
-        """How long a row takes to compute, where that is emulated."""
+        """The emulated time per row, if any."""
         told = self.started.emulated if self.started is not None else ""
         return told.partition(")")[0] if told.startswith("emulated compute") else ""
 
@@ -144,7 +142,7 @@ class RunMetrics:
         return next((event for event in self.finite if event.test_loss <= loss), None)
 
     def rate(self, since: float, until: float) -> float | None:
-        """Rows a second between two moments; None if these were not both told of."""
+        """Rows a second between two moments; None if one is not recorded."""
         at, done = self._at, self._done
         if not at or not at[0] <= since < until <= at[-1]:
             return None
@@ -153,7 +151,7 @@ class RunMetrics:
     def back_after(self, moment: float, window: float = 1.0) -> float | None:
         """Seconds until rows/s were back at 90%, for a second; 0: never fell; inf: not in this run.
 
-        None where that cannot be told: too little is known of what was before or after.
+        None if too little is recorded before or after.
         """
         before = self.rate(max(0.0, moment - 3 * window), moment)
         if not before or moment < window:
@@ -207,18 +205,18 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
 
 
 def emulation(text: str) -> str:
-    """The one sentence about what is not real: Emulated compute (1 ms per example)."""
+    """The sentence about emulation: Emulated compute (1 ms per example)."""
     text = format.clean(text)
     return f"{text[:1].upper()}{text[1:]}." if text.startswith("emulated") else f"Emulated: {text}."
 
 
 def seconds_of(event: Evaluated) -> float:
-    """When the model was as good as an evaluation says: when its weights were read."""
+    """The time of an evaluation: when its weights were read."""
     return event.seconds if event.read is None else event.read
 
 
 def began(event: Gone | RolledBack) -> float:
-    """When a fault was first to be felt: one that fell silent was missed before it was given up."""
+    """When a fault began: a silent node was missing before it was declared dead."""
     silent = re.match(r"silent for ([\d.]+) s\b", event.why) if isinstance(event, Gone) else None
     return max(0.0, event.seconds - float(silent.group(1))) if silent else event.seconds
 
@@ -249,7 +247,7 @@ def _add(total: dict[str, float], more: dict[str, float]) -> None:
 
 
 def _work(progress: Sequence[Progress]) -> tuple[list[float], list[float]]:
-    """Rows that were computed up to each record; after a rollback some are computed again."""
+    """Rows computed by each record, including repeats after a rollback."""
     at, done, last = [0.0], [0.0], 0
     for event in progress:
         if event.seconds > at[-1]:
@@ -271,7 +269,7 @@ def _here(name: str, happened: Sequence[Happened]) -> list[tuple[float, float]]:
 
 
 def _settle(node: NodeMetrics) -> None:
-    """Sorts spans. Two may overlap by the time that a message took: the later one is cut."""
+    """Sort spans, and shorten later ones that overlap by message latency."""
     settled: list[Span] = []
     for kind, start, stop in sorted((one for one in node.spans if _is_sound(one)), key=lambda one: one[1]):
         end = settled[-1][2] if settled else -math.inf
@@ -300,7 +298,7 @@ def _between(at: Sequence[float], done: Sequence[float], moment: float) -> float
     return done[right - 1] + share * (done[right] - done[right - 1])
 
 
-CLOCK_STOPS = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # while a model is judged
+CLOCK_STOPS = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # during an evaluation
 NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # no push can be stale
 
 
@@ -325,7 +323,7 @@ class RunRecord:
 
     @property
     def speed(self) -> float | None:
-        """Rows a second, evaluations at the very end aside."""
+        """Rows a second, without the final evaluation."""
         rate = format.number(self.summary.get("examples_per_second"))
         if rate:
             return rate
@@ -334,12 +332,12 @@ class RunRecord:
 
     @property
     def cpu(self) -> float | None:
-        """Seconds of computing by all its processes; None if it did not say."""
+        """CPU seconds of all its processes; None if not recorded."""
         return format.number(self.summary.get("cpu_seconds"))
 
     @property
     def staleness(self) -> tuple[list[int], float, int, int] | None:
-        """Pushes by how many others came between; mean, 95th percentile, highest."""
+        """The staleness of pushes: histogram, mean, 95th percentile, highest."""
         told = self.summary.get("staleness") if self.strategy not in NEVER_LATE else None
         if not isinstance(told, dict) or not isinstance(told.get("counts"), list):
             return None
@@ -404,11 +402,11 @@ def _read_job(told: RunRecord, path: Path) -> None:
         told.problems.append(f"Its settings are not shown: {format.clean(str(error))}.")
 
 
-_NAMES = (("data", "source"), ("model", "kind"), ("model", "net"))  # told by their own names
+_NAMES = (("data", "source"), ("model", "kind"), ("model", "net"))  # shown under their own names
 
 
 def unlike(job: Job) -> dict[str, Any]:
-    """Settings that are not the defaults, by name, and always data, model and strategy."""
+    """Settings that differ from the defaults, and always data, model and strategy."""
     from shoal.job import Job
 
     mine: dict[str, Any] = msgspec.to_builtins(job)

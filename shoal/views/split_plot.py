@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from shoal.data.batch import Ids
     from shoal.data.split import SplitInfo
 
-LABELS = 40  # of more only the number of rows is drawn: their colours could not be told apart
+LABELS = 40  # with more, only the number of rows is drawn: too many colours
 KEYED = 20  # labels with an entry in the legend
 BARS = 60  # clients with names at their bars
 WIDTH, BAR, TALLEST = 8.0, 0.34, 12.0  # inches
-NAMED_FROM = 0.025  # of the longest bar: a stretch that is wide enough for its label
+NAMED_FROM = 0.025  # of the longest bar: wide enough for a label
 
 
 def draw_split(info: SplitInfo, path: Path) -> None:
@@ -79,7 +79,7 @@ def _bars(axes: Any, left: Ids, width: Ids, colour: Any, label: str) -> None:
 
 
 def _steps(axes: Any, left: Ids, width: Ids, colour: Any, label: str) -> None:
-    """One shape for all clients: thousands of bars would take minutes."""
+    """Draw all clients as one shape: thousands of bars would take minutes."""
     import numpy as np
 
     edges = np.arange(len(left) + 1) - 0.5

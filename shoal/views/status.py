@@ -1,9 +1,8 @@
-"""How a cluster is, on a page: members, who holds what, how new it is, how far the run is.
+"""The status page of a cluster: members, owners of segments, versions, progress.
 
-``page`` is for people, ``facts`` for programs. A server has a letter and a colour of its own, the
-same on the whole page; nothing is said by colour alone. No line is longer than the terminal is
-wide. Numbers of the protocol (incarnation, view, term, generation, fence) are shown on request
-only.
+``page`` is for people, ``facts`` for programs. A server has the same mark and colour on the whole
+page. No line is longer than the terminal is wide. Numbers of the protocol (incarnation, view, term,
+generation, fence) are shown on request only.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ REFUSED = (
     "not a message",
     "full",
 )
-SEGMENTS = 24  # shown one by one; more are summed up, unless all are asked for
+SEGMENTS = 24  # shown one by one; more are summed up, unless all are requested
 
 
 def facts(status: ClusterStatus) -> dict[str, Any]:
-    """All of it as plain data."""
+    """The status as plain data."""
     standing = status.standing
     course = standing.course
     return {
@@ -91,7 +90,7 @@ def page(
     brief: bool = False,
     numbers: bool = False,
 ) -> RenderableType:
-    """For a terminal so many columns wide; ``brief``: without a line for each segment; ``numbers``: with those of the protocol."""
+    """The page; ``brief``: without a line per segment; ``numbers``: with the protocol's."""
     from rich.console import Group
     from rich.text import Text
 
@@ -121,17 +120,17 @@ def page(
 
 
 def refused_of(status: ClusterStatus) -> dict[str, int]:
-    """What the coordinator's door has counted, by the reason."""
+    """Refused connections of the coordinator by reason."""
     return {what: number for what in REFUSED if (number := status.standing.counts.get(what, 0))}
 
 
 def parts_of(status: ClusterStatus, server: str) -> int:
-    """Segments that a server holds, first or as a copy."""
+    """The segments of a server, as primary or backup."""
     return sum(server in place.servers for table in status.view.tables for place in table.places)
 
 
 def letters_of(status: ClusterStatus) -> dict[str, str]:
-    """A letter for every server there is, or was."""
+    """A mark (A, B, ...) for every server, past ones included."""
     names = {one.name for one in status.standing.members if one.role == "server"}
     names |= {copy.server for one in status.segments() for copy in one.copies}
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -139,13 +138,13 @@ def letters_of(status: ClusterStatus) -> dict[str, str]:
 
 
 def fitted(line: Text) -> Text:
-    """On one line, whatever it takes."""
+    """The text on one line, shortened if needed."""
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
 
 def _head(status: ClusterStatus, where: str, width: int, numbers: bool) -> list[Text]:
-    """Which cluster it is, and what is true of all of it: on one line, or on two."""
+    """The head of the page, in one or two lines."""
     from rich.text import Text
 
     standing = status.standing
@@ -182,7 +181,7 @@ def _course(status: ClusterStatus, width: int) -> Text:
 
 
 def _order(role: str) -> int:
-    """Where it stands; one that is not known here, at the end."""
+    """Its position; unknown ones come last."""
     return _ROLES.index(role) if role in _ROLES else len(_ROLES)
 
 
@@ -210,7 +209,7 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
     for row in rows:
         table.add_row(*(row[head] for head in heads))
     for head, column in zip(heads, table.columns, strict=True):
-        # Where there is little room these take two lines: names and ports are typed in again, so
+        # Where space is short these take two lines: users type names and ports again, so
         # nothing of them is cut.
         column.no_wrap, column.overflow = head not in ("heard", "at"), "fold"
         if column.no_wrap:
@@ -227,7 +226,7 @@ def _heard(one: MemberStatus, newest: int) -> Text:
 
 
 def _gone(status: ClusterStatus) -> list[RenderableType]:
-    """A line each: reasons are too long for a column."""
+    """Lost nodes, a line each: reasons are too long for a column."""
     here = {one.name for one in status.standing.members}
     lost = {name: why for name, why in status.standing.lost.items() if name not in here}
     return [fitted(_went(format.clean(name), format.clean(why))) for name, why in lost.items()]
@@ -241,7 +240,7 @@ def _went(name: str, why: str) -> Text:
 
 
 def _place(address: str) -> str:
-    """Host and port; on this machine's own sockets there is nothing to tell."""
+    """Host and port; empty for local sockets."""
     return format.clean(parsed(address).plain.removeprefix("tcp://")) if address.startswith("tcp://") else ""
 
 
@@ -280,7 +279,7 @@ def _segments(mine: list[SegmentStatus], letters: dict[str, str], numbers: bool)
             version,
             *([_others(one, letters)] if kept else []),
         )
-    for column in table.columns:  # numbers are not cut, where there is little room for the rest
+    for column in table.columns:  # numbers are never shortened
         if column.justify == "right":
             column.min_width = max(len(str(cell)) for cell in [column.header, *column.cells])
     return table

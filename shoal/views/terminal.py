@@ -1,12 +1,12 @@
-"""A run on a terminal while it goes on, or in a log.
+"""Shows a run live on a terminal, or in a log.
 
     with view(epochs=10) as show:
         show.note("packing rcv1 ... 12,000 rows")
         for event in run:
             show(event)
 
-A view may be called from any thread. It never breaks what it looks at, and never holds it up:
-a terminal or pipe that is gone, or that nobody reads, costs the view and nothing else.
+A view may be called from any thread. It never breaks or delays the run: a closed or unread terminal
+or pipe only ends the view.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOOK_EVERY = 1.0  # seconds
 
 @runtime_checkable
 class Observable(Protocol):
-    """A run that can be asked how its nodes are."""
+    """A run with a status of its nodes."""
 
     def status(self) -> ClusterStatus: ...
 
@@ -47,7 +47,7 @@ class Observable(Protocol):
 def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: int = 1) -> RunView:
     """A live view where the stream (default: standard error) is a terminal, else few lines.
 
-    ``epochs`` is how many there will be, if that is known: events do not say. With a ``verbosity``
+    ``epochs`` is their total number, if known: events do not have it. With a ``verbosity``
     of 0 nothing is shown; with 2 or 3, lines on a terminal, too: more than a picture holds.
     """
     stream = sys.stderr if stream is None else stream
@@ -74,15 +74,15 @@ class RunView(ABC):
     def note(self, text: str) -> None: ...
 
     def follow(self, run: object) -> None:  # noqa: B027
-        """Look at the run itself now and then, where the view shows more than events tell."""
+        """Query the run's status regularly, if the view shows it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Show how things stand and give the terminal back; a second call does nothing."""
+        """Draw a last time and restore the terminal; does nothing if called again."""
 
 
 class LineView(RunView):
-    """Lines, each written whole."""
+    """Prints lines, each in one write."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, verbosity: int = 1) -> None:
         self._outlet, self._clock = OutputThread(stream), clock
@@ -108,7 +108,7 @@ class LineView(RunView):
                 self._outlet.close(HEAR_WITHIN / SECOND)
 
     def write(self, lines: list[str]) -> None:
-        """Lines that are no events."""
+        """Print lines that are not events."""
         with self._lock:
             if not self._closed:
                 self._write(lines)
@@ -121,14 +121,14 @@ class LineView(RunView):
 
 
 class LiveView(RunView):
-    """A board: a caller that brings an event never waits for the terminal."""
+    """Draws a board; callers with events never wait for the terminal."""
 
     def __init__(
         self, stream: TextIO, console: Console, epochs: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._board = Board(stream, console, self._draw)
         self._epochs, self._clock = epochs, clock
-        self._lock = threading.Lock()  # over what is known; never held while something is written
+        self._lock = threading.Lock()  # guards the state; never held during output
         self._state = LiveState()
         self._note = ""
         self._heard = clock()
@@ -156,12 +156,12 @@ class LiveView(RunView):
         self._board.close()
 
     def _look(self, run: Observable) -> None:
-        """Ask coordinator and servers now and then, until the run ends."""
+        """Query coordinator and servers regularly until the run ends."""
         while not self._closed.wait(LOOK_EVERY) and self._state.stopped is None:
             try:
                 status = run.status()
             except (ShoalError, OSError, ValueError):
-                continue  # it is being started again, or has ended
+                continue  # it is restarting, or has ended
             with self._lock:
                 self._state.look(self._clock(), status)
 

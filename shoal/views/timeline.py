@@ -1,9 +1,9 @@
-"""Who did what when: a Gantt picture of one run, or of several over the same length of time.
+"""Gantt charts of the nodes of one run, or of several over equal time.
 
     timeline([("sync", events), ("async", others)], "timeline.svg")
 
-A row is a node; what it does has a colour and a height. What was not recorded (``[trace] spans``
-bounds it) is hatched. At a row's end stands where the node's time went in the whole run.
+A row is a node; each activity has a colour and a height. Unrecorded time (``[trace] spans`` limits
+spans) is hatched. At a row's end are the shares of the node's time in the whole run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def drawn(runs: Sequence[tuple[str, RunMetrics]], window: Window | None = None) 
 
 
 def rows(run: RunMetrics) -> list[NodeMetrics]:
-    """Whom to show: everybody, or of many the first, the slowest and the evaluator."""
+    """The rows: all nodes, or of many the first, the slowest and the evaluator."""
     nodes = list(run.nodes.values())
     if len(nodes) <= ROWS:
         return nodes
@@ -72,7 +72,7 @@ def rows(run: RunMetrics) -> list[NodeMetrics]:
 
 
 def whole(runs: Sequence[tuple[str, RunMetrics]], windows: Sequence[Window]) -> Figure | None:
-    """The whole run at a glance: how workers spent their time, and the window in a frame."""
+    """The whole run: the workers' shares of time, with the window in a frame."""
     shown = [(title, run, part) for (title, run), part in zip(runs, windows, strict=True) if _shares_over_time(run)]
     if not shown:
         return None
@@ -100,7 +100,7 @@ def whole(runs: Sequence[tuple[str, RunMetrics]], windows: Sequence[Window]) -> 
 
 
 def _shares_over_time(run: RunMetrics) -> tuple[list[float], dict[str, list[float]]] | None:
-    """Shares of the workers' time in each of at most ``BINS`` stretches, and where these begin."""
+    """Shares of the workers' time in at most ``BINS`` intervals, and their starts."""
     told = [event for event in run.progress if sum(event.spent.values()) > 0]
     if len(told) < 2 or not run.seconds:
         return None
@@ -115,7 +115,7 @@ def _shares_over_time(run: RunMetrics) -> tuple[list[float], dict[str, list[floa
 
 
 def default_windows(runs: Sequence[RunMetrics]) -> list[Window]:
-    """Stretches of one length, such that the slowest worker's steps can be counted."""
+    """Windows of equal length that show single steps of the slowest worker."""
     lengths = [STEPS * period for run in runs if (period := _period(run)) is not None]
     longest = max((run.seconds for run in runs), default=0.0) or 1.0
     length = min(max(lengths, default=longest), longest)
@@ -123,7 +123,7 @@ def default_windows(runs: Sequence[RunMetrics]) -> list[Window]:
 
 
 def _period(run: RunMetrics) -> float | None:
-    """Seconds from one computation to the next, of the worker that takes longest for that."""
+    """Seconds between computations of the slowest worker."""
     found = [period for node in run.workers if (period := median_period(node.spans)) is not None]
     return max(found, default=None)
 
@@ -134,14 +134,14 @@ def median_period(spans: Sequence[Span]) -> float | None:
 
 
 def computations(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Spans in which gradients are computed; rows prepared while waiting take far less time."""
+    """Spans of gradient computation, without the much shorter preparation of rows."""
     found = [(start, stop) for kind, start, stop in spans if kind == "compute"]
     usual = sorted(stop - start for start, stop in found)
     return [(a, b) for a, b in found if b - a >= 0.2 * usual[int(0.9 * len(usual))]] if usual else []
 
 
 def _placed(run: RunMetrics, length: float) -> Window:
-    """Where most of such a stretch is recorded."""
+    """The window with the most recorded time."""
     room = max(0.0, run.seconds - length)
     starts = [share * room for share in WARM]
     known = [recorded(run, (at, at + length)) for at in starts]
@@ -150,7 +150,7 @@ def _placed(run: RunMetrics, length: float) -> Window:
 
 
 def recorded(run: RunMetrics, part: Window) -> float:
-    """Which share of the workers' time in there is known span by span."""
+    """The share of the workers' time in the window that spans cover."""
     known = sum(max(0.0, min(b, part[1]) - max(a, part[0])) for node in run.workers for _, a, b in node.spans)
     whole = (part[1] - part[0]) * len(run.workers)
     return known / whole if whole else 0.0
@@ -163,7 +163,7 @@ def _panel(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics], part: Wind
     blank: dict[str, Any] = {"facecolor": "none", "edgecolor": PALE, "hatch": "////", "linewidth": 0.5, "zorder": 1}
     for row, node in enumerate(nodes):
         _row(axes, row, node, part)
-        if node.role == "worker":  # an evaluator tells of all it does, and does nothing in between
+        if node.role == "worker":  # an evaluator reports all spans, and is idle in between
             stays = [(max(a, part[0]), min(b, part[1], run.seconds)) for a, b in node.here]
             bars = [(a, b - a) for a, b in stays if b > a]
             axes.broken_barh(bars, (row - 0.3, 0.6), **blank)
@@ -187,7 +187,7 @@ def _row(axes: Axes, row: int, node: NodeMetrics, part: Window) -> None:
         if bars:
             height = HEIGHTS[kind]
             axes.broken_barh(bars, (row - height / 2, height), facecolor=COLORS[kind], linewidth=0, zorder=3)
-    # A hair line between computations that follow each other: one can count them.
+    # A thin line separates consecutive computations.
     begins = [a for kind, a, b in inside if kind == "compute" and b - a > (part[1] - part[0]) / 150]
     axes.vlines(begins, row - 0.43, row + 0.43, color="white", linewidth=0.7, zorder=4)
 
@@ -204,7 +204,7 @@ def _shares(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics]) -> None:
             if kind in columns:
                 said = "-" if not share else "<1%" if share < 0.005 else f"{share:.0%}"
                 axes.text(columns[kind], row, said, transform=where, fontsize=8, ha="center", va="center", color=INK)
-    # Invisible, and wide: the reader's font may be wider, and would be cut.
+    # Invisible and wide: the reader's font may be wider.
     axes.text(columns["idle"], 0, "0000", transform=where, fontsize=10, ha="center", alpha=0.0)
 
 

@@ -21,7 +21,7 @@ from shoal.files import replace_file
 from shoal.views import event_line, format
 from shoal.views.run_record import Happened, RunMetrics, account
 
-RUN = 0  # the thread of what concerns everybody
+RUN = 0  # the thread of global events
 
 
 def trace(runs: Sequence[tuple[str, Iterable[RunEvent]]], path: Path | None = None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _spans(run: RunMetrics, threads: dict[str, int]) -> Iterator[dict[str, Any]]
 def _moments(run: RunMetrics, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
     for event in run.happened:
         tid = threads.get(getattr(event, "name", ""), RUN)
-        scope = "t" if tid != RUN else "p"  # seen on one row, or on all of this run
+        scope = "t" if tid != RUN else "p"  # scope: one row, or all of this run
         said = _said(event)
         yield {"ph": "i", "name": said, "cat": "run", "tid": tid, "ts": _micro(event.seconds), "s": scope}
 

@@ -1,7 +1,7 @@
-"""A cluster while it runs: the page of ``views.status``, with speed, moves and news.
+"""Watches a running cluster: the page of ``views.status``, with speed, moves and news.
 
-A fold over replies of the cluster: nothing here asks, reads the time or prints. Where there is no
-terminal, a line for each event, and now and then one about how it goes.
+A fold over replies of the cluster: nothing here queries, reads the time or prints. Without a
+terminal, it makes a line for each event, and a summary now and then.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shoal.wire.messages import Move
 if TYPE_CHECKING:
     from rich.text import Text
 
-EVERY = 5.0  # seconds between two lines about how it goes
-SHOWN = 8  # things that happened, on a page
-MOVES = 6  # ways that segments go, on a page
-_VERBOSITY = 2  # who joins and leaves, what is saved
+EVERY = 5.0  # seconds between two summaries
+SHOWN = 8  # events on a page
+MOVES = 6  # moves on a page
+_VERBOSITY = 2  # joins, leaves and checkpoints
 
 
 class WatchedState:
-    """What somebody who looks on has seen so far."""
+    """The state of a watched cluster so far."""
 
     def __init__(self, where: str, numbers: bool = False) -> None:
         self._where, self._numbers = where, numbers
@@ -43,7 +43,7 @@ class WatchedState:
         self._told = -EVERY
 
     def take(self, now: float, status: ClusterStatus, events: Sequence[RunEvent]) -> list[str]:
-        """One look; what there is to say of it in lines."""
+        """Take one reply; returns its lines."""
         news = [line for group in together(events) for line in self._said(group)]
         for event in events:
             self._loss = event.test_loss if isinstance(event, Evaluated) else self._loss
@@ -58,7 +58,7 @@ class WatchedState:
         return news
 
     def summary(self) -> str:
-        """How it goes, in a line."""
+        """A summary in one line."""
         assert self._status is not None
         standing, said = self._status.standing, list[str]()
         for role in ("server", "worker"):
@@ -76,7 +76,7 @@ class WatchedState:
         return ", ".join(said)
 
     def page(self, width: int, height: int = 0) -> list[Text]:
-        """The same on a terminal so many lines high (0: of any height), the newest at the bottom.
+        """A page of so many lines (0: any number), the newest at the bottom.
 
         What does not fit is counted.
         """
@@ -98,13 +98,13 @@ class WatchedState:
         return fit([*top, *below, *news], width + 1, height or len(top) + len(below) + len(news) + 1, False)
 
     def _said(self, group: RunEvent | MoveSummary) -> list[str]:
-        """Many moves are one line."""
+        """The lines of events; many moves make one line."""
         if isinstance(group, MoveSummary):
             return [f"{event_line.clock(group.until)}  {event_line.news(group)}"]
         return self._lines.take(group)
 
     def _measure(self, now: float, status: ClusterStatus) -> None:
-        """Rows a second: of the run, or of all that is asked of the servers."""
+        """Rows a second: of the run, or of all requests to the servers."""
         course, before = status.standing.course, self._status
         if course is None:
             load = sum(one.load for one in status.standing.members)
@@ -114,7 +114,7 @@ class WatchedState:
             self._rate = max(0.0, rows / (now - self._looked))
 
     def _came_and_went(self, before: ClusterStatus, after: ClusterStatus) -> list[str]:
-        """Of a store, which tells no events."""
+        """Joins and leaves of a store, which has no events."""
         was = {one.incarnation: one for one in before.standing.members}
         now = {one.incarnation: one for one in after.standing.members}
         news = [f"{format.clean(one.name)} joined" for life, one in now.items() if life not in was]
@@ -131,7 +131,7 @@ class WatchedState:
 
 
 def _ways(moves: Sequence[Move]) -> list[str]:
-    """What is on its way, a line for each way."""
+    """Moves in progress, a line for each pair of servers."""
     ways: dict[tuple[str, str, str, str], list[Move]] = {}
     for one in moves:
         ways.setdefault((one.table, one.source, one.target, one.why), []).append(one)

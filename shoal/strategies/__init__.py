@@ -1,4 +1,4 @@
-"""Ways to train in parallel: one folder for each, with its settings, algorithm, worker and run."""
+"""Parallel training strategies: a folder each, with settings, algorithm, worker and run."""
 
 PUBLIC = (
     "averaging",

@@ -1,12 +1,12 @@
-"""What runs of all strategies share.
+"""Common parts of the runs of all strategies.
 
 run                 RunStart, RunHandle; TrackedRun, the base of runs without a scheduler
 tracker             Tracker: progress, evaluations, stop rules, events; RunResult
 local_checkpoint    LocalCheckpoints of runs without servers, and the BestModel
-local_model         StepModel and LocalModel: a model that one process has to itself
+local_model         StepModel and LocalModel: a model inside one process
 one_core            OneCore: the compiled loop of a linear model on one core
-preflight           what is checked before a run begins
-event_thread        EventThread: hands events to a listener
+preflight           checks before a run begins
+event_thread        EventThread: passes events to a listener
 """
 
 PUBLIC = (

@@ -1,12 +1,12 @@
-"""What a run without servers keeps on disk: its checkpoints, and its best model.
+"""Checkpoints and the best model of a run without servers.
 
     checkpoints/00000012.safetensors    slab: weights and the state of the update rule
                                         left: slots of the epoch that are not computed yet
     best.safetensors                    the weights with the lowest loss up to now, a model file
 
-A file appears complete or not at all. A checkpoint has a hash of everything in it. It does not say
-who computed what, so any number of workers can continue from it. The newest few stay
-(``checkpoint.keep``). A disk that is full is a warning: the run goes on.
+A file appears complete or not at all. A checkpoint has a hash of its contents. It does not depend
+on the workers, so any number of them can continue from it. The newest few are kept
+(``checkpoint.keep``). A full disk causes a warning: the run goes on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BEGUN = re.compile(r"\.\d{8,18}\.safetensors\..+")  # left by a run that was ki
 
 
 class LocalProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a run was when the checkpoint was written."""
+    """The progress of a run when the checkpoint was written."""
 
     done: int  # slots
     examples: int
@@ -54,12 +54,12 @@ class LocalProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint says about its arrays."""
+    """The metadata of a checkpoint."""
 
     format: int
     number: int
-    job: str  # Job.identity: what makes it this run and no other
-    about: str  # of a module: what must be the same when the run is resumed
+    job: str  # Job.identity
+    about: str  # of a module: it must be the same when the run is resumed
     of_pass: int
     standing: LocalProgress
     sha256: str  # of the arrays, and of these facts without it
@@ -67,12 +67,12 @@ class CheckpointFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalCheckpoint:
-    """A checkpoint that was read."""
+    """A loaded checkpoint."""
 
     path: Path
     facts: CheckpointFacts
     slab: Floats
-    left: Ids  # slots: pass * slots in a pass + number
+    left: Ids  # slots: epoch * slots in an epoch + number
 
     @property
     def position(self) -> tuple[int, Ids]:
@@ -94,7 +94,7 @@ class LocalCheckpoint:
             raise BadCheckpoint(str(self.path), f"has a model of {self.slab.shape}, and this run's is of {shape}")
 
     def later(self, seconds: float) -> LocalCheckpoint:
-        """The same checkpoint, of a run whose events already reach to so many seconds."""
+        """The same checkpoint, with the clock at so many seconds."""
         standing = msgspec.structs.replace(self.facts.standing, seconds=max(seconds, self.facts.standing.seconds))
         return replace(self, facts=msgspec.structs.replace(self.facts, standing=standing))
 
@@ -105,7 +105,7 @@ Snapshot = tuple[Floats, int, Ids, LocalProgress, int]  # the arguments of ``Loc
 class LocalCheckpoints:
     """Writes the checkpoints of one run into a folder that no other run uses."""
 
-    # The least pause between two, in times of what the last one took: they take at most a tenth.
+    # Least pause between two, in durations of the last one: they take at most a tenth.
     rest = 9
 
     def __init__(self, folder: Path | None, job: Job, about: str, listener: Callable[[RunEvent], None]) -> None:
@@ -123,7 +123,7 @@ class LocalCheckpoints:
 
     @property
     def has_some(self) -> bool:
-        """A resumed run continues from the newest, so if there are any the end is written, too."""
+        """Whether there are checkpoints; then the end is written, too, for a resume."""
         return self._root is not None and bool(_numbers(self._root))
 
     def keep(self, slab: Floats, of_pass: int, left: Ids, standing: LocalProgress, steps: int) -> None:
@@ -276,7 +276,7 @@ class BestModel:
                 self._listener(Warned(seconds=0.0, what=f"cannot write {self._path.name}: {error.strerror}"))
 
     def read(self) -> Judgement | None:
-        """None if there is none or it is damaged: then the next model is the best."""
+        """The best model; None if missing or damaged: then the next model is the best."""
         try:
             weights = self._learner.read(self._path)
             found = msgspec.json.decode(facts_of(self._path)["judged"])

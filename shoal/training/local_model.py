@@ -1,10 +1,10 @@
-"""A model that one process has to itself: weights, state of the update rule, steps.
+"""A model inside one process: weights, state of the update rule, steps.
 
     StepModel       the gradient of a slot into a vector, and a step by the sum of such vectors
     LocalModel      also a step for each of many slots; of a linear model by a compiled loop
 
-``slab`` is one array: the weights, and beside each what the update rule keeps. Both take the very
-steps of one worker and one server, by the same kernels.
+``slab`` is one array: the weights, and beside each the state of the update rule. Both take the same
+steps as one worker and one server, by the same kernels.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shoal.store.table.codegen import DenseKernels, dense_kernels
 from shoal.store.table.update import rule_named
 from shoal.training.one_core import OneCore
 
-_DEVIATION = 0.01  # of the weights of a linear model, where every worker begins with its own
+_DEVIATION = 0.01  # of initial weights of a linear model that differ by worker
 
 
 class SummedGradient(Protocol):
-    """Computes a gradient that is the sum over all ranks already."""
+    """Computes a gradient that is already summed over all ranks."""
 
     def gradient(self, local: Any, weights: Floats, mean: bool, share: float = 1.0) -> tuple[float, Floats]:
         """The sum of the losses of this rank's slot, and the gradient."""
@@ -61,20 +61,20 @@ class StepModel:
 
     @property
     def weights(self) -> Floats:
-        """As they are now; a copy."""
+        """A copy of the current weights."""
         return self.weights_in(self.slab).copy()
 
     def weights_in(self, slab: Floats) -> Floats:
-        """The weights of such a slab, as a learner takes them; no copy."""
+        """The weights of a slab in the form of a learner; no copy."""
         return slab[:, 0] if self._linear is not None else slab[:, : self._learner.width]
 
     @property
     def size(self) -> int:
-        """Numbers in a gradient, as it is summed."""
+        """The length of a summed gradient."""
         return self._size * (2 if self._marks else 1)
 
     def gradient(self, slot: tuple[int, int], out: Floats) -> float:
-        """Write the gradient of a slot to ``out``; the sum of its losses."""
+        """Write the gradient of a slot to ``out``; returns the sum of its losses."""
         if self._linear is None:
             loss, found = self._dense_gradient(slot)
             out[:] = found.reshape(-1)
@@ -140,7 +140,7 @@ class StepModel:
         return not np.array_equal(slab, before)
 
     def _local_rows(self, content: int) -> Local:
-        """The rows of a slot of a linear model; cached, as far as there is room."""
+        """The rows of a slot of a linear model; cached within the limit."""
         local = self._cache.get(content)
         if local is None:
             rows = sparse(self._train).slice(*self._slots.span(content))
@@ -168,7 +168,7 @@ class LocalModel(StepModel):
         super().__init__(job, train, learner, slots)
         self._first, self._beyond = reach or (0, slots.per_pass)
         if self._first == self._beyond:
-            self._first, self._beyond = 0, 1  # nothing to do, yet
+            self._first, self._beyond = 0, 1  # no slots yet
         self._loop: OneCore | None = None if self._linear is None else self._make_loop(self._linear)
 
     @property

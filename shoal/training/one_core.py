@@ -8,9 +8,8 @@ by the very kernel that a worker runs, the update rule inlined on the rows of on
 takes the steps of one worker and one server with nothing prefetched, bit for bit, without their
 messages, indexes or ledgers. The results of clusters are compared with it.
 
-What repeats is made once and not timed: the key list of each slot and its columns as places in that
-list, as a worker that has seen a slot before has them. ``bare`` does without, on the rows as they
-are.
+Repeated inputs are made once and not timed: the key list of each slot, and its columns as positions
+in that list, as in the cache of a worker. ``bare`` uses the plain rows.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def bare_pass(slab, indptr, columns, values, labels, size, kind, bias, mean, ord
 
 
 class OneCore:
-    """Weights, and the one core that changes them."""
+    """Trains weights on one core."""
 
     def __init__(
         self,
@@ -184,7 +183,7 @@ class OneCore:
 
     @property
     def weights(self) -> Floats:
-        """As they are now; a copy."""
+        """A copy of the current weights."""
         return self._slab[:, 0].copy()
 
     def run(self, slots: Ids) -> float:
@@ -207,9 +206,9 @@ def serial_fit(
     counts: Floats | None = None,
     bare: bool = False,
 ) -> tuple[Floats, list[float]]:
-    """The weights after so many passes, from zero, and how many seconds each pass took.
+    """The weights after so many epochs, from zero, and the seconds of each epoch.
 
-    ``order`` has one row for each pass, the slots as that pass takes them.
+    ``order`` has a row for each epoch: its slots in order.
     """
     order = np.ascontiguousarray(order, np.int64)
     if order.ndim != 2 or len(order) < passes:

@@ -29,7 +29,7 @@ START = "start.f32"
 
 
 def import_own(job: Job) -> None:
-    """Import the user's filters and rules, and refuse what cannot be before the run begins."""
+    """Import the user's filters and rules, and refuse invalid ones before the run begins."""
     if job.launch.modules:
         import_modules(job.launch.modules)
         wire = "float32" if isinstance(job.model, Linear) else job.model.wire
@@ -37,7 +37,7 @@ def import_own(job: Job) -> None:
 
 
 def starting(job: Job, launcher: object = None) -> str:
-    """What is started now, in words; a launcher may say it itself (``begins``)."""
+    """The message about the start; a launcher may have its own (``begins``)."""
     begins = getattr(launcher, "begins", None)
     return f"starting {describe_nodes(job)}" if begins is None else str(begins(job))
 
@@ -51,7 +51,7 @@ def describe_nodes(job: Job) -> str:
 
 
 def check(job: Job, dataset: Dataset) -> Learner:
-    """Refuse what would fail in the middle of the run; the model, ready to learn."""
+    """Refuse what would fail during the run; returns the model, ready to train."""
     if isinstance(job.model, Linear):
         check_rows(dataset, job.model.loss, "classes" if job.model.classes else "numbers")
     if job.strategy.mixes and forgets(job.update.update()):
@@ -79,7 +79,7 @@ def check(job: Job, dataset: Dataset) -> Learner:
 
 
 def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | LocalCheckpoint) -> None:
-    """Refuse a checkpoint of another module, though it may have as many weights."""
+    """Refuse a checkpoint of another module, even one with as many weights."""
     start = learner.start()
     if start is None:
         return

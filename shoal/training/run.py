@@ -2,7 +2,7 @@
 
     with open_run(start, begin) as run:
         result = run.wait()             begin, then rounds until a stop rule ends it
-        result = run.interrupted()      or: evaluate and keep what was learned up to now
+        result = run.interrupted()      or: evaluate and keep the current model
 
 ``TrackedRun`` is the base of every run that has no scheduler: the process that was called tracks
 it, evaluates the model and writes the checkpoints. A strategy adds the rounds.
@@ -33,7 +33,7 @@ from shoal.wire.messages import RunProgress
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What a run begins with. With ``resume``, a checkpoint of it, the run continues from there."""
+    """The inputs of a run; with ``resume`` it continues from that checkpoint."""
 
     job: Job
     dataset: Dataset
@@ -44,7 +44,7 @@ class RunStart:
 
 
 class RunHandle(Protocol):
-    """A run that was opened. Use it as a context: leaving it ends everything that was started."""
+    """An open run. Use it as a context: leaving it ends all its processes."""
 
     @property
     def learner(self) -> Learner: ...
@@ -65,34 +65,34 @@ class RunHandle(Protocol):
 
     @property
     def course(self) -> RunProgress:
-        """How far the run is; any thread may ask."""
+        """The progress of the run; thread-safe."""
 
     def wait(self, seconds: float | None = None) -> RunResult | None:
         """Run to the end; None if ``seconds`` pass first, where the run checks deadlines."""
 
     def interrupted(self) -> RunResult:
-        """End now: evaluate what was learned."""
+        """End now, and evaluate the current model."""
 
     def outcome(self) -> RunResult:
         """The result as it is now."""
 
 
 class RunDeadline(Exception):
-    """``wait`` has waited as long as it may."""
+    """The deadline of ``wait`` has passed."""
 
 
 class TrackedRun(ABC):
     """Base of a run that the calling process tracks. A strategy adds these:
 
-    _begin          start, and evaluate the initial model; after a deadline it is called again
-    _round          compute until the next evaluation; evaluate, and write a checkpoint if one is
-    due _weights        the model that is evaluated; None if there is none yet _snapshot       what
-    a checkpoint stores; None if there is nothing to store _settle         after an interruption:
-    let the workers finish what they are computing
+    _begin          start, and evaluate the initial model; called again after a deadline
+    _round          compute until the next evaluation; evaluate; write a checkpoint if one is due
+    _weights        the model to evaluate; None if there is none yet
+    _snapshot       the contents of a checkpoint; None if there are none
+    _settle         after an interruption: let the workers finish their slots
     """
 
     resumable: ClassVar[bool] = True
-    out_of_memory: ClassVar[str] = ""  # how the run fails where memory is short; "": by the error
+    out_of_memory: ClassVar[str] = ""  # the failure if memory is short; "": the error itself
 
     def __init__(self, start: RunStart, slots_per_step: int = 1) -> None:
         self.job, self.dataset, self.folder = start.job, start.dataset, start.folder
@@ -154,7 +154,7 @@ class TrackedRun(ABC):
         return self.tracker.end()
 
     def interrupted(self) -> RunResult:
-        """Workers get a few seconds to finish; then what was learned is kept and evaluated."""
+        """Give workers a few seconds to finish; then keep and evaluate the model."""
         tracker = self.tracker
         tracker.why = tracker.why or "interrupted"
         self._deadline = time.monotonic() + limits.DRAIN / limits.SECOND
@@ -180,7 +180,7 @@ class TrackedRun(ABC):
         return None
 
     def _settle(self) -> None:  # noqa: B027
-        """Nothing, where no workers are."""
+        """Do nothing: there are no workers."""
 
     def _finish(self) -> None:
         """The run is over: the last evaluation, and the last checkpoint if there are any."""

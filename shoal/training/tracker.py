@@ -37,7 +37,7 @@ _REPORT = 0.25  # seconds between two Progress events
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The model that is kept, and the figures."""
+    """The final model and the figures of a run."""
 
     judged: Judgement | None  # the model that is kept
     why: str  # it stopped
@@ -51,11 +51,11 @@ class RunResult:
     staleness: list[int]  # how many pushes were counted that stale
     counts: dict[str, int]
     filtered: dict[str, list[int]] = field(default_factory=dict)  # bytes in and out
-    left: tuple[float, float] = (0.0, 0.0)  # by filters, for later; and what of it was lost
+    left: tuple[float, float] = (0.0, 0.0)  # held back by filters; and the lost share of it
 
 
 class Tracker:
-    """How far one run is, and how good its model."""
+    """The progress of one run, and the quality of its model."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Tracker:
         return min(self.limit, self._slots_in(self._steps_in(until))) - self.done
 
     def step_by(self, slots: int) -> None:
-        """From now on a step has so many slots."""
+        """Change the number of slots in a step."""
         if slots != self._per_step:
             self._per_step = slots
             self._find_limit()
@@ -125,12 +125,12 @@ class Tracker:
 
     @property
     def due(self) -> bool:
-        """The model is to be evaluated now."""
+        """Whether an evaluation is due."""
         return self.unjudged and (self.done // self._every > self._judged_at // self._every or self.done >= self.limit)
 
     @property
     def unjudged(self) -> bool:
-        """Something was learned since the last evaluation."""
+        """Whether the model changed since the last evaluation."""
         return self._judged_at != self.done
 
     def begin(self, workers: int, servers: int = 0) -> None:
@@ -158,23 +158,23 @@ class Tracker:
         for tally in (self._since, self._between):
             tally[0] += rows
             tally[1] += loss
-        if self.done < self.limit:  # otherwise it is evaluated next, and over then
+        if self.done < self.limit:  # otherwise it is evaluated next, and ends then
             self.why = self.why or self._stopping.out_of_time(self.seconds)
         if self.seconds - self._reported_at >= _REPORT:
             self.report_progress()
 
     def take_back(self, slots: int, rows: int) -> None:
-        """So much of what was added is lost, and will be added again."""
+        """Subtract lost slots, which will be added again."""
         self.done -= slots
         self.steps -= slots
         self.examples -= rows
 
     def is_late(self, seconds: float) -> bool:
-        """Time is up, so many seconds after the last ``add``."""
+        """Whether time is up, so many seconds after the last ``add``."""
         return bool(self._stopping.out_of_time(self.seconds + seconds))
 
     def state(self) -> LocalProgress:
-        """What a checkpoint stores."""
+        """The state for a checkpoint."""
         return LocalProgress(
             self.done,
             self.examples,
@@ -261,7 +261,7 @@ class Tracker:
         )
 
     def course(self) -> RunProgress:
-        """How far it is, as a coordinator would report it."""
+        """The progress, as a coordinator would report it."""
         return RunProgress(
             self.done,
             self.limit,

@@ -3,14 +3,14 @@
     group.total(mine)       every rank calls it equally often, with vectors of one length
 
 The sum has the same bits at every rank. A rank that dies meanwhile is in it or is not, the same for
-all: a cell for each rank in the vector tells which. Over gloo (``gloo``) no rank can continue
+all: a cell for each rank in the vector shows which. Over gloo (``gloo``) no rank can continue
 without it, and ``RankLost`` is raised; over MPI see ``mpi``.
 
 ``StoreCollective`` sums through the store, by a step table whose every step has a slot for each
 rank. The rule keeps what a step brings, so the rows after step t are the sum of the t-th vectors,
 added in the order of the ranks and rounded once, whichever servers hold them. Rank 0 declares the
 slots of a rank that ended void. It may have ended in the middle of a push, with some servers and
-not with others: so every row says who is in it, and if rows differ the sum is taken again without
+not with others: so every row names its ranks, and if rows differ the sum is taken again without
 that rank.
 """
 
@@ -33,9 +33,9 @@ from shoal.store.table.update import Assign
 from shoal.tables import Dense, Step
 from shoal.wire import Transport
 
-_ROW = 256  # numbers in a row, beside those that say who is in it
+_ROW = 256  # values in a row, besides those that name the ranks in it
 _BITS = 24  # ranks that one float32 can name exactly
-_LOOK = 0.05  # seconds between two looks at who ended
+_LOOK = 0.05  # seconds between checks for ended ranks
 _SOON = 0.005
 
 
@@ -60,7 +60,7 @@ class Collective(Protocol):
         """The sum over all living ranks; ``vector`` may be overwritten and returned."""
 
     def close(self) -> None:
-        """This rank takes no part any more."""
+        """Leave the group."""
 
 
 class StoreCollective:
@@ -77,7 +77,7 @@ class StoreCollective:
         self.rank, self.size = rank, size
         self._kv, self._gone = kv, gone
         self._steps: dict[int, int] = {}  # by the length of the vectors: sums so far
-        self._who = -(-size // _BITS)  # numbers of a row that say who is in it
+        self._who = -(-size // _BITS)  # values of a row that name the ranks in it
 
     @property
     def sent(self) -> int:
@@ -133,7 +133,7 @@ class StoreCollective:
                 found = task.result(_LOOK)
                 break
             except TimedOut as error:
-                if task.error is error:  # the task itself timed out, not this look at it
+                if task.error is error:  # the task itself timed out, not this check
                     raise
         self._kv.wait(voids)
         return found

@@ -103,7 +103,7 @@ class GlooCollective:
         """The others have ended, or will; a sum that waits for them fails."""
         if self._under_way is not None:
             self._under_way.done.wait(_LAST_WORDS)
-        # PyTorch's destructor waits for the sum under way, sometimes for ever: use a thread.
+        # PyTorch's destructor waits for the current sum, sometimes for ever: use a thread.
         last, self.process_group = [self.process_group], None
         thread = threading.Thread(target=last.clear, name="shoal-parting", daemon=True)
         thread.start()

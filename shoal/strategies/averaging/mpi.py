@@ -4,7 +4,7 @@
 
 Rank 0 runs the command as usual: terminal, run folder, tracker. The others parse nothing and print
 nothing: they wait for orders, take part in runs, and end when rank 0 says so. Orders go from rank 0
-to each rank, so that a death is seen as what it is; ranks poll for them, since MPI's own wait would
+to each rank, so that a death is noticed; ranks poll for them, since MPI's own wait would
 keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files
 behind.
 
@@ -56,7 +56,7 @@ _STOPPED = 60.0  # seconds until a rank that is stopped is killed
 _PART, _SUM = 1, 2  # tags of pieces and sums
 _ORDERS, _LENGTH = 1, 2  # tags of orders
 _LEAVE_WITHIN = 5.0  # seconds
-_NAP = 0.005  # seconds between two looks for orders
+_NAP = 0.005  # seconds between checks for orders
 
 
 class MpiCollective:
@@ -79,7 +79,7 @@ class MpiCollective:
         self._members = list(range(self.size))  # of the communicator as it is now
         self._pids: list[int] = self._comm.allgather(os.getpid())
         self._finished, self._newest = 0, np.empty(0, np.float32)
-        self._open: list[Any] = []  # requests of the sum under way
+        self._open: list[Any] = []  # requests of the current sum
         self._warn, self._is_over = warn, is_over
         self.parted = False
 
@@ -327,9 +327,9 @@ class MpiWorld:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = int(self.comm.rank), int(self.comm.size)
         self._living: Callable[[], list[int]] = lambda: list(range(self.size))
-        self.over = False  # rank 0 has said so during a run
-        self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the receive under way
-        self._given: list[Any] = []  # sends under way, and their buffers
+        self.over = False  # rank 0 ordered it during a run
+        self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the current receive
+        self._given: list[Any] = []  # current sends and their buffers
         me = rank()
         if me is not None and me != MpirunRank(self.rank, self.size):
             MPI.Finalize()

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from shoal.strategies.averaging.gloo import GlooCollective
     from shoal.strategies.averaging.mpi import MpiCollective
 
-_REMIND = 10.0  # seconds until a warning says who is awaited, then twice that, ...
-_LOOK = 1.0  # seconds between two looks at who is silent
+_REMIND = 10.0  # seconds until a warning names the awaited rank; then doubled
+_LOOK = 1.0  # seconds between checks for silent ranks
 _JOIN = 30.0  # seconds: a rank that has not joined by then will not
 _SOON = 0.005
 MAIN = "shoal.strategies.averaging.processes"
@@ -53,13 +53,13 @@ SILENT = "it was silent for too long"
 
 
 def make_other_ranks(job: Job, dataset: Dataset, kept: LocalCheckpoint | None, tracker: Tracker) -> OtherRanks:
-    """Not started yet. ``kept``: what they continue from."""
+    """The other ranks, not started yet. ``kept``: the checkpoint to resume from."""
     kinds: dict[str, type[OtherRanks]] = {"gloo": GlooRanks, "mpi": MpiRanks, "store": StoreRanks}
     return kinds[over_of(job)](job, CrewSpec.of(job, dataset, kept), tracker)
 
 
 class OtherRanks(ABC):
-    """How they are started, why one is gone, and how they end."""
+    """Starts and ends the other ranks, and explains losses."""
 
     def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
         self._job, self._spec, self._tracker = job, spec, tracker
@@ -68,7 +68,7 @@ class OtherRanks(ABC):
 
     @property
     def pids(self) -> dict[str, int]:
-        """Their processes by name, worker-1 and so on, as far as they are known and run."""
+        """Their known live processes by name, worker-1 and so on."""
         return {}
 
     @abstractmethod
@@ -76,7 +76,7 @@ class OtherRanks(ABC):
         """Start them; what rank 0 sums by. All of them are in it, or this raises."""
 
     def why(self, rank: int) -> str:
-        """How a rank ended that was not in a sum."""
+        """How a rank that was missing in a sum ended."""
         return self._ended.get(rank, SILENT)
 
     def finish(self) -> None:
@@ -87,7 +87,7 @@ class OtherRanks(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End them now, however far they are, and remove what was made for them."""
+        """End them at once, and remove their files."""
 
     def _on_ended(self, name: str, why: str) -> None:
         """On another thread."""

@@ -1,8 +1,8 @@
 """An averaging or all-reduce run: rank 0's side, which is the process that was called.
 
 Rank 0 computes as any other rank does, and tracks the run besides: it evaluates the model while the
-others wait and the clock stands still. The last mean is what a checkpoint holds, and what is
-evaluated after an interruption. With ``every = "end"`` a mean is taken where the model is
+others wait and the clock stands still. Checkpoints hold the last mean, which is also evaluated
+after an interruption. With ``every = "end"`` a mean is taken where the model is
 evaluated, and in a resumed run all ranks begin from that.
 """
 
@@ -117,11 +117,11 @@ class AveragingRun(TrackedRun):
         self._others.finish()
 
     def _order(self, seconds: float) -> RoundOrder:
-        """Before a sum, so many seconds after the last: what comes next."""
+        """Decide the next order before a sum, so many seconds after the last one."""
         if self._rank.at_end:
             wanted = int(self._most * _REPORT / max(seconds, 1e-9))
             self._most = max(1, min(2 * self._most, wanted, _MOST))
-        tracker = self.tracker  # after a loss there are fewer slots in so many steps than was said
+        tracker = self.tracker  # after a loss these steps have fewer slots than announced
         is_last = self._in_steps and tracker.done + len(self._living) >= tracker.limit
         return RoundOrder(is_last or tracker.is_late(seconds), most=self._most)
 
@@ -168,7 +168,7 @@ class AveragingRun(TrackedRun):
     # ------------------------------------------------------------ the last mean
 
     def _remember(self, mean: Floats) -> None:
-        """This is the mean now; an interruption while it is copied still finds the one before."""
+        """Store the mean; an interruption during the copy still finds the previous one."""
         if self._spare is None:
             self._spare = np.empty_like(mean)
         self._spare[:] = mean

@@ -91,7 +91,7 @@ class Shards:
         return {rank: count / total if total else 1 / len(rows) for rank, count in rows.items()}
 
     def settle(self, inside: Collection[int]) -> list[LostRank]:
-        """These ranks were in a sum: what was planned is done. The others are gone."""
+        """Mark the planned slots of these ranks as done; the others are lost."""
         lost = []
         for rank in [rank for rank in self.living if rank not in inside]:
             self.living.remove(rank)
@@ -106,7 +106,7 @@ class Shards:
         return lost
 
     def share(self, shares: Sequence[float]) -> None:
-        """From now on each living rank gets so much, also of what is left of this epoch."""
+        """Change the shares of the living ranks, from the rest of this epoch on."""
         self._shares[self.living] = np.maximum(np.array(shares) / max(shares), _LEAST)
         self._cut(np.sort(np.concatenate(list(self._queues.values()))))
 
@@ -186,7 +186,7 @@ class StepSlots:
         self._queue = _epoch(self._slots, of_pass) if left is None else left
 
     def plan(self, room: int, most: int | None = None) -> Mapping[int, Ids]:
-        """The next slot of every living rank, as far as there is room."""
+        """The next slot of every living rank, within the room."""
         if not len(self._queue):
             self.of_pass += 1
             self._queue = _epoch(self._slots, self.of_pass)

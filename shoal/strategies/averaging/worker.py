@@ -42,7 +42,7 @@ from shoal.strategies.averaging.collective import Collective
 from shoal.strategies.averaging.shards import LostRank, Shards, StepSlots
 from shoal.training.local_model import LocalModel, StepModel, own_start
 
-# What is summed beside the model; then two cells for each rank: inside, busy.
+# Figures summed beside the model; then two cells for each rank: inside, busy.
 CELLS = ("loss", "loss_rest", "bad", "stop", "room", "most", "sent", "received")
 ROOM = 1 << 20  # most slots between two orders of rank 0: exact in a float32
 _RUNAWAY = 1e30  # a higher loss has diverged; a float32 can hold it

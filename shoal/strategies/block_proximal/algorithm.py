@@ -1,7 +1,7 @@
 """Delayed block proximal gradient for sparse logistic regression (Li et al., 2014).
 
     iteration t         a block of features b(t), from the seed and t; each part of the rows pushes
-                        g = the gradient of its rows, u = a bound of their curvature (S1-25, S1-26)
+                        g = the gradient of its rows, u = a bound of their curvature
     servers at t        add up g and u; proximal step in the diagonal norm of u (``block_proximal``)
     bounded delay       iteration t has in it exactly the iterations before t - max_delay
 
@@ -10,7 +10,7 @@ part's margins ``max_delay + 1`` iterations later, not sooner, so a run does not
 fast. A block has no two turns within that time. The number of parts is a setting and not the number
 of workers.
 
-The KKT filter (S1-15): a key whose weight is 0 and whose gradient, over all rows, is too small to
+The KKT filter: a key whose weight is 0 and whose gradient, over all rows, is too small to
 change that is answered as -0.0, and from then on left out of pushes and answers, until every key is
 looked at again (``recheck``).
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = 1 << 16
 _DELAY = 32  # iterations; servers hold 64 steps ahead
-# When it is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of
+# The default end: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of
 # the minimum.
 _SOLVED_AT = {"objective": 3e-6, "violation": 1.0}
 NIPS, OSDI = 0.1, 0.5  # of l1: what kkt_delta is if it is not given
@@ -86,7 +86,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
     max_delay: int = 0  # iterations that the weights of a slot may be behind
     kkt: Literal["nips", "osdi", "off"] = "nips"  # drop a 0 if |g| <= l1 - kkt_delta, or kkt_delta
     kkt_delta: float | None = None  # nips: l1 / 10, osdi: l1 / 2
-    recheck: int = 10  # passes from one in which every key is looked at to the next
+    recheck: int = 10  # epochs between checks of every key
 
     def __post_init__(self) -> None:
         bounds = (
@@ -274,7 +274,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InflightBlock:
-    """New weights of these places of a block, on their way."""
+    """New weights of these positions of a block, in flight."""
 
     block: int
     places: Any
@@ -283,7 +283,7 @@ class InflightBlock:
 
 @dataclass(slots=True, eq=False)
 class HeldPart:
-    """A part that is with a lane: its margins, and what is on its way to them."""
+    """A part in a lane: its margins, and pending changes to them."""
 
     standing: BlockMargins
     next: int  # the iteration that it is ready for

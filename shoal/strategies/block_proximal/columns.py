@@ -1,7 +1,7 @@
 """The parts of the rows that a worker holds, column by column.
 
 A part is made from the packed rows when it is first asked for, off the loop, and kept while it is
-used. One that has gone to somebody else is let go two passes later.
+used. A part that moved to another worker is released two epochs later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.models.columns import ColumnBlocks, CscColumns
 from shoal.models.linear import Loss
 from shoal.strategies.block_proximal.order import BlockOrder
 
-_UNUSED = 2  # passes that a part is kept without being asked for
+_UNUSED = 2  # epochs that an unused part is kept
 
 
 class ColumnParts:
@@ -23,7 +23,7 @@ class ColumnParts:
     def __init__(self, data: CsrFile, turns: BlockOrder, blocks: ColumnBlocks, bias: bool, loss: Loss) -> None:
         self._data, self._turns, self._blocks, self._bias, self._loss = data, turns, blocks, bias, loss
         self._kept: dict[int, CscColumns] = {}  # by part
-        self._used: dict[int, int] = {}  # the pass in which it was asked for last
+        self._used: dict[int, int] = {}  # the epoch of its last use
 
     def local(self, slot: tuple[int, int]) -> ColumnPart:
         turns = self._turns
@@ -67,4 +67,4 @@ class ColumnPart:
 
     @property
     def listed(self) -> None:
-        """Which keys are pulled depends on what was pushed."""
+        """Whether the pulled keys depend on the pushes."""

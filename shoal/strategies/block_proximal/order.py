@@ -2,14 +2,14 @@
 
     iteration t = step t of the table; its slots are the parts:
                   slot (epoch, number), t = epoch * blocks + number // parts
-    a pass      = every block once, in an order that is a function of the seed and the pass
+    an epoch    = every block once, in an order that depends on the seed and the epoch
     part p      = rows p * rows // parts .. (p + 1) * rows // parts, in every iteration
 
-A block has its next turn no sooner than ``gap`` iterations after its last, also from one pass to
+A block has its next turn no sooner than ``gap`` iterations after its last, also from one epoch to
 the next: what an iteration reads may be that old. So the order is shuffled in windows: a block
 stays in its own, and is at most one window early.
 
-A slot counts ``1 / blocks`` of its part's rows, so that a pass counts every row once.
+A slot counts ``1 / blocks`` of its part's rows, so that an epoch counts every row once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BlockOrder:
         windows = -(-blocks // (blocks - gap + 1))
         self._windows = [blocks * i // windows for i in range(windows + 1)]
         self._base = self._draw(0).permutation(blocks)
-        self._orders: dict[int, Numbers] = {}  # of the passes that were asked for last
+        self._orders: dict[int, Numbers] = {}  # of the last used epochs
 
     def iteration(self, slot: tuple[int, int]) -> int:
         return slot[0] * self.blocks + slot[1] // self.parts

@@ -43,7 +43,7 @@ class ComputeQueue:
         self.now = 0
         self._clock = clock if clock is not None else lambda: self.now
         self.spent = TimeAccounting(self._clock, 0)
-        self.error = ""  # why nothing is computed any more
+        self.error = ""  # why computing has ended
         self.rows, self.loss = 0, 0.0
         self._effects: list[Effect] = []
         self._first: deque[tuple[Function, Then, bool]] = deque()  # others wait for these
@@ -79,7 +79,7 @@ class ComputeQueue:
         return effects
 
     def do(self, function: Function, then: Then, elements: int, first: bool = False) -> None:
-        """Compute this over so many elements, and call ``then`` with the result."""
+        """Compute over so many elements, and call ``then`` with the result."""
         (self._first if first else self._next).append((function, then, elements <= limits.INLINE_ELEMENTS))
 
     def gradient(self, slot: int, then: Callable[[], None]) -> None:

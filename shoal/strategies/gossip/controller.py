@@ -39,7 +39,7 @@ from shoal.wire.messages.gossip import (
 HOME = "home"  # its name
 KINDS = ("compute", "communicate", "wait")  # of time
 LEG = {"sync": 1.0, "async": 4.0}  # seconds of a leg, about
-SHARE = 20  # a leg is at least so many times as long as the pause before it
+SHARE = 20  # least length of a leg, in lengths of the pause before it
 FASTER = 4  # most growth of the rounds from leg to leg
 MEASURED = 0.05  # seconds: a shorter leg says nothing about speed
 NEW = 0.5  # weight of the last leg in the speed of a worker
@@ -48,7 +48,7 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class WorkerState:
-    """What is known of one worker in this leg."""
+    """The state of one worker in this leg."""
 
     slots: Ids
     reported: bool = False  # it has reported in this leg
@@ -67,7 +67,7 @@ class WorkerState:
 
 
 class Controller:
-    """Talks to the workers in the leg under way; the run decides what comes next.
+    """Directs the workers in the current leg; the run decides on the next one.
 
     It sends a leg to each worker until it reports in it, always the same: the mixing weights must
     be the same for all, or means would not keep the sum of the models. It tells the others of a
@@ -183,7 +183,7 @@ class Controller:
         self.was_apart |= len(graph.parts()) > 1
 
     def _links(self, name: str) -> tuple[float, list[GossipLink], list[GossipLink]]:
-        """The weight of a worker itself, whom it hears, and whom it tells."""
+        """The own weight of a worker, its in-neighbours and its out-neighbours."""
         graph, names, mixing = self._graph, self._names, self._mixing
         assert graph is not None
         me = names.index(name)
@@ -215,12 +215,12 @@ class GossipProgress:
         self._moved: dict[str, list[int]] = {}  # bytes sent, received; microseconds
 
     def fresh(self) -> NewProgress:
-        """What was reported since the last call."""
+        """The reports since the last call."""
         found, self._fresh = self._fresh, NewProgress()
         return found
 
     def add(self, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
-        """A report in this leg; ``one`` is what is known of its worker so far."""
+        """Add a report in this leg to the state ``one`` of its worker."""
         if isinstance(said, LegDone):
             rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
             loss = said.along[2]
@@ -276,7 +276,7 @@ class LegPace:
         self._done.setdefault(name, now)
 
     def end(self, now: float, slots: Mapping[str, int]) -> None:
-        """The leg is over, and each has done so many slots."""
+        """End the leg; each worker has done so many slots."""
         self._ended = now
         for name, count in slots.items():
             took = self._done.get(name, now) - self._began
@@ -366,7 +366,7 @@ class GossipController:
         if self._by_speed and (shares := self._pace.shares(living)) is not None:
             parts.share(shares)
         dealt: dict[int, list[Ids]] = {rank: [_NOTHING] for rank in parts.living}
-        while room > 0:  # a leg may have more than one pass
+        while room > 0:  # a leg may span epochs
             for rank, ids in parts.plan(room).items():
                 dealt[rank].append(ids)
                 room -= len(ids)
@@ -378,7 +378,7 @@ class GossipController:
         )
 
     def end_leg(self, now: int) -> None:
-        """Everybody rests."""
+        """End the leg: all workers rest."""
         assert self.resting
         self._pace.end(now / limits.SECOND, {name: one.done for name, one in self.home.states.items()})
         self.mixed += self.home.rounds

@@ -36,7 +36,7 @@ def ring(nodes: int) -> Links:
 
 
 def one_way(nodes: int) -> Links:
-    """Each node is heard by the next."""
+    """A ring of one-way links."""
     return [(i, (i + 1) % nodes) for i in range(nodes)] if nodes > 1 else []
 
 

@@ -7,7 +7,7 @@ nothing is evaluated between two legs, time goes on.
 
 A worker that is lost takes its model along. The slots it had reported stay counted: its neighbours
 have what it handed on. The others compute the rest of its slots from the next leg on, with new
-mixing weights. If they are not connected any more, a warning says so. A worker that is stopped
+mixing weights. If they are no longer connected, the run warns. A worker that is stopped
 (SIGSTOP) and holds up the others is killed after a while; a slow one is waited for, with a warning.
 
 A checkpoint holds the mean: in a resumed run all workers begin from it, without their differences.
@@ -129,13 +129,13 @@ class GossipRun(CrewRun):
         self._until_rest()
 
     def _until_rest(self) -> None:
-        """Wait until the leg is over; then look at the models."""
+        """Wait until the leg is over; then collect the models."""
         tracker = self.tracker
         while not self._legs.resting:
             self._attend()
         self._legs.end_leg(time.monotonic_ns())
         if not self._home.states:
-            tracker.take_back(*self._legs.counted)  # no worker has it any more
+            tracker.take_back(*self._legs.counted)  # no worker has it now
             self._nobody_left()
             self._keep()
             return
@@ -148,7 +148,7 @@ class GossipRun(CrewRun):
             self._keep()
 
     def _settle(self) -> None:
-        """Let the leg end; what is not done in time is lost."""
+        """Let the leg end; unfinished slots are lost."""
         try:
             if self._begun and not self._legs.resting:
                 self._until_rest()

@@ -43,11 +43,11 @@ Part = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
 
 
 class OfferMade(NamedTuple):
-    """What was offered in a round."""
+    """The offer of a round."""
 
     model: Floats
     weight: float  # of push-sum, before it was shared out,
-    kept: float  # and what is left of it after that
+    kept: float  # and its rest after that
 
 
 class Synchronous:
@@ -70,7 +70,7 @@ class Synchronous:
         self._offers: dict[tuple[int, str], Part] = {}
         self._early: dict[tuple[int, str], Part] = {}  # offers of the next leg,
         self._early_in: dict[str, int] = {}  # and how far neighbours are in it
-        self._reached: dict[str, int] = {}  # the round of those who hear this worker
+        self._reached: dict[str, int] = {}  # the rounds of out-neighbours
         self._last: tuple[Floats, dict[str, Part]] | None = None  # what the last mean was made of
         self._ready = self._settling = False
         self._since = self._ask_at = self._wait = 0
@@ -88,7 +88,7 @@ class Synchronous:
         return self._ready and not self._settling and not self.is_over
 
     def _has_all(self) -> bool:
-        """All offers of this round are here, and all who hear this worker have begun it."""
+        """Whether all offers have arrived and all out-neighbours have begun this round."""
         number = self.round
         return all((number, name) in self._offers for name in self._hears) and all(
             self._reached[name] >= number for name in self._tells

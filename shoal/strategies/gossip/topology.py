@@ -1,8 +1,8 @@
-"""Who hears whom, how much each takes of the others, and how soon all agree.
+"""Gossip graphs: links, mixing weights, and the speed of agreement.
 
     graph = Graph.of(strategy, workers, seed)       by its name, or from a file
     graph.check(strategy.allow_disconnected)        refused unless it is connected
-    graph.mixing()                                  the matrix W: row i is what node i takes of whom
+    graph.mixing()                                  the matrix W: row i has the weights of node i
     graph.gap(), graph.rounds()                     1 - |second eigenvalue|, and rounds to agree
 
 Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that W is
@@ -83,11 +83,11 @@ class Graph:
         return [i for i in range(self.nodes) if i not in self.gone]
 
     def hears(self, node: int) -> list[int]:
-        """The nodes that this one hears."""
+        """The in-neighbours of a node."""
         return self._hears[node]
 
     def tells(self, node: int) -> list[int]:
-        """The nodes that hear this one."""
+        """The out-neighbours of a node."""
         return self._tells[node]
 
     def without(self, node: int) -> Graph:
@@ -98,7 +98,7 @@ class Graph:
     # ------------------------------------------------------------ does it hold together
 
     def parts(self) -> list[list[int]]:
-        """The living in groups in which everybody hears of everybody; the largest first."""
+        """The strongly connected components of the living nodes, largest first."""
         return [list(part) for part in self._parts]
 
     def words(self) -> str:
@@ -126,7 +126,7 @@ class Graph:
     # ------------------------------------------------------------ how soon all agree
 
     def mixing(self) -> Matrix:
-        """W: row i is what node i takes of whom. Who is gone keeps to itself."""
+        """W: row i has the weights of node i. Lost nodes keep their own value."""
         weights = np.zeros((self.nodes, self.nodes))
         for i in range(self.nodes):
             for j in self._hears[i]:

@@ -63,7 +63,7 @@ def done(words, sums, tally, worker, number, rows, loss):
 
 @compiled(int64(words_out, int64, int64, int64))
 def beat(words, worker, canary, count):
-    """Before so many updates: what the canary has, if its turn has come; or -1."""
+    """Read the canary before so many updates, if it is due; else -1."""
     line = (CELLS + worker) * LINE
     words[line + TURNS] += count
     if canary == 0 or words[line + TURNS] < canary:
@@ -131,7 +131,7 @@ def dot_there(gathered, values, start, count):
 
 @compiled(types.void(slab_out, indptr_in, slab_out, slab_out, uint64))
 def merge(slab, hot, mine, base, averaged):
-    """Add what was learned since the last merge to the shared rows, and copy them back.
+    """Add the changes since the last merge to the shared rows, and copy them back.
 
     Not so the weights of the first ``averaged``, which every row has: a copy has learned all there
     is to learn about them before it is merged, and the same correction by every worker would be so

@@ -337,7 +337,7 @@ def lost(shared: Ids) -> tuple[int, int]:
 
 
 class HogwildLoop:
-    """The loop of one way, for one set of rows."""
+    """The loop of one variant, for one set of rows."""
 
     def __init__(
         self,
@@ -441,7 +441,7 @@ def _hot_first(model: Linear, most: int, rows: Batch, features: int) -> Plan:
 
 
 def loops(rule: UpdateRule, way: str) -> ModuleType:
-    """The loop of a way, compiled with this rule in it: ``race`` of this module."""
+    """The loop of a variant, compiled with this rule: ``race`` of this module."""
     match way:
         case "batched":
             text = codegen.ROWS + _common() + BATCHED
@@ -454,7 +454,7 @@ def loops(rule: UpdateRule, way: str) -> ModuleType:
 
 @lru_cache
 def _common() -> str:
-    """What all loops share, with hashes of what is inlined: numba would not notice an edit."""
+    """The common text of all loops, with hashes of inlined code: numba would miss an edit."""
     from shoal.models import kernels as of_models
     from shoal.strategies.hogwild import atomics, kernels
 

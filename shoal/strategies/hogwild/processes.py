@@ -42,7 +42,7 @@ MAIN = "shoal.strategies.hogwild.worker"
 
 
 class WorkerReport(NamedTuple):
-    """What a worker said, or that it ended."""
+    """A report of a worker, or its end."""
 
     number: int
     what: int  # READY, DONE or ENDED
@@ -70,7 +70,7 @@ class HogwildWorkers:
         self.seats: dict[int, int] = {}  # by worker
         self._commands: dict[int, tuple[int, int]] = {}  # both ends of a pipe, by worker
         self._why: dict[int, str] = {}  # it ended
-        self._leaving: set[int] = set()  # they said that they leave, as they were asked to
+        self._leaving: set[int] = set()  # they leave on request
         self._inbox, self._reports = os.pipe()
         os.set_blocking(self._inbox, False)
         self._poll = select.poll()
@@ -78,7 +78,7 @@ class HogwildWorkers:
 
     @property
     def numbers(self) -> list[int]:
-        """Of the workers that have not ended, as far as is known."""
+        """The numbers of the live workers."""
         with self._lock:
             return list(self.seats)
 
@@ -122,7 +122,7 @@ class HogwildWorkers:
                 os.write(self._commands[number][1], command)
 
     def receive(self, seconds: float) -> list[WorkerReport]:
-        """What was reported; nothing if nothing was for so long."""
+        """The next reports; none at the timeout."""
         if not self._poll.poll(1000 * seconds):
             return []
         found = []

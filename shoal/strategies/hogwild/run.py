@@ -169,7 +169,7 @@ class HogwildRun(CrewRun):
         self._workers.send(number, GO)
 
     def _close_round(self) -> int:
-        """What is marked is done; how many slots are not."""
+        """Count the marked slots as done; returns how many are not."""
         self._place[1][self._numbers[self._marked]] = False
         missing = len(self._numbers) - int(self._marked.sum())
         self._numbers, self._marked = self._numbers[:0], self._marked[:0]
@@ -264,7 +264,7 @@ class HogwildRun(CrewRun):
         self._lose(name_of(number), why, slots)
 
     def _count(self) -> int:
-        """Count what is marked in the tally since the last time; how many slots."""
+        """Count the newly marked slots of the tally; returns their number."""
         if not len(self._numbers):
             return 0
         now = time.perf_counter()

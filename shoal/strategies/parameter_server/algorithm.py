@@ -2,7 +2,7 @@
 
     sync       one update per step of m slots; all slots of a step read the same weights
     bounded    every push counts at once; none is more than max_delay steps ahead of the slowest
-    async      every push counts at once; nobody waits (S3-04, S3-05)
+    async      every push counts at once; no waiting
 
 While a slot is computed, the weights of the next ``prefetch`` slots are already on their way. That
 costs a step of staleness where pushes count at once, and nothing at all in sync, where a pull waits
@@ -32,13 +32,13 @@ from shoal.tables import Apply, Each, Sparse, Step, Table, Update
 if TYPE_CHECKING:
     from shoal.nodes.trainer import SlotStream
 
-MAX_DELAY = 1 << 53  # steps; more is no bound at all, and strategy = "async" says so
+MAX_DELAY = 1 << 53  # steps; beyond that use strategy = "async"
 _UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they count at once
 
 
 @dataclass(slots=True, eq=False)
 class InflightStep:
-    """A slot whose weights are on their way."""
+    """A slot whose weights are being pulled."""
 
     slot: Slot
     local: SlotRows | None  # None: void
@@ -74,7 +74,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
 
     async def run(self, stream: SlotStream) -> None:
         """Slot after slot, until it is over."""
-        begun: deque[InflightStep] = deque()  # slots whose weights are on their way, in order
+        begun: deque[InflightStep] = deque()  # slots whose weights are being pulled, in order
         pushed: deque[Task] = deque()
         clock: int | None = None  # our steps, once we know where we were entered
         while True:
@@ -99,7 +99,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                 clock = None
                 if not self.in_steps:
                     await _all(stream, pushed)
-                    await stream.client.park()  # nobody waits for who has nothing to do
+                    await stream.client.park()  # others do not wait for an idle worker
                 more = stream.more()
                 await more
                 stream.waited(more)
@@ -223,7 +223,7 @@ def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
     assert isinstance(apply, Step)
     step = apply.step_of(slot)
     taken = [version > step for found in pull.versions.values() for version in found]
-    return any(taken) and not all(taken)  # all: it was counted before, and counts no more
+    return any(taken) and not all(taken)  # all: it was counted before
 
 
 async def _all(stream: SlotStream, tasks: deque[Task]) -> None:

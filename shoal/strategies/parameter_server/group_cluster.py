@@ -47,7 +47,7 @@ from shoal.wire.messages.groups import (
 )
 from shoal.wire.zmq import ZmqTransport
 
-_LOOK = 0.02  # seconds between two looks whether the scheduler has joined: nobody tells us
+_LOOK = 0.02  # seconds between checks whether the scheduler has joined
 
 
 def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job, Launcher]:
@@ -158,13 +158,13 @@ class GroupCluster(ProcessCluster):
     def close(self) -> None:
         if os.getpid() == self._pid and self._joined and not self._closed:
             self._joined = False
-            with contextlib.suppress(ShoalError):  # there is nobody any more who has them
+            with contextlib.suppress(ShoalError):  # no server has them now
                 self._dissolve()
         super().close()
 
     def _dissolve(self) -> None:
         with contextlib.closing(look_at(self._manager, self._safety)) as looking:
-            looking.look(PATIENCE)  # or there is nobody to ask, and no need to wait for that
+            looking.look(PATIENCE)  # or no server answers, and there is no need to wait
         # First: a scheduler that is seen off while it runs joins again, and its group would be at
         # work until it counts as dead.
         self._stop_others()
@@ -185,7 +185,7 @@ class GroupCluster(ProcessCluster):
 
     def _bind(self, name: str) -> str:
         if name == SCHEDULER and self.address:
-            return self.address  # where everybody knows it
+            return self.address  # a public name
         return super()._bind(name)
 
     def _wait_until_joined(self, deadline: float) -> None:

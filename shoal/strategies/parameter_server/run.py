@@ -3,7 +3,7 @@
     training = Training(job, dataset, listener)
     with training:                  everything is up, or nothing is left
         training.add_worker()       at any time
-        training.drain("worker-1")  finishes what it has begun, and goes
+        training.drain("worker-1")  finishes its slots, and leaves
         outcome = training.wait()
 
 The evaluator is a thread of this process; the coordinator, servers and workers are processes or
@@ -84,7 +84,7 @@ class ServerRun:
         self._over, self._closed = threading.Event(), threading.Event()
         self._why = ""
         self._lock, self._telling = threading.Lock(), threading.Lock()
-        self._judged_last = False  # no evaluation is reported any more
+        self._judged_last = False  # no more evaluations are reported
         self._numbers = 0
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
@@ -150,14 +150,14 @@ class ServerRun:
 
     @property
     def course(self) -> m.RunProgress:
-        """How far it is: now, or when the coordinator was last heard."""
+        """The progress, now or when the coordinator last answered."""
         if not self._cluster.ended and not self._unheard and not self._closed.is_set():
             with contextlib.suppress(ShoalError):
                 self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)
         return self._course
 
     def status(self) -> ClusterStatus:
-        """Who is here, who holds what, and how new it is."""
+        """Members, owners of segments, and versions."""
         return self._cluster.status()
 
     def signal(self, name: str, number: int) -> None:
@@ -197,15 +197,15 @@ class ServerRun:
         return name
 
     def add_server(self, n: int = 1) -> list[str]:
-        """Start so many more; they get their share of the model while it is trained."""
+        """Start more servers; they get their share of the model during training."""
         return self._cluster.add_server(n)
 
     def remove_server(self, name: str) -> None:
-        """Others take over what it has, and it goes."""
+        """Remove a server after others took over its segments."""
         self._cluster.remove_server(name)
 
     def drain(self, name: str) -> None:
-        """Ask a worker to finish what it has begun, give the rest back, and go."""
+        """Ask a worker to finish its slot, return the others, and leave."""
         if name in self._threads:
             self._threads[name][1].leave()
         elif name in self.workers:
@@ -249,16 +249,16 @@ class ServerRun:
         )
 
     def interrupted(self) -> RunResult:
-        """End now: save and judge what the servers have, if they answer, and report it."""
+        """End now: save and evaluate the model, if the servers answer."""
         self._why = self._why or "interrupted"
         pulled, workers = None, len(self.workers)
         if self._folder is not None and self.course.done:
-            with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
+            with contextlib.suppress(ShoalError, AttributeError):  # use the last checkpoint
                 self._client.save(limits.DRAIN / limits.SECOND)
-        with contextlib.suppress(ShoalError, AttributeError):  # or what was judged last will do
+        with contextlib.suppress(ShoalError, AttributeError):  # or the last evaluated model
             pulled = self._client.pull(TABLE, slice(None), exact=True).result(limits.DRAIN / limits.SECOND)
-        _ = self.course  # heard for the last time
-        self.close()  # before it is judged: what was computed meanwhile would be in no checkpoint
+        _ = self.course  # the last status
+        self.close()  # before the evaluation, so that the checkpoint has all that was computed
         if self._evaluator is not None and pulled is not None:
             judged = self._evaluator.judge_now(pulled)
             with self._telling:
@@ -267,7 +267,7 @@ class ServerRun:
         return self.outcome()
 
     def _told(self, judged: Judgement, workers: int) -> Evaluated:
-        """An evaluation that nobody had asked for."""
+        """Handle an unrequested evaluation."""
         course = self.course
         return Evaluated(
             seconds=course.seconds,
@@ -283,7 +283,7 @@ class ServerRun:
         )
 
     def close(self) -> None:
-        """End everything; what is not finished is lost."""
+        """End all processes; unfinished work is lost."""
         self._closed.set()
         self._coming.close()
         self.learner.release()
@@ -357,7 +357,7 @@ class ServerRun:
             self._gone.notify_all()
 
     def _heard(self, event: RunEvent) -> None:
-        """On a thread of the cluster's, which nobody waits for."""
+        """Handle an event on a thread of the cluster."""
         if self._over.is_set() and isinstance(event, Stopped):
             return  # a coordinator that was killed at the very end may say it twice
         self._course = further(self._course, event)

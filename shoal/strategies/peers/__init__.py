@@ -4,7 +4,7 @@
     owned       they go to the owners of their keys; each owner adds up what arrives, and sends sums
                 to all
 
-Nobody waits for an answer. A newcomer asks any peer who is here, is entered by all, and copies a
+No peer waits for an answer. A newcomer asks any peer who is here, is entered by all, and copies a
 model with its version. A peer that is lost is left out; what it had published reaches all of the
 others or none. So when all has been heard, all peers have the same weights, up to the order of
 additions.

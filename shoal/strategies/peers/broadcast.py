@@ -30,7 +30,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class SentMessage:
-    """A word that somebody may still need."""
+    """A word that some peer may still need."""
 
     delivery: Delivery
     since: int  # when it was heard here
@@ -152,7 +152,7 @@ class Broadcast:
         return sum(map(len, self._early.values()))
 
     def own_unheard(self, me: str, others: Sequence[Mapping[str, int]]) -> tuple[int, int]:
-        """How many words, and bytes, of this life somebody has not heard."""
+        """The number and bytes of our words that some peer has not heard."""
         least = min((other.get(me, 0) for other in others), default=self.heard.get(me, 0))
         words = [one for number, one in self._kept.get(me, {}).items() if number > least]
         return len(words), sum(one.size for one in words)

@@ -86,7 +86,7 @@ class RunningEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """Who is here, as the leader sees it."""
+    """The members, as the leader sees them."""
 
     living: Sequence[str]
     gone: Sequence[str]
@@ -294,7 +294,7 @@ class Leadership:
         self._mesh, self._facts, self._evaluate = mesh, facts, evaluate
         self._answers, self._ownership = answers, ownership
         self.leader: Leader | None = None
-        self.stop = ""  # somebody wants the run to end, and why
+        self.stop = ""  # why a peer wants the run to end
         self._before = round(before * limits.SECOND)
         self._clock: int | None = None  # when the run began, by our own clock
         self._first: int | None = None  # when this peer began

@@ -135,7 +135,7 @@ class Mesh:
 
     @property
     def leads(self) -> str:
-        """The life that leads; empty while nobody has a model."""
+        """The life that leads; empty while no peer has a model."""
         living = self.living
         return living[0].life if living else ""
 
@@ -157,7 +157,7 @@ class Mesh:
 
     @property
     def may_publish(self) -> bool:
-        """Our words that somebody has not heard are few and small enough."""
+        """Whether our unheard words are few and small enough."""
         words, size = self.broadcast.own_unheard(self.me.life, self._others)
         return self._has_model and words < limits.PEER_WINDOW and size < limits.PEER_BYTES
 
@@ -354,7 +354,7 @@ class Mesh:
         return [Connect(one.peer.life, one.peer.address, mutual=True) for one in self.members.values()]
 
     def _check_members(self, now: int) -> list[Effect]:
-        """Find silent members, drop words that nobody needs, and go on with joining."""
+        """Find silent members, drop unneeded words, and go on with joining."""
         effects: list[Effect] = []
         patience = max(self._dead_after, 10 * self._period)
         # A newcomer evicts nobody: it may be the one that is not reached. Nor does one that leaves:
@@ -373,7 +373,7 @@ class Mesh:
         return effects
 
     def _check_lost(self, now: int, patience: int) -> None:
-        """A newcomer that hears nobody with a model asks again everyone it knows of."""
+        """A newcomer that hears no peer with a model asks all known peers again."""
         heard = max((one.since for one in self.members.values() if one.has_model), default=self._answered_at)
         if self.greeting is not None and self.members and not self._has_model and now - heard > patience:
             lost = [*self.greeting.peers, *self._partitions.lost]

@@ -84,7 +84,7 @@ class Newcomer:
         name, address = self._through[self._turn % len(self._through)]
         self._turn += 1
         self._ask_at = now + self._wait
-        if self._turn % len(self._through) == 0:  # nobody has answered
+        if self._turn % len(self._through) == 0:  # no answer yet
             self._wait = min(2 * self._wait, self._timing.resend_most)
         connect: list[Effect] = [Connect(name, address)] if address else []
         return [*connect, Send(name, p.Greet(self._turn))]

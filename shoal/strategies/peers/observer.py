@@ -80,7 +80,7 @@ class PeerObserver:
                         self._peers[peer.life] = peer
 
     def doubt(self, life: str) -> None:
-        """The others hold it for gone: ask it when nobody else answers."""
+        """Mark a peer that others removed: ask it only if no other answers."""
         with self._lock:
             self._put_last(life)
 
@@ -259,7 +259,7 @@ class PeerEvents:
         if life in self.gone:
             return
         self.gone[life] = why = self.why.get(life) or why
-        if life in self.names:  # otherwise nobody heard that it joined
+        if life in self.names:  # otherwise its join was never reported
             self.lost += why not in ("", LEFT)
             self._listener(Gone(seconds=self.seconds, name=self.names[life], role="worker", why=why or LEFT))
 

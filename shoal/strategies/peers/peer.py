@@ -1,7 +1,7 @@
 """The state machine of one peer: it learns, publishes its changes and adds those of others.
 
     learning    in short visits to its model (``compute``); before each, the changes of others are
-                added. Nobody waits for anybody
+                added. No peer waits for another
     publishing  after ``every`` rows, or when there is nothing more to do: to all, or to the owners
                 of the weights (``ownership``)
     leading     the first living peer assigns slots, evaluates and ends the run (``leader``), from
@@ -81,7 +81,7 @@ class PeerNode:
         self.ownership = Ownership(self.name, parts, keys, mesh.timing) if facts.owned else None
         self.compute = PeerCompute(replica, facts.every, facts.slots.batch, pacer)
         self.left = False  # it published that it leaves
-        self.may_go = False  # nobody needs it any more, or nobody has asked for long
+        self.may_go = False  # no longer needed, or not requested for long
         self.evicted = ""  # the others hold it for gone: it must rejoin as a new life
         self._traffic, self._answers = traffic, ObserverAnswers()
         before = begin.seconds if begin is not None else 0.0
@@ -362,14 +362,14 @@ class PeerNode:
         return []
 
     def _wind_down(self, now: int) -> list[Effect]:
-        """The others hold us for gone: add what was heard, then end this life."""
+        """The others removed us: apply the words heard so far, then end this life."""
         self._leadership.leader = None
         self.may_go = self.left
         for delivery in self.mesh.deliveries():
             self._heard(now, delivery)
         if self.left or self.evicted or self.compute.running is not None:
             return []
-        self.compute.forget()  # nobody heard of it, and others will be assigned it
+        self.compute.forget()  # not published: others will be assigned it
         if self.compute.is_idle:
             self.evicted = self.mesh.evicted
             return []

@@ -342,7 +342,7 @@ class PeerRun:
     def _write_address(self, peer: p.Peer | None) -> None:
         if self._folder is None or peer is None or self.job.launch.how == "threads":
             return
-        with contextlib.suppress(OSError):  # a full disk: then nobody can join by the folder
+        with contextlib.suppress(OSError):  # a full disk: then no peer can join by the folder
             handle = os.open(self._folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "w") as file:
                 file.write(f"{peer.address}\n")

@@ -35,7 +35,7 @@ _MOST = 1 << 50  # of anything that is added up: bytes, microseconds, contributi
 
 
 class Contribution(msgspec.Struct, frozen=True, array_like=True):
-    """What somebody learned that is not in all parts of the weights yet."""
+    """A peer's changes that are not in all parts of the weights yet."""
 
     number: int
     slots: list[p.Run]
@@ -151,7 +151,7 @@ class RunLog:
     # ------------------------------------------------------------ words
 
     def apply(self, life: str, word: p.Word) -> None:
-        """This life has said this."""
+        """Apply a word of this life."""
         match word:
             case p.Learned():
                 self._learned(life, word)
@@ -265,7 +265,7 @@ class MessageCheck:
     parts: int  # of the weights, where they have owners
 
     def error_in(self, word: p.Word, arrays: Arrays) -> str:
-        """What is wrong with this word; empty: nothing."""
+        """The error in this word; empty if it is valid."""
         match word:
             case p.Learned():
                 return self._error_in_learned(word) or self.error_in_change(arrays)
@@ -291,7 +291,7 @@ class MessageCheck:
         return "" if fits else f"{tag_of(type(word))} with impossible numbers"
 
     def error_in_change(self, arrays: Arrays) -> str:
-        """What is wrong with a change of weights; no arrays are an empty change."""
+        """The error in a change of weights; no arrays are an empty change."""
         if not arrays:
             return ""
         if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]):

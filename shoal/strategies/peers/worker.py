@@ -53,7 +53,7 @@ from shoal.wire.zmq import ZmqTransport
 MAIN = "shoal.strategies.peers.worker"
 _CHECK = 0.5  # seconds at most between two checks whether it may go
 
-# Made before this process was forked. A peer is one process, so nobody shares it.
+# Made before the fork. A peer is one process, so it is not shared.
 _preforked: dict[tuple[str, str, str], PeerParts] = {}
 
 Open = Callable[[str], Transport]  # a transport for a life of this name
@@ -178,7 +178,7 @@ def _run_loop(
                     f"check whether it goes on, and join again"
                 )
             if wants_to_leave:
-                return  # nobody counts on it yet
+                return  # no other peer depends on it yet
         if wants_to_leave and not leaving:
             leaving = True
             loop.tell(Received("home", StopPeers(0, "asked to leave", leave=True)))

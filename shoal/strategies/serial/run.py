@@ -17,7 +17,7 @@ from shoal.models.linear import Floats
 from shoal.training.local_model import LocalModel
 from shoal.training.run import RunStart, TrackedRun
 
-_AT_ONCE = 0.05  # seconds of computing without a look at the stop rules
+_AT_ONCE = 0.05  # seconds of computing between checks of the stop rules
 
 
 class SerialRun(TrackedRun):
@@ -52,7 +52,7 @@ class SerialRun(TrackedRun):
             self._judge()
 
     def _compute(self, most: int) -> float:
-        """At most so many slots, all of one epoch; how many seconds they took."""
+        """Compute at most so many slots of one epoch; returns the seconds."""
         of_pass, first = divmod(self.tracker.done, self._slots.per_pass)
         if first == 0 or self._order is None:
             self._order = self._slots.contents(of_pass)

@@ -1,10 +1,10 @@
-"""What became of every push, read off the values: the counting model.
+"""Accounts for every push by the values on the servers: the counting model.
 
 Beside the model there is a table, ``tally``. A worker that computes a slot adds 1 to the slot's own
 key there, under the slot's number, and reports the slot only when both pushes are counted. Whatever
 dies, is started again, or is computed twice: at the end every slot of the run must read 1.
 
-    0               lost: it was acknowledged, and it is not there
+    0               lost: it was acknowledged, but is missing
     2 and more      doubled
 
 A client of our own does the same with keys of its own, one in every segment: it may have added more
@@ -38,7 +38,7 @@ TABLE = Sparse(hashed=True, update=Update("sum"), max_delay=None)
 
 
 class PushAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The balance. All are pushes."""
+    """The balance, in numbers of pushes."""
 
     sent: int = 0  # made by workers (slots dealt, and dealt again) and by our own client
     acknowledged: int = 0
@@ -54,7 +54,7 @@ class PushAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class PushProbes:
-    """How often our own client pushed each of its keys, and how often that was acknowledged."""
+    """Sent and acknowledged pushes of each key of our own client."""
 
     keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))  # one in each segment
     sent: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -103,13 +103,14 @@ def balance(
     found = dict(zip(keys[ours].tolist(), counts[ours].tolist(), strict=True))
     of_ours = np.array([found.pop(key, 0) for key in probes.keys.tolist()], np.int64)
     lost += int(np.maximum(probes.acknowledged - of_ours, 0).sum())
-    doubled += int(np.maximum(of_ours - probes.sent, 0).sum()) + len(found)  # nobody sent the rest
+    # the rest was never sent
+    doubled += int(np.maximum(of_ours - probes.sent, 0).sum()) + len(found)
     for i in np.flatnonzero((of_ours < probes.acknowledged) | (of_ours > probes.sent))[:SHOWN].tolist():
         wrong.append(
             f"our own key in segment {i} reads {of_ours[i]}: {probes.sent[i]} sent, {probes.acknowledged[i]} acknowledged"
         )
     for name, version in versions.items():
-        if version != acknowledged:  # the tally may have found the same: it is not counted again
+        if version != acknowledged:  # do not count it again if the tally found it
             lost, doubled = max(lost, acknowledged - version), max(doubled, version - acknowledged)
             wrong.append(f"{name} of the model counted {version:,} slots of {acknowledged:,}")
     return PushAudit(
@@ -130,17 +131,17 @@ LIBRARIES = ("numpy", "numba", "torch")
 
 
 def promises_same_bits(job: Job) -> bool:
-    """Sync without delay or filters: what a filter loses depends on the worker that sends it."""
+    """Whether runs are reproducible: sync without delay or filters, which depend on workers."""
     return job.strategy.name == "sync" and not getattr(job.strategy, "max_delay", 0) and not job.filters
 
 
 def model_digest(weights: Values) -> str:
-    """The same for the same bits."""
+    """A digest of the model's bits."""
     return hashlib.sha256(weights.tobytes()).hexdigest()
 
 
 def fingerprint() -> str:
-    """A digest of what the bits of a model depend on: our code, the libraries, the machine."""
+    """A digest of code, libraries and machine, which determine a model's bits."""
     found = hashlib.sha256(f"{platform.machine()} {platform.processor()} {platform.python_version()}".encode())
     for name in LIBRARIES:
         try:

@@ -1,11 +1,11 @@
-"""Break a run and count what is left.
+"""Runs a drill: breaks a run and audits the result.
 
     report = drill(Drill(job=job, nemesis=Settings(seed=7)), seconds=60)
 
-First the clean run, for so many seconds; then the same job over the complete epochs that it made,
-at least one, with faults. Nothing is hurt in the last tenth, so that the run ends healed, and the
-audit is read after that. Of an incomplete epoch it would not be known which slots are computed:
-one could stand in for another.
+First the clean run, for so many seconds; then the same job with faults, over the complete epochs
+of the clean run, at least one. The last tenth has no faults, so that the run ends healed, and the
+audit follows. In an incomplete epoch the set of computed slots would be unknown: one could hide
+the loss of another.
 
 Sync promises the same model bit for bit, whatever is broken. There the clean run is made twice: a
 timed one, to learn how many epochs fit, then one that ends exactly after them. An evaluation of the
@@ -36,15 +36,15 @@ from shoal.views import event_line, format
 from shoal.wire import messages as m
 
 TICK = 0.05  # seconds
-LOOK_WITHIN = 2.0  # seconds: a coordinator that takes longer is taken for dead
-HEALED_FROM = 0.9  # of the work: from there on nobody is hurt
+LOOK_WITHIN = 2.0  # seconds: a slower coordinator counts as dead
+HEALED_FROM = 0.9  # of the work: no faults after that
 RECENT = 1.5  # seconds over which a rate is taken
 SETTLE = 15.0  # seconds after the end for copies to be made again
-FORMAT = 3  # of what is kept of clean runs
+FORMAT = 3  # of stored clean runs
 
 
 class Cleanup(msgspec.Struct, frozen=True):
-    """What is kept of a clean run: its first so many passes."""
+    """The stored result of a clean run: its first epochs."""
 
     passes: int
     loss: float | None
@@ -59,7 +59,7 @@ def drill(
     audience: ChaosListener | None = None,
     clean: Cleanup | None = None,
 ) -> ChaosReport:
-    """Run it all; Ctrl-C ends it early, and the error has the report so far (``error.report``)."""
+    """Run the drill; on Ctrl-C the error has the report so far (``error.report``)."""
     audience = audience or ChaosListener()
     if not 0 < seconds < math.inf:
         raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
@@ -70,9 +70,9 @@ def drill(
 
 
 def clean_run(job: Job, dataset: Dataset, seconds: float, audience: ChaosListener, proxied: bool = False) -> Cleanup:
-    """The same job with nobody at it; kept, since it says the same every time but for noise.
+    """Run the job without faults; the result is cached, since it only varies by noise.
 
-    ``proxied``: through the proxy that the broken one needs.
+    ``proxied``: through the proxy, as the run with faults.
     """
     timed = Job.of({**msgspec.to_builtins(job), "stop": {"seconds": seconds}})
     folder = cache_folder()
@@ -112,7 +112,8 @@ def _clean(run: ChaosRun) -> Cleanup:
     passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
     if not passes:
         return Cleanup(0, None, report.seconds)
-    first = next(event for event in run.evaluated if event.passes >= passes)  # it has seen all
+    # it has seen all events
+    first = next(event for event in run.evaluated if event.passes >= passes)
     exact = run.job.stop.epochs == passes
     return Cleanup(passes, first.test_loss, first.seconds, run.model if exact else "")
 
@@ -122,7 +123,7 @@ def _passes(clean: Cleanup) -> str:
 
 
 class ChaosRun:
-    """One run, with or without somebody at it."""
+    """One run, with or without faults."""
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class ChaosRun:
     # ------------------------------------------------------------ faults
 
     def _hurt(self) -> bool:
-        """Hurt somebody, by a look that is newer than the decision to; False: there is none yet."""
+        """Inject a fault, by a snapshot newer than its plan; False: there is none yet."""
         assert self.nemesis is not None
         seen = self._seen
         if seen is None:
@@ -251,7 +252,7 @@ class ChaosRun:
         fresh = seen.asked - self._began >= self._next
         if not fresh and self.now - self._next < LOOK_WITHIN:
             return False
-        # By an old look only workers are hurt: a set may have shrunk since.
+        # By an old snapshot only workers are hit: a replica set may have shrunk since.
         known = {one.name for one in seen.standing.members if not one.suspected} | ({COORDINATOR} if fresh else set())
         hurt = self._hurt_now()
         well = [name for name in self.stage.pids if name not in hurt and name in known]
@@ -265,7 +266,7 @@ class ChaosRun:
         return True
 
     def _server_due(self) -> bool:
-        """No server was killed yet, and there may be no time for it after the next fault."""
+        """Whether a server must be killed now, since it may soon be too late."""
         if any((one.fault.kind, one.fault.role) == ("kill", "server") for one in self.patients):
             return False
         share = self._share()
@@ -273,7 +274,7 @@ class ChaosRun:
         return left < 2 * self.settings.gap[1]
 
     def _next_server(self) -> str:
-        """No name comes twice."""
+        """A server name that was never used."""
         return f"server-{self.job.servers + sum(one.fault.kind == 'join' for one in self.patients)}"
 
     def _do(self, fault: ChaosFault, view: m.View) -> None:
@@ -303,31 +304,31 @@ class ChaosRun:
             self.stage.probe(owned, lambda: self._probed(patient))
 
     def _probed(self, patient: FaultyNode) -> None:
-        """On the client's thread."""
+        """Handle the end of a probe, on the client's thread."""
         patient.saw("promoted", self.now)
         patient.probe = True
 
     def _heal(self) -> None:
-        """Nothing stays stopped."""
+        """Resume all stopped processes."""
         for patient in self.patients:
             if patient.until is not None:
                 patient.until = None
                 self._end(patient.fault)
 
     def _end(self, fault: ChaosFault) -> None:
-        """What lasts for a while is over."""
+        """End pauses and cuts that are over."""
         if fault.kind == "cut":
             self.stage.join_up(fault.name, fault.other)
         else:
             self.stage.resume(fault.name)
 
     def _settle(self) -> None:
-        """The work is done: what was hurt last may still be healing."""
+        """Wait for the last recoveries after the end of the work."""
         self._heal()
         deadline = time.monotonic() + SETTLE
         while time.monotonic() < deadline and any(not one.is_well for one in self.patients):
             if all(role_of(one.fault.name) == "worker" for one in self.patients if not one.is_well):
-                break  # there is nothing left for them to do: they do not come back
+                break  # they have no work left, and do not come back
             self.stage.next_look(deadline - time.monotonic())
             self._take_events()
             self._look()
@@ -366,7 +367,7 @@ class ChaosRun:
                 self.rollbacks += 1
                 self._say("bad", event_line.news(event))
             case Joined(name=name) | Gone(name=name) if name in self._concerned():
-                pass  # told as a recovery
+                pass  # reported as a recovery
             case Joined() | Gone() | Warned():
                 if event_line.is_news(event):
                     self._say("news", event_line.news(event))

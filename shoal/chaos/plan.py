@@ -7,9 +7,9 @@
     drain       a server is asked to leave, and others take over what it has
 
 A segment survives as long as one server of its set has not been hurt since the set was last
-complete. So a server is hurt only if each of its segments has another server that is well; with
-``beyond`` this is not asked, and a rollback is to be expected. Nodes that join or leave may be
-hurt by the same rule. One worker is always left alone: a run without workers ends.
+complete. So a server is hit only if each of its segments has another healthy server; with
+``beyond`` this rule is off, and rollbacks are expected. Nodes that join or leave may be hurt by
+the same rule. One worker is always left alone: a run without workers ends.
 
 The same seed draws the same gaps, kinds and lengths; who is hit also depends on who may be. A
 drill kills at least one server, if there is time for one and one may be killed.
@@ -25,18 +25,18 @@ from typing import Literal
 import msgspec
 
 COORDINATOR = "coordinator"
-WEIGHTS = {"worker": 4.0, "server": 4.0, COORDINATOR: 2.0}  # how often each is hit
+WEIGHTS = {"worker": 4.0, "server": 4.0, COORDINATOR: 2.0}  # weights of the victims
 Kind = Literal["kill", "pause", "cut", "join", "drain"]
-PLANNED: tuple[Kind, ...] = ("join", "drain")  # nobody is hurt by these
+PLANNED: tuple[Kind, ...] = ("join", "drain")  # these are no faults
 
 
 class ChaosFault(msgspec.Struct, frozen=True):
-    """What is done to a process."""
+    """A fault of a process."""
 
     kind: Kind
     name: str
     seconds: float = 0.0  # how long a pause or a cut is, or how long a dead worker is not replaced
-    other: str = ""  # from whom it is cut off
+    other: str = ""  # the other side of a cut
 
     @property
     def role(self) -> str:
@@ -58,13 +58,13 @@ def role_of(name: str) -> str:
 
 
 class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard it is."""
+    """The severity of a drill."""
 
     seed: int = 0
-    beyond: bool = False  # also what cannot be survived without going back to a checkpoint
+    beyond: bool = False  # also faults that need a rollback
     gap: tuple[float, float] = (2.0, 5.0)  # seconds between faults
     pause: tuple[float, float] = (1.0, 8.0)
-    pauses: float = 0.4  # their share of what is none of these:
+    pauses: float = 0.4  # shares among the other faults:
     cuts: float = 0.0
     joins: float = 0.0
     drains: float = 0.0
@@ -75,12 +75,12 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What is known of the cluster right now."""
+    """The known state of the cluster."""
 
-    well: Sequence[str]  # processes that run and have recovered from whatever was done to them
-    sets: Sequence[Sequence[str]] = ()  # who holds each segment; empty: not known
-    staying: Sequence[str] = ()  # servers that are here, or on their way, and were not asked to go
-    next_server: str = ""  # what one that joins is called; empty: none may
+    well: Sequence[str]  # live processes that have recovered from all faults
+    sets: Sequence[Sequence[str]] = ()  # holders of each segment; empty: unknown
+    staying: Sequence[str] = ()  # servers that are present or joining, and not leaving
+    next_server: str = ""  # the name of the next server; empty: none may join
 
     def after(self, fault: ChaosFault) -> ClusterState:
         if fault.kind == "join":
@@ -103,7 +103,7 @@ class FaultPlanner:
         return self._draw.uniform(*self.settings.gap)
 
     def next(self, situation: ClusterState, kill_server: bool = False) -> list[ChaosFault]:
-        """What to do now: one fault, sometimes two at once; none if nobody can be hurt.
+        """The next fault, sometimes two at once; none if no node may be hit.
 
         With ``kill_server`` a server is killed instead, if one may be.
         """
@@ -134,7 +134,7 @@ class FaultPlanner:
         return True
 
     def _one(self, situation: ClusterState) -> ChaosFault | None:
-        # As many draws whatever the situation is: what comes later in the schedule stays the same.
+        # A fixed number of draws, so that the later schedule does not change.
         role, pick, kind, length, whom = (self._draw.random() for _ in range(5))
         settings, well = self.settings, situation.well
         low, high = settings.pause
@@ -172,7 +172,7 @@ class FaultPlanner:
         return ChaosFault("join", situation.next_server) if room else None
 
     def _drain(self, situation: ClusterState, pick: float) -> ChaosFault | None:
-        """One that is well, so long as enough others are."""
+        """A healthy server to drain, if enough others remain."""
         names = sorted(name for name in situation.staying if name in situation.well)
         if not situation.sets or len(names) <= max(1, self.settings.servers[0]):
             return None

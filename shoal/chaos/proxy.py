@@ -45,14 +45,14 @@ class ZmtpStream:
     """Cuts one direction of a connection into protocol bytes and whole messages."""
 
     def __init__(self) -> None:
-        self.ready = False  # READY was said
-        self.name = ""  # which was said with it
+        self.ready = False  # READY was sent
+        self.name = ""  # which was sent with it
         self._left = bytearray()
         self._greeting = GREETING  # bytes of it that are still to come
         self._parts: Frames = []
 
     def feed(self, data: bytes) -> list[bytes | Frames]:
-        """What is complete, in order: bytes to pass on as they are, or frames of a message."""
+        """The complete pieces in order: raw bytes to pass on, or frames of a message."""
         out: list[bytes | Frames] = []
         if self._greeting:
             head, data = data[: self._greeting], data[self._greeting :]
@@ -78,7 +78,7 @@ class ZmtpStream:
 
 
 def written(frames: Sequence[bytes]) -> bytes:
-    """A message as it stands on the wire."""
+    """The bytes of a message on the wire."""
     out = bytearray()
     for i, frame in enumerate(frames):
         out += head(len(frame), i + 1 < len(frames)) + frame
@@ -86,7 +86,7 @@ def written(frames: Sequence[bytes]) -> bytes:
 
 
 def handshake(name: str) -> bytes:
-    """What a caller of that name sends first (a DEALER socket, without keys)."""
+    """The first bytes of a caller of that name (a DEALER socket without keys)."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0")
     properties = {b"Socket-Type": b"DEALER", b"Identity": name.encode()}
     body = _READY + b"".join(
@@ -96,14 +96,14 @@ def handshake(name: str) -> bytes:
 
 
 def head(size: int, more: bool) -> bytes:
-    """What stands before a frame: its flags and its length."""
+    """The header of a frame: its flags and its length."""
     if size < 256:
         return bytes((MORE * more, size))
     return bytes((MORE * more | LONG,)) + struct.pack(">Q", size)
 
 
 def _frame_at(data: bytearray, at: int) -> tuple[int, int, int] | None:
-    """Flags of the frame that starts there, and where its body is; None if it is not whole yet."""
+    """The flags and body range of the frame at a position; None if it is incomplete."""
     if len(data) < at + 2:
         return None
     flags = data[at]
@@ -140,7 +140,7 @@ _LINGER = 0.3  # seconds that one side of a connection outlives the other
 
 
 class ProxiedLink:
-    """A caller and whom it calls: what is under way between them, over all their connections."""
+    """A caller and its target: the messages in flight over all their connections."""
 
     def __init__(self, proxy: Proxy, caller: str, target: str) -> None:
         self.proxy, self.caller, self.target = proxy, caller, target
@@ -158,7 +158,7 @@ class ProxiedLink:
         self.deliver()
 
     def deliver(self) -> float:
-        """Pass on what is due, if there is a connection; when the next one is."""
+        """Pass on due messages, if connected; returns when the next one is due."""
         connection, now = self.connection, time.monotonic()
         if connection is None or not connection.ready:
             return now + 1.0
@@ -244,7 +244,7 @@ class ProxiedConnection:
             self.link.connection = self
 
     def end(self, end: socket.socket, at_once: bool = False) -> None:
-        """This side is gone; the other is closed a little later, after what is under way."""
+        """Close the other side a little later, after the messages in flight."""
         self._close(end)
         for other in list(self._open):
             self.proxy.at(time.monotonic() + self.proxy.linger, lambda other=other: self._close(other))  # type: ignore[misc]
@@ -281,7 +281,7 @@ _PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 @dataclass(frozen=True, slots=True)
 class MessageInTransit:
-    """A message on its way."""
+    """A message in flight."""
 
     sender: str
     to: str
@@ -294,7 +294,7 @@ class MessageInTransit:
 
 
 class Proxy:
-    """All the links, and the thread that carries what passes. Use as a context."""
+    """All links, and the thread that forwards messages. Use as a context."""
 
     def __init__(self, rewrite: bool = True) -> None:
         self.intercept: Callable[[ProxiedLink, bool, MessageInTransit], bool] = lambda link, up, passing: False
@@ -314,14 +314,14 @@ class Proxy:
         os.set_blocking(self._alarm, False)
         self.selector.register(self._alarm, selectors.EVENT_READ, lambda events: os.read(self._alarm, 4_096))
         self._stopped = False
-        self.error: BaseException | None = None  # what ended it before its time
+        self.error: BaseException | None = None  # the error that ended it
         self._thread = threading.Thread(target=self._run, name="shoal-proxy", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------ from any thread
 
     def through(self, address: str, name: str = "coordinator") -> str:
-        """Where the node at that address is met through here."""
+        """The proxy's address for the node at that address."""
         with self._lock:
             relay = self._relays.get(address)
             if relay is None:
@@ -332,7 +332,7 @@ class Proxy:
         return f"tcp://127.0.0.1:{relay.getsockname()[1]}"
 
     def call(self, what: Callable[[], None]) -> None:
-        """Have the proxy's thread do this."""
+        """Run this on the proxy's thread."""
         self._calls.append(what)
         with contextlib.suppress(OSError):
             os.write(self._bell, b"!")
@@ -363,7 +363,7 @@ class Proxy:
         return self._links[caller, address]
 
     def pass_on(self, link: ProxiedLink, up: bool, frames: Frames) -> None:
-        """A message is here: count it, and send it on unless ``intercept`` takes it."""
+        """Count a message, and send it on unless ``intercept`` takes it."""
         sender, to = (link.caller, link.target) if up else (link.target, link.caller)
         passing = self._rewritten(MessageInTransit(sender, to, _kind(frames), frames))
         self.counts["passed"] += 1
@@ -396,7 +396,7 @@ class Proxy:
                 near, _ = relay.accept()
                 try:
                     self.connections.add(ProxiedConnection(self, near, address))
-                except OSError:  # nobody is there: the caller sees it as if it had called itself
+                except OSError:  # no node is there: the caller sees that as in a direct call
                     self.counts["nobody there"] += 1
                     near.close()
 
@@ -430,7 +430,7 @@ class Proxy:
 
 
 class ProxiedCluster(ProcessCluster):
-    """A cluster whose nodes meet each other through a proxy, all of them; close both."""
+    """A cluster whose nodes all connect through a proxy; close both."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
     detected    the incarnation that was hurt is no longer in the view (short pauses never are)
     promoted    a push sent right after the fault is acknowledged by all segments of the server
-    full        every segment has all its copies again, and nobody is being filled
+    full        every segment has all its copies again, and none is being filled
     back        the process, or the worker in its place, is a member again; the coordinator
                 answers; a server that joins holds its share; one that was drained is gone
 
@@ -21,7 +21,7 @@ from shoal.wire import messages as m
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault and how it went on."""
+    """A fault and its recovery."""
 
     fault: ChaosFault
     at: float  # seconds since training began
@@ -34,7 +34,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class FaultyNode:
-    """One that was hurt."""
+    """A node that was hit."""
 
     fault: ChaosFault
     at: float
@@ -47,7 +47,7 @@ class FaultyNode:
     times: dict[str, float] = field(default_factory=dict)
 
     def saw(self, what: str, now: float) -> bool:
-        """True the first time."""
+        """Record a stage; returns whether it is new."""
         if what in self.times:
             return False
         self.times[what] = now - self.at
@@ -59,7 +59,7 @@ class FaultyNode:
 
     @property
     def dead(self) -> bool:
-        """That incarnation does not come back."""
+        """Whether that incarnation cannot come back."""
         return self.fault.kind == "kill" or "detected" in self.times
 
     @property
@@ -74,7 +74,7 @@ class FaultyNode:
 
 
 def look(patient: FaultyNode, now: float, view: m.View, copies: int, asked: float) -> list[str]:
-    """What this view, requested at ``asked``, says that is new of a node; in words."""
+    """The news about a node in this view, requested at ``asked``; in words."""
     fault, news = patient.fault, []
     members = {one.name: one.incarnation for one in view.members}
     if asked <= patient.at:
@@ -116,7 +116,7 @@ def is_full(view: m.View, copies: int) -> bool:
 
 
 def states(view: m.View, standing: m.StatusReply, hurt: Mapping[str, FaultyNode]) -> dict[str, str]:
-    """How every member looks: up, suspected, paused, down, filling."""
+    """The state of every member: up, suspected, paused, down, filling."""
     suspected = {one.name for one in standing.members if one.suspected}
     filling = {place.filling for one in view.tables for place in one.places}
     found = {COORDINATOR: "up"} | {

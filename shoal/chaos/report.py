@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChaosState:
-    """What there is to see while it goes on."""
+    """The live state of a drill."""
 
     job: Job
     seed: int | None  # None: the clean run
@@ -49,16 +49,16 @@ class ChaosState:
 
 
 class ChaosListener:
-    """Who looks on: nobody."""
+    """Receives the progress of a drill; this one ignores it."""
 
     def board(self, board: ChaosState) -> None:
-        """It has changed."""
+        """The state has changed."""
 
     def said(self, seconds: float, style: str, text: str) -> None:
-        """This happened: style is fault, heal, news or bad."""
+        """An event; style is fault, heal, news or bad."""
 
     def note(self, text: str) -> None:
-        """This is being done, before or after."""
+        """A note on the work before or after the run."""
 
 
 STEPS = ("detected", "promoted", "full", "back")
@@ -66,7 +66,7 @@ CLOSE = 0.01  # a loss within so much of the clean one, relative to it, is the s
 
 
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One drill. The first keys are what the counting says, the others what it stands on."""
+    """The result of a drill: first the audit, then its conditions."""
 
     sent: int
     acknowledged: int
@@ -81,7 +81,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     clean_seconds: float
     ok: bool
     why: str  # the run ended
-    wrong: list[str]  # what is not as it should be
+    wrong: list[str]  # problems
     seed: int
     data: str
     strategy: str
@@ -91,10 +91,10 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     rollbacks: int
     changes: int = 0  # servers that joined, or were asked to go
-    beyond: bool = False  # more could be killed than the copies bear
+    beyond: bool = False  # faults could exceed what the copies tolerate
     model: str = ""  # sync: "same" bits as the clean run, or "other"; empty: unknown
     newer: int = 0  # slots that were dealt again and read weights of which some were a step newer
-    voids: int = 0  # slots that nobody could compute
+    voids: int = 0  # void slots
     healed: list[Recovery]
     throughput: list[tuple[float, float]]  # seconds, rows a second
     losses: list[tuple[float, float]]  # seconds, test loss
@@ -111,13 +111,13 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def times(healed: Sequence[Recovery], role: str, kind: str, what: str) -> list[float]:
-    """Of all that went through this: how long, in order."""
+    """The sorted times of this stage."""
     found = (getattr(one, what) for one in healed if one.fault.role == role and one.fault.kind == kind)
     return sorted(value for value in found if value is not None)
 
 
 def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> list[str]:
-    """What is not as it should be; nothing: it is."""
+    """The problems; empty if there are none."""
     wrong = list(account.wrong)
     if failed:
         wrong.append(f"the run failed: {failed}")
@@ -127,7 +127,7 @@ def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> lis
 
 
 def shown(report: ChaosReport) -> RenderableType:
-    """The closing page."""
+    """The final page."""
     from rich.console import Group
     from rich.text import Text
 
@@ -183,7 +183,7 @@ def _losses(report: ChaosReport) -> str:
 
 
 def _why_other(report: ChaosReport) -> str:
-    """What the promise of the same bits leaves out, as far as it happened."""
+    """The documented exceptions from the same bits that happened."""
     said = []
     if report.newer:
         said.append(f"{format.many(report.newer, 'slot')} dealt again read newer weights")

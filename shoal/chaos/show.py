@@ -1,4 +1,4 @@
-"""A drill while it goes on: a board on a terminal, lines anywhere else.
+"""Shows a drill live: a board on a terminal, lines elsewhere.
 
     shoal chaos · clicks · async · 4 workers x 3 servers · 2 copies · seed 7
     ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌  64 %   21 s
@@ -10,7 +10,7 @@
     ...
     7 faults, 6 healed   81,204 pushes acknowledged   test loss 0.4421, clean run 0.4420
 
-Nothing is said by colour alone, and nothing is longer than the terminal is wide.
+No fact is shown by colour alone, and no line is longer than the terminal is wide.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def audience(stream: TextIO | None = None) -> Iterator[ChaosListener]:
 
 
 class ChaosLines(ChaosListener):
-    """Lines."""
+    """Prints a drill as lines."""
 
     def __init__(self, out: LineView) -> None:
         self._out = out
@@ -75,7 +75,7 @@ class ChaosLines(ChaosListener):
 
 
 class ChaosLive(ChaosListener):
-    """A board."""
+    """Draws a drill on a board."""
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None

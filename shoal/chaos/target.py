@@ -1,7 +1,7 @@
-"""The run that is broken: the one place that knows how a training is reached from outside.
+"""The run under test: controls a training run from outside.
 
-A thread watches the coordinator from outside, without being a member, and keeps what it saw last:
-nobody waits for a coordinator that may be dead. A client of our own writes and reads the tally.
+A thread watches the coordinator without being a member, and keeps its last snapshot: callers never
+wait for a dead coordinator. A client of our own writes and reads the tally.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from shoal.training.tracker import RunResult
 from shoal.wire import messages as m
 
 LOOK_EVERY = 0.1  # seconds
-LOOK_WITHIN = 1.0  # seconds: who takes longer is asked again
-READ_WITHIN = 30.0  # seconds: the account may have to wait for a failover
+LOOK_WITHIN = 1.0  # seconds until a query is repeated
+READ_WITHIN = 30.0  # seconds: the tally may have to wait for a failover
 RESTART_DELAY = 1.0  # seconds that a dead server or coordinator stays dead
 
 
 class CountingJob(ServerRun):
-    """A training that keeps an account beside its model."""
+    """A training run with a tally beside its model."""
 
     def _start_evaluator(self) -> None:
         self._client.create(TALLY, audit.TABLE)  # before any worker is there
@@ -49,15 +49,15 @@ class CountingJob(ServerRun):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """What one look saw."""
+    """A snapshot of the cluster."""
 
     view: m.View
     standing: m.StatusReply
-    asked: float  # when, on the monotonic clock: what happened later is not in it
+    asked: float  # when, on the monotonic clock
 
 
 class ChaosTarget:
-    """Use as a context: leaving it ends everything that was started, also what is stopped."""
+    """Use as a context: leaving it ends all processes, also stopped ones."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ChaosTarget:
         self._apart: set[tuple[str, str]] = set()
         self.training = CountingJob(job, dataset, listener, folder, launcher=self._proxied if cuts else None)
         self.probes = PushProbes()
-        self.seen: ClusterSnapshot | None = None  # the last look
+        self.seen: ClusterSnapshot | None = None  # the last snapshot
         self._kv: KV | None = None
         self._stopped: set[str] = set()
         self._looked = threading.Event()
@@ -85,7 +85,7 @@ class ChaosTarget:
         try:
             self.training.restart_delay = RESTART_DELAY
             self._kv = self.training._cluster.client("nemesis")
-            self._kv._client.dispatcher.patient = True  # what is silent may be back
+            self._kv._client.dispatcher.patient = True  # a silent node may be back
             self._kv.tables()
             placed = next(one for one in self._kv._client.session.view.tables if one.name == TALLY)
             self.probes = PushProbes.for_segments(placed.starts)
@@ -105,9 +105,9 @@ class ChaosTarget:
         self._closing.set()
         if self._kv is not None:
             for task in self._kv._client.dispatcher.failed:
-                task.asked = True  # the account knows: nobody needs to be told
+                task.asked = True  # the audit finds errors: ignore them here
         for name in list(self._stopped):
-            self.resume(name)  # what is stopped cannot end
+            self.resume(name)  # a stopped process cannot end
         self.training.close()
         self._watcher.join(2 * LOOK_WITHIN)
         if self._proxy is not None:
@@ -134,11 +134,11 @@ class ChaosTarget:
             self.training.resume(name)
 
     def cut(self, name: str, other: str) -> None:
-        """From now on they do not hear each other."""
+        """Cut the connection between two nodes."""
         self._keep_apart({*self._apart, (name, other), (other, name)})
 
     def join_up(self, name: str, other: str) -> None:
-        """They hear each other again."""
+        """Restore the connection between two nodes."""
         self._keep_apart(self._apart - {(name, other), (other, name)})
 
     def _keep_apart(self, pairs: set[tuple[str, str]]) -> None:
@@ -150,12 +150,12 @@ class ChaosTarget:
         return self.training.add_worker()
 
     def add_server(self, name: str) -> None:
-        """Start it; it is a member when it has joined."""
+        """Start a server; it joins later."""
         with contextlib.suppress(ShoalError):  # the run is over
             self.training._processes.fork(name, "server", {})
 
     def drain(self, name: str) -> None:
-        """Ask for it to go: others take over what it has."""
+        """Ask a server to leave: others take over its segments."""
         assert self._kv is not None
         client = self._kv._client
         self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
@@ -166,7 +166,7 @@ class ChaosTarget:
         return self.training.wait(seconds)
 
     def next_look(self, seconds: float) -> None:
-        """Until there is a newer one, at most so long."""
+        """Wait for a newer snapshot, up to a time limit."""
         self._looked.clear()
         self._looked.wait(seconds)
 
@@ -209,7 +209,7 @@ class ChaosTarget:
         self._kv.push(TALLY, keys, np.ones(len(keys), np.float32)).then(ended)
 
     def balance(self, rolled_back: bool = False) -> PushAudit:
-        """Read what the servers hold. Raises what is in the way.
+        """Read the values on the servers and compare. Raises errors of the store.
 
         After a rollback every slot must be there; acknowledgements of our own client are void.
         """
@@ -228,7 +228,7 @@ class ChaosTarget:
 
 
 def _versions(task: Task, course: m.RunProgress) -> dict[str, int]:
-    """What the model's segments have counted, in slots."""
+    """The slots counted by the model's segments."""
     per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
     return {
         f"segment {i} on {server}": round(version * per_version)

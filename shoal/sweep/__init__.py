@@ -1,6 +1,6 @@
-"""Many runs that answer one question: a study becomes runs, figures, pictures and words.
+"""Sweeps: a study of one question becomes runs, figures, pictures and findings.
 
-``study`` (with ``grid``) reads the question, ``disk`` finds the runs that are there, ``schedule``
+``study`` (with ``grid``) reads the study, ``disk`` finds its existing runs, ``schedule``
 (with ``child``) runs the others, ``figures`` compares them. ``findings``, ``table``, ``pictures``
 and ``sections`` show the result, ``show`` the progress.
 """

@@ -1,7 +1,7 @@
 """The process of one run of a sweep.
 
-Orders come as a line on standard input. When that is closed, the run and the process end: so
-nothing survives a sweep that is killed. Output goes to the run's log.
+It reads its orders, a line, from standard input. When that closes, the run and the process end: so
+nothing survives a killed sweep. Output goes to the run's log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRACE = 20.0  # seconds for a run to end in order
 
 
 class SweepOrders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to run, where, and on which cores."""
+    """The job, folder and cores of a run."""
 
     job: str  # TOML: JSON has no infinity
     folder: str

@@ -1,9 +1,9 @@
-"""The folder of a sweep: which runs of its study are there, and what they say.
+"""The folder of a sweep: the existing runs of its study and their results.
 
-    study.toml                       the study, as it was asked last
+    study.toml                       the study in its last form
     runs/max_delay=4,workers=2-seed0/    a run folder each, with its output (output.log), its
                                      cores and load (machine.json), or why it failed (failed.txt)
-    former/                          runs that left the study, and whose name is needed
+    former/                          runs that left the study, and made room for others
     table.csv, table.json, *.svg, *.png
 
 A run is identified by its settings, cores and seed, not by its name: another axis in the study
@@ -33,14 +33,14 @@ from shoal.strategies.gossip.graphs import read
 from shoal.strategies.gossip.topology import LINKS
 from shoal.sweep.study import PlannedRun, Study
 
-ENDS_WITHIN = 30.0  # seconds, of a run whose sweep is gone
+ENDS_WITHIN = 30.0  # seconds for a run to end after its sweep
 LOG, FAILED, STUDY, MACHINE = "output.log", "failed.txt", "study.toml", "machine.json"
 
 State = Literal["finished", "diverged", "failed", "unfinished", "to do"]
 
 
 class MachineInfo(msgspec.Struct, frozen=True):
-    """What a run was given, and how much of it was taken by what is not the run."""
+    """The cores of a run, and the share that other processes took."""
 
     cores: list[int]
     others: float | None = None  # share
@@ -48,25 +48,25 @@ class MachineInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """A run of the study, as far as it is there."""
+    """The state of a run of the study."""
 
     run: PlannedRun
     state: State
     folder: Path
-    reason: str = ""  # of one that failed or diverged
+    reason: str = ""  # if it failed or diverged
     summary: dict[str, Any] = field(default_factory=dict, repr=False)
     events: list[RunEvent] = field(default_factory=list, repr=False)
-    others: float | None = None  # share of its cores that was not its own
+    others: float | None = None  # share of its cores that others took
 
     @property
     def is_done(self) -> bool:
-        """There is nothing to be run any more: a loss that ran away would do so again."""
+        """Whether it needs no other run: a diverged loss would diverge again."""
         return self.state in ("finished", "diverged")
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A study and what there is of its runs."""
+    """A study and its existing runs."""
 
     study: Study
     results: list[PointResult] = field(repr=False)
@@ -92,7 +92,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
-    """How this run stands."""
+    """The state of this run."""
     folder = out / "runs" / run.name
     if not folder.is_dir():
         return PointResult(run, "to do", folder)
@@ -113,9 +113,9 @@ def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
 
 
 def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
-    """A digest of all that makes a measurement this one; of data only the file's name counts.
+    """A digest that identifies a measurement; of data only the file's name counts.
 
-    Links count by content: those that a run in ``folder`` had, else those in the file now.
+    Edge lists count by content: that of the run in ``folder``, else that of the file now.
     """
     tree = msgspec.to_builtins(job)
     tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
@@ -132,7 +132,7 @@ def _links(path: Path, nodes: int) -> Any:
 
 
 def fingerprint(folder: Path) -> str:
-    """The identity of a run that has come to its end; nothing if it has not."""
+    """The identity of a finished run; empty if it is not finished."""
     try:
         if not is_finished(folder) and not _diverged(folder):
             return ""
@@ -157,7 +157,7 @@ def _others(folder: Path) -> float | None:
 
 
 def _diverged(folder: Path) -> bool:
-    """Its loss ran away: that is a result, and would be the same again."""
+    """Whether its loss diverged: that is a result, and would be the same again."""
     try:
         events, _ = read_legible(folder / "events.jsonl")
         whole = msgspec.json.decode((folder / "summary.json").read_bytes())["failed"]
@@ -171,7 +171,7 @@ def _diverged(folder: Path) -> bool:
 
 
 def kept(study: Study, out: Path, cores: int) -> dict[str, Path]:
-    """Where the finished runs of the study lie, by the names that they have in it."""
+    """The folders of finished runs by their names in the study."""
     wanted = {identity(run.job, cores): run.name for run in study.runs}
     found: dict[str, Path] = {}
     for path in _folders(out):
@@ -202,7 +202,7 @@ def _folders(out: Path) -> list[Path]:
 
 
 def make_way(path: Path, out: Path) -> None:
-    """Where a run is to be: one that came to its end is put aside, one that did not is removed."""
+    """Clear the folder of a run: move a finished run aside, remove an unfinished one."""
     if path.is_dir() and fingerprint(path):
         _put_aside(path, out / "former")
     else:
@@ -218,7 +218,7 @@ def _put_aside(path: Path, former: Path) -> None:
 
 
 def clear(path: Path) -> None:
-    """Remove a run that did not end, if there is one. What is none of ours is left alone."""
+    """Remove an unfinished run, if there is one; leaves other files alone."""
     if not path.exists():
         return
     ours = any((path / name).exists() for name in (LOG, FAILED, "job.toml")) or not any(path.iterdir())
@@ -230,7 +230,7 @@ def clear(path: Path) -> None:
 
 
 def _locked(path: Path) -> Lock:
-    """A run of a sweep that was killed sees that, and ends; that may take it a moment."""
+    """Wait for the lock: a run of a killed sweep needs a moment to end."""
     deadline = time.monotonic() + ENDS_WITHIN
     while True:
         try:

@@ -1,16 +1,15 @@
 """Figures of a study's runs and points, and how they compare.
 
-*Time to the target* is when the weights were read that were first judged at or below it; nothing
-is interpolated between evaluations. A run that never got there is *censored*: it has no time,
-and neither has a point unless all of its seeds got there. Over seeds a figure is a median, with
-the lowest and the highest.
+*Time to the target* is when the weights of the first evaluation at or below it were read, without
+interpolation. A run that never reached it is *censored*: it has no time, and a point has one only
+if all of its seeds reached it. Over seeds a figure is a median, with the lowest and the highest.
 
     speedup = time of the best serial run / time        all up to the target
             = (rows/s / its rows/s)  x (its rows / rows)
             = hardware efficiency    x statistical efficiency
 
-Each seed is compared with the serial run of the same seed. Where all runs learn from as many
-rows, *sooner* is the serial run's seconds / seconds, whatever was learned.
+Each seed is compared with the serial run of the same seed. Where all runs learn from equally many
+rows, *sooner* is the serial run's seconds / seconds, whatever the loss.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ _OVER_SEEDS = (
     "rows_per_second", "last_loss", "best_loss", "accuracy", "worst_loss", "distance", "cpu", "waiting",
     "stale_mean", "stale_p95",
 )  # fmt: skip
-ALIKE = 0.01  # of the rows: so much may runs differ that learned from as many
+ALIKE = 0.01  # of the rows: largest difference that counts as equal
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """Of one run. None: not known, or never reached."""
+    """The figures of one run. None: unknown, or never reached."""
 
     result: PointResult = field(repr=False)
     target: float | None
     time: float | None = None  # seconds to the target
     rows: int | None = None  # rows to the target
     seconds: float | None = None
-    computing: float | None = None  # seconds, those aside in which nothing but judging was left
+    computing: float | None = None  # seconds, without the final evaluation
     cpu: float | None = None  # seconds of all its processes
     learned: int | None = None  # rows, of the whole run
     rows_per_second: float | None = None  # of the whole run
@@ -51,8 +50,8 @@ class RunFigures:
     best_loss: float | None = None
     accuracy: float | None = None  # of the last evaluation
     train_loss: float | None = None
-    worst_loss: float | None = None  # of everybody's own models, where they have some
-    distance: float | None = None  # of these from their mean
+    worst_loss: float | None = None  # of the workers' own models, if any
+    distance: float | None = None  # of these models from their mean
     spent: dict[str, float] = field(default_factory=dict)  # shares of the workers' time
     stale_mean: float | None = None
     stale_p95: float | None = None
@@ -87,7 +86,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Spread | None:
-        """Of those that are there and finite; None if there are none."""
+        """The spread of the finite values; None if there are none."""
         known = [one for one in values if one is not None and math.isfinite(one)]
         return cls(float(median(known)), float(min(known)), float(max(known))) if known else None
 
@@ -99,7 +98,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PointFigures:
-    """Of one point, over its seeds."""
+    """The figures of one point over its seeds."""
 
     point: Point
     runs: list[RunFigures] = field(repr=False)
@@ -136,13 +135,13 @@ class PointFigures:
 
     @property
     def censored(self) -> bool:
-        """All seeds were run, and not all of them reached the target."""
+        """Whether all seeds were run, but not all reached the target."""
         return self.complete and self.runs[0].target is not None and self.reached < len(self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFigures:
-    """Of a whole sweep."""
+    """The figures of a whole sweep."""
 
     sweep: Sweep = field(repr=False)
     points: list[PointFigures]  # of the grid
@@ -150,16 +149,16 @@ class StudyFigures:
     best_serial: PointFigures | None
     best: PointFigures | None
     best_by: str  # how it was chosen, in words
-    emulated: list[str]  # what of the computing is not real, in words
+    emulated: list[str]  # which computation is emulated, in words
 
     @property
     def shown(self) -> list[PointFigures]:
-        """What a study is about: its grid; of one that has none, the serial runs."""
+        """The points of the grid; without a grid, the serial points."""
         return self.points or self.serial
 
     @property
     def cores(self) -> int | None:
-        """That each run had."""
+        """The cores of each run."""
         return next((one.summary.get("cores") for one in self.sweep.results if one.is_done), None)
 
     @property
@@ -168,12 +167,12 @@ class StudyFigures:
 
     @property
     def timed(self) -> bool:
-        """Points are compared by their time to the target: there is one, and a point reached it."""
+        """Whether points are compared by time: some point reached the target."""
         return self.has_target and any(one.time is not None for one in self.shown)
 
     @property
     def measured(self) -> str:
-        """What points are compared by; the best loss where nobody reached the target."""
+        """The figure that points are compared by; the best loss if none reached the target."""
         return "seconds to the target" if self.timed else f"{'best' if self.has_target else 'last'} test loss"
 
     def measure(self, one: PointFigures) -> Spread | None:
@@ -191,13 +190,13 @@ class StudyFigures:
 
     @property
     def same_work(self) -> bool:
-        """All runs that are done learned from as many rows, about."""
+        """Whether all finished runs learned from about equally many rows."""
         learned = [run.learned or 0 for point in [*self.points, *self.serial] for run in point.runs if _done(run)]
         return len(learned) > 1 and max(learned) <= (1 + ALIKE) * min(learned)
 
 
 def figures(sweep: Sweep) -> StudyFigures:
-    """All of them."""
+    """All figures of a sweep."""
     target = sweep.study.target
     serial, best_serial = _serial(sweep)
     relative = None if target is None or target.above is None else target.above
@@ -261,14 +260,14 @@ def first_at_or_below(events: Sequence[RunEvent], target: float | None) -> Evalu
 
 
 def moment(event: Evaluated) -> float:
-    """When the model was as good as this says: when its weights were read."""
+    """The time of an evaluation: when its weights were read."""
     return event.seconds if event.read is None else event.read
 
 
 def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[PointFigures | None, str]:
     """The first point at the target with all its seeds; else that of the lowest median loss.
 
-    Without a target that is the last loss of a run, with one that nobody reached its best.
+    Without a target that is the last loss of a run; if no run reached it, the best.
     """
     timed = [one for one in points if one.time is not None]
     if timed:
@@ -332,7 +331,7 @@ def _alike(one: int | None, other: int | None) -> bool:
 
 
 def _done(run: RunFigures) -> bool:
-    """It came to its end, by its passes."""
+    """Whether it ended after all its epochs."""
     return run.result.state == "finished" and bool(run.learned)
 
 
@@ -354,13 +353,13 @@ STEEP = 6.0  # highest over lowest from which a scale is logarithmic, if the val
 class PlotLine:
     """The points that differ along the axis only."""
 
-    label: str  # what they have in common; nothing if that is everything
+    label: str  # the common choices; empty if all are
     points: list[PointFigures]
 
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """Where the choices of an axis lie on a picture.
+    """The positions of an axis's choices in a picture.
 
     Values that grow by factors are spread evenly, 0 one step before the least; names come last.
     """
@@ -389,7 +388,7 @@ class AxisScale:
         return cls(axis.choices, places, step or 1.0)
 
     def place(self, value: float) -> float | None:
-        """Where a number lies, also between choices; None if it lies outside of them."""
+        """The position of a number, also between choices; None outside of them."""
         known = sorted(
             (choice.number, self.places[choice.label]) for choice in self.choices if choice.number is not None
         )

@@ -20,12 +20,12 @@ from shoal.sweep.grid import Axis
 from shoal.views import format
 from shoal.views.page import TableSection
 
-QUIET = 0.05  # of a run's cores: so much may be taken by others unsaid
+QUIET = 0.05  # of a run's cores: less taken by others is not mentioned
 NAMED = 6  # points in a sentence before it says how many more
 
 
 def paragraphs(of: StudyFigures) -> list[str]:
-    """What can be said; nothing that the figures do not say."""
+    """The findings that the figures support."""
     said = [
         _runs(of),
         _best(of),
@@ -88,7 +88,7 @@ def _best(of: StudyFigures) -> str:
     for axis in of.sweep.study.axes if not best.point.serial else of.sweep.study.serial_axes:
         numbers = sorted(choice.number for choice in axis.choices if choice.number is not None)
         mine = best.point.choices[axis.name].number
-        ends_there = mine == 0 or (axis.name, mine) == ("workers", 1)  # there is nothing beyond
+        ends_there = mine == 0 or (axis.name, mine) == ("workers", 1)  # the axis ends there
         if mine is not None and len(numbers) > 2 and mine in (numbers[0], numbers[-1]) and not ends_there:
             which = "lowest" if mine == numbers[0] else "highest"
             edges.append(f"{axis.short} {at(best, axis)} is the {which} that was tried")
@@ -132,7 +132,7 @@ def _along(of: StudyFigures) -> list[str]:
 
 
 def _shape(of: StudyFigures, line: PlotLine, axis: Axis) -> str:
-    """Where the best is along the axis, and how much worse its ends are."""
+    """The best place along the axis, and how much worse its ends are."""
     known = [(one, spread) for one in line.points if (spread := of.measure(one)) is not None]
     numeric = [(one, spread) for one, spread in known if one.point.choices[axis.name].number is not None]
     what = "time to the target" if of.timed else of.measured.removeprefix("last ")
@@ -230,7 +230,7 @@ def _times(spread: Spread) -> str:
 
 
 def _missed(of: StudyFigures) -> str:
-    """What never got there, and what failed."""
+    """The points that missed the target, and the failures."""
     parts = []
     censored = [one for one in [*of.points, *of.serial] if one.censored]
     if censored:
@@ -251,7 +251,7 @@ def _missed(of: StudyFigures) -> str:
 
 
 def _others(of: StudyFigures) -> str:
-    """Whether the machine was quiet."""
+    """Whether other processes used the machine."""
     taken = Spread.of([one.others for one in of.sweep.results])
     if taken is None or taken.high < QUIET:
         return ""
@@ -289,7 +289,7 @@ POINT = 0.01  # of accuracy
 
 
 def same_rows(of: StudyFigures) -> str:
-    """Every line against the best serial run, where all learned from as many rows."""
+    """Every line against the best serial run, if all learned from equally many rows."""
     serial = of.best_serial
     if not of.same_work or serial is None or serial.seconds is None or not any(one.sooner for one in of.points):
         return ""
@@ -305,7 +305,7 @@ def same_rows(of: StudyFigures) -> str:
 
 
 def accuracies(of: StudyFigures) -> str:
-    """Every line, and what is more than a point below the best serial run."""
+    """The accuracies, and which are more than a point below the best serial run."""
     if not any(one.accuracy is not None for one in of.points):
         return ""
     text = f"Accuracy at the end: {_lines(of, lambda one: one.accuracy, lambda value: f'{value:.4f}')}"
@@ -322,7 +322,7 @@ def accuracies(of: StudyFigures) -> str:
 
 
 def apart(of: StudyFigures) -> str:
-    """How far models are from their mean at the end, where every worker has one (gossip)."""
+    """The final distance of the workers' models from their mean (gossip)."""
     if not any(one.distance is not None for one in of.points):
         return ""
     text = f"Distance of the models from their mean at the end: {_lines(of, lambda one: one.distance, lambda value: f'{value:.2g}')}"
@@ -348,12 +348,12 @@ def _lines(of: StudyFigures, figure: Callable[[PointFigures], Spread | None], sa
 # ---------------------------------------------------------------- workers
 
 
-FIRST = 4  # losses that are listed one by one, as in the table of S4
+FIRST = 4  # losses that are listed one by one
 NAMED = 6
 
 
 def active_table(of: StudyFigures) -> TableSection | None:
-    """Workers present at first losses, at the target and over all; None if all worked alone."""
+    """Workers at the first losses, at the target and in all; None for serial runs."""
     points = [one for one in of.points if one.done and any(_asked(run) > 1 for run in one.runs)]
     if not points:
         return None
@@ -378,7 +378,7 @@ def active_table(of: StudyFigures) -> TableSection | None:
 
 
 def active(of: StudyFigures) -> str:
-    """The same in a sentence."""
+    """The table of workers in a sentence."""
     counts = {one.point.title: _full(one) for one in of.points if any(_asked(run) > 1 for run in one.runs)}
     known = {title: (full, total) for title, (full, total) in counts.items() if total}
     if not known:
@@ -391,12 +391,12 @@ def active(of: StudyFigures) -> str:
 
 
 def all_at_work(of: StudyFigures) -> bool:
-    """At every evaluation of every run."""
+    """Whether all workers were present at every evaluation of every run."""
     return all(full == total for full, total in map(_full, of.points))
 
 
 def _full(one: PointFigures) -> tuple[int, int]:
-    """Evaluations with all workers, of all but the first and the last, when some may be gone."""
+    """Evaluations with all workers, without the first and the last."""
     found = [(event.workers, _asked(run)) for run in one.runs for event in _judged(run)[1:-1]]
     return sum(there >= asked for there, asked in found), len(found)
 

@@ -34,19 +34,19 @@ class AxisChoice:
 
     @property
     def number(self) -> float | None:
-        """Where it lies on a scale, if it does; a name may be a number, too."""
+        """Its number on a scale, if it has one; a name may be a number, too."""
         if isinstance(self.value, str):
             return float(self.value) if _NUMBER.fullmatch(self.value) else None
         return float(self.value) if isinstance(self.value, int | float) and not isinstance(self.value, bool) else None
 
     def has_name(self, axis: str) -> bool:
-        """Its label says it all: it is a point with a name, not a value."""
+        """Whether it is a named point, not a value."""
         return axis not in self.changes and self.number is None
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A setting, or a name for several, and what it is to be in turn."""
+    """A setting, or a name for several, and its choices."""
 
     name: str
     choices: list[AxisChoice]
@@ -63,7 +63,7 @@ class Point:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The title for people."""
         said = [
             choice.label if choice.has_name(axis) else f"{self.names[axis]} {choice.label}"
             for axis, choice in self.choices.items()
@@ -72,14 +72,14 @@ class Point:
 
     @property
     def name(self) -> str:
-        """For a folder: nothing that a shell or a file system would mind."""
+        """A folder name that is safe for shells and file systems."""
         parts = [
             _plain(choice.label if choice.has_name(axis) else f"{self.names[axis]}={choice.label}")
             for axis, choice in self.choices.items()
         ]
         name = ",".join([SERIAL, *parts] if self.serial else parts) or "job"
         exact = all(_plain(choice.label) == choice.label for choice in self.choices.values())
-        if not exact or len(name) > NAME_CHARS:  # two labels might have become the same
+        if not exact or len(name) > NAME_CHARS:  # two labels might become equal
             name = f"{name[:NAME_CHARS]}-{hashlib.sha256(self.title.encode()).hexdigest()[:6]}"
         return name
 
@@ -131,7 +131,7 @@ def _axes(name: str, value: Any, table: str) -> Iterator[Axis]:
             yield from _axes(f"{name}.{inner}", values, table)
         return
     else:
-        # One that sets nothing is the job as it is: what the others are held against.
+        # A point without settings is the plain job, for comparison.
         choices = [AxisChoice(one, one, flat(settings)) for one, settings in value.items()]
     labels = [choice.label for choice in choices]
     if twice := next((one for one in labels if labels.count(one) > 1), None):
@@ -155,7 +155,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def label(value: Any) -> str:
-    """A value, as short as it can be said."""
+    """A short text for a value."""
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)

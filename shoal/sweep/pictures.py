@@ -51,22 +51,22 @@ OfRun = Callable[[RunFigures], float | None]
 Track = tuple[list[float], list[float]]
 
 APART = 0.06  # of a step along the axis, between lines, so that their bars do not hide each other
-NEAR = 0.03  # below the highest accuracy: what is drawn larger
+NEAR = 0.03  # below the highest accuracy: the enlarged range
 MOMENTS = 300  # of a median line
-WORSE = 2  # times as far as from the first loss to the lowest: so much worse is still shown
+WORSE = 2  # times the range of losses that is shown above the first
 PANELS = 4  # beside each other
 CELLS = 20  # along one side of a heat map: more cannot be read
 SECONDS = ("per_example", "pause", "pause_every", "stall", "stall_at", "link", "arrive", "preempt", "away")
 
 
 def pictures(of: StudyFigures) -> list[PictureSection]:
-    """All that there is something to draw for."""
+    """All pictures that have data."""
     found = [(name, picture(of)) for name, picture in _PICTURES.items()]
     return [PictureSection(name, draw.svg(one[0]), one[1]) for name, one in found if one is not None]
 
 
 def write_pictures(of: StudyFigures, folder: Path) -> list[Path]:
-    """Each as SVG and PNG; a picture that there is nothing to draw for any more is removed."""
+    """Write each as SVG and PNG; remove old pictures without data."""
     written = []
     for name, picture in _PICTURES.items():
         one = picture(of)
@@ -161,7 +161,7 @@ def _draw_seeds(axes: Axes, line: PlotLine, axis: Axis, scale: AxisScale, shift:
 
 
 def _speedups(axes: Axes, of: StudyFigures, axis: Axis, point: OfPoint, run: OfRun) -> None:
-    """Times as fast as the serial run, log-log over workers, with what would be ideal."""
+    """The speedup over the serial run, log-log over workers, with the ideal."""
     draw_lines(axes, of, axis, point, run)
     draw.y_label(axes, "times as fast as the best serial run")
     heights = [value for one in of.points if (spread := point(one)) is not None for value in (spread.low, spread.high)]
@@ -234,7 +234,7 @@ def _speedup(of: StudyFigures) -> Drawn:
 
 
 def _work(of: StudyFigures) -> Drawn:
-    """The same rows for all: what the clock says, and what it cost (S2-08, S2-13)."""
+    """Equal rows for all: wall time, speedup and CPU time."""
     axis = x_axis(of)
     if axis is None or not of.same_work or len({run.job.workers for run in of.sweep.study.runs}) < 2:
         return None
@@ -266,7 +266,7 @@ def _work(of: StudyFigures) -> Drawn:
 
 
 def _accuracy(of: StudyFigures) -> Drawn:
-    """All of it, and beside that the upper end."""
+    """The accuracy, and beside it its upper end enlarged."""
     axis = x_axis(of)
     known = [(one, one.accuracy) for one in of.shown if one.accuracy is not None]
     if axis is None or not known:
@@ -359,7 +359,7 @@ def _lowest(of: StudyFigures) -> str:
 
 
 def _consensus(of: StudyFigures) -> Drawn:
-    """How far models are from their mean over time, where every worker has one."""
+    """The distance of the workers' models from their mean over time."""
     points = [one for one in of.points if one.distance is not None]
     if not points:
         return None

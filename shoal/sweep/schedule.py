@@ -1,4 +1,4 @@
-"""Runs beside each other, each in a process and on cores of its own, until all are done.
+"""Runs a sweep in parallel: each run has its own process and cores.
 
 A run that fails is reported, and the others go on. Ending the sweep ends all runs, by closing the
 pipe of their orders; that also happens when this process is killed.
@@ -39,7 +39,7 @@ from shoal.sweep.disk import (
 )
 from shoal.sweep.study import PlannedRun, Study
 
-LOOK = 0.5  # seconds between two looks at what runs
+LOOK = 0.5  # seconds between checks of the runs
 REASON_CHARS = 500
 
 
@@ -55,7 +55,7 @@ class SweepListener:
 
 @dataclass(slots=True, eq=False)
 class RunningPoint:
-    """A run under way."""
+    """A run in progress."""
 
     run: PlannedRun
     place: list[int]
@@ -72,7 +72,7 @@ class RunningPoint:
         return time.monotonic() - self.began
 
     def has_ended(self) -> bool:
-        """As ``poll``, but what it used is known then."""
+        """Like ``poll``, but also records the used CPU time."""
         if self.process.returncode is None:
             with contextlib.suppress(ChildProcessError):
                 pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
@@ -90,7 +90,7 @@ class RunningPoint:
 
 
 class SweepSchedule:
-    """The runs of a sweep that are left, and those that go on."""
+    """The waiting and the running runs of a sweep."""
 
     def __init__(self, out: Path, places: Sequence[list[int]], timeout: float, audience: SweepListener) -> None:
         self._out, self._timeout, self._audience = out, timeout, audience
@@ -99,7 +99,7 @@ class SweepSchedule:
         self._running: list[RunningPoint] = []
 
     def run(self, todo: Iterable[PlannedRun]) -> list[PointResult]:
-        """All of them, in order of beginning as given; how each ended."""
+        """Start all in the given order; returns how each ended."""
         queue, results = deque(todo), list[PointResult]()
         try:
             while queue or self._running:
@@ -135,7 +135,7 @@ class SweepSchedule:
         self._audience.began(run)
 
     def _wait(self) -> None:
-        """Until one ends, or for a moment."""
+        """Wait until a run ends, at most for a moment."""
         select.select([one.handle for one in self._running], [], [], LOOK)
         for one in self._running:
             if one.seconds > self._timeout and not one.given_up:
@@ -148,7 +148,7 @@ class SweepSchedule:
 
     def _end(self, one: RunningPoint) -> PointResult:
         others = one.others()
-        with contextlib.suppress(OSError):  # a full disk: it is only not known, then
+        with contextlib.suppress(OSError):  # a full disk: the figure is missing
             (one.folder / MACHINE).write_bytes(msgspec.json.encode(MachineInfo(one.place, others)))
         self._forget(one)
         result = look(one.run, self._out, self._cores)
@@ -169,7 +169,7 @@ class SweepSchedule:
                 one.process.stdin.close()
 
     def _end_all(self) -> None:
-        """In order, if they can; in any case."""
+        """End all runs, in order if possible."""
         for one in self._running:
             with contextlib.suppress(OSError):
                 one.process.send_signal(signal.SIGTERM)
@@ -185,7 +185,7 @@ class SweepSchedule:
 
 
 def busy(place: Sequence[int]) -> float | None:
-    """Seconds that these cores have been busy since boot; None if that is not known."""
+    """Busy seconds of these cores since boot; None if unknown."""
     import psutil
 
     with contextlib.suppress(Exception):  # a container may hide it
@@ -196,7 +196,7 @@ def busy(place: Sequence[int]) -> float | None:
 
 
 def _reason(one: RunningPoint) -> str:
-    """Why it failed: its last words, or how it ended."""
+    """Why it failed: its last output, or its exit status."""
     code = one.process.returncode
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
@@ -215,7 +215,7 @@ def estimate(took: Sequence[float], left: int, beside: int) -> float | None:
 
 
 def check_out(out: Path) -> None:
-    """What cannot be written is said before hours are spent."""
+    """Check that results can be written, before hours are spent."""
     try:
         (out / "runs").mkdir(parents=True, exist_ok=True)
         probe = out / f".probe-{os.getpid()}"
@@ -229,7 +229,7 @@ def check_out(out: Path) -> None:
 
 
 def check_here(study: Study) -> None:
-    """That it can be run on this machine: its cores, its data and its graphs are there."""
+    """Check that this machine has the cores, data and graphs."""
     study.places()
     for run in study.runs:
         try:
@@ -240,20 +240,20 @@ def check_here(study: Study) -> None:
 
 
 def stands(study: Study, out: Path) -> list[PointResult]:
-    """How each run stands; nothing is changed."""
+    """The state of each run; changes nothing."""
     cores = len(study.places()[0])
     there = kept(study, out, cores)
     found = []
     for run in study.runs:
         result = look(run, out, cores)
-        if run.name in there and there[run.name] != result.folder:  # it has another name as yet
+        if run.name in there and there[run.name] != result.folder:  # it still has another name
             result = PointResult(run, "finished", there[run.name])
         found.append(result)
     return found
 
 
 def run_left(study: Study, out: Path, audience: SweepListener | None = None) -> Sweep:
-    """Run what is not finished. A run that fails stops no other; the next call goes on."""
+    """Run the unfinished runs. A failed run stops no other; the next call continues."""
     check_here(study)
     places = study.places()
     check_out(out)

@@ -18,7 +18,7 @@ from shoal.views.run_record import emulation
 
 
 def sections(sweep: Sweep) -> list[Section]:
-    """For the report page."""
+    """The sections of the report page."""
     of = figures(sweep)
     there = active_table(of)
     tables = [points_table(of)] * bool(of.points) + [points_table(of, serial=True)] * bool(of.serial)

@@ -1,4 +1,4 @@
-"""A sweep while it goes on: a board on a terminal, a line for each run anywhere else.
+"""Shows a sweep live: a board on a terminal, elsewhere a line for each run.
 
 shoal sweep · delay · 54 runs · 2 at a time
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌  31 of 54   12 min 3 s   about 9 min left
@@ -31,8 +31,8 @@ from shoal.views.terminal import LineView
 if TYPE_CHECKING:
     from rich.text import Text
 
-ENDED = 100  # of those that ended, how many are shown
-TAIL = 65_536  # bytes of a run's events that are looked at
+ENDED = 100  # finished runs that are shown
+TAIL = 65_536  # bytes that are read of a run's events
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def audience(study: Study, results: Sequence[PointResult], stream: TextIO | None
 
 
 class SweepProgress:
-    """How far the sweep is."""
+    """The progress of a sweep."""
 
     def __init__(self, study: Study, results: Sequence[PointResult]) -> None:
         self.study, self.total = study, len(results)
@@ -59,8 +59,8 @@ class SweepProgress:
         self.failed = 0
         self.began = time.monotonic()
         self.took = took(results)
-        self.running: list[tuple[str, float, str]] = []  # who, for how long, how far
-        self.ended: deque[tuple[str, str]] = deque(maxlen=ENDED)  # a sign, and what is said
+        self.running: list[tuple[str, float, str]] = []  # run, seconds, progress
+        self.ended: deque[tuple[str, str]] = deque(maxlen=ENDED)  # a sign and a text
         self._beside = len(study.places())
 
     def end(self, result: PointResult, seconds: float) -> str:
@@ -73,7 +73,7 @@ class SweepProgress:
         return said
 
     def left(self) -> str:
-        """About how long it will take."""
+        """The estimated time left."""
         seconds = estimate(self.took, self.total - self.done - self.failed, self._beside)
         return "" if seconds is None or seconds <= 0 else f"about {format.duration(seconds)} left"
 
@@ -93,7 +93,7 @@ class SweepLines(SweepListener):
 
 
 class SweepLive(SweepListener):
-    """A board, drawn from what is known."""
+    """A board, drawn from the progress."""
 
     def __init__(self, progress: SweepProgress) -> None:
         self._progress = progress
@@ -157,7 +157,7 @@ def ending(result: PointResult) -> str:
 
 
 def how_far(folder: Path) -> str:
-    """A run's last words on where it is, from the end of its events; nothing if it has said none yet."""
+    """A run's latest progress, from the end of its events; empty if there is none."""
     try:
         with open(folder / "events.jsonl", "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
@@ -169,7 +169,7 @@ def how_far(folder: Path) -> str:
         try:
             told = msgspec.json.decode(line)
         except msgspec.MsgspecError:
-            continue  # the first one, cut
+            continue  # the first line is incomplete
         if isinstance(told, dict) and isinstance(told.get("passes"), float | int):
             far = far or f"epoch {format.epochs(told['passes'])}"
             if told.get("event") == "evaluated":

@@ -2,12 +2,12 @@
 
     what = "How far may workers be apart?"
     seeds = 3                       # 0, 1, 2; or a list
-    cores = 2                       # that may be used  [default: all that this process may use]
-    cores_per_run = 1               # so many for each run; runs go on in parallel  [default: all]
+    cores = 2                       # cores to use  [default: all of this process]
+    cores_per_run = 1               # cores per run; runs go in parallel  [default: all]
     target = 0.42                   # a held-out loss, fixed in advance; or "serial + 1%"
     timeout = 600                   # seconds after which a run is given up  [default: an hour]
 
-    [job]                           # what is the same in all runs, as in a job file
+    [job]                           # the common settings, as in a job file
     [grid]                          # every combination of all axes (see ``grid``)
     [serial]                        # a grid for the best serial run, which speedups refer to
     [picture]                       # x and lines: axes of pictures; log = true: log losses
@@ -44,7 +44,7 @@ _UNSLOWED = {"emulate.slow": [], "emulate.factor": 1.0, "emulate.pause": 0.0, "e
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The loss that a run is to reach: a number, or so much above the best serial run."""
+    """The target loss: a number, or relative to the best serial run."""
 
     loss: float | None = None
     above: float | None = None  # share
@@ -69,7 +69,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is asked, and what is to be run for it."""
+    """A question and its runs."""
 
     name: str
     what: str
@@ -88,7 +88,7 @@ class Study:
 
     @classmethod
     def load(cls, path: Path) -> Study:
-        """From a TOML file; what is wrong with it is said with the file, the table and the key."""
+        """Read a TOML file; errors name the file, the table and the key."""
         try:
             text = path.read_bytes().decode()
             tree = tomllib.loads(text)
@@ -137,7 +137,7 @@ class Study:
         return list({run.point.name: run.point for run in self.runs}.values())
 
     def toml(self) -> str:
-        """The study as it was written, with its name: a file may be called otherwise."""
+        """The text of the study with its name, which may differ from the file's."""
         named = "name" in tomllib.loads(self.text)
         return self.text if named else f'name = "{self.name}"\n{self.text}'
 

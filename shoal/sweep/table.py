@@ -64,7 +64,7 @@ def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) ->
 
 
 def runs_table(of: StudyFigures) -> TableSection:
-    """One row for each run; what is the same in all stands in the caption."""
+    """One row for each run; common values are in the caption."""
     columns: list[tuple[str, Callable[[RunFigures], float | None], Callable[[float], str]]] = [
         ("seconds to target", lambda run: run.time, format.exact_seconds),
         ("rows to target", lambda run: run.rows, "{:,.0f}".format),
@@ -85,7 +85,7 @@ def runs_table(of: StudyFigures) -> TableSection:
 
 
 def printed(of: StudyFigures, width: int) -> RenderableType:
-    """The closing page on a terminal so wide."""
+    """The final page for a terminal of this width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -149,7 +149,7 @@ def write_tables(of: StudyFigures, folder: Path) -> None:
 
 
 def facts(of: StudyFigures) -> dict[str, Any]:
-    """All figures as plain data. A loss that ran away is null: JSON has no infinity."""
+    """All figures as plain data. A diverged loss is null: JSON has no infinity."""
     study = of.sweep.study
     return {
         "name": study.name,

@@ -139,7 +139,7 @@ class KV:
         self._do(self._client.save).result(seconds)
 
     def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
-        """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``after=``.
+        """Count these values once: ``slot=(epoch, number)``, ``step=``, ``of=pull``, ``after=``.
 
         Arrays are not copied: do not change keys and values until the push is done. ``void=``
         fills a slot with nothing.

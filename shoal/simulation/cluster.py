@@ -39,10 +39,10 @@ Process = Coordinator | DrainableNode | Worker
 
 
 class SimulatedCluster:
-    """All that is no worker."""
+    """The coordinator and the servers."""
 
     def __init__(self, world: World, plan: FaultPlan, scheduler: Callable[[], Scheduler | None]) -> None:
-        """``scheduler`` makes what the next life of the coordinator assigns slots with."""
+        """``scheduler`` makes the scheduler of the coordinator's next life."""
         self.world, self.plan, self._scheduler = world, plan, scheduler
         self.damaged: set[int] = set()  # checkpoints that were damaged
         self.job = ""  # whose checkpoints are made
@@ -53,7 +53,7 @@ class SimulatedCluster:
         world.track(Shrink)
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
-        self.drainables: dict[str, DrainableNode] = {}  # what each of them runs in
+        self.drainables: dict[str, DrainableNode] = {}  # the drainable server of each
         self.former: list[Server] = []
 
     @property
@@ -85,13 +85,13 @@ class SimulatedCluster:
         self.add(drainable)
 
     def end(self, name: str) -> None:
-        """A server that was let go: its process ends, and nobody starts it again by itself."""
+        """End the process of a released server; its supervisor does not restart it."""
         self.world.carry_out(name, self.drainables.pop(name).member.leave())
         self.former.append(self.servers.pop(name))
         self.world.end(name)
 
     def start_again(self, name: str) -> None:
-        """A server that ended by itself, and was not let go: its supervisor starts another."""
+        """Restart a server that ended by itself without a release."""
         drainable = self.drainables[name]
         self.world.carry_out(name, drainable.member.leave())
         self.world.end(name)
@@ -104,7 +104,7 @@ class SimulatedCluster:
         self.world.at(self.world.now + START_AGAIN, start)
 
     def crash(self, name: str, seen: bool) -> bool:
-        """False if that would be more than the copies can bear."""
+        """Crash a node; False if the copies would not tolerate it."""
         if name != COORDINATOR and not self.plan.beyond and not self.may_lose(name):
             return False
         if any(place.filling for table in self.tables() for place in table.places):
@@ -112,13 +112,13 @@ class SimulatedCluster:
         if name == COORDINATOR and any(one not in self.world.hosts for one in self.servers):
             self.world.counts["rare: coordinator crashed during a failover"] += 1
         self.world.crash(name)
-        if seen:  # the launcher tells, a moment later
+        if seen:  # the launcher reports it a moment later
             later = self.world.now + 10 * MILLISECOND
             self.world.at(later, lambda: self.world.tell(COORDINATOR, ProcessEnd(name, "it was killed")))
         return True
 
     def server(self, name: str) -> DrainableNode:
-        """A server: of the launcher, or on another host, where it gives up in the end."""
+        """A server: of the launcher, or on another host, where it may give up."""
         self._lives += 1
         server = Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline, self.disk)
         return DrainableNode(server, server.member, "timing" if self.plan.seed % 2 else None)
@@ -147,7 +147,7 @@ class SimulatedCluster:
         return gone
 
     def rot(self, seed: int) -> bool:
-        """A bit of the newest checkpoint's files flips, and stays so. False if there is none."""
+        """Flip a bit in the newest checkpoint's files for good. False if there is none."""
         number = max((int(name) for name in self.disk.names(ROOT) if name.isdigit()), default=0)
         folder = manifest.folder_of(ROOT, number)
         names = self.disk.names(folder) if number else []
@@ -171,14 +171,14 @@ class SimulatedCluster:
         return list(self.coordinator.roster.tables.values())
 
     def delays(self, table: str) -> set[int | None]:
-        """What the servers that are there go by, in this table."""
+        """The delays that the live servers use for this table."""
         number = self.coordinator.roster.tables[table].number
         here = [server for name, server in self.servers.items() if name in self.world.hosts]
         parts = [holding.primary for server in here for one, holding in server.tables.items() if one == number]
         return {part.spec.max_delay for part in parts if part is not None}
 
     def incarnations(self) -> list[int]:
-        """Of all who are members."""
+        """The incarnations of all members."""
         return [person.member.incarnation for person in self.coordinator.roster.people.values()]
 
     def may_lose(self, name: str) -> bool:
@@ -254,7 +254,7 @@ class SimulatedCluster:
         return host is None or person is None or world.local_time(host) - person.heard < self.plan.timing.suspect
 
     def _rosters(self) -> Iterator[Roster]:
-        """The coordinator's, and what it would be after a crash now."""
+        """The coordinator's roster, and the one after a crash now."""
         yield self.coordinator.roster
         journal = self.world.journals.get(COORDINATOR)
         if journal is not None:
@@ -268,17 +268,17 @@ class SimulatedCluster:
         return name in roster.people and roster.people[name].member.incarnation == self.servers[name].member.incarnation
 
     def all_here(self) -> bool:
-        """Every server is a member, as the one that it is now; and nobody else is."""
+        """Whether exactly the present servers are members."""
         roster = self.coordinator.roster
         return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
 
     def all_know(self) -> bool:
-        """Every server has the newest view."""
+        """Whether every server has the newest view."""
         newest = self.coordinator.roster.number
         return all(server.member.shown == newest for server in self.servers.values())
 
     def whole(self) -> bool:
-        """All servers are members, and every segment has all its copies, with none being made."""
+        """Whether all servers are members and every segment has all its copies."""
         roster = self.coordinator.roster
         if not self.all_here():
             return False
@@ -289,7 +289,7 @@ class SimulatedCluster:
         return self._whole
 
     def part(self, server: str, table: int, segment: int) -> SegmentState | None:
-        """What this server has of a segment."""
+        """This server's copy of a segment."""
         holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None:
             return None
@@ -299,7 +299,7 @@ class SimulatedCluster:
         )
 
     def part_from(self, server: str, table: int, start: int) -> tuple[SegmentState, int] | None:
-        """The same, of the segment that begins with this key; and its number there."""
+        """The copy of the segment that begins with this key, and its number."""
         holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None or start not in holding.placed.starts:
             return None

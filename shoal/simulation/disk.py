@@ -29,7 +29,7 @@ BLOCK = 512
 
 
 class Crashed(BaseException):
-    """The machine stopped here. No code outlives that, so nothing but a test may catch it."""
+    """The machine stopped here. Only tests may catch it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +66,8 @@ class SimulatedDisk(Disk):
     """All of one machine's files."""
 
     def __init__(self, seed: int | str = 0, capacity: int | None = None) -> None:
-        self.capacity = capacity  # bytes, None: no end to it
-        self.stop_at: int | None = None  # the operation that never happens, nor any after it
+        self.capacity = capacity  # bytes; None: unlimited
+        self.stop_at: int | None = None  # the first operation that never happens
         self.failing: dict[int, int] = {}  # operation -> errno
         self.flips: dict[Path, int] = {}  # file -> the bit that is read wrong
         self.slow = 0  # nanoseconds that an operation takes, at most
@@ -159,7 +159,7 @@ class SimulatedDisk(Disk):
         return sum(len(file.cached) for file in _files(self._root))
 
     def damage(self, path: Path, contents: bytes | None) -> None:
-        """Somebody writes over a file, or removes it (None), and it stays that way."""
+        """Overwrite a file, or remove it (None), for good."""
         folder = self._folder(path.parent)
         file = None if contents is None else _SimulatedFile(bytearray(contents), contents)
         for names in (folder.cached, folder.durable):
@@ -220,7 +220,7 @@ def _survivor(folder: _SimulatedFolder, random: Random, names: float, blocks: fl
 
 
 def _torn(file: _SimulatedFile, random: Random, keep: float) -> bytes:
-    """Of what was not synced, any blocks; where one is missing, what was there before, or zeros."""
+    """A file after a crash: any unsynced blocks; else the old contents, or zeros."""
     cached, durable = bytes(file.cached), file.durable
     if cached == durable:
         return durable

@@ -36,12 +36,12 @@ STRAGGLING = (
     "slower",
     "halting",
     "stall",
-)  # a worker computes slowly, with breaks, or not at all for once: it is alive
+)  # a live worker computes slowly, with pauses, or stalls once
 NONSENSE = ("nan", "unsorted", "short", "far")
 
 
 class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """One thing that goes wrong: what, from when, for how long, to whom, and how badly."""
+    """One fault: its kind, time, length, victim and severity."""
 
     kind: str
     at: int = 0  # after the work began
@@ -60,7 +60,7 @@ class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What one seed stands for."""
+    """The plan of one seed."""
 
     seed: int
     servers: int = 1
@@ -75,11 +75,11 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
     inline: int = INLINE_ELEMENTS
     think: int = 50  # longest time a worker computes
     delay: int = 1  # of a message, on average
-    lasts: int = 1_000  # then everything is healed
+    lasts: int = 1_000  # then all faults are healed
     checkpoint: int = 0  # how often; 0: never
-    beyond: bool = False  # more may be lost than the copies can bear
-    balance: Literal["load", "count", "none"] = "count"  # what newcomers are given by themselves
-    scale: float = 1.0  # of the timing that all go by
+    beyond: bool = False  # more may be lost than the copies tolerate
+    balance: Literal["load", "count", "none"] = "count"  # how segments are rebalanced
+    scale: float = 1.0  # of the timing of all nodes
     faults: tuple[Fault, ...] = ()
     habits: tuple[str, ...] = ()
 
@@ -90,7 +90,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         slots_per_step = random.choice([1, 2, 3, 4, 5])
         slots = random.randrange(8, 24)
         slots_per_pass = None
-        if kind == "step":  # whole passes of whole steps: what is never complete is never counted
+        if kind == "step":  # complete epochs of complete steps: others are never counted
             slots_per_pass = random.choice([None, None, slots_per_step * 2, slots_per_step + 1])
             unit = slots_per_pass or slots_per_step
             slots = -(-slots // unit) * unit
@@ -118,7 +118,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
 
     @classmethod
     def read(cls, text: str) -> FaultPlan:
-        """A plan as it prints itself. ValueError says why it is none."""
+        """Parse a printed plan; raises ValueError."""
         try:
             plan = _literal(ast.parse(text.strip(), mode="eval").body)
             if not isinstance(plan, FaultPlan):
@@ -154,7 +154,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         return [f"worker-{i}" for i in range(self.workers)]
 
     def newcomer(self, number: int) -> str:
-        """The name of a server that comes later."""
+        """The name of a server that joins later."""
         return f"server-{self.servers + number}"
 
     def __str__(self) -> str:
@@ -202,12 +202,12 @@ def draw_faults(plan: FaultPlan) -> tuple[Fault, ...]:
 
 
 def family(name: str, plan: FaultPlan, random: Random) -> list[Fault]:
-    """Some faults of one family."""
+    """Draw faults of one family."""
     return _DRAW[name](plan, random)
 
 
 def with_stragglers(plan: FaultPlan) -> FaultPlan:
-    """In three plans of ten some workers are slow (drawn apart: S3-07)."""
+    """In three plans of ten some workers are slow, by draws of their own."""
     random = Random(f"{plan.seed}/stragglers")
     if random.random() >= 0.3:
         return plan
@@ -221,15 +221,15 @@ def with_stragglers(plan: FaultPlan) -> FaultPlan:
 
 def straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
     match random.choice(["slower", "slower", "halting", "stall"]):
-        case "slower":  # so many times
+        case "slower":  # factor
             return Fault("slower", random.randrange(plan.lasts // 2), plan.lasts, name, rate=random.choice([3, 5, 10]))
-        case "halting":  # the chance that it stands still before a slot
+        case "halting":  # the chance of a pause before a slot
             return Fault("halting", 0, plan.lasts, name, rate=random.choice([0.2, 0.5]))
     return Fault("stall", random.randrange(plan.lasts // 2), random.choice([500, 2_000, 6_000]), name)
 
 
 def _some(plan: FaultPlan, random: Random) -> list[int]:
-    """One to three moments."""
+    """Draw one to three times."""
     return [random.randrange(plan.lasts) for _ in range(random.choice([1, 2, 3]))]
 
 
@@ -257,11 +257,11 @@ def _partition(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _server_partition(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A server is cut off from other servers, or from the coordinator and them (F17, F18)."""
+    """A server is cut off from other servers, or from the coordinator and them."""
     if random.random() < 0.5:
         others = plan.server_names + random.choice([[], ["coordinator"]])
         return [_cut(plan, random, at, plan.server_names, others) for at in _some(plan, random)]
-    # Long enough to be deposed, unknown to the workers, while servers reach each other (F9, F18).
+    # Long enough to be deposed, unknown to the workers, while servers reach each other.
     at, deaf = random.randrange(min(plan.lasts, 2_000)), random.sample(plan.worker_names, -(-plan.workers // 2))
     return [
         Fault("cut", at, 7_500, "coordinator", (random.choice(plan.server_names),)),
@@ -277,7 +277,7 @@ def _cut(plan: FaultPlan, random: Random, at: int, names: list[str], others: lis
 
 
 def _swizzle(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Clogs nodes and frees them in another order (F20): all is late, nothing lost."""
+    """Clogs nodes and frees them in another order: all is late, nothing lost."""
     names = random.sample(plan.names, random.randrange(1, len(plan.names) + 1))
     each = plan.lasts // (2 * len(names))
     free = [plan.lasts // 2 + i * each for i in range(len(names))]
@@ -293,7 +293,7 @@ def _pause(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _server_pause(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Long enough to be removed, or just not (F9)."""
+    """A server pauses, about long enough to be removed."""
     return [
         Fault("pause", at, random.choice([1_500, 3_000, 6_000, 9_000]), random.choice(plan.server_names))
         for at in _some(plan, random)
@@ -308,9 +308,9 @@ def _crash(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _server_crash(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A server loses all it held and restarts empty; the launcher may have seen it end (F5, F7).
+    """A server loses all it held and restarts empty; the launcher may have seen it end.
 
-    Often another fault follows while the others take over: the coordinator dies too (F15), or
+    Often another fault follows while the others take over: the coordinator dies too, or
     another server dies or pauses.
     """
     faults = []
@@ -319,7 +319,7 @@ def _server_crash(plan: FaultPlan, random: Random) -> list[Fault]:
         faults.append(Fault("crash", at, lasts, random.choice(plan.server_names), how=how))
         later = at + random.randrange(200) + (0 if how else 5_000)
         match random.choice(["", "crash", "pause", "coordinator", "alone", "alone"]):
-            case "alone":  # what it does meanwhile reaches no copy (F6, F18)
+            case "alone":  # its changes reach no copy
                 others = [name for name in plan.server_names if name != faults[-1].who]
                 some = tuple(random.sample(others, random.randint(min(1, len(others)), len(others))))
                 before = random.choice([100, 500, 1_500])
@@ -338,7 +338,7 @@ def _server_crash(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _coordinator(plan: FaultPlan, random: Random) -> list[Fault]:
-    """It is gone for a while, and comes back with its journal (F14)."""
+    """The coordinator is down for a while, and returns with its journal."""
     return [Fault("crash", at, random.choice([0, 300, 2_000, 6_000]), "coordinator") for at in _some(plan, random)]
 
 
@@ -362,7 +362,7 @@ def beyond(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _drift(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Every clock has its own pace and its own beginning (F28)."""
+    """Every clock has its own rate and offset."""
     return [
         Fault("drift", lasts=random.randrange(1_000), who=name, rate=round(random.uniform(-0.1, 0.1), 4))
         for name in plan.names
@@ -370,7 +370,7 @@ def _drift(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _rogue(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Somebody sends what no client of ours would."""
+    """A rogue client sends invalid messages."""
     return [
         Fault(
             "rogue",
@@ -384,7 +384,7 @@ def _rogue(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _twin(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A second process under a name that is in use (F37)."""
+    """A second process under a name that is in use."""
     names = plan.worker_names + (plan.server_names if plan.copies > 1 else [])
     return [
         Fault("twin", random.randrange(plan.lasts), random.choice([500, 3_000, 6_000]), random.choice(names))
@@ -413,6 +413,6 @@ _DRAW = {
 
 
 def draw_scale(seed: int) -> float:
-    """Of the timing, by a chance of its own: three seeds in four go by the defaults."""
+    """Draw the scale of the timing separately: three seeds in four use the defaults."""
     random = Random(f"{seed}/timing")
     return random.choice([0.2, 0.5, 2.0, 3.0]) if random.random() < 0.25 else 1.0

@@ -26,13 +26,13 @@ CLOSE = 1e-4  # of numbers of size 1, after hundreds of roundings
 
 
 def _apart(a: Floats | Doubles, b: Floats | Doubles) -> float:
-    """How far, where numbers are of size 1, or for their size."""
+    """The distance: absolute for numbers up to 1, relative above."""
     return float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0) / max(1.0, np.max(np.abs(b), initial=0.0)))
 
 
 @dataclass
 class RoundChecker:
-    """Of gossip in rounds."""
+    """Checks gossip in rounds."""
 
     driver: GossipDriver
     nodes: dict[str, GossipWorker]
@@ -41,7 +41,7 @@ class RoundChecker:
     # leg, round, worker: its model
     said: dict[tuple[int, int, str], Floats] = field(default_factory=dict)
     weights: dict[tuple[int, int, str], float] = field(default_factory=dict)
-    # what it took in each round, and from whom
+    # its inputs of each round by sender
     flows: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)
     steps: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class RoundChecker:
         return self.driver.controller.graph.directed
 
     def see(self, name: str) -> None:
-        """After an event at this worker."""
+        """Check after an event at this worker."""
         part, model = self.nodes[name].part, self.models[name]
         assert isinstance(part, Synchronous)
         found = {(part.leg, number): (said.model, said.weight) for number, said in part._said.items()}
@@ -68,7 +68,7 @@ class RoundChecker:
         self.dead.append(name)
 
     def _round(self, leg: int, number: int, name: str) -> None:
-        """From the beginning of this round to that of the next one."""
+        """Check a worker from the beginning of a round to that of the next."""
         model, matrix, me = self.models[name], self.driver.matrices[leg], node_of(name)
         before, after = self.said[leg, number, name].astype(np.float64), self.said[leg, number + 1, name]
         own, parts = model.mixes.pop(0) if model.mixes else (1.0, [])
@@ -102,11 +102,12 @@ class RoundChecker:
                 self._broken(leg, number, name, f"took other weights than the leg's: {own:g} of its own")
 
     def _who_said(self, leg: int, number: int, values: Floats, among: list[str]) -> str:
-        among = sorted(among, key=lambda one: one in self.dead)  # those who agree say the same
+        # agreeing workers have equal values
+        among = sorted(among, key=lambda one: one in self.dead)
         return next((one for one in among if np.array_equal(self.said.get((leg, number, one), ()), values)), "")
 
     def _shares(self, leg: int, number: int, name: str, used: dict[str, float]) -> None:
-        """Push-sum: the new weight is what was kept and what came, and no more."""
+        """Push-sum: the new weight is the kept share plus the received ones."""
         matrix, me = self.driver.matrices[leg], node_of(name)
         had, has = self.weights[leg, number, name], self.weights[leg, number + 1, name]
         came = {one: float(matrix[me, node_of(one)]) * self.weights[leg, number, one] for one in used}
@@ -156,7 +157,7 @@ class RoundChecker:
             self.violations.append(Violation("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}"))
 
     def _product(self) -> None:
-        """Without a loss all is as the matrix has it, and push-sum's weights add up."""
+        """Without losses, models follow the matrix, and push-sum's weights add up."""
         if self.directed:
             total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Synchronous))
             if abs(total - len(self.nodes)) > 1e-9:
@@ -188,7 +189,7 @@ class HalfMeeting:
 
 @dataclass
 class MeetingChecker:
-    """Of gossip two at a time."""
+    """Checks gossip in pairs."""
 
     driver: GossipDriver
     nodes: dict[str, GossipWorker]
@@ -241,12 +242,12 @@ class MeetingChecker:
         self.violations.append(Violation("I10 conservation", f"{who} moved by what nobody has moved by"))
 
     def crash(self, name: str) -> None:
-        """What it had goes with it."""
+        """Remove the model of a crashed worker."""
         self.base = self.base - (self.models[name].weights.astype(np.float64) - self.models[name].moved)
         self.dead.append(name)
 
     def end(self) -> None:
-        """Meetings are settled, losses counted, and the models shown of one moment."""
+        """At the end meetings are settled, losses counted, and models of one moment."""
         for half in self.halves:
             if half.who in self.dead:
                 continue

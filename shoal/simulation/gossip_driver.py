@@ -1,8 +1,8 @@
 """Drives the real gossip controller in a simulated world; models record all changes.
 
-``GossipDriver`` begins the next leg after a pause, as if models were judged, tells the controller
-which workers have ended, and ends the run when all slots are counted. It records what the checkers
-need of every leg: mixing matrix, assigned slots, rounds and models.
+``GossipDriver`` begins the next leg after a pause, as for an evaluation, reports ended workers to
+the controller, and ends the run when all slots are counted. It records what the checkers need of
+every leg: mixing matrix, assigned slots, rounds and models.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def node_of(name: str) -> int:
 
 
 def pull_of(slot: int, size: int) -> Floats:
-    """Where a slot draws a model to."""
+    """The target that a slot pulls a model to."""
     drawn: Floats = np.random.default_rng(slot).normal(0.0, 1.0, size).astype(np.float32)
     return drawn
 
@@ -105,9 +105,9 @@ class GossipDriver:
         self.slabs: dict[int, dict[str, Floats]] = {}
         self.kept: dict[str, list[int]] = {}  # slots of lost workers that stay counted
         names = [name_of(node) for node in range(plan.nodes)]
-        self.every = plan.rounds * plan.nodes  # slots from one judgement to the next
+        self.every = plan.rounds * plan.nodes  # slots between evaluations
         self.total = plan.legs * self.every
-        self._per_pass = max(1, self.every - plan.seed % 3)  # passes end within a leg, too
+        self._per_pass = max(1, self.every - plan.seed % 3)  # an epoch may end within a leg
         parts = Shards(Slots(self._per_pass, 1, plan.seed), plan.nodes)
         self.controller = GossipController(
             names,
@@ -129,13 +129,13 @@ class GossipDriver:
         self._set_off(self.controller.begin(self._now()))
 
     def ended(self, name: str) -> None:
-        """A worker's process has ended; while models are judged that is not looked at."""
+        """A worker's process has ended; ignored during an evaluation."""
         self._ended.append(name)
         if not self._pausing:
             self.look()
 
     def look(self) -> None:
-        """After an event at home, as after a turn of its loop."""
+        """Run after each event of the controller, as after a turn of its loop."""
         controller = self.controller
         self._count()
         while self._ended and not self._pausing:
@@ -157,7 +157,7 @@ class GossipDriver:
         self.world.at(self.world.now + self._pauses.choice(PAUSES) * MILLISECOND, self._next)
 
     def unseen(self, counted: list[int]) -> list[int]:
-        """Slots of the passes that have begun that are neither counted nor still to be dealt."""
+        """Slots of begun epochs that are neither counted nor left to assign."""
         parts = self.controller.parts
         seen = {*counted, *parts.left().tolist()}
         return [slot for slot in range((parts.of_pass + 1) * self._per_pass) if slot not in seen]

@@ -39,7 +39,7 @@ def silent_until_the_first_leg(real: Any) -> Any:
 
 @mutant(Pairwise, "answers")
 def met_applied_twice(real: Any) -> Any:
-    """An answer that comes again moves who asked once more."""
+    """A repeated answer moves the asking worker once more."""
 
     def answers(self: Pairwise, sender: str, met: MeetReply, arrays: Any) -> None:
         if self.asked is None and arrays and self._number == met.number:
@@ -52,7 +52,7 @@ def met_applied_twice(real: Any) -> Any:
 
 @mutant(Pairwise, "asks")
 def meet_answered_twice(real: Any) -> Any:
-    """A question that comes again moves who is asked once more."""
+    """A repeated request moves the asked worker once more."""
 
     def asks(self: Pairwise, sender: str, meet: Meet, values: Floats) -> None:
         if self.answered.get(sender, (-1, None))[0] == meet.number:
@@ -64,7 +64,7 @@ def meet_answered_twice(real: Any) -> Any:
 
 @mutant(Synchronous, "offered")
 def offer_of_any_round(real: Any) -> Any:
-    """An offer is used in whatever round it comes."""
+    """An offer is used in any round."""
 
     def offered(self: Synchronous, sender: str, offer: Offer, values: Floats) -> None:
         late = offer.leg == self.leg and sender in self._hears and offer.round < self.round and not self._settling
@@ -75,7 +75,7 @@ def offer_of_any_round(real: Any) -> Any:
 
 @mutant(Synchronous, "_leave")
 def weight_of_the_dead_forgotten(real: Any) -> Any:
-    """Who loses a neighbour takes the mean of what is left by the old weights."""
+    """A worker that loses a neighbour averages the rest by the old weights."""
 
     def leave(self: Synchronous, name: str) -> None:
         own = self._own
@@ -99,7 +99,7 @@ def shown_before_all_are_done(real: Any) -> Any:
 
 @mutant(Synchronous, "_start")
 def share_kept_and_given(real: Any) -> Any:
-    """Push-sum: what is given away is kept as well."""
+    """Push-sum: a worker keeps the share that it gives away."""
 
     def start(self: Synchronous, weights: Floats) -> None:
         real(self, weights)
@@ -121,7 +121,7 @@ def steps_divided_by_what_vanishes(real: Any) -> Any:
 
 @mutant(Synchronous, "tick")
 def nobody_asks_again(_: Any) -> Any:
-    """What is lost is never asked for again."""
+    """Lost messages are never requested again."""
     return lambda self, now: None
 
 
@@ -144,7 +144,7 @@ def slots_of_a_leg_dealt_twice(real: Any) -> Any:
 
 @mutant(Controller, "lose")
 def dead_worker_waited_for(real: Any) -> Any:
-    """Home goes on waiting for the model of a worker that is lost."""
+    """The controller keeps waiting for the model of a lost worker."""
 
     def lose(self: Controller, now: int, name: str) -> Any:
         told = dict(self.states)
@@ -157,7 +157,7 @@ def dead_worker_waited_for(real: Any) -> Any:
 
 @mutant(GossipProgress, "add")
 def rest_counted_twice(real: Any) -> Any:
-    """What a worker reports when it is done is counted again when it shows its model."""
+    """The last report of a worker is counted again with its model."""
 
     def add(self: GossipProgress, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
         if isinstance(said, LegDone) and one.rest is not None:
@@ -170,13 +170,13 @@ def rest_counted_twice(real: Any) -> Any:
 
 @mutant(Shards, "_deal")
 def slots_of_the_dead_not_dealt_again(_: Any) -> Any:
-    """What a lost worker had not done is left out."""
+    """The unfinished slots of a lost worker are dropped."""
     return lambda self, ids: None
 
 
 @mutant(GossipController, "lose")
 def slots_of_the_dead_taken_for_done(real: Any) -> Any:
-    """All that a lost worker was dealt counts as done."""
+    """All slots of a lost worker count as done."""
 
     def lose(self: GossipController, now: int, name: str) -> Any:
         if (one := self.home.states.get(name)) is not None:
@@ -188,7 +188,7 @@ def slots_of_the_dead_taken_for_done(real: Any) -> Any:
 
 @mutant(GossipController, "lose")
 def leg_told_again_with_other_weights(real: Any) -> Any:
-    """A worker that hears of a leg after a loss gets the weights of the smaller graph."""
+    """A worker that learns of a leg after a loss gets the weights of the smaller graph."""
 
     def lose(self: GossipController, now: int, name: str) -> Any:
         found = real(self, now, name)
@@ -200,7 +200,7 @@ def leg_told_again_with_other_weights(real: Any) -> Any:
 
 @mutant(Controller, "_withouts")
 def loss_told_only_once(real: Any) -> Any:
-    """That somebody is gone is said once, and may be lost on its way."""
+    """A loss is reported once, and the report may be lost."""
 
     def withouts(self: Controller) -> Any:
         found = real(self)

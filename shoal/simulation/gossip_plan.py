@@ -30,7 +30,7 @@ class PlannedCrash(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What one seed stands for."""
+    """The plan of one seed."""
 
     seed: int
     mode: Literal["sync", "async"] = "sync"
@@ -43,18 +43,18 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     quick: int = MILLISECOND  # below 0: everything is computed on the compute thread
     link: float = 0.0
     delay: int = 1
-    lasts: int = 2_000  # then everything is healed
+    lasts: int = 2_000  # then all faults are healed
     loss: float = 0.0
     repeat: float = 0.0
     late: float = 0.0
     slow: float = 0.0
-    pauses: tuple[tuple[int, int, int], ...] = ()  # who, when, for how long
-    cuts: tuple[tuple[int, int, int, int], ...] = ()  # from whom, to whom, when, for how long
+    pauses: tuple[tuple[int, int, int], ...] = ()  # worker, time, length
+    cuts: tuple[tuple[int, int, int, int], ...] = ()  # sender, receiver, time, length
     crashes: tuple[PlannedCrash, ...] = ()
-    scale: float = 1.0  # of the timing that all go by
+    scale: float = 1.0  # of the timing of all nodes
     left: float | None = None  # seconds that every leg may take, at most
-    home_pauses: tuple[tuple[int, int], ...] = ()  # when, for how long
-    # worker, from or to the controller, when, for how long
+    home_pauses: tuple[tuple[int, int], ...] = ()  # time, length
+    # worker, from or to the controller, time, length
     home_cuts: tuple[tuple[int, bool, int, int], ...] = ()
 
     @classmethod
@@ -93,7 +93,7 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
 
     @property
     def is_spared(self) -> bool:
-        """Nobody dies."""
+        """Whether no worker dies."""
         return not self.crashes
 
     def __str__(self) -> str:
@@ -137,14 +137,14 @@ def _with(plan: GossipPlan, trouble: str, random: Random) -> GossipPlan:
         case _:
             crash = PlannedCrash(who, words=random.randrange(1, 12), told=random.choice([0, 50, 1_000]))
     if len({one.who for one in plan.crashes} | {who}) == plan.nodes:
-        return plan  # somebody stays
+        return plan  # one worker stays
     return replace(plan, crashes=(*plan.crashes, crash))
 
 
 def _with_home(plan: GossipPlan, random: Random) -> GossipPlan:
     """Faults of the controller, drawn apart so that they reshuffle nothing else."""
     trouble, at = random.random(), random.randrange(plan.lasts)
-    if plan.crashes and random.random() < 0.3:  # what it says of the dead is lost
+    if plan.crashes and random.random() < 0.3:  # its reports of losses are lost
         plan = msgspec.structs.replace(plan, loss=max(plan.loss, random.choice([0.1, 0.3])))
     if trouble < 0.15:
         return msgspec.structs.replace(plan, home_pauses=((at, random.choice([100, 1_000, 4_000])),))

@@ -1,8 +1,8 @@
 """The scenario GOSSIP: the workers and the controller that ship, with faults.
 
-After every event the sum of the models must be as it should (I10). At the end all legs are over in
+After every event the sum of the models must be right (I10). At the end all legs are over in
 time (I13), every slot was learned by the worker that got it and is counted once (I1), and where no
-worker was lost all is as the mixing matrix has it.
+worker was lost the models follow the mixing matrix.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class GossipScenario:
         return violations
 
     def _distance(self) -> float:
-        """Of the models from their mean."""
+        """The distance of the models from their mean."""
         models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
         return float(np.linalg.norm(models - models.mean(0)))
 

@@ -39,23 +39,23 @@ Key = tuple[int, int]  # table and segment
 
 @dataclass(slots=True)
 class LeavingServer:
-    """A server that was asked to go."""
+    """A server that is leaving."""
 
     name: str
     life: int  # of its process
     how: str
-    back: int  # when it comes again, after it is gone; negative: never
+    back: int  # when it returns after leaving; negative: never
     rolls: bool = False
     request: int = 0  # the operator's last
 
 
 @dataclass(slots=True, frozen=True)
 class MovingSegment:
-    """A segment on its way, by the coordinator's roster."""
+    """A moving segment, by the coordinator's roster."""
 
     source: str  # the primary: it sends
     target: str
-    left: str  # whose place it takes
+    left: str  # the server that it replaces
     others: tuple[str, ...]
     epoch: int
 
@@ -85,7 +85,7 @@ class ElasticDriver:
     # ------------------------------------------------------------ what is to be done
 
     def carry_out(self, fault: Fault) -> bool:
-        """Returns False if there is no server to do it to."""
+        """Carry out a fault; False if no server is available."""
         match fault.kind:
             case "join":
                 if fault.who in self.cluster.servers:
@@ -103,13 +103,13 @@ class ElasticDriver:
         return True
 
     def heal(self) -> None:
-        """From here on nobody else is asked to go; who was asked goes."""
+        """Stop new leaves; servers that are leaving still go."""
         self._over, self._rolling = True, []
         self._armed.clear()
 
     @property
     def settled(self) -> bool:
-        """Nobody is about to go or to come back."""
+        """Whether no server is leaving or returning."""
         return not (self._leaving or self._away or self._rolling)
 
     def _ask(self, name: str, how: str, back: int, rolls: bool = False) -> bool:
@@ -126,7 +126,7 @@ class ElasticDriver:
         return True
 
     def _urge(self, leaving: LeavingServer) -> None:
-        """Ask, until it goes; not for ever, since one who stays is found by ``settled``."""
+        """Repeat the request until it leaves, up to a limit; ``settled`` finds the rest."""
         host = self.world.hosts.get(leaving.name)
         if self._leaving.get(leaving.name) is not leaving:
             return
@@ -142,14 +142,14 @@ class ElasticDriver:
         self.world.at(self.world.now + ASK_AGAIN, lambda: self._urge(leaving))
 
     def _refused(self, sender: str, to: str, no: m.Refusal) -> None:
-        """It cannot go now: it is the last one that stays."""
+        """Whether it cannot leave now: no other server stays."""
         for one in list(self._leaving.values()):
             theirs = (to, no.request) == (one.name, 0) if one.how == "leave" else no.request == one.request
             if sender == COORDINATOR and theirs:
                 self._gone(one, "refused to go")
 
     def after_event(self, name: str) -> None:
-        """A node has done something: did a move go on, or is somebody free to go?"""
+        """After each event: follow moves, and release servers."""
         if name == COORDINATOR:
             self._see_moves()
         elif (
@@ -158,17 +158,17 @@ class ElasticDriver:
             self._ended(drainable)
 
     def _ended(self, drainable: DrainableNode) -> None:
-        """Its process ends: it was let go, or the coordinator will not have it."""
+        """End a process that was released, or refused by the coordinator."""
         if drainable.end == "released":
             self._released(drainable.name)
             return
         self.world.counts[f"servers that ended: {drainable.end}"] += 1
-        if drainable.end != "refused":  # the only end that these plans bring about
+        if drainable.end != "refused":  # the only end in these plans
             self.violations.append(Violation("I13 live", f"{drainable.name} was {drainable.end}: {drainable.why}"))
         self.cluster.start_again(drainable.name)
 
     def _released(self, name: str) -> None:
-        """A server was released."""
+        """Check a released server."""
         person = self.cluster.coordinator.roster.people.get(name)
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
         for segment in self._held_by(name) if ours else ():  # else a former life of it did
@@ -198,7 +198,7 @@ class ElasticDriver:
             self.world.at(self.world.now + ASK_AGAIN, self._next)
 
     def _next(self) -> None:
-        """The next one of a rolling restart goes when the one before it is a member again."""
+        """Restart the next server once the previous one is a member again."""
         if self._roll is None or not self._rolling:
             return
         if len(self.cluster.servers) > 1 and not self.cluster.all_here():
@@ -285,13 +285,13 @@ class ElasticDriver:
                 one = Fault("crash", 0, lasts, victim, how="seen" if fault.at % 2 else "")
             case "pause":
                 one = Fault("pause", 0, lasts, victim)
-            case "cut":  # the two of the move do not reach each other (F17)
+            case "cut":  # the two of the move do not reach each other
                 one = Fault("cut", 0, lasts, move.source, (move.target,))
             case "deaf":
                 one = Fault(
                     "cut", 0, lasts, victim, tuple(self.cluster.servers) if victim == COORDINATOR else (COORDINATOR,)
                 )
-            case _:  # neither the coordinator nor any server, but all workers (F18)
+            case _:  # neither the coordinator nor any server, but all workers
                 one = Fault("cut", 0, lasts, victim, servers if victim == COORDINATOR else (*servers, COORDINATOR))
         self.world.counts[f"moves: {action} of {fault.who} when {fault.how}"] += 1
         self.nemesis.strike(one)
@@ -319,7 +319,7 @@ class ElasticDriver:
         return found
 
     def uneven(self) -> str:
-        """What still has to move, or who has too much or too little; empty: all is even."""
+        """Pending moves, or servers with too much or too little; empty: all is even."""
         servers = sorted(self.cluster.servers)
         if self.plan.balance != "count" or not servers:
             return ""
@@ -332,7 +332,7 @@ class ElasticDriver:
         return ""
 
     def stuck(self) -> Iterator[str]:
-        """What has not come to rest."""
+        """What is still in progress."""
         for name in self._leaving:
             yield f"{name} was asked to go, and is still there"
         if self._away or self._rolling:

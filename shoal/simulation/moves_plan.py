@@ -2,10 +2,10 @@
 
     join      a new server joins and gets its share
     drain     a server leaves (``how``: by the operator, or by its own process); it may come back
-    roll      all servers restart, one after another (F10)
-    ambush    waits for a stage of a segment's move, then strikes one of those involved (F13)
-    freeze    a clock stands still (F28)
-    sluggish  a disk is slow (F32)
+    roll      all servers restart, one after another
+    ambush    waits for a stage of a segment's move, then strikes one of those involved
+    freeze    a clock stands still
+    sluggish  a disk is slow
     far       messages between some nodes take longer, so that they learn of a view late
 
 ``with_moves`` adds these to a plan, which may have other faults; four plans in ten have none, and
@@ -27,7 +27,7 @@ from shoal.simulation.faults import Fault, FaultPlan
 STAGES = ("named", "copied", "full", "handed")
 VICTIMS = ("source", "target", "left", "other", "coordinator")
 ACTIONS = ("crash", "pause", "cut", "deaf", "alone")
-PLANNED = ("join", "drain", "roll")  # what an operator does: no fault at all
+PLANNED = ("join", "drain", "roll")  # an operator's actions: no faults
 RUSHED = 0.2  # of all plans
 LONGEST_WAIT = 30  # milliseconds from a stage to the fault; another stage may be reached by then
 
@@ -57,13 +57,13 @@ def with_moves(plan: FaultPlan) -> FaultPlan:
 
 
 def _perhaps_rushed(plan: FaultPlan) -> FaultPlan:
-    """Drawn apart, so that all other plans are what they would be without it."""
+    """Drawn separately, so that other plans do not change."""
     random = Random(f"{plan.seed}/rush")
     return rushed(plan, random) if random.random() < RUSHED else plan
 
 
 def rushed(plan: FaultPlan, random: Random) -> FaultPlan:
-    """The same cluster in a rush, with no other fault that would hide what it shows."""
+    """The same cluster in a rush, without other faults."""
     servers = random.choice([1, 2, 2, 3])
     plan = replace(
         plan,
@@ -93,7 +93,7 @@ def rushed(plan: FaultPlan, random: Random) -> FaultPlan:
 
 
 def _far(plan: FaultPlan, random: Random, joins: list[str]) -> list[Fault]:
-    """Newcomers that are slow to acknowledge, nodes that hear of views late, and any two others."""
+    """Slow links: to newcomers, from the coordinator, or between any two nodes."""
 
     def far(who: str, others: list[str]) -> Fault:
         some = tuple(random.sample(others, random.randint(1, len(others))))
@@ -109,7 +109,7 @@ def _far(plan: FaultPlan, random: Random, joins: list[str]) -> list[Fault]:
 
 
 def _comings(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Who comes, and who goes."""
+    """Draw joins and leaves."""
     if random.random() < 0.2:
         lasts = random.choice([0, 100, 1_000])
         return [Fault("roll", random.randrange(500), lasts, how=random.choice(["drain", "leave"]))]
@@ -152,7 +152,7 @@ def _sluggish(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _worker_cuts(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A worker does not reach a server, nor that one it (F16)."""
+    """A worker and a server are cut off from each other."""
     return [
         Fault(
             "cut",
@@ -166,7 +166,7 @@ def _worker_cuts(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _one_way(plan: FaultPlan, random: Random) -> list[Fault]:
-    """One hears the other, and is not heard by it (F19)."""
+    """A cut in one direction."""
     who, other = random.choice(plan.server_names), random.choice(plan.names)
     if who == other:
         return []

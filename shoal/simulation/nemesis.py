@@ -21,20 +21,20 @@ SETTLE = 6 * SECOND  # a pause may outlast the healing by so much
 
 
 class FaultTarget(Protocol):
-    """Who knows the processes."""
+    """The owner of the processes."""
 
     def crash(self, fault: Fault) -> bool:
-        """False if it must not be now."""
+        """Crash a process; False if it must not crash now."""
 
     def may_silence(self, name: str) -> bool: ...
 
     def restart(self, name: str) -> None: ...
 
     def carry_out(self, fault: Fault, until: int) -> bool:
-        """A fault that ``Nemesis`` does not know; False if there is nobody to do it to."""
+        """Carry out a fault that ``Nemesis`` does not know; False without a victim."""
 
     def heal(self) -> None:
-        """Nobody straggles any more, and nobody else joins or leaves."""
+        """End stragglers, joins and leaves."""
 
 
 class Nemesis:
@@ -42,12 +42,12 @@ class Nemesis:
 
     def __init__(self, world: World, plan: FaultPlan, target: FaultTarget) -> None:
         self._world, self._plan, self._target = world, plan, target
-        self._away = 0  # who is down, and comes back
+        self._away = 0  # processes that are down and will return
         self._healed = False
 
     @property
     def over(self) -> bool:
-        """All is healed, and everybody is back."""
+        """Whether all faults are healed and all processes are back."""
         return self._healed and not self._away
 
     def begin(self) -> None:
@@ -60,7 +60,7 @@ class Nemesis:
         world.at(start + self._plan.lasts * MILLISECOND, self._heal)
 
     def strike(self, fault: Fault) -> None:
-        """This happens now."""
+        """Carry out a fault now."""
         if self._healed:
             return
         world, until = self._world, self._world.now + fault.lasts * MILLISECOND
@@ -109,12 +109,12 @@ class Nemesis:
         world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
 
     def stop(self) -> None:
-        """What is to come does not come: all is healed now."""
+        """Drop the remaining faults, and heal now."""
         if not self._healed:
             self._heal()
 
     def bring_back(self, names: list[str], at: int) -> None:
-        """These processes are gone, and restart at that time."""
+        """Restart these processes at that time."""
         self._away += len(names)
         for name in names:
             self._world.at(at, lambda name=name: self._back(name))  # type: ignore[misc]
@@ -140,7 +140,7 @@ class Nemesis:
         self._healed = True
 
     def _silenced(self, fault: Fault) -> list[str]:
-        """Whom the coordinator does not hear because of this."""
+        """The nodes that a fault hides from the coordinator."""
         if fault.kind == "clog" and fault.who == COORDINATOR:
             return [name for name in self._world.hosts if name.startswith("server")]
         if fault.kind != "cut":
@@ -160,7 +160,7 @@ LONGEST_BREAK = 1_000  # milliseconds
 
 
 class Stragglers:
-    """How long the computing of each worker takes, and where its time went."""
+    """The computing times of each worker."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], int]) -> None:
         self._random, self._now = Random(f"{plan.seed}/breaks"), now
@@ -174,7 +174,7 @@ class Stragglers:
         self._faults.clear()
 
     def takes(self, worker: str, nanoseconds: int) -> int:
-        """How long a computation takes that would take so long without faults.
+        """The duration of a computation, from that without faults.
 
         Of several faults the worst counts: all of them together would stretch a slot to minutes.
         """

@@ -36,7 +36,7 @@ def words_heard_again() -> Any:
 
 @mutant
 def nothing_handed_on() -> Any:
-    """Nobody relays the words of a peer that is gone."""
+    """Words of a lost peer are not relayed."""
     real = Broadcast.lacking
 
     def lacking(self: Broadcast, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
@@ -117,7 +117,7 @@ def adopted_at_once() -> Any:
 
 @mutant
 def halves_that_never_call() -> Any:
-    """Nobody calls peers that fell silent."""
+    """Silent peers are never called."""
     return mock.patch.object(PartitionMerge, "call", lambda self, now, pause, beat: [])
 
 

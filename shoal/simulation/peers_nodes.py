@@ -29,7 +29,7 @@ from shoal.wire.messages import peers as p
 SLOTS = 2_048  # weights of a MeshPeer
 PLACES = 3  # weights of one slot, far from each other: they have different owners
 PARTS = 8
-ALONE = "the last peer was asked to leave"  # an end before all is learned
+ALONE = "the last peer was asked to leave"  # an early end
 
 
 class MeshPeer:
@@ -57,7 +57,7 @@ class MeshPeer:
 
     @property
     def settled(self) -> bool:
-        """Nothing is left to publish."""
+        """Whether all is published."""
         return not self.pending
 
     @property
@@ -178,7 +178,7 @@ class CountingReplica:
 
 
 def judge(weights: Floats) -> tuple[float, Mapping[str, float | None]]:
-    """The more is learned, the lower the loss."""
+    """A loss that falls with every learned slot."""
     return 1.0 / (1.0 + float(weights.sum())), {}
 
 

@@ -1,7 +1,6 @@
 """The faults of a mesh of peers, drawn from one seed, as data.
 
-Peers join and leave, so a fault does not name its victim: ``pick`` chooses among those who are
-here.
+Peers join and leave, so a fault does not name its victim: ``pick`` chooses among the members.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class PeersFault(msgspec.Struct, frozen=True):
     kind: str
     at: int  # milliseconds from the beginning
     lasts: int = 0
-    pick: float = 0.0  # whom, among those who are there
+    pick: float = 0.0  # selects the victim among the members
     other: float = 0.0
     rate: float = 0.0
     how: str = ""
@@ -39,11 +38,11 @@ class PeersPlan(msgspec.Struct, frozen=True):
     told: bool  # the launcher reports deaths at once
     every: int  # milliseconds between two words of a peer
     faults: tuple[PeersFault, ...] = ()
-    send: str = "all"  # or owned; or "": they only talk
+    send: str = "all"  # or owned; or "": no model
     slots: int = 0  # to be learned
     told_every: int = 1  # slots
     took: int = 20  # milliseconds for one, at most
-    scale: float = 1.0  # of the timing that all go by
+    scale: float = 1.0  # of the timing of all nodes
 
     @classmethod
     def draw(cls, seed: int) -> PeersPlan:
@@ -86,7 +85,7 @@ def _joins(plan: PeersPlan, random: Random) -> list[PeersFault]:
 
 
 def _crowd(plan: PeersPlan, random: Random) -> list[PeersFault]:
-    """Several come at once, through different peers."""
+    """Several peers join at once, through different peers."""
     at = random.randrange(plan.lasts)
     return [PeersFault("join", at + random.randrange(50), pick=random.random()) for _ in range(random.randint(2, 4))]
 
@@ -103,7 +102,7 @@ def _crashes(plan: PeersPlan, random: Random) -> list[PeersFault]:
 
 
 def _row(plan: PeersPlan, random: Random) -> list[PeersFault]:
-    """One after the other, up to all but one."""
+    """Peers die one after the other, up to all but one."""
     at = random.randrange(plan.lasts)
     gap = random.choice([0, 20, 400])
     return [
@@ -113,7 +112,7 @@ def _row(plan: PeersPlan, random: Random) -> list[PeersFault]:
 
 
 def _half_joined(plan: PeersPlan, random: Random) -> list[PeersFault]:
-    """The donor dies while it hands its model over, or the newcomer does, or somebody else."""
+    """The donor, the newcomer or another peer dies during a model transfer."""
     return [
         fault
         for at in _times(plan, random, 2)
@@ -128,14 +127,14 @@ def _half_joined(plan: PeersPlan, random: Random) -> list[PeersFault]:
 
 
 def _hushed(plan: PeersPlan, random: Random) -> list[PeersFault]:
-    """A newcomer gets a copy with words that nobody else has heard, and the donor dies."""
+    """A newcomer copies words that no other peer has heard, and the donor dies."""
     at = random.randrange(plan.lasts)
     crash = PeersFault("crash on piece", at + 300, pick=random.random() / 3, how="donor")
     return [PeersFault("hush", at, 3_000), PeersFault("join", at + 300, pick=random.random()), crash]
 
 
 def _mid_word(plan: PeersPlan, random: Random) -> list[PeersFault]:
-    """It dies after it has sent a word to some and not to all."""
+    """A peer dies after it has sent a word to some peers only."""
     return [
         PeersFault("crash on word", at, random.choice([0, 1_000]), random.random()) for at in _times(plan, random, 3)
     ]
@@ -147,7 +146,7 @@ def _pauses(plan: PeersPlan, random: Random) -> list[PeersFault]:
 
 
 def _cuts(plan: PeersPlan, random: Random) -> list[PeersFault]:
-    """Two do not hear each other, or one the other, or one nobody."""
+    """Cuts between two peers, in one direction, or around one peer."""
     return [
         PeersFault("cut", at, random.choice([500, 3_000, 7_000]), random.random(), random.random(), how=how)
         for at in _times(plan, random, 3)

@@ -35,7 +35,7 @@ LIVE_WITHIN = 40 * SECOND
 ANSWER_WITHIN = 15 * SECOND  # then a newcomer without an answer is started again
 
 NODES = (Mesh, PeerNode)
-# What must happen in some seed or other, or the faults are not reaching where they should.
+# These must happen in some seed, or the faults miss their targets.
 SOMETIMES = (
     "claims refused",
     "donors lost",
@@ -100,7 +100,7 @@ class PeersScenario:
             if not world.run(self._settled, world.now + self._rests_within(), MOST_EVENTS):
                 self._wrong("live", self._unsettled())
             self._check()
-        except Exception as error:  # whatever a node raises is a broken promise
+        except Exception as error:  # any error of a node is a broken promise
             self._wrong("raised", f"{type(error).__name__}: {error} {''.join(format_tb(error.__traceback__)[-2:])}")
         for name, count in world.counts.items():
             self.counts[f"network: {name}"] += count
@@ -137,7 +137,7 @@ class PeersScenario:
         return self._slots - 1
 
     def _join(self, name: str, through: list[str]) -> None:
-        """It comes through these lives, and knows where they are."""
+        """A peer joins through these lives, whose addresses it knows."""
         self._numbers += 1
         ways = [(life, f"memory:{life}") for life in through]
         mesh = Mesh(self._who(name, self._numbers), through=ways, timing=self.plan.timing)
@@ -147,7 +147,7 @@ class PeersScenario:
         )
 
     def _still_alone(self, mesh: Mesh) -> None:
-        """Its user would start it again, through a peer that is here."""
+        """Restart a lone newcomer through a member, as its user would."""
         life = mesh.me.life
         if life in self.peers and not mesh.has_model and not mesh.evicted and not mesh.members and self._filled:
             self._end(life, told=False)
@@ -175,7 +175,7 @@ class PeersScenario:
                 self.world.at(self.world.now + MILLISECOND, lambda other=other: self._tell(other, life))  # type: ignore[misc]
 
     def _tell(self, other: MeshPeer | CountingLearner, life: str) -> None:
-        """The launcher's word: it saw the process end."""
+        """Report the end of a process, as the launcher does."""
         if other.name in self.peers and not other.mesh.evicted:
             host = self.world.hosts[other.name]
             other.mesh.mark_gone(self.world.local_time(host), life, "its process ended")
@@ -292,7 +292,7 @@ class PeersScenario:
                 cuts[two, one] = until
 
     def _crash(self, life: str, back: int) -> bool:
-        """False if it must not be: somebody with a model must live."""
+        """Crash a peer; False if no other with a model lives."""
         if life not in self.peers or self._stay in ([life], []):
             self.counts["fault: withheld"] += 1
             return False
@@ -320,7 +320,7 @@ class PeersScenario:
             victim, fault = one
             if victim == sender == said.origin and not self._healed and fault.pick * 7 % 1 < 0.5:
                 self._on_words.remove(one)
-                for life in self.peers:  # from here on nobody hears it
+                for life in self.peers:  # from here on no peer hears it
                     self.world.weather.cuts[sender, life] = self.world.now + 1
                 self.world.at(self.world.now, lambda: self._crash_on(sender, "word"))
                 return
@@ -341,7 +341,7 @@ class PeersScenario:
     # ------------------------------------------------------------ the end
 
     def _rests_within(self) -> int:
-        """From when all is healed."""
+        """The time limit after the last fault."""
         plan = self.plan
         alone = plan.slots * plan.took * MILLISECOND  # one may be left for all
         within = round(LIVE_WITHIN * max(1.0, plan.scale)) + alone

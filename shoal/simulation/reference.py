@@ -3,7 +3,7 @@
 It uses a worker's gradient and a server's table in turn. In step mode the gradients of a step's
 slots are added in slot order in double precision and rounded once. Block-proximal does the same
 with the gradients of parts; iteration t reads exactly the iterations before t - max_delay. This is
-written independently of what ships, so that equality means something.
+written independently of the shipped code, so that equality means something.
 
 A part that changes its holder begins again, with the weights of that moment and with steps as
 short as at first. Given which holder pushed which slot (``BlocksBegun``), the reference gives the
@@ -78,7 +78,7 @@ def weights_by_step(
 
 
 class ReferenceGradient:
-    """Of the slots of a step, at the weights before it."""
+    """The gradient of the slots of a step, at the weights before it."""
 
     def __init__(self, job: Job, dataset: Dataset) -> None:
         self._job, self._rows = job, sparse(dataset.train)
@@ -131,7 +131,7 @@ class BlockWorker:
 
     def __init__(self, columns: CscColumns, max_delay: int) -> None:
         self.standing, self._delay = BlockMargins(columns, max_delay), max_delay
-        self._coming: dict[int, tuple[int, Any, Floats]] = {}  # by iteration: what it was answered
+        self._coming: dict[int, tuple[int, Any, Floats]] = {}  # by iteration: the answers
         self._asked: tuple[int, Any, Any] | None = None
 
     def turn(self, t: int, block: int, everything: bool) -> tuple[Any, Any]:
@@ -171,7 +171,7 @@ def weights_by_iteration(
         for part, began in sorted(one for one in later if one[1].version == t):
             parts[part, began] = hand = BlockWorker(columns[part], strategy.max_delay)
             hand.standing.refresh(table.pull(columns[part].keys)[:, 0])
-            for s in range(began.iteration, t):  # these it pushed in vain
+            for s in range(began.iteration, t):  # these pushes did not count
                 hand.turn(s, turns.block(s), _is_recheck(strategy, turns, s))
                 hand.answer(s, table)
         total, touched = np.zeros((rows, 2)), np.zeros(rows, np.bool_)

@@ -66,7 +66,7 @@ def raised(error: Exception) -> Violation:
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of one plan."""
+    """The result of one plan."""
 
     plan: Any  # of its scenario
     violations: list[Violation]
@@ -88,11 +88,11 @@ class Scenario:
     draw: Callable[[int], Any]
     run: Callable[[Any, Trace | None], Verdict]
     mutants: Mapping[str, Callable[[], AbstractContextManager[Any]]]
-    sometimes: tuple[str, ...]  # must happen in some seed, or the faults miss their mark
+    sometimes: tuple[str, ...]  # must happen in some seed, or the faults miss their targets
     nodes: tuple[type[Any], ...]  # classes that ship and run in it; a test checks that they do
 
     def simulate(self, seed: int, trace: Trace | None = None) -> Verdict:
-        """Run one seed and check everything that can be checked."""
+        """Run one seed and check all promises."""
         return self.run(self.draw(seed), trace)
 
     def mutated(self, mutant: str) -> AbstractContextManager[Any]:
@@ -101,7 +101,7 @@ class Scenario:
 
 
 def each(prefix: str, *what: str) -> Iterator[str]:
-    """Names of counters that begin alike."""
+    """Names of counters with a common prefix."""
     return (f"{prefix}: {one}" for one in what)
 
 
@@ -113,7 +113,7 @@ def scenario(name: str) -> Scenario:
 
 @dataclass(slots=True)
 class SeedTotals:
-    """What many seeds came to."""
+    """The totals of many seeds."""
 
     of: str = "store"
     seeds: int = 0
@@ -133,7 +133,7 @@ class SeedTotals:
             self.first_broken = more.first_broken
 
     def never(self) -> list[str]:
-        """What should have happened in some seed and did not."""
+        """Required events that happened in no seed."""
         return [what for what in scenario(self.of).sometimes if not self.counts[what]]
 
     def facts(self) -> dict[str, Any]:

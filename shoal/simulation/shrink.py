@@ -49,12 +49,12 @@ def shrink(
             if broken_rule(smaller) == rule:
                 plan, going = smaller, True
                 tried(tries, plan)
-                break  # what could go is counted afresh
+                break  # find the possible cuts again
     return plan
 
 
 def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
-    """Every plan that is one thing less, the most promising first."""
+    """All plans with one cut, the most promising first."""
     for kind in dict.fromkeys(fault.kind for fault in plan.faults):
         without = tuple(fault for fault in plan.faults if fault.kind != kind)
         if len(plan.faults) - len(without) > 1:

@@ -1,6 +1,6 @@
-"""Reads the promises I1 to I8, I12 and I15 off a history and off the copies.
+"""Checks the promises I1 to I8, I12 and I15 on a history and on the copies.
 
-Each rule is arithmetic on what pulls returned and which pushes were acknowledged. Where the history
+Each rule is arithmetic on the results of pulls and the acknowledged pushes. Where the history
 leaves something open (a call that ended as ``unknown``), a rule says nothing. Violations are
 returned, never raised, so that a mutant is caught by name.
 
@@ -32,7 +32,7 @@ NEVER = 1 << 62
 
 @dataclass(slots=True)
 class CheckedPull:
-    """A pull that came back, with what it saw."""
+    """A finished pull with its contents."""
 
     begin: Begin
     end: End
@@ -52,7 +52,7 @@ class CheckedWorker:
 
 
 def check(plan: FaultPlan, history: list[Event], void: set[int]) -> list[Violation]:
-    """What pulls saw that they should not have, or should have and did not."""
+    """The violations in the contents of pulls."""
     begins = {record.call: record for record in history if isinstance(record, Begin)}
     ends = {record.call: record for record in history if isinstance(record, End)}
     pulls = [CheckedPull(begins[c], end) for c, end in ends.items() if begins[c].kind == "pull" and end.outcome == "ok"]
@@ -94,7 +94,7 @@ def client_name(column: int) -> str:
 
 
 def _monotone(pulls: list[CheckedPull]) -> Iterator[Violation]:
-    """I4: what one incarnation has read, its later pulls contain."""
+    """I4: later pulls of an incarnation contain all that it has read."""
     last: dict[tuple[str, int], CheckedPull] = {}
     for pull in sorted(pulls, key=lambda pull: pull.begin.time):
         before = last.get((pull.begin.client, pull.begin.incarnation))
@@ -221,7 +221,7 @@ def _whole_steps(plan: FaultPlan, pulls: list[CheckedPull], void: set[int]) -> I
 
 
 def steps_of(plan: FaultPlan) -> list[list[int]]:
-    """The slots of each step, in order, over all passes."""
+    """The slots of each step, in order, over all epochs."""
     per_pass = plan.slots_per_pass or plan.slots
     passes = [list(range(start, min(start + per_pass, plan.slots))) for start in range(0, plan.slots, per_pass)]
     size = plan.slots_per_step
@@ -234,7 +234,7 @@ _ROOM = 8_000
 
 
 class OwnershipChecker:
-    """Notes who acknowledged what in which epoch, and counts rare events."""
+    """Records acknowledgements by server and epoch, and counts rare events."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster, self._world = cluster, cluster.world
@@ -253,7 +253,7 @@ class OwnershipChecker:
         watch(m.Appended, self._appended)
 
     def _append(self, sender: str, to: str, append: m.Append) -> None:
-        """I12: what waits for a copy is bounded, whatever becomes of the copy."""
+        """I12: changes that wait for a copy are bounded."""
         server = self._cluster.servers.get(sender)
         holding = server.tables.get(append.table) if server is not None else None
         link = holding.log.links.get(to) if holding is not None else None
@@ -308,7 +308,7 @@ class OwnershipChecker:
                 self._world.counts["rare: duplicate reached the new primary"] += 1
 
     def _acknowledged(self, push: m.Push, start: int, epoch: int, server: str) -> None:
-        """By its first key a segment is known, whatever its number is by now."""
+        """Record an acknowledgement; segments are known by their first keys."""
         highest, owner = self._highest.get((push.table, start), (0, ""))
         if epoch > highest:
             self._highest[push.table, start] = (epoch, server)
@@ -372,7 +372,7 @@ def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
         for number, holding in server.tables.items():
             places = placed.get(number, [])
             if holding.placed.places != places:
-                continue  # the last view is still on its way to it
+                continue  # the last view has not reached it yet
             parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
             kept = [segment for part in parts if part is not None for segment in part.segments]
             extra = [segment for segment in kept if name not in places[segment].servers]

@@ -42,13 +42,13 @@ mutant, moved = STORE_MUTANTS.replacing, MOVE_MUTANTS.replacing
 
 @mutant(PushStream, "fresh")
 def no_ledger(_: Any) -> Any:
-    """Nobody remembers what was counted."""
+    """Counted pushes are not remembered."""
     return lambda self, number, among: among
 
 
 @STORE_MUTANTS.add
 def pending_not_checked() -> Any:
-    """A slot that is held already is held once more when it is sent again."""
+    """A resent slot is held twice."""
 
     def push_slot(
         self: Primary, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None
@@ -64,7 +64,7 @@ def pending_not_checked() -> Any:
 
 @mutant(Primary, "push")
 def ledger_expired_by_time(real: Any) -> Any:
-    """What was counted a while ago is forgotten."""
+    """Old entries of the ledger are forgotten."""
 
     def push(self: Primary, now: int, sender: str, push: Any, arrays: Any) -> Any:
         last = getattr(self.ledger, "last", {}) if hasattr(self.ledger, "last") else {}
@@ -79,7 +79,7 @@ def ledger_expired_by_time(real: Any) -> Any:
 
 @mutant(Roster, "join")
 def incarnation_not_bumped(real: Any) -> Any:
-    """A node that comes back under its name is taken for the one that was there before."""
+    """A restarted node is taken for its earlier incarnation."""
 
     def join(self: Roster, now: int, name: str, role: str, token: str, address: str, number: int, group: str) -> Any:
         known = _lives.setdefault(id(self), {})
@@ -91,13 +91,13 @@ def incarnation_not_bumped(real: Any) -> Any:
 
 @mutant(coding, "check_arrays")
 def array_checksum_not_checked(_: Any) -> Any:
-    """A bit that was flipped inside an array is believed."""
+    """A flipped bit inside an array is accepted."""
     return lambda header, frames: None
 
 
 @mutant(ReplicationLog, "is_full")
 def log_without_a_bound(_: Any) -> Any:
-    """Pushes are taken however much waits for a copy already."""
+    """Pushes are accepted without a bound on waiting changes."""
     return False
 
 
@@ -109,7 +109,7 @@ def delay_off_by_one(real: Any) -> Any:
 
 @mutant(Clocks, "tick")
 def clock_by_count(_: Any) -> Any:
-    """A clock counts steps, whichever they are, instead of marking up to where all are there."""
+    """A clock counts any steps, instead of the complete prefix."""
 
     def tick(self: Clocks, incarnation: int, step: int, segments: Mask, everywhere: bool = False) -> None:
         if incarnation in self._workers and step > 0:
@@ -140,7 +140,7 @@ def step_closed_without_a_slot(_: Any) -> Any:
 
 @STORE_MUTANTS.add
 def slots_added_in_arrival_order() -> Any:
-    """A step's slots are added as they came."""
+    """A step's slots are added in order of arrival."""
     real_add, real_total = OpenStep.add, OpenStep.total
     arrivals: dict[int, list[int]] = {}
 
@@ -158,7 +158,7 @@ def slots_added_in_arrival_order() -> Any:
 
 @mutant(Clocks, "park")
 def parked_worker_waited_for(_: Any) -> Any:
-    """A worker that has nothing to do holds the others up."""
+    """Others wait for an idle worker."""
     return lambda self, incarnation, spell: None
 
 
@@ -167,7 +167,7 @@ def parked_worker_waited_for(_: Any) -> Any:
 
 @mutant(SegmentState, "note")
 def ledger_not_replicated(real: Any) -> Any:
-    """A copy has the rows and the clocks, but does not know what was counted."""
+    """A copy has the rows and the clocks, but no ledger."""
 
     def note(
         self: SegmentState, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any
@@ -183,7 +183,7 @@ def ledger_not_replicated(real: Any) -> Any:
 
 @mutant(ReplicationLog, "committed")
 def ack_before_replicate(_: Any) -> Any:
-    """Nobody waits for the copies."""
+    """A push is acknowledged before the copies have it."""
     return property(lambda self: self.seq)
 
 
@@ -319,7 +319,7 @@ def _all(*patches: Any) -> Iterator[None]:
 
 
 def _filled_without(**facts: Any) -> Any:
-    """What comes with an image lacks some of its books."""
+    """An image lacks some of its metadata."""
     real = Backup.fill
 
     def fill(self: Backup, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
@@ -332,13 +332,13 @@ def _filled_without(**facts: Any) -> Any:
 
 @MOVE_MUTANTS.add
 def ledger_not_moved() -> Any:
-    """The new owner has the rows and the clocks, but does not know what was counted."""
+    """The new owner has the rows and the clocks, but no ledger."""
     return _filled_without(ledger={})
 
 
 @MOVE_MUTANTS.add
 def clocks_not_moved() -> Any:
-    """The new owner does not know who is how far, and waits for nobody."""
+    """The new owner has no clocks, and never waits."""
     return _filled_without(clocks={})
 
 
@@ -350,7 +350,7 @@ def version_not_moved() -> Any:
 
 @moved(BackupLink, "take")
 def changes_during_the_copy_not_sent(real: Any) -> Any:
-    """Who is being filled gets the image, and nothing of what is done meanwhile."""
+    """A new replica gets the image, but no later changes."""
 
     def take(self: BackupLink, now: int, parcel: LogBatch) -> None:
         if self.required:
@@ -418,7 +418,7 @@ def demoted_with_less_than_it_has(_: Any) -> Any:
 
 @MOVE_MUTANTS.add
 def cut_off_and_blames_the_others() -> Any:
-    """Of several silent servers all but one are removed, even if the coordinator hears nobody."""
+    """All silent servers but one are removed, even if the coordinator hears none."""
 
     def hear(self: Roster, now: int) -> None:
         self.heard = now
@@ -508,13 +508,13 @@ def queued_changes_sent_as_they_were(_: Any) -> Any:
 
 @moved(Assignment, "holds")
 def released_too_early(_: Any) -> Any:
-    """A server that is to go may go at once."""
+    """A leaving server is released at once."""
     return lambda self, name: 0
 
 
 @moved(Backup, "drop")
 def copies_not_dropped(_: Any) -> Any:
-    """Who gave a segment away keeps its copy of it."""
+    """The old holder of a segment keeps its copy."""
     return lambda self, segments: None
 
 
@@ -530,7 +530,7 @@ def segments_not_dropped(real: Any) -> Any:
 
 @moved(Assignment, "full")
 def move_does_not_change_the_epoch(real: Any) -> Any:
-    """What was said of a segment's set before it changed hands passes for news."""
+    """Old messages about a segment's set are accepted after a move."""
 
     def full(self: Assignment, primary: str, told: m.Full) -> Any:
         before = {table.name: table.places for table in self.roster.tables.values()}
@@ -556,7 +556,7 @@ def former_share_answered() -> Any:
 
 @MOVE_MUTANTS.add
 def heirs_not_asked() -> Any:
-    """Who is refused asks the same server again for what it still has, and nobody for the rest."""
+    """A refused client asks the same server again, and never the new owners."""
     real = dispatch.servers_to_ask
 
     def asked(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:

@@ -44,12 +44,12 @@ def few_key_lists(seed: int) -> AbstractContextManager[object]:
 
 
 def short_log(seed: int) -> AbstractContextManager[object]:
-    """In every other sixteen seeds so little may wait for a copy that pushes are put off."""
+    """In half of the blocks of sixteen seeds, use a log so short that pushes are delayed."""
     return mock.patch.object(limits, "COPIES_HELD", 2_000 if seed // 16 % 2 else limits.COPIES_HELD)
 
 
 class IncarnationEnded(Exception):
-    """This life of a worker cannot go on: it starts again as another."""
+    """This life of a worker has ended; it restarts as another."""
 
 
 class SimulatedDealer:
@@ -95,7 +95,7 @@ class SimulatedDealer:
         self._out.pop(slot, None)
 
     def give_back(self, worker: str) -> None:
-        """The worker is gone: what it had is dealt again."""
+        """Return the slots of a lost worker."""
         for slot in sorted(self._out):
             if worker in self._out[slot]:
                 self._out[slot] = [holder for holder in self._out[slot] if holder != worker]
@@ -106,7 +106,7 @@ class SimulatedDealer:
 
 
 class HistoryRecorder:
-    """Writes the history, and knows where everybody's keys are."""
+    """Records the history, and knows the keys of all clients and slots."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], int]) -> None:
         self.plan, self.now = plan, now
@@ -123,7 +123,7 @@ class HistoryRecorder:
         self.history.append(Note(self.now(), what, client, incarnation, value))  # type: ignore[arg-type]
 
     def starts(self, layout: Layout) -> Keys:
-        """Where segments began when the table was made: some of them may be two by now."""
+        """The first keys of the original segments, some of which may be split."""
         return np.arange(0, layout.spec.span, COLUMNS, dtype=np.uint64)
 
     def keys(self, layout: Layout, column: int) -> Keys:
@@ -144,7 +144,7 @@ class HistoryRecorder:
         return listed
 
     def seen(self, values: Values) -> list[list[int]]:
-        """What a pull of everything contained, a list for each segment."""
+        """The contents of a full pull, a list for each segment."""
         rows: list[list[int]] = values.reshape(-1, self.columns + 1)[:, :-1].astype(np.int64).tolist()
         return rows
 
@@ -193,20 +193,20 @@ class HistoryRecorder:
 
 
 def slot_name(plan: FaultPlan, number: int) -> tuple[int, int]:
-    """(pass, number) of the n-th slot of the whole job."""
+    """(epoch, number) of the n-th slot of the whole job."""
     if plan.kind != "step" or plan.slots_per_pass is None:
         return 0, number
     return divmod(number, plan.slots_per_pass)
 
 
 def delicate(plan: FaultPlan, slot: int) -> float:
-    """Numbers that cancel within a step, so that another order of addition gives another sum."""
+    """Numbers that cancel within a step: another order of addition gives another sum."""
     place = slot_name(plan, slot)[1] % plan.slots_per_step
     return (2.0**60, 1.5 + slot, -(2.0**60), 0.75 + slot)[place % 4]
 
 
 def in_order(plan: FaultPlan, void: set[int]) -> float:
-    """What one process would have of them: each step's slots added in order, then one update."""
+    """The result of one process: each step's slots added in order, then one update."""
     total = np.float32(0)
     for slots in steps_of(plan):
         step = 0.0
@@ -407,7 +407,7 @@ class BackgroundLoad:
         self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
     def spec(self) -> Table:
-        """Of the other shape than the workers' table."""
+        """A table of another shape than the workers'."""
         return Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
 
     async def life(self, worker: Worker, came_to_rest: Callable[[], bool]) -> None:

@@ -42,7 +42,7 @@ LEGITIMATE = (  # ends that a plan may bring about, with the words that say so
 
 @dataclass(slots=True)
 class FinalTables:
-    """The tables when it was over."""
+    """The final tables."""
 
     weights: Values | None
     tally: Values | None
@@ -54,7 +54,7 @@ class TrainingChecker:
     def __init__(self, run: TrainingWorld, ends: FinalTables, resumed: bool) -> None:
         self.run, self.plan, self.ends, self.resumed = run, run.plan, ends, resumed
         self.work = run.scheduler.workload
-        self.held = 0  # models that were held against the serial run
+        self.held = 0  # models compared with the serial run
         self._limit, self._limit_reason = limit_of(run.plan)
         per_pass = run.plan.slots_per_pass or 1
         self._every = max(1, round(run.plan.evaluate * per_pass)) if run.plan.evaluate else ENDLESS
@@ -93,7 +93,7 @@ class TrainingChecker:
             yield Violation("I13 live", "the tables could not be read when it was over")
 
     def _may_fail(self, why: str) -> bool:
-        """Whether the plan explains it: no worker was there, or a model was lost."""
+        """Whether the plan explains a failure: no workers, or a lost model."""
         if self.plan.group and self.plan.beyond and "resume this run" in why:
             return True
         if len(self.run.schedulers) > 1 and "has taken the name" in why:  # see TrainingWorld._broke
@@ -105,9 +105,7 @@ class TrainingChecker:
         if Evaluated in kinds and (Started not in kinds or kinds.index(Evaluated) < kinds.index(Started)):
             yield Violation("order", "a model was judged before the run had started")
         # A scheduler may end between a line of its journal and the ack of its event; its next life
-        # then
-        # repeats the event. So what was reported before the end may come once more, and nothing
-        # else.
+        # then repeats the event. So only events from before the end may come once more.
         stop = kinds.index(Stopped) if Stopped in kinds else len(kinds)
         before = [event for event in self.run.told[:stop] if isinstance(event, Evaluated)]
         if any(isinstance(event, Evaluated) and event not in before for event in self.run.told[stop:]):
@@ -262,7 +260,7 @@ class TrainingChecker:
 
     @property
     def _is_exact(self) -> bool:
-        """Nothing that is documented to change the bits has happened."""
+        """Whether no event happened that may change the bits."""
         died = any(why.startswith(f"{DEATHS} workers died") for why in self.work.voids.values())
         newer = self.run.scheduler.counts["slots with newer weights"]
         behind = self.plan.settings.get("max_delay")

@@ -1,4 +1,4 @@
-"""Broken variants of what trains, and of how checkpoints are written."""
+"""Broken variants of training, and of writing checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ mutant = TRAINING_MUTANTS.replacing
 
 @mutant(SlotStream, "push")
 def slot_reported_before_it_is_counted(_: Any) -> Any:
-    """A worker tells that a slot is done when its gradient is sent."""
+    """A worker reports a slot as done when its gradient is sent."""
 
     def push(self: SlotStream, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
         self._tally(slot)
@@ -50,7 +50,7 @@ def slot_reported_before_it_is_counted(_: Any) -> Any:
 
 @mutant(SlotQueue, "leave")
 def slots_of_the_dead_not_dealt_again(real: Any) -> Any:
-    """What a worker had that is gone is dealt to nobody."""
+    """The slots of a lost worker are not assigned again."""
 
     def leave(self: SlotQueue, worker: int, died: bool) -> Any:
         with mock.patch.object(SlotQueue, "_return", lambda *_: None):
@@ -61,7 +61,7 @@ def slots_of_the_dead_not_dealt_again(real: Any) -> Any:
 
 @mutant(SlotQueue, "give_back")
 def what_is_given_back_is_lost(_: Any) -> Any:
-    """A worker that leaves gives its queue back, and nobody else gets it."""
+    """The returned slots of a leaving worker are lost."""
 
     def give_back(self: SlotQueue, worker: int, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -72,7 +72,7 @@ def what_is_given_back_is_lost(_: Any) -> Any:
 
 @mutant(ParameterServer, "_push")
 def void_slot_not_pushed(real: Any) -> Any:
-    """A slot that nobody can compute is reported, and never pushed."""
+    """A void slot is reported, but never pushed."""
 
     async def push(
         self: ParameterServer, lane: Any, one: InflightStep, weights: Any, clock: int, second: InflightStep | None
@@ -109,7 +109,7 @@ def dealt_past_an_evaluation(_: Any) -> Any:
 
 @TRAINING_MUTANTS.add
 def resume_deals_counted_slots_again() -> Any:
-    """A run that is taken up from a checkpoint begins as if nothing was counted."""
+    """A resumed run begins as if no slot was counted."""
     real = factory.state_to_resume
 
     def state(*given: Any, **more: Any) -> ScheduleState:
@@ -139,7 +139,7 @@ def checkpoint_says_what_is_counted_now(real: Any) -> Any:
 
 @mutant(StopDecision, "limit")
 def one_step_too_many(real: Any) -> Any:
-    """A run of so many passes or steps has one slot more."""
+    """A run has one slot more than its epochs or steps."""
 
     def limit(self: StopDecision, per_pass: int, slots_of_steps: int | None) -> Any:
         found, why = real(self, per_pass, slots_of_steps)
@@ -185,7 +185,7 @@ def second_copy_counted_twice(real: Any) -> Any:
 
 @mutant(AutoDelay, "_longer")
 def auto_delay_past_its_bound(real: Any) -> Any:
-    """A delay that is found while it runs may grow for ever."""
+    """An automatic delay grows without a bound."""
 
     def longer(self: AutoDelay) -> Any:
         found = real(self)
@@ -213,7 +213,7 @@ def rollback_keeps_what_was_counted(real: Any) -> Any:
 
 @mutant(Trainer, "_forget")
 def fenced_trainer_keeps_its_slots(real: Any) -> Any:
-    """A worker that was declared dead goes on with what it had, as another."""
+    """A fenced worker keeps its slots as a new incarnation."""
 
     def forget(self: Trainer) -> None:
         counted, mine = list(self._counted), set(self._mine)
@@ -285,7 +285,7 @@ def delay_shrinks_while_they_wait(real: Any) -> Any:
 
 @mutant(Roster, "roll_back")
 def no_generation_after_rollback(_: Any) -> Any:
-    """Everybody goes on as if nothing had been taken back."""
+    """Nodes go on after a rollback as if there was none."""
 
     def roll_back(self: Roster, origins: dict[str, tuple[list[int], str]]) -> None:
         for name, table in list(self.tables.items()):
@@ -301,7 +301,7 @@ def no_generation_after_rollback(_: Any) -> Any:
 
 @CHECKPOINT_MUTANTS.replacing(SimulatedDisk, "_sync")
 def manifest_before_data(real: Any) -> Any:
-    """The manifest says that segments are there whose blocks are still on their way."""
+    """The manifest is written before the blocks of its segments."""
 
     def sync(self: SimulatedDisk, path: Path, file: Any) -> None:
         if path.suffix != ".safetensors":
@@ -318,7 +318,7 @@ def no_directory_sync(_: Any) -> Any:
 
 @CHECKPOINT_MUTANTS.replacing(segment_file, "write_segment")
 def ledger_not_in_checkpoint(real: Any) -> Any:
-    """Rows and versions are kept, but not what they contain."""
+    """A checkpoint has rows and versions, but no ledger."""
 
     def write_segment(disk: Disk, folder: Path, name: str, number: int, image: SegmentImage) -> Any:
         written = real(disk, folder, name, number, image)

@@ -43,7 +43,7 @@ FAMILIES = (
 
 
 class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What one seed stands for. ``slots`` is the largest number of slots that the run may have."""
+    """The plan of one seed. ``slots`` is the largest number of slots of the run."""
 
     strategy: Literal["sync", "bounded", "async", "block-proximal"] = "sync"
     settings: dict[str, Any] = {}  # of the strategy
@@ -51,10 +51,10 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
     features: int = 24
     poisoned: int = -1  # a row with a value that is no number
     stop: dict[str, Any] = {}
-    evaluate: float = 1.0  # passes; 0: only in the beginning and in the end
+    evaluate: float = 1.0  # epochs; 0: only at the beginning and the end
     ahead: int = 16  # slots that a worker asks for at first
     group: str = ""
-    ends: int = 0  # milliseconds until everything is ended and resumed; 0: never
+    ends: int = 0  # milliseconds until all nodes end and the run is resumed; 0: never
     next_workers: int = 1  # then
     next_servers: int = 1
     filters: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
         return ["coordinator", *self.server_names, *self.worker_names, *self.others]
 
     def newcomer_worker(self, number: int) -> str:
-        """The name of a worker that comes later."""
+        """The name of a worker that joins later."""
         return member_name(f"worker-{self.workers + number}", self.group)
 
     @property
@@ -110,7 +110,7 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
         )
 
     def taken_up(self) -> TrainingPlan:
-        """The second part: the same run, with other numbers, in peace."""
+        """The plan of the resumed run: other numbers of nodes, no faults."""
         servers, workers = self.next_servers, min(self.next_workers, self.settings.get("parts", self.next_workers))
         copies = min(self.copies, servers)
         return replace(self, ends=0, workers=workers, servers=servers, copies=copies, faults=(), beyond=False)
@@ -193,7 +193,7 @@ def _settings(strategy: str, workers: int, random: Random) -> dict[str, Any]:
 
 
 def _stop(random: Random, per_pass: int, in_steps: bool) -> dict[str, Any]:
-    """Passes bound every run; half of them end by another rule, or may."""
+    """Draw stop rules: epochs bound every run; half have another rule, too."""
     epochs: float = random.choice([1, 2, 3]) if per_pass < 12 else random.choice([1, 1.5, 2])
     match random.choice(["epochs", "epochs", "epochs", "steps", "target", "patience", "seconds"]):
         case "steps":
@@ -243,7 +243,7 @@ def _scheduler(plan: TrainingPlan, random: Random) -> list[Fault]:
 
 
 def _comings(plan: TrainingPlan, random: Random) -> list[Fault]:
-    """Workers and servers come and go while the run goes on."""
+    """Draw joins and leaves of workers and servers."""
     found: list[Fault] = []
     for number in range(random.choice([0, 1, 2])):
         found.append(Fault("hire", random.randrange(plan.lasts), who=plan.newcomer_worker(number)))
@@ -281,7 +281,7 @@ def mixed(rows: int, features: int, seed: int, test_rows: int = 16, poisoned: in
 
 
 def separate(slots: int, batch: int) -> Dataset:
-    """So many slots a pass of so many rows each, every one with a feature of its own."""
+    """Rows for so many slots an epoch, each slot with a feature of its own."""
     columns = np.repeat(np.arange(slots, dtype=np.uint32), batch)
     train = _packed(columns, 1, slots, None, np.ones(slots * batch, np.float32))
     test = _packed(np.arange(slots, dtype=np.uint32), 1, slots, None, np.ones(slots, np.float32))

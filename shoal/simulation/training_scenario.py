@@ -25,7 +25,7 @@ from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
 _WORDS = ("epoch", "step", "target", "improvement", "seconds")
-AFTER = 30 * SECOND  # the last fault, and everybody is back
+AFTER = 30 * SECOND  # the last fault, and all nodes are back
 
 
 class TrainingScenario:
@@ -79,7 +79,7 @@ class TrainingScenario:
         return run
 
     def _live(self, run: TrainingWorld, origin: Origin | None) -> list[Violation] | None:
-        """What is wrong with this life; None if nothing was checked because it was to end early."""
+        """The violations of this life; None if it ended early without checks."""
         if not run.set_up(origin, self.plan.job):
             return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
         nemesis = nemesis_of(run)
@@ -139,7 +139,7 @@ def _lost(run: TrainingWorld, found: Origin | None) -> list[Violation]:
 
 
 def _counts(run: TrainingWorld) -> Counter[str]:
-    """What happened in one life, added up."""
+    """The counters of one life."""
     counts = Counter({w if ":" in w else f"network: {w}": n for w, n in run.world.counts.items()})
     counts.update(type(event).__name__.lower() for event in run.told)
     if run.cluster.coordinators:

@@ -7,7 +7,7 @@ P11 delay       an automatic delay grows where workers wait too much, shrinks wh
 I1, I3, I4      a client reads the count of all slots: none is counted twice at any moment; what the
                 scheduler knew when a pull began is in it; what was read stays, until a rollback
 
-``PartsWatch`` judges nothing: it notes who pushed what for a part that changes its holder.
+``PartsWatch`` checks nothing: it records who pushed which slot of a part that changes its holder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _PaceWatch:
 
 
 class StalenessWatch:
-    """Of one run whose workers may be so many steps apart; None: as many as they like."""
+    """Watches the staleness of a run with this bound on delay; None: unbounded."""
 
     def __init__(self, world: World, max_delay: int | None, group: str = "") -> None:
         self._world, self._max_delay, self._table = world, max_delay, whole(TABLE, group)
@@ -93,7 +93,7 @@ class StalenessWatch:
             self._clocks[sender, to, push.request] = (push.clock, push.incarnation)
 
     def _pulled(self, sender: str, to: str, pull: m.Pull) -> None:
-        if pull.clock >= 0 and not pull.enter:  # who enters waits for nobody
+        if pull.clock >= 0 and not pull.enter:  # a new worker does not wait
             self._clocks[sender, to, pull.request] = (pull.clock, pull.incarnation)
 
     def _parked(self, sender: str, to: str, park: m.Park) -> None:
@@ -127,7 +127,7 @@ class StalenessWatch:
 
 
 class DelayWatch:
-    """Of one run whose delay is found while it runs."""
+    """Watches the automatic delay of a run."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
@@ -212,7 +212,7 @@ class PartsWatch:
 
 
 class TrainingAudit:
-    """Of one life of a run, which may have been resumed from a checkpoint."""
+    """Audits one life of a run, which may be resumed from a checkpoint."""
 
     def __init__(self, reader: Worker, scheduler: Callable[[], Scheduler], plan: TrainingPlan, resumed: bool) -> None:
         self._reader, self._scheduler, self._random = reader, scheduler, Random(f"{plan.seed}/audit")

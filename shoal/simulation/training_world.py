@@ -59,7 +59,7 @@ CACHE = 1 << 30  # bytes of rows that a worker keeps
 
 
 class TrainingNodes:
-    """All of one run that is neither a server nor deals."""
+    """The nodes of a run other than servers and schedulers."""
 
     def __init__(
         self, world: World, job: Job, dataset: Dataset, group: str = "", add: Callable[[Node], object] | None = None
@@ -82,7 +82,7 @@ class TrainingNodes:
     # ------------------------------------------------------------ lives
 
     def hire(self, name: str) -> Trainer:
-        """A new life of a worker: its name within the group."""
+        """Start a new life of a worker, by its name within the group."""
         trainer = self.trainer(name)
         self.trainers[trainer.worker.name] = trainer
         self.ends[trainer.worker.name] = trainer.start()
@@ -90,7 +90,7 @@ class TrainingNodes:
         return trainer
 
     def trainer(self, name: str) -> Trainer:
-        """Another one under this name, on no host yet."""
+        """A new trainer of this name, on no host yet."""
         number = name.rpartition("-")[2]
         worker = self._worker(name, "worker")
         return make_trainer(
@@ -118,7 +118,7 @@ class TrainingNodes:
         return worker
 
     def after_event(self, name: str) -> None:
-        """A process that has nothing more to do ends."""
+        """End processes that have finished."""
         task = self.ends.get(name)
         if task is None or not task.done or name not in self.world.hosts:
             return
@@ -165,13 +165,13 @@ class TrainingNodes:
 
     @property
     def tallied(self) -> int:
-        """Keys of the account: more than any slot's number, whichever rule ends the run."""
+        """The number of keys of the tally: more than any slot's number."""
         return 1 << 12
 
 
 MOST_EVENTS = 60_000
 BEGINS_WITHIN = 30 * SECOND
-SEEN_AFTER = 10 * MILLISECOND  # a process has ended: the launcher tells who deals
+SEEN_AFTER = 10 * MILLISECOND  # a process has ended: reported to the scheduler
 AGAIN_AFTER = 300 * MILLISECOND  # a process gave way to another of its name, which has ended
 Origin = tuple[Path, Manifest]
 
@@ -223,14 +223,14 @@ class TrainingWorld:
         # ends of processes that no scheduler was there to hear of
         self._unheard: list[ProcessEnd] = []
         self._doubled: dict[str, int] = {}  # names that two processes had, until then
-        self.dealt: set[int] = set()  # slots that anybody was ever dealt
+        self.dealt: set[int] = set()  # all slots that were ever assigned
         self.world.watch(m.Deal, self._dealt)
 
     # ------------------------------------------------------------ who is there
 
     @property
     def dealer(self) -> str:
-        """The node that deals."""
+        """The node that assigns slots."""
         return dealer(self.plan.group)
 
     @property
@@ -241,13 +241,13 @@ class TrainingWorld:
 
     @property
     def starts(self) -> list[int]:
-        """Where the segments of the model begin."""
+        """The first keys of the model's segments."""
         tables = self.cluster.coordinator.roster.tables
         return list(tables[whole(TABLE, self.plan.group)].starts)
 
     @property
     def over(self) -> bool:
-        """The run has ended and all its processes have left."""
+        """Whether the run has ended and all its processes have left."""
         return self.scheduler.ended and all(
             task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
         )
@@ -345,9 +345,8 @@ class TrainingWorld:
 
     def _broke(self, name: str, error: Exception) -> None:
         self._ended(name, f"{type(error).__name__}: {error}")
-        # Two processes share the name, and the other one is a member. Here a reply reaches any
-        # holder of
-        # the name, so a late hello of a dead life may refuse the next; a real socket would not.
+        # Two processes share the name, and the other one is a member. Here a reply reaches either
+        # process, so a late hello of a dead life may refuse the next; a real socket would not.
         if isinstance(error, Refused) and name in self._doubled:
             self.world.counts["rare: one of two of a name gave way"] += 1
             self.world.at(max(self.world.now, self._doubled[name]) + AGAIN_AFTER, lambda: self.restart(name))
@@ -358,7 +357,7 @@ class TrainingWorld:
         self.left.add(name)
 
     def _ended(self, name: str, reason: str) -> None:
-        """The launcher saw a process end, and tells who deals; if that is away, its next life."""
+        """Report the end of a process to the scheduler, or to its next life."""
         ended = ProcessEnd(name, reason)
         later = self.world.now + SEEN_AFTER
 
@@ -478,7 +477,7 @@ class TrainingWorld:
 
 
 def _slots_in(manifest: Manifest, scheduler: Scheduler) -> int:
-    """How many slots the model of a checkpoint has, by its step or by the books of its segments."""
+    """The number of slots in a checkpoint's model, by its step or its segments' ledgers."""
     work = scheduler.workload
     if work.step is not None:
         return work.slots_until(manifest.steps)
@@ -516,5 +515,5 @@ def nemesis_of(stage: TrainingWorld) -> Nemesis:
 
 
 def stopped(told: list[RunEvent]) -> str:
-    """Why it ended; nothing if it has not."""
+    """Why it ended; empty if it has not."""
     return next((event.why for event in told if isinstance(event, Stopped)), "")

@@ -69,7 +69,7 @@ class SimulatedHost:
 
 @dataclass(slots=True)
 class SimulatedJournal:
-    """A node's append-only file: what survives a crash, and what is on its way to the disk."""
+    """A node's append-only file: the durable records, and those being written."""
 
     durable: list[bytes] = field(default_factory=list)
     writing: deque[bytes] = field(default_factory=deque)
@@ -87,16 +87,14 @@ class Weather:
     late: float = 0.0  # the chance that a repeat comes very late
     slow: float = 0.0  # the chance that a message takes a hundred times as long
     corrupt: float = 0.0  # the chance that a bit of it is flipped, or that it is cut short
-    clogs: dict[str, int] = field(
-        default_factory=dict
-    )  # until when nothing reaches or leaves this node: it comes later
+    clogs: dict[str, int] = field(default_factory=dict)  # by node: delayed until
     cuts: dict[tuple[str, str], int] = field(default_factory=dict)  # (from, to): blocked until
     # (from, to): until when, extra delay
     far: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 class World:
-    """All nodes, the network, and what time it is."""
+    """All nodes, the network and the time."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -113,7 +111,7 @@ class World:
         self.on_tell: Callable[[RunEvent], None] | None = None
         # duration of a computation: at least, less than
         self.computing = (MILLISECOND, 20 * MILLISECOND)
-        # how long a computation really takes at this node
+        # duration of a computation at this node
         self.takes: Callable[[str, int], int] = lambda name, nanoseconds: nanoseconds
         # drop this message
         self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False
@@ -140,7 +138,7 @@ class World:
         heapq.heappush(self._heap, (max(time, self.now), self._ties.random(), self._serial, action))
 
     def run(self, until: Callable[[], bool], latest: int, most_events: int) -> bool:
-        """Let time pass until ``until`` says so. False if it never does."""
+        """Let time pass until ``until`` is true. False if it never is."""
         while self._heap and not until():
             if self._heap[0][0] > latest or self.events >= most_events:
                 return False
@@ -148,7 +146,7 @@ class World:
         return until()
 
     def turn(self) -> None:
-        """Let the next thing happen."""
+        """Process the next event."""
         self.now, _, _, action = heapq.heappop(self._heap)
         action()
 
@@ -174,7 +172,7 @@ class World:
         self.at(self.now + lasts, end)
 
     def crash(self, name: str) -> None:
-        """The process is gone with all its memory; what it sent may still arrive."""
+        """End a process with its memory; its messages may still arrive."""
         self._tear(self.hosts.pop(name))
         self._log("crash", name, b"")
         if self.on_crash is not None:
@@ -187,7 +185,7 @@ class World:
             journal.writing.clear()
 
     def end(self, name: str) -> None:
-        """The process has done all that it was for, and is gone."""
+        """End a process that has finished."""
         del self.hosts[name]
         self._log("end", name, b"")
 
@@ -203,7 +201,7 @@ class World:
         self.on_send[message] = both
 
     def track(self, message: type[Message]) -> None:
-        """From here on know which messages of this kind are under way."""
+        """Track messages of this kind in flight."""
         self._tracked[message] = []
 
     def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
@@ -217,30 +215,30 @@ class World:
         return [(sender, to, said) for _, sender, to, said in found]
 
     def pause(self, name: str, nanoseconds: int) -> None:
-        """The process stands still: messages wait, timers fire late."""
+        """Pause a process: messages wait, timers fire late."""
         self.hosts[name].paused_until = self.now + nanoseconds
         self._log("pause", name, b"")
 
     def freeze(self, name: str, nanoseconds: int) -> None:
-        """Its clock stands still; the process goes on (F28)."""
+        """Stop the clock of a process that goes on."""
         host = self.hosts[name]
         host.behind += min(host.frozen_until, self.now) - host.frozen_at
         host.frozen_at, host.frozen_until = self.now, self.now + nanoseconds
         self._log("freeze", name, b"")
 
     def stall_disk(self, name: str, nanoseconds: int) -> None:
-        """What is to be written from here on waits (F32)."""
+        """Delay all writes from now on."""
         journal = self.journals.setdefault(name, SimulatedJournal())
         journal.busy_until = max(journal.busy_until, self.now + nanoseconds)
         if (host := self.hosts.get(name)) is not None:
             host.storing_until = max(host.storing_until, self.now + nanoseconds)
 
     def poke(self, name: str) -> None:
-        """There is something new to do in this node."""
+        """Wake a node."""
         self.tell(name, Tick())
 
     def tell(self, name: str, event: Event) -> None:
-        """Hand an event in that no message brings."""
+        """Deliver an event without a message."""
         if (host := self.hosts.get(name)) is not None:
             self._feed(host, event)
 
@@ -318,7 +316,7 @@ class World:
         self.at(when, fire)
 
     def _persist(self, host: SimulatedHost, token: int, record: bytes) -> None:
-        """One record after the other, as a file takes them; a full disk takes none."""
+        """Write records one after the other; a full disk takes none."""
         journal = self.journals.setdefault(host.node.name, SimulatedJournal())
         journal.busy_until = max(self.now, journal.busy_until) + self._disk.randrange(
             MILLISECOND // 10, 5 * MILLISECOND
@@ -338,7 +336,7 @@ class World:
         self.at(journal.busy_until, written)
 
     def _store(self, host: SimulatedHost, token: int, function: Callable[[], object]) -> None:
-        """One after the other; what a crash comes into is done in part."""
+        """Run disk operations one after the other; a crash leaves the current one partial."""
         host.storing_until = max(self.now, host.storing_until) + self._disk.randrange(MILLISECOND, 60 * MILLISECOND)
         host.stores.append(function)
 
@@ -355,7 +353,7 @@ class World:
         self.at(host.storing_until, finish)
 
     def _tear(self, host: SimulatedHost) -> None:
-        """What its disk thread was at is done up to some operation, and no further."""
+        """Do the current work of the disk thread up to some operation."""
         if host.stores and self.disk is not None:
             self.disk.stop_at = len(self.disk.trace) + self._disk.randrange(8)
             with contextlib.suppress(Crashed, OSError, ShoalError):

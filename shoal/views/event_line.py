@@ -160,8 +160,7 @@ def _spans(event: Spans) -> str:
     return f"{many(len(event.spans), 'span')} ({each})"
 
 
-# ---------------------------------------------------------------- how a run begins, how it is
-# evaluated
+# ---------------------------------------------------------------- titles and evaluations
 
 
 def title(started: Started, crew: str = "") -> list[str]:

@@ -1,7 +1,7 @@
 """Who is a member, and which servers hold which segments.
 
     placement          a table's keys cut into segments, and their servers chosen on a hash ring
-    roster             ``Roster``: members and tables behind the view; ``Assignment``: their replicas
+    roster             ``Roster``: members and tables behind the view; ``Assignment``: replicas
     rebalance          plans moves that even out segments and load; ``load_stats`` measures load
     membership_client  a node's own side: hello, heartbeats, views
     groups             what worker groups may do; ``move_settings``: what an operator may set

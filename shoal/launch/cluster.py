@@ -194,7 +194,7 @@ class Cluster(ABC):
         return client
 
     def _run(self, loop: Loop) -> None:
-        """Run a node's loop in a thread; if it fails, the cluster reports why instead of hanging."""
+        """Run a node's loop in a thread; if it fails, the cluster reports why."""
 
         def run() -> None:
             try:

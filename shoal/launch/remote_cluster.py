@@ -1,6 +1,6 @@
 """A coordinator whose servers and workers are started on other hosts.
 
-    shoal launch coordinator clicks --listen tcp://10.0.0.1:7000      a run; the evaluator is here, too
+    shoal launch coordinator clicks --listen tcp://10.0.0.1:7000      a run, with its evaluator
     shoal launch server --at tcp://10.0.0.1:7000                      on any host, any number
     shoal launch worker --at tcp://10.0.0.1:7000
 

@@ -119,7 +119,7 @@ class RemoteNode:
         return about
 
     def _ask(self, looking: StatusClient, address: str) -> m.Described:
-        """Ask until it answers: hosts start in any order, and a coordinator packs its data first."""
+        """Ask until it answers: hosts start in any order, and packing data takes time."""
         why = "it may still be packing its data; or check the address, and whether it accepts this host's key"
         deadline, pause = time.monotonic() + self.terms.within, ANSWER
         while True:

@@ -2,7 +2,7 @@
 
     memory = SharedMemory.make({"slab": ((keys, 2), "float32"), "tally": ((slots,), "int8")})
     memory["slab"][:] = 0.0
-    there = SharedMemory.open(memory.place)     in another process of this user, while this one lives
+    there = SharedMemory.open(memory.place)     in another process of this user
 
 It is a memfd, a file without a name: it vanishes with the last process that has it, however that
 ended. So there is nothing to clean up, no limit of /dev/shm, and no helper process as in

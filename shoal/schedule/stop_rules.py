@@ -72,7 +72,7 @@ class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def saves_best(self) -> bool:
-        """The best model is on disk beside the result; a run that solves an objective has only the result."""
+        """Whether the best model is saved, too; a run that solves an objective has one model."""
         return not self.is_solved_by_rule
 
 

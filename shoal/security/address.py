@@ -2,7 +2,7 @@
 
     tcp://127.0.0.1:7000            this machine, in the clear
     ipc:///run/me/coordinator       a Unix socket, guarded by the folder that it is in
-    tcp://KEY@10.0.0.1:7000         any machine: encrypted, and only the holder of that key can answer
+    tcp://KEY@10.0.0.1:7000         any machine: encrypted, with the key of its holder
 
 An address is all that is needed to call a node: the key in it says who must answer. Otherwise
 strangers could write to the model.

@@ -1,7 +1,7 @@
-"""Which messages a key may send, by its role. Checked before any other code sees the message.
+"""Which messages a key may send, by its role; checked before all other code.
 
     worker        push, pull, query, training messages, status
-    client        the same, and changes to the cluster: tables, checkpoints, drains. As the scheduler
+    client        the same, and changes of tables, checkpoints and members. As the scheduler
                   of a group, and only then, it lets servers write (``Snap``, which names a folder)
     server        messages between servers and to the coordinator; only servers hold segments
     coordinator   everything: its key stands for its whole host

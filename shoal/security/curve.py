@@ -325,7 +325,7 @@ class CurveAuthenticator:
                 del self._ways[caller.public]
 
     def _forget_one(self) -> None:
-        """Drop the oldest name of the key with the most names: inventing names hurts nobody else."""
+        """Drop the oldest name of the key with the most names, so that nobody else is hurt."""
         ((public, _),) = self._ways.most_common(1)
         self.forget(next(name for name, caller in self.names.items() if caller.public == public))
 

@@ -1,4 +1,4 @@
-"""Watches a node's outgoing connections, because libzmq does not tell a caller that it was refused.
+"""Watches outgoing connections, because libzmq does not report a refusal to the caller.
 
     refused by key      the other side does not accept this key
     no common mechanism one side has keys and the other has none

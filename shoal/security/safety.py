@@ -103,7 +103,7 @@ class Safety:
 
     @property
     def reaches_anywhere(self) -> bool:
-        """Whether addresses of other machines may be used: with keys, or where nobody asked for safety."""
+        """Whether addresses of other machines may be used: with keys, or if insecure."""
         return self.has_keys or self.is_insecure
 
     def check(self, address: str) -> None:

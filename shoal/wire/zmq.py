@@ -1,4 +1,4 @@
-"""Carries messages between processes over ZeroMQ: tcp between hosts, ipc (Unix sockets) within one.
+"""Carries messages between processes over ZeroMQ: tcp, or ipc (Unix sockets).
 
 A listening node binds one ROUTER socket; a calling node has a DEALER socket for each node it
 calls, which sends its route when it connects. So the sender of every message is known by name, and
@@ -446,10 +446,10 @@ class Routes:
 
     libzmq identifies a caller by a *route* that the caller chooses. If that were the name alone, a
     second process of the same name would take over the connection of the first, which would hear
-    nothing more until its connection times out. So a route is a name, a zero byte and a random number:
-    all are heard, each is answered, and the coordinator decides between them by incarnation. A caller
-    with a bare name is accepted, too: it may be of another version, and is told so. The names are
-    bounded: the one that was silent longest is dropped first.
+    nothing more until its connection times out. So a route is a name, a zero byte and a random
+    number: all are heard, each is answered, and the coordinator decides between them by
+    incarnation. A caller with a bare name is accepted, too: it may be of another version, and is
+    told so. The names are bounded: the one that was silent longest is dropped first.
     """
 
     def __init__(self) -> None:

@@ -392,7 +392,7 @@ def test_a_reader_that_goes_away_costs_nothing_but_the_reading(home: Path) -> No
         process = start("train", "rows.svm", *QUICK)
         assert process.stdout is not None and process.stderr is not None
         if read:
-            assert process.stdout.readline().startswith(b"test loss")
+            assert process.stdout.readline().startswith(b"result")
         process.stdout.close()
         errors = process.stderr.read().decode()
         process.stderr.close()
@@ -417,7 +417,7 @@ def test_streams_that_are_closed_or_full_do_not_stop_a_run(home: Path, closed: s
         )
     else:
         assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("test loss") == (closed == "2>&-")
+    assert ended.stdout.startswith("result") == (closed == "2>&-")
     assert shoal.Run.load("runs/rows-logistic-async-1").model is not None
 
 

@@ -200,7 +200,7 @@ def test_rows_that_differ_are_an_error_here_and_a_warning_there(
     refused = {
         "of them are not there": (tmp_path / "nowhere.svm", "nowhere.svm"),
         "there are fewer": (fewer, "rows of 50 features here, 528 of 50 there"),
-        "there are as many others": (others, "as many rows and features here as there, but not these"),
+        "there are as many others": (others, "as many rows and features, but other contents"),
     }
     workers = {
         name: command(den, "launch", "worker", "--at", address, "--data", path) for name, (path, _) in refused.items()

@@ -1,4 +1,4 @@
-"""Every message between nodes: a module per conversation; each docstring is what a node says.
+"""Every message between nodes, a module per conversation; docstrings say it in words.
 
 A message is a header and up to four arrays behind it as raw frames: keys are uint64, values
 float32 or the 16-bit form that the header names; all little-endian (``coding`` encodes and decodes

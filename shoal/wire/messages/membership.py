@@ -126,7 +126,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
 
 class Alive(Message, frozen=True, tag="alive"):
-    """Coordinator: the answer to a heartbeat."""
+    """Coordinator: "I received your heartbeat"."""
 
     term: Count
     view: Count

@@ -29,7 +29,6 @@ CIRCLES = [
     {"shoal.strategies.gossip", "shoal.strategies.gossip.topology"},
     {"shoal.strategies.hogwild.kernels", "shoal.strategies.hogwild.loop"},
 ]
-PENDING = frozenset((ROOT / "tests/unit/pending_prose.txt").read_text().split())
 
 
 def name_of(path: str) -> str:
@@ -219,10 +218,6 @@ def wrong_prose(path: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path not in PENDING])
+@pytest.mark.parametrize("path", MODULES)
 def test_prose_is_short_lines_and_docstrings_begin_with_a_short_sentence(path: str) -> None:
     assert wrong_prose(path) == []
-
-
-def test_what_is_pending_is_still_wrong() -> None:
-    assert sorted(path for path in PENDING if path not in MODULES or not wrong_prose(path)) == []

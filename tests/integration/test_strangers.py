@@ -21,7 +21,6 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
 import zmq
-from shoal.security.descriptors import room
 
 import shoal
 from shoal import limits
@@ -30,6 +29,7 @@ from shoal.inspect.status import look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.security import keyring
 from shoal.security.address import parsed
+from shoal.security.connection_limit import room
 from shoal.wire import coding
 from shoal.wire import messages as m
 from tests.support import PATIENCE

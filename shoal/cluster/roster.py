@@ -351,8 +351,8 @@ class Assignment:
     place of another (``Replicas.instead``): so a segment moves, whether it is the primary's place
     or a backup's. Two members of one set may also change places: nothing is copied. Every change of
     a set is of a new epoch and ends the filling: what is said of an older epoch counts for nothing.
-    Only a server that has shown the view by which it is no member of a set is filled for it: so it
-    has dropped what it had.
+    A server is filled only after it has confirmed a view in which it does not hold the segment: by
+    then it has dropped its old copy.
     """
 
     roster: Roster
@@ -506,7 +506,7 @@ class Assignment:
         return self._short[1:]
 
     def is_needed(self, name: str) -> bool:
-        """Whether it holds a segment that no other server holds that was heard lately.
+        """Whether it holds a segment of which every other holder is suspected.
 
         Nobody could take its place: another one that is silent, too, is no better, and may be the
         one that is dead.

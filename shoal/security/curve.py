@@ -56,7 +56,7 @@ class CallerRefused(NamedTuple):
 
     counter: str
     why: str  # in the words of an answer
-    end: str  # and of what is told about its node
+    end: str  # and in reports about its node
 
 
 class CallerList:

@@ -194,7 +194,7 @@ def _open_to_others(folder: Path) -> str:
     try:
         mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError:
-        return ""  # there is none, or whoever reads it will say so
+        return ""  # there is none, or reading it reports the error
     return f"{folder} can be written to by others (mode {mode:04o}): chmod 700 {folder}" if mode & 0o022 else ""
 
 
@@ -224,7 +224,7 @@ def _read_own(file: Path) -> OwnKey:
     try:
         secret = bytes_of(text)
     except Invalid:
-        # and not a letter of what is in it
+        # never show its contents
         raise Invalid(f"{file} is damaged: shoal key new makes another") from None
     return OwnKey(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret=secret)
 
@@ -365,7 +365,7 @@ def _private_folder(folder: Path) -> None:
     if open_to_others := _open_to_others(folder):
         raise Invalid(open_to_others)
     if mode & 0o077:
-        if others:  # it is no folder of keys: whoever reads those is not to be locked out
+        if others:  # not a folder for keys: do not lock out its other readers
             raise Invalid(
                 f"{folder} has other files in it, and others can read it (mode {mode:04o}): name a folder for keys alone"
             )

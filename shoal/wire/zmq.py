@@ -111,9 +111,8 @@ class ZmqTransport:
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a dead peer is an error that we count
-        # A peer whose connection broke has its route again at once. With keys routes are no matter
-        # of a caller's: whoever has any key
-        # could take anybody's by that, and hear what is meant for it.
+        # A peer whose connection broke gets its route back at once. Not with keys: any accepted key
+        # could take over another caller's route, and receive its messages.
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0 if own is not None else 1)
         try:
             self._address = listening.bind(address)
@@ -282,7 +281,7 @@ class ZmqTransport:
             if (side := self._sides.get(socket)) is not None:
                 side(found)
                 continue
-            if socket.closed:  # it was dialled anew just now
+            if socket.closed:  # it was reconnected just now
                 continue
             for _ in range(_BATCH):
                 frames = self._frames(socket)
@@ -322,7 +321,7 @@ class ZmqTransport:
             sender = self._routes.sender(named.bytes) if self._door is None else named.bytes.decode(errors="replace")
             if (
                 sender in self._dealers and sender not in self._mutual
-            ):  # that node we call ourselves: whoever comes in under its name is another
+            ):  # we call that node ourselves: a caller of that name is another one
                 self._counts["impostor"] += 1
                 return
             if self._door is not None:

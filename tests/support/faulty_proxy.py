@@ -1,4 +1,4 @@
-"""A proxy that misbehaves on purpose, from a seed: it repeats, drops, delays, cuts, flips and holds.
+"""A proxy that repeats, drops, delays, cuts, flips and holds messages, from a seed.
 
     with FaultyProxy(seed=3) as proxy, shoal.connect(proxy.through(cluster.address)) as kv:
         proxy.weather = LinkFaults(repeat=0.2)                  a fifth of all messages comes twice
@@ -29,7 +29,7 @@ _PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 @dataclass(frozen=True, slots=True)
 class LinkFaults:
-    """What befalls messages, as shares of them; times are seconds."""
+    """The faults of messages, as shares of them; times are seconds."""
 
     repeat: float = 0.0
     late: float = 0.3  # of the repeats, how many come much later
@@ -41,7 +41,7 @@ class LinkFaults:
     where: tuple[Where, ...] = EVERYWHERE
     alter: float = 0.0  # what ``change`` makes of them instead
     change: Callable[[MessageInTransit], Frames] = lambda passing: passing.frames
-    most: int = 1 << 62  # messages that anything but a delay befalls, in all
+    most: int = 1 << 62  # faults other than delays, in all
     only: Callable[[MessageInTransit], bool] = lambda passing: True
 
 
@@ -177,7 +177,7 @@ class FaultyProxy(Proxy):
         if draw.random() < weather.alter:
             self.counts["altered"] += 1
             header, *arrays = weather.change(passing)
-            # It stands for a sender that is wrong, not for a wire that is: what it says of its arrays is so.
+            # It stands for a faulty sender, not a faulty wire: the checksum fits the arrays.
             data = written([coding.encode(coding.decode_header(header), arrays), *arrays])
         if draw.random() < weather.flip:
             where = draw.choice(weather.where)

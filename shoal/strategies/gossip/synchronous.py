@@ -15,8 +15,8 @@ twice or late is of a round that is complete or over.
 
 A worker adds the weight of a lost neighbour to its own, at once and until the leg is over. So what
 two living workers take of each other is the same on both sides in every round, whichever notices
-the loss first, and the sum of all models is kept. Only in the last round of the lost one it is
-unknown whether it took its part: that much may be lost, and is counted.
+the loss first, and the sum of all models is kept. It cannot be known whether the lost worker
+completed its last round: what it may have taken with it is added to ``lost``.
 
 Where links go one way (push-sum), a worker has a weight beside its model, and cuts the weight into
 shares: the others add up weight * model, and the model is that sum, divided by the sum of the
@@ -222,7 +222,7 @@ class Synchronous:
         self._average_if_complete()
 
     def without(self, name: str) -> None:
-        """A neighbour is gone, with its half of the last exchange, or the shares that it was sent.
+        """Remove a lost neighbour, and count what may have gone with it.
 
         From now on steps are not divided by a weight, which may go to 0.
         """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shoal.cli.common import CommandError
 from shoal.simulation import FORMER, SCENARIOS, WITH_PLANS
 
 if TYPE_CHECKING:
@@ -59,11 +60,15 @@ def simulate(
     from shoal.simulation.scenarios import scenario
 
     chosen = scenario(of)
+    try:
+        mutants = chosen.mutants if mutant else {}
+    except FileNotFoundError as error:
+        raise CommandError(str(error)) from None
     if mutant == "list":
-        for name, make in chosen.mutants.items():
+        for name, make in mutants.items():
             click.echo(f"  {name:32}{make.__doc__}")
         return
-    if mutant and mutant not in chosen.mutants:
+    if mutant and mutant not in mutants:
         raise click.BadParameter(
             f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
         )

@@ -1,8 +1,8 @@
 """Runs whole clusters in one thread, on virtual time, with faults drawn from a seed.
 
 The nodes are the classes that ship. Every scenario has the same parts: a plan (plain data, drawn
-from a seed), a driver, a checker that tests the promises on the history, mutants that the checker
-must catch, and a ``Scenario`` that puts them together.
+from a seed), a driver, a checker that tests the promises on the history, and a ``Scenario`` that
+puts them together. The mutants that a checker must catch are in ``tests/support/mutants``.
 
 scenarios    defines a scenario and its verdict, and runs many seeds
 world, disk  hold nodes, network, clocks and journals on virtual time; a disk that loses writes

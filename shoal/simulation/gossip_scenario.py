@@ -17,7 +17,6 @@ import numpy as np
 from shoal import limits
 from shoal.simulation.gossip_checker import MeetingChecker, RoundChecker
 from shoal.simulation.gossip_driver import STEP, GossipDriver, SimulatedGossipModel, name_of
-from shoal.simulation.gossip_mutants import GOSSIP_MUTANTS
 from shoal.simulation.gossip_plan import GossipPlan, PlannedCrash
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
 from shoal.simulation.world import World
@@ -231,9 +230,9 @@ class GossipScenario:
 
 
 GOSSIP = Scenario(
+    name="gossip",
     draw=GossipPlan.draw,
     run=lambda plan, trace: GossipScenario(plan, trace).verdict(),
-    mutants=GOSSIP_MUTANTS,
     nodes=(GossipController, GossipWorker, Controller),
     sometimes=(
         "a graph fell apart",

@@ -21,7 +21,6 @@ from random import Random
 from traceback import format_tb
 
 from shoal.limits import MILLISECOND, SECOND
-from shoal.simulation.peers_mutants import MUTANTS
 from shoal.simulation.peers_nodes import SLOTS, CountingLearner, MeshPeer
 from shoal.simulation.peers_plan import WEATHER, PeersFault, PeersPlan
 from shoal.simulation.scenarios import Scenario, Verdict, Violation
@@ -406,9 +405,9 @@ def _version(peer: MeshPeer | CountingLearner) -> dict[str, int]:
 
 
 PEERS = Scenario(
+    name="peers",
     draw=PeersPlan.draw,
     run=lambda plan, trace: PeersScenario(plan, trace).verdict(),
-    mutants=MUTANTS,
     nodes=NODES,
     sometimes=SOMETIMES,
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -11,15 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import get_context
+from pathlib import Path
 from traceback import format_tb
 from typing import Any
-from unittest import mock
 
 from shoal.events import Event
 from shoal.simulation import SCENARIOS
 
 Trace = Callable[[str], None]
 _CHUNK = 25
+_ROOT = Path(__file__).parents[2]  # of a checkout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +32,6 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.what}"
-
-
-class Mutants(dict[str, Callable[[], AbstractContextManager[Any]]]):
-    """Broken variants of the classes that ship, by name. A checker that misses one is blind.
-
-    A mutant replaces a method while its ``with`` block lasts. A missing method is an error, so
-    that no mutant silently becomes the real class when a method is renamed.
-    """
-
-    def add(self, make: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
-        """Decorates a function that returns a patch."""
-        self[make.__name__.replace("_", " ")] = make
-        return make
-
-    def replacing(self, owner: Any, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-        """Decorates a function that gets one attribute of ``owner`` and returns its replacement."""
-
-        def decorate(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            @functools.wraps(make)
-            def patch() -> AbstractContextManager[Any]:
-                return mock.patch.object(owner, name, make(getattr(owner, name)))
-
-            self.add(patch)
-            return make
-
-        return decorate
 
 
 def raised(error: Exception) -> Violation:
@@ -85,15 +60,28 @@ class Verdict:
 class Scenario:
     """One kind of cluster: how its plan is drawn from a seed, and how a plan is run and checked."""
 
+    name: str
     draw: Callable[[int], Any]
     run: Callable[[Any, Trace | None], Verdict]
-    mutants: Mapping[str, Callable[[], AbstractContextManager[Any]]]
     sometimes: tuple[str, ...]  # must happen in some seed, or the faults miss their targets
     nodes: tuple[type[Any], ...]  # classes that ship and run in it; a test checks that they do
 
     def simulate(self, seed: int, trace: Trace | None = None) -> Verdict:
         """Run one seed and check all promises."""
         return self.run(self.draw(seed), trace)
+
+    @property
+    def mutants(self) -> Mapping[str, Callable[[], AbstractContextManager[Any]]]:
+        """Broken variants of what it runs, which the checks must find; only a checkout has them."""
+        if not (_ROOT / "tests" / "support" / "mutants").is_dir():
+            raise FileNotFoundError(
+                "the mutants are not installed here: they are in tests/support/mutants of a clone of the project"
+            )
+        if str(_ROOT) not in sys.path:
+            sys.path.insert(0, str(_ROOT))
+        found: Mapping[str, Callable[[], AbstractContextManager[Any]]]
+        found = import_module(f"tests.support.mutants.{self.name}").MUTANTS
+        return found
 
     def mutated(self, mutant: str) -> AbstractContextManager[Any]:
         """A context with this mutant in place of the real method; an empty name changes nothing."""

@@ -30,7 +30,6 @@ from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.nemesis import Nemesis, Stragglers
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
 from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
-from shoal.simulation.store_mutants import MOVE_MUTANTS, STORE_MUTANTS
 from shoal.simulation.store_workload import (
     COLUMNS,
     NAME,
@@ -450,9 +449,9 @@ def run_plan(plan: FaultPlan, trace: Trace | None = None) -> Verdict:
 
 NODES = (Coordinator, DrainableNode, Server, Worker)
 STORE = Scenario(
+    name="store",
     draw=FaultPlan.draw,
     run=run_plan,
-    mutants=STORE_MUTANTS,
     nodes=NODES,
     sometimes=(
         "fenced workers",
@@ -480,9 +479,9 @@ STORE = Scenario(
     ),
 )
 MOVES = Scenario(
+    name="moves",
     draw=moves_plan.draw,
     run=run_plan,
-    mutants=MOVE_MUTANTS,
     nodes=NODES,
     sometimes=(
         "coordinator: segments split",

@@ -17,7 +17,6 @@ from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
 from shoal.simulation.training_checker import FinalTables, TrainingChecker, patience_of
-from shoal.simulation.training_mutants import TRAINING_MUTANTS
 from shoal.simulation.training_plan import TrainingPlan, draw
 from shoal.simulation.training_watch import PartsWatch
 from shoal.simulation.training_world import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
@@ -163,9 +162,9 @@ def _counts(run: TrainingWorld) -> Counter[str]:
 
 
 TRAINING = Scenario(
+    name="training",
     draw=draw,
     run=lambda plan, trace: TrainingScenario(plan, trace).verdict(),
-    mutants=TRAINING_MUTANTS,
     nodes=(
         *(Async, BlockProximal, Bounded, Sync),
         *(Coordinator, Scheduler, Evaluator, DrainableNode, SchedulerNode, Server, Trainer, Worker),

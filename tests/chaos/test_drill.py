@@ -22,9 +22,9 @@ from shoal.strategies.parameter_server.run import ServerRun
 PASSES, SLOTS = 2, 2 * 1_250
 BROKEN = '''"""A server that has forgotten how to remember."""
 
-from shoal.simulation.store_mutants import STORE_MUTANTS
+from shoal.simulation.scenarios import scenario
 
-STORE_MUTANTS["no ledger"]().start()
+scenario("store").mutants["no ledger"]().start()
 '''
 
 

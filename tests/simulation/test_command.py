@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,20 @@ def test_the_faults_of_many_seeds_are_told_by_kind() -> None:
 def test_what_is_no_plan_is_refused_with_the_reason(text: str, why: str) -> None:
     found = CliRunner().invoke(main, ["simulate", "--plan", text])
     assert found.exit_code == 2 and why in found.stderr
+
+
+@pytest.mark.slow
+def test_processes_find_the_mutants_by_themselves(tmp_path: Path) -> None:
+    code = "from shoal.simulation.scenarios import simulate_many as run\n"
+    code += "if __name__ == '__main__': print(len(run(range(50), 2, 'no ledger').broken))"
+    (script := tmp_path / "run.py").write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    found = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert int(found.stdout) > 0
+
+
+def test_an_installed_package_says_where_the_mutants_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.simulation.scenarios._ROOT", tmp_path)
+    result = CliRunner().invoke(main, ["simulate", "--mutant", "list"])
+    assert result.exit_code == 2
+    assert "they are in tests/support/mutants of a clone" in result.output

@@ -25,16 +25,16 @@ from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import StopDecision
 from shoal.schedule.stragglers import AutoDelay
 from shoal.simulation.disk import SimulatedDisk
-from shoal.simulation.scenarios import Mutants
 from shoal.store.checkpoint import segment_file
 from shoal.store.client.task import Task
 from shoal.store.image import SegmentImage
 from shoal.store.server.clock import Clocks
 from shoal.strategies.parameter_server.algorithm import InflightStep, ParameterServer
 from shoal.wire import messages as m
+from tests.support.mutants.patches import Mutants
 
-CHECKPOINT_MUTANTS, TRAINING_MUTANTS = Mutants(), Mutants()
-mutant = TRAINING_MUTANTS.replacing
+CHECKPOINT_MUTANTS, MUTANTS = Mutants(), Mutants()
+mutant = MUTANTS.replacing
 
 
 @mutant(SlotStream, "push")
@@ -107,7 +107,7 @@ def dealt_past_an_evaluation(_: Any) -> Any:
     return lambda self, work, over: None
 
 
-@TRAINING_MUTANTS.add
+@MUTANTS.add
 def resume_deals_counted_slots_again() -> Any:
     """A resumed run begins as if no slot was counted."""
     real = factory.state_to_resume
@@ -118,7 +118,7 @@ def resume_deals_counted_slots_again() -> Any:
     return mock.patch("shoal.simulation.training_world.state_to_resume", state)
 
 
-@TRAINING_MUTANTS.add
+@MUTANTS.add
 def resume_skips_slots() -> Any:
     """A resumed run takes two more slots for counted than are in the model."""
     real = factory.state_to_resume
@@ -327,4 +327,4 @@ def ledger_not_in_checkpoint(real: Any) -> Any:
     return write_segment
 
 
-TRAINING_MUTANTS.update(CHECKPOINT_MUTANTS)
+MUTANTS.update(CHECKPOINT_MUTANTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -12,13 +12,10 @@ from shoal.strategies.peers.model_transfer import DonorState, Newcomer, Snapshot
 from shoal.wire.effects import Effect
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
+from tests.support.mutants.patches import Mutants
 
-MUTANTS: dict[str, Callable[[], Any]] = {}
-
-
-def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
-    MUTANTS[function.__name__.replace("_", " ")] = function
-    return function
+MUTANTS = Mutants()
+mutant = MUTANTS.add
 
 
 @mutant

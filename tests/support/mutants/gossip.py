@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from shoal.data.batch import Ids
-from shoal.simulation.scenarios import Mutants
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.compute_queue import NEVER
 from shoal.strategies.gossip.controller import Controller, GossipController, GossipProgress, WorkerState
@@ -18,9 +17,10 @@ from shoal.strategies.gossip.synchronous import Synchronous
 from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker
 from shoal.wire.messages.gossip import GossipProgressReport, LegDone, Meet, MeetReply, Offer
+from tests.support.mutants.patches import Mutants
 
-GOSSIP_MUTANTS = Mutants()
-mutant = GOSSIP_MUTANTS.replacing
+MUTANTS = Mutants()
+mutant = MUTANTS.replacing
 
 
 # ---------------------------------------------------------------- workers

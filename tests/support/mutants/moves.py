@@ -1,0 +1,325 @@
+"""Broken variants of how segments move and servers leave."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace as replace_fields
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from shoal.cluster.roster import Assignment, Roster
+from shoal.keys import KeyRange
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.drainable import DrainableNode
+from shoal.nodes.server import Server
+from shoal.store.client import dispatch
+from shoal.store.client.inflight import Inflight
+from shoal.store.client.operation import Operation
+from shoal.store.client.split import Layout
+from shoal.store.server.backfill import Backfill
+from shoal.store.server.backup import Backup
+from shoal.store.server.outcome import HandlerResult
+from shoal.store.server.replicate import BackupLink, LogBatch, ReplicationLog
+from shoal.store.server.table_server import HeldSince, TableServer, ours
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Event, Persist, Send
+from tests.support.mutants.patches import Mutants
+
+MUTANTS = Mutants()
+mutant = MUTANTS.replacing
+
+
+@contextlib.contextmanager
+def _all(*patches: Any) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+def _filled_without(**facts: Any) -> Any:
+    """An image lacks some of its metadata."""
+    real = Backup.fill
+
+    def fill(self: Backup, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
+        if message.books is not None:
+            message = replace(message, books=replace(message.books, **facts))
+        return real(self, sender, message, arrays)
+
+    return mock.patch.object(Backup, "fill", fill)
+
+
+@MUTANTS.add
+def ledger_not_moved() -> Any:
+    """The new owner has the rows and the clocks, but no ledger."""
+    return _filled_without(ledger={})
+
+
+@MUTANTS.add
+def clocks_not_moved() -> Any:
+    """The new owner has no clocks, and never waits."""
+    return _filled_without(clocks={})
+
+
+@MUTANTS.add
+def version_not_moved() -> Any:
+    """The new owner takes the segment for one at its first step."""
+    return _filled_without(version=0)
+
+
+@mutant(BackupLink, "take")
+def changes_during_the_copy_not_sent(real: Any) -> Any:
+    """A new replica gets the image, but no later changes."""
+
+    def take(self: BackupLink, now: int, parcel: LogBatch) -> None:
+        if self.required:
+            real(self, now, parcel)
+        else:
+            self.base = self.acked = self.sent = parcel.change.seq
+
+    return take
+
+
+@mutant(Backup, "merge")
+def changes_during_the_copy_not_made(real: Any) -> Any:
+    """Changes made while an image was in flight are forgotten once it is complete."""
+
+    def merge(self: Backup) -> Any:
+        self._waiting = []
+        return real(self)
+
+    return merge
+
+
+@mutant(Backfill, "_tell")
+def full_before_it_is_required(real: Any) -> Any:
+    """The coordinator hears that it is full, and the old owner goes on counting without it."""
+
+    def tell(self: Backfill, now: int, coordinator: str) -> Any:
+        effects = real(self, now, coordinator)
+        self.promised = {}
+        self.link.required = False
+        return effects
+
+    return tell
+
+
+@MUTANTS.add
+def view_takes_the_waiting_back() -> Any:
+    """A view between "full" and "handed" lets the old owner count alone until it is deposed."""
+    real_filled, real_tell = Backfill.filled, Backfill._tell
+
+    def filled(self: Backfill, now: int, message: m.Filled) -> None:
+        real_filled(self, now, message)
+        self.link.required = self.link.required or self.is_full
+
+    def require(self: Backfill) -> None:
+        self.link.required = self.link.required or bool(self.promised)
+
+    def tell(self: Backfill, now: int, coordinator: str) -> list[Effect]:
+        before = self.link.required
+        effects = real_tell(self, now, coordinator)
+        self.link.required = before
+        return effects
+
+    return _all(
+        mock.patch.object(Backfill, "filled", filled),
+        mock.patch.object(Backfill, "require", require),
+        mock.patch.object(Backfill, "_tell", tell),
+    )
+
+
+@mutant(ReplicationLog, "reached")
+def demoted_with_less_than_it_has(_: Any) -> Any:
+    """A deposed owner that gets a segment back reports only what its log has applied."""
+    return lambda self, segment: self.applied
+
+
+@MUTANTS.add
+def cut_off_and_blames_the_others() -> Any:
+    """All silent servers but one are removed, even if the coordinator hears none."""
+
+    def hear(self: Roster, now: int) -> None:
+        self.heard = now
+
+    def is_needed(self: Assignment, name: str) -> bool:
+        return any(place.servers == [name] for table in self.roster.tables.values() for place in table.places)
+
+    return _all(mock.patch.object(Roster, "_hear", hear), mock.patch.object(Assignment, "is_needed", is_needed))
+
+
+@mutant(Roster, "_until_they_go")
+def new_table_on_the_last_that_stays(_: Any) -> Any:
+    """A new table gets one copy where all servers but one leave; that one may be dead."""
+    return lambda self, copies: []
+
+
+@mutant(Server, "_take_view")
+def old_owner_goes_on(real: Any) -> Any:
+    """A server keeps segments that another one got, and counts for clients that still ask it."""
+
+    def take_view(self: Server, now: int) -> Any:
+        view = self.member.view
+        tables = [replace(table, places=_as_before(self, table)) for table in view.tables]
+        self.member.view = replace(view, tables=tables)
+        return real(self, now)
+
+    return take_view
+
+
+def _as_before(server: Server, table: m.TablePlaces) -> list[m.Replicas]:
+    holding = server.tables.get(table.number)
+    if holding is None:
+        return table.places
+    before = holding.placed.places
+    return [
+        m.Replicas(old.epoch, [server.name], since=old.since)
+        if old.servers[:1] == [server.name] and new.servers and server.name not in new.servers
+        else new
+        for old, new in zip(before, table.places, strict=True)
+    ]
+
+
+@mutant(Coordinator, "_write")
+def view_told_before_it_is_on_disk(real: Any) -> Any:
+    """A coordinator that is killed has announced an owner that its successor does not know."""
+
+    def write(self: Coordinator, now: int) -> Any:
+        effects = real(self, now)
+        if any(isinstance(effect, Persist) for effect in effects):
+            self.view = self._written
+            effects += [Send(member.name, self.view) for member in self.view.members]
+        return effects
+
+    return write
+
+
+@mutant(ReplicationLog, "narrow")
+def queued_changes_dropped(_: Any) -> Any:
+    """Queued changes are dropped for all their segments when some of these were handed over."""
+
+    def narrow(
+        self: ReplicationLog, now: int, link: BackupLink, left: Iterable[int], ranges: Callable[[int], KeyRange]
+    ) -> None:
+        covers = set(left)
+        link.covers = tuple(segment for segment in link.covers if segment in covers)
+        for parcel in link.queue:
+            if not covers.issuperset(parcel.covers):
+                parcel.given, parcel.covers = None, ()
+        link.sent, link.again = link.acked, now
+        link.flying.clear()
+
+    return narrow
+
+
+@mutant(ReplicationLog, "narrow")
+def queued_changes_sent_as_they_were(_: Any) -> Any:
+    """Queued changes name segments that were handed over, and are refused with all that follow."""
+
+    def narrow(
+        self: ReplicationLog, now: int, link: BackupLink, left: Iterable[int], ranges: Callable[[int], KeyRange]
+    ) -> None:
+        covers = set(left)
+        link.covers = tuple(segment for segment in link.covers if segment in covers)
+
+    return narrow
+
+
+@mutant(Assignment, "holds")
+def released_too_early(_: Any) -> Any:
+    """A leaving server is released at once."""
+    return lambda self, name: 0
+
+
+@mutant(Backup, "drop")
+def copies_not_dropped(_: Any) -> Any:
+    """The old holder of a segment keeps its copy."""
+    return lambda self, segments: None
+
+
+@mutant(TableServer, "_rebuild")
+def segments_not_dropped(real: Any) -> Any:
+    """An owner that gave a segment away keeps its rows."""
+
+    def rebuild(self: TableServer, now: int, kept: Any, images: Any) -> Any:
+        return real(self, now, kept if self.primary is None else self.primary.segments, images)
+
+    return rebuild
+
+
+@mutant(Assignment, "full")
+def move_does_not_change_the_epoch(real: Any) -> Any:
+    """Old messages about a segment's set are accepted after a move."""
+
+    def full(self: Assignment, primary: str, told: m.Full) -> Any:
+        before = {table.name: table.places for table in self.roster.tables.values()}
+        taken = real(self, primary, told)
+        for name, table in list(self.roster.tables.items()):
+            pairs = zip(before[name], table.places, strict=True)
+            places = [replace(new, epoch=old.epoch, since=old.since) if new != old else new for old, new in pairs]
+            self.roster.tables[name] = replace(table, places=places)
+        return taken
+
+    return full
+
+
+@MUTANTS.add
+def former_share_answered() -> Any:
+    """A server applies a request for its former share to all that it holds now."""
+
+    def always(me: str, placed: m.TablePlaces, before: HeldSince | None) -> HeldSince:
+        return replace_fields(ours(me, placed, before), since=0)
+
+    return mock.patch("shoal.nodes.server.ours", always)
+
+
+@MUTANTS.add
+def heirs_not_asked() -> Any:
+    """A refused client asks the same server again, and never the new owners."""
+    real = dispatch.servers_to_ask
+
+    def asked(op: Operation, layout: Layout, flight: Inflight) -> list[str] | None:
+        refused = list(op.refused)
+        found = real(op, layout, flight)
+        return found if found is None else [server for server in found if server in refused]
+
+    return mock.patch.object(dispatch, "servers_to_ask", asked)
+
+
+@mutant(DrainableNode, "handle")
+def leave_said_only_once(real: Any) -> Any:
+    """A server that wants to go says so once: if that is lost, it stays for ever."""
+
+    def handle(self: DrainableNode, now: int, event: Event) -> Any:
+        if self._said:
+            self._said = now
+        return real(self, now, event)
+
+    return handle
+
+
+@mutant(DrainableNode, "_listen")
+def gone_before_it_is_let_go(real: Any) -> Any:
+    """A server that wants to go ends as soon as the coordinator has heard of it."""
+
+    def listen(self: DrainableNode, message: m.Message) -> None:
+        real(self, message)
+        if self.leaving and not self.end and isinstance(message, m.View):
+            self._ends("released", "it was heard")
+
+    return listen
+
+
+@mutant(DrainableNode, "_listen")
+def let_go_by_a_word_to_its_former_life(real: Any) -> Any:
+    """A server believes a release that was meant for the process that had its name before."""
+
+    def listen(self: DrainableNode, message: m.Message) -> None:
+        if isinstance(message, m.Release):
+            message = m.Release(self.member.incarnation)
+        real(self, message)
+
+    return listen

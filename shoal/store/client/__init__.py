@@ -12,10 +12,7 @@ key_cache  key lists that servers know by a number
 
 PUBLIC = (
     "client",
-    "dispatch",
     "filtering",
-    "inflight",
-    "operation",
     "split",
     "task",
 )  # for other packages; the other modules are private

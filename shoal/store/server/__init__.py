@@ -10,17 +10,12 @@ calls, key_lists, load, outcome, vector_clock
 """
 
 PUBLIC = (
-    "aggregate",
     "backfill",
-    "backup",
     "calls",
-    "clock",
     "key_lists",
-    "ledger",
     "load",
     "outcome",
     "primary",
-    "replicate",
     "segment_state",
     "table_server",
     "vector_clock",

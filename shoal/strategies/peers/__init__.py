@@ -21,12 +21,10 @@ from shoal.errors import Invalid
 from shoal.strategy import Strategy, register
 
 PUBLIC = (
-    "broadcast",
     "compute",
     "join",
     "leader",
     "mesh",
-    "model_transfer",
     "peer",
     "run_log",
 )  # for other packages; the other modules are private

@@ -29,7 +29,6 @@ from shoal.events import Evaluated
 from shoal.job import Job
 from shoal.run.run import execute
 from shoal.strategies.gossip import Gossip
-from shoal.strategies.gossip.topology import Graph
 from shoal.views.consensus import FALLEN, decay
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def _case(settings: Settings, topology: str, nodes: int, folder: Path) -> Case:
         edges.write_text(_two_rings(nodes))
         named = {"topology": "file", "edges": str(edges)}
     strategy = {"name": "gossip", **named, "start": "own", "allow_disconnected": topology == APART}
-    graph = Graph.of(msgspec.convert(strategy, Gossip), nodes, settings.seed)
+    graph = msgspec.convert(strategy, Gossip).graph(nodes, settings.seed)
     needed = graph.rounds(FALLEN[1])
     rounds = settings.apart_rounds if needed is None else math.ceil(needed) + MORE
     job = Job.of(
@@ -139,8 +138,8 @@ def _case(settings: Settings, topology: str, nodes: int, folder: Path) -> Case:
         topology=topology,
         nodes=nodes,
         links=len(graph.links),
-        pieces=len(graph.parts()),
-        predicted=graph.gap(),
+        pieces=len(graph.parts),
+        predicted=graph.gap,
         measured=None if left is None else 1 - left,
         distances=[distance for _, distance in points],
         seconds=round(time.perf_counter() - began, 2),

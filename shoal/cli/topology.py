@@ -66,14 +66,13 @@ def topology(
         click.echo("\n".join(page(graph)))
         if out is not None:
             click.echo(f"the picture: {click.format_filename(out)}")
-    if len(graph.parts()) > 1:
+    if len(graph.parts) > 1:
         click.get_current_context().exit(1)
 
 
 def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int) -> Graph:
     from shoal.errors import Invalid
     from shoal.strategies.gossip import Gossip
-    from shoal.strategies.gossip.topology import Graph
 
     if degree is not None and name != "random":
         raise Invalid(f"--degree is for random graphs, and a {name} graph has its own: leave it away")
@@ -85,7 +84,7 @@ def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, 
         nodes = NODES
     given = {} if degree is None else {"degree": degree}
     strategy = Gossip(topology=name, edges=edges or "", **given)  # type: ignore[arg-type]
-    return Graph.of(strategy, nodes, seed)
+    return strategy.graph(nodes, seed)
 
 
 def facts(graph: Graph) -> dict[str, object]:
@@ -95,10 +94,10 @@ def facts(graph: Graph) -> dict[str, object]:
         "nodes": graph.nodes,
         "directed": graph.directed,
         "links": graph.links,
-        "parts": graph.parts(),
-        "connected": len(graph.parts()) == 1,
-        "gap": graph.gap(),
-        "second_eigenvalue": graph.second(),
+        "parts": graph.parts,
+        "connected": len(graph.parts) == 1,
+        "gap": graph.gap,
+        "second_eigenvalue": graph.second,
         # until this share of the distance is left
         "rounds": {f"{left:g}": graph.rounds(left) for left in LEFT},
         "weights": graph.mixing().tolist(),
@@ -118,15 +117,15 @@ def page(graph: Graph) -> list[str]:
     """All facts, for people."""
     from shoal.views import format
 
-    degrees = sorted(len(graph.tells(node)) for node in range(graph.nodes))
-    parts = graph.parts()
+    degrees = sorted(len(graph.tells[node]) for node in range(graph.nodes))
+    parts = graph.parts
     each = f"{degrees[0]:,}" if degrees[0] == degrees[-1] else f"{degrees[0]:,} to {degrees[-1]:,}"
     ways = "one-way link" if graph.directed else "link"
     held = "1: everybody hears of everybody" if len(parts) == 1 else f"{len(parts):,}: {graph.words()}"
     lines = [
         f"{graph.name}: {format.many(graph.nodes, 'worker')}, {format.many(len(graph.links), ways)}, {each} from each",
         f"pieces             {held}",
-        f"spectral gap       {graph.gap():.4g}   (second eigenvalue {graph.second():.4g})",
+        f"spectral gap       {graph.gap:.4g}   (second eigenvalue {graph.second:.4g})",
         f"predicted rounds   {_rounds(graph)}",
     ]
     if len(parts) > 1:

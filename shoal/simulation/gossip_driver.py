@@ -140,9 +140,9 @@ class GossipDriver:
         self._count()
         while self._ended and not self._pausing:
             self._lose(self._ended.popleft())
-        for name, one in controller.home.states.items():
+        for name, one in controller.states.items():
             if one.slab is not None:
-                self.slabs[controller.home.leg].setdefault(name, one.slab.copy())
+                self.slabs[controller.leg].setdefault(name, one.slab.copy())
         if self.over or self._pausing or not controller.resting:
             return
         if self._begun:
@@ -169,7 +169,7 @@ class GossipDriver:
         self.look()
 
     def _set_off(self, effects: list[Effect]) -> None:
-        home, graph = self.controller.home, self.controller.graph
+        home, graph = self.controller, self.controller.graph
         self.matrices[home.leg], self.rounds[home.leg], self.slabs[home.leg] = graph.mixing(), home.rounds, {}
         self.dealt[home.leg] = {name: one.slots.tolist() for name, one in home.states.items()}
         self.world.carry_out(HOME, effects)
@@ -179,13 +179,13 @@ class GossipDriver:
         self.done, self.rows, self.loss = self.done + fresh.slots, self.rows + fresh.rows, self.loss + fresh.loss
 
     def _lose(self, name: str) -> None:
-        home = self.controller.home
+        home = self.controller
         done = home.states[name].done if name in home.states else 0
         kept = [slot for leg, dealt in self.dealt.items() if leg < home.leg for slot in dealt.get(name, [])]
         self.kept[name] = kept + self.dealt[home.leg].get(name, [])[:done]
         loss = self.controller.lose(self._now(), name)
         if loss is not None:
-            self.world.carry_out(HOME, loss.effects)
+            self.world.carry_out(HOME, loss[2])
 
     def _now(self) -> int:
         return self.world.local_time(self.world.hosts[HOME])

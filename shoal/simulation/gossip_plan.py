@@ -89,7 +89,7 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
             return Graph("arcs", self.nodes, sorted({*ring, *random.sample(pairs, len(pairs) // 3)}), directed=True)
         degree = 2 if self.nodes > 2 else 1
         strategy = Gossip(topology=self.shape, mode=self.mode, degree=degree)  # type: ignore[arg-type]
-        return Graph.of(strategy, self.nodes, self.seed)
+        return strategy.graph(self.nodes, self.seed)
 
     @property
     def is_spared(self) -> bool:

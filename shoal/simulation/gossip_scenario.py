@@ -21,7 +21,7 @@ from shoal.simulation.gossip_plan import GossipPlan, PlannedCrash
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
 from shoal.simulation.world import World
 from shoal.strategies.gossip import compute_queue
-from shoal.strategies.gossip.controller import HOME, Controller, GossipController
+from shoal.strategies.gossip.controller import HOME, GossipController
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker
@@ -100,7 +100,7 @@ class GossipScenario:
         if len(set(self.driver.ready)) < len(self.driver.ready):
             violations.append(Violation("I1 joined", f"a worker was ready more than once: {self.driver.ready}"))
         self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
-        self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts()) > 1
+        self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts) > 1
         return violations
 
     def _until(self, done: Callable[[], bool], within: int) -> bool:
@@ -116,7 +116,7 @@ class GossipScenario:
             for name, node in self.nodes.items()
             if name not in self.checker.dead
         ]
-        return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.driver.controller.home.leg}; {'; '.join(told)}"
+        return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.driver.controller.leg}; {'; '.join(told)}"
 
     def _slots(self) -> list[Violation]:
         """Each slot was learned by the worker that got it, and is counted once."""
@@ -233,7 +233,7 @@ GOSSIP = Scenario(
     name="gossip",
     draw=GossipPlan.draw,
     run=lambda plan, trace: GossipScenario(plan, trace).verdict(),
-    nodes=(GossipController, GossipWorker, Controller),
+    nodes=(GossipController, GossipWorker),
     sometimes=(
         "a graph fell apart",
         "asked for an offer again",

@@ -29,8 +29,7 @@ from shoal.events import Evaluated, RunEvent, read_legible
 from shoal.files import Lock, replace_file
 from shoal.job import Job
 from shoal.run.resume import is_finished
-from shoal.strategies.gossip.graphs import read
-from shoal.strategies.gossip.topology import LINKS
+from shoal.strategies.gossip.topology import LINKS, read
 from shoal.sweep.study import PlannedRun, Study
 
 ENDS_WITHIN = 30.0  # seconds for a run to end after its sweep

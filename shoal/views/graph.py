@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import Invalid
 from shoal.events import Linked, RunEvent
-from shoal.strategies.gossip.graphs import sides
+from shoal.strategies.gossip.topology import sides
 from shoal.views import format
 from shoal.views.axes import INK, PALE, SERIES, canvas, headline, save, target_of, titled
 

@@ -21,7 +21,6 @@ from shoal.settings import changed
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.model import GossipLocalModel, assign_rows
-from shoal.strategies.gossip.topology import Graph
 from shoal.testing.watch import Watched, watch
 from shoal.training.local_checkpoint import LocalCheckpoints
 
@@ -48,7 +47,7 @@ def by_hand(of: Job, room: int) -> list[Floats]:
     """The same algorithm in a few lines: round after round, everybody in turn, for so many slots."""
     assert isinstance(of.strategy, Gossip)
     train = load(of.data, of.seed).train
-    mixing, slots = Graph.of(of.strategy, of.workers, of.seed).mixing(), Slots(train.rows, of.data.batch, of.seed)
+    mixing, slots = of.strategy.graph(of.workers, of.seed).mixing(), Slots(train.rows, of.data.batch, of.seed)
     learners = [learner_of(of.model, train, of.seed, number) for number in range(of.workers)]
     cores = [GossipLocalModel(of, train, learner, slots, number, None) for number, learner in enumerate(learners)]
     parts = Shards(slots, of.workers, assign_rows(of, train, of.workers)[1])
@@ -118,7 +117,7 @@ def test_without_learning_all_agree_as_fast_as_was_predicted(topology: str) -> N
     run = watch(job(strategy__topology=topology, strategy__start="own", update__rule="sgd", update__step=0.0, **rounds))
     told = {round(event.spread["rounds"]): event.spread["distance"] for event in run.all(Evaluated)}
     assert isinstance(run.job.strategy, Gossip)
-    second = Graph.of(run.job.strategy, 4, 0).second()
+    second = run.job.strategy.graph(4, 0).second
     assert told[0] > 0.1 and sorted(told) == list(range(len(told)))
     for number in range(2, 6):
         assert abs(told[number + 1] / told[number] - second) < 0.1 * second

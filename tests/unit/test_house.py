@@ -26,7 +26,6 @@ CIRCLES = [
     {"shoal.nodes.strategy", "shoal.nodes.trainer", "shoal.nodes.worker"},
     {"shoal.store.client.filtering", "shoal.store.client.operation", "shoal.store.client.session"},
     {"shoal.strategies.averaging.mpirun", "shoal.strategies.averaging.run"},
-    {"shoal.strategies.gossip", "shoal.strategies.gossip.topology"},
     {"shoal.strategies.hogwild.kernels", "shoal.strategies.hogwild.loop"},
 ]
 

@@ -21,11 +21,11 @@ from shoal.strategy import Strategy, register
 
 if TYPE_CHECKING:
     from shoal.job import Job
+    from shoal.strategies.gossip.topology import Graph
 
 PUBLIC = (
     "compute_queue",
     "controller",
-    "graphs",
     "model",
     "pairwise",
     "synchronous",
@@ -64,7 +64,17 @@ class Gossip(Strategy, frozen=True, tag="gossip", kw_only=True):
                 "strategy.topology='file' and strategy.edges=PATH go together: give both, or take another topology"
             )
 
-    def check_here(self, job: Job) -> None:
+    def graph(self, nodes: int | None, seed: int) -> Graph:
+        """The graph of so many workers; None: as many as the file names."""
         from shoal.strategies.gossip.topology import Graph
 
-        Graph.of(self, job.workers, job.seed).check(self.allow_disconnected)
+        graph = Graph.of(self.topology, nodes, seed, self.degree, self.edges)
+        if graph.directed and self.mode == "async":
+            raise Invalid(
+                f"{self.edges or f'topology={self.topology}'} has links that go one way, and two who take their mean "
+                f"must hear each other: strategy.mode=sync, or links that go both ways"
+            )
+        return graph
+
+    def check_here(self, job: Job) -> None:
+        self.graph(job.workers, job.seed).check(self.allow_disconnected)

@@ -16,9 +16,14 @@ A checkpoint holds the mean: in a resumed run all workers begin from it, without
 from __future__ import annotations
 
 import time
+from pathlib import Path
+
+import msgspec
 
 from shoal.data.batch import Ids
+from shoal.errors import Invalid
 from shoal.events import RunEvent
+from shoal.job import Job
 from shoal.launch.crew import LOOK, CrewRun
 from shoal.models.linear import Floats
 from shoal.nodes.loop import Loop
@@ -28,7 +33,7 @@ from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.model import Consensus, assign_rows, check_size, describe_split
 from shoal.strategies.gossip.processes import GossipWorkers
-from shoal.strategies.gossip.topology import graph_of, keep_links
+from shoal.strategies.gossip.topology import LINKS, Graph, keep_links
 from shoal.training.local_checkpoint import Snapshot, is_finite
 from shoal.training.run import RunStart
 from shoal.wire.effects import Effect
@@ -70,7 +75,6 @@ class GossipRun(CrewRun):
             job.timing.intervals(),
         )
         self._legs.on_ready, self._legs.on_failed = self.tracker.joined, self._workers.end
-        self._home = self._legs.home
         self._loop: Loop
         self._models = Consensus(self.learner, self.dataset.test, shape)
         self._counted_to = 0.0  # when time was counted last
@@ -134,7 +138,7 @@ class GossipRun(CrewRun):
         while not self._legs.resting:
             self._attend()
         self._legs.end_leg(time.monotonic_ns())
-        if not self._home.states:
+        if not self._legs.states:
             tracker.take_back(*self._legs.counted)  # no worker has it now
             self._nobody_left()
             self._keep()
@@ -161,9 +165,9 @@ class GossipRun(CrewRun):
 
     def _remember(self) -> None:
         """Take the mean of all models, and how far that is."""
-        models = [(one.slab, one.rest) for one in self._home.states.values()]
+        models = [(one.slab, one.rest) for one in self._legs.states.values()]
         # Where the graph fell apart, weights gather at the ends of its links: then all count alike.
-        whole = self._legs.graph.directed and not self._home.was_apart
+        whole = self._legs.graph.directed and not self._legs.was_apart
         self._models.take([(slab, rest.weight if whole else 1.0) for slab, rest in models if slab is not None and rest])
         self._mean = self._models.mean
         self._at = self._position(self._mean)
@@ -181,7 +185,7 @@ class GossipRun(CrewRun):
         spread = self._models.spread()
         if spread and self._strategy.mode == "sync":
             spread["rounds"] = float(self._legs.mixed)
-        if spread and (pieces := len(self._legs.graph.parts())) > 1:
+        if spread and (pieces := len(self._legs.graph.parts)) > 1:
             spread["pieces"] = float(pieces)
         mean = self._models.mean
         self.tracker.judge(self._models.weights_in(mean).copy(), spread)
@@ -203,10 +207,10 @@ class GossipRun(CrewRun):
         return not self._begun
 
     def _workers_left(self) -> bool:
-        return bool(self._home.states)
+        return bool(self._legs.states)
 
     def _awaited(self) -> tuple[list[str], list[str]]:
-        states = self._home.states
+        states = self._legs.states
         # One that is done with its slots is awaited, too: for answers, and for its model.
         awaited = [name for name, one in states.items() if one.slab is None]
         names = [name for name in awaited if states[name].rest is None] or awaited
@@ -230,14 +234,15 @@ class GossipRun(CrewRun):
         loss = self._legs.lose(time.monotonic_ns(), name)
         if loss is None:
             return
-        self.tracker.counts["slots dealt again"] += loss.again
+        again, apart, effects = loss
+        self.tracker.counts["slots dealt again"] += again
         self.tracker.workers = len(self.workers)
-        self._lose(name, why, loss.again)
-        self._carry_out(loss.effects)
+        self._lose(name, why, again)
+        self._carry_out(effects)
         if not self.workers:
             return
         self.listener(self._linked(f"{name} is gone"))
-        if loss.apart:
+        if apart:
             self.tracker.warn(
                 f"without {name} the others are not connected any more ({self._legs.graph.words()}): "
                 f"each group goes on, and they can never agree"
@@ -259,6 +264,25 @@ class GossipRun(CrewRun):
     def _linked(self, why: str = "", rows: str = "") -> RunEvent:
         pairs = self._strategy.mode == "async"
         return self._legs.graph.event(self.tracker.seconds, self._workers.names, why, pairs, rows)
+
+
+def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:
+    """The graph that a run began with, or the one of the settings; and notes for the user.
+
+    The links of a file are copied into the run's folder: the file may change, or be moved, before
+    the run is resumed, exported or compared in a study.
+    """
+    assert isinstance(job.strategy, Gossip)
+    if job.strategy.topology != "file" or folder is None or not (folder / LINKS).is_file():
+        return job.strategy.graph(job.workers, job.seed), []
+    own = msgspec.structs.replace(job.strategy, edges=str(folder / LINKS)).graph(job.workers, job.seed)
+    try:
+        now = job.strategy.graph(job.workers, job.seed)
+    except Invalid:  # the file may be gone
+        return own, []
+    if (now.links, now.directed) == (own.links, own.directed):
+        return own, []
+    return own, [f"{job.strategy.edges} has other links by now: the run goes on with its own ({LINKS} in its folder)"]
 
 
 open_run = GossipRun.open

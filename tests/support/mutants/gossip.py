@@ -10,13 +10,12 @@ import numpy as np
 from shoal.data.batch import Ids
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.compute_queue import NEVER
-from shoal.strategies.gossip.controller import Controller, GossipController, GossipProgress, WorkerState
+from shoal.strategies.gossip.controller import GossipController, WorkerState
 from shoal.strategies.gossip.model import Floats
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous
-from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import GossipWorker
-from shoal.wire.messages.gossip import GossipProgressReport, LegDone, Meet, MeetReply, Offer
+from shoal.wire.messages.gossip import LegDone, Meet, MeetReply, Offer
 from tests.support.mutants.patches import Mutants
 
 MUTANTS = Mutants()
@@ -128,25 +127,25 @@ def nobody_asks_again(_: Any) -> Any:
 # ---------------------------------------------------------------- the controller
 
 
-@mutant(Controller, "set_off")
+@mutant(GossipController, "set_off")
 def slots_of_a_leg_dealt_twice(real: Any) -> Any:
     """The next leg has the slots of the last one once more."""
-    real, last = Controller.set_off, dict[str, Ids]()
+    last = dict[str, Ids]()
 
-    def set_off(self: Controller, now: int, graph: Graph, slots: Mapping[str, Ids]) -> Any:
+    def set_off(self: GossipController, now: int, slots: Mapping[str, Ids]) -> Any:
         again = {name: np.concatenate([last.get(name, ids[:0]), ids]) for name, ids in slots.items()}
         last.clear()
         last.update(slots)
-        return real(self, now, graph, again if self.leg else slots)
+        return real(self, now, again if self.leg else slots)
 
     return set_off
 
 
-@mutant(Controller, "lose")
+@mutant(GossipController, "lose")
 def dead_worker_waited_for(real: Any) -> Any:
     """The controller keeps waiting for the model of a lost worker."""
 
-    def lose(self: Controller, now: int, name: str) -> Any:
+    def lose(self: GossipController, now: int, name: str) -> Any:
         told = dict(self.states)
         effects = real(self, now, name)
         self.states = told
@@ -155,17 +154,17 @@ def dead_worker_waited_for(real: Any) -> Any:
     return lose
 
 
-@mutant(GossipProgress, "add")
+@mutant(GossipController, "_count_rest")
 def rest_counted_twice(real: Any) -> Any:
     """The last report of a worker is counted again with its model."""
 
-    def add(self: GossipProgress, name: str, one: WorkerState, said: GossipProgressReport | LegDone) -> None:
-        if isinstance(said, LegDone) and one.rest is not None:
+    def count_rest(self: GossipController, name: str, one: WorkerState, rest: LegDone) -> None:
+        if one.rest is not None:
             one.rounds = one.rows = 0
             one.loss = 0.0
-        real(self, name, one, said)
+        real(self, name, one, rest)
 
-    return add
+    return count_rest
 
 
 @mutant(Shards, "_deal")
@@ -179,7 +178,7 @@ def slots_of_the_dead_taken_for_done(real: Any) -> Any:
     """All slots of a lost worker count as done."""
 
     def lose(self: GossipController, now: int, name: str) -> Any:
-        if (one := self.home.states.get(name)) is not None:
+        if (one := self.states.get(name)) is not None:
             one.rounds = len(one.slots)
         return real(self, now, name)
 
@@ -192,30 +191,30 @@ def leg_told_again_with_other_weights(real: Any) -> Any:
 
     def lose(self: GossipController, now: int, name: str) -> Any:
         found = real(self, now, name)
-        self.home._graph, self.home._mixing = self.graph, self.graph.mixing()
+        for other, one in self.states.items():
+            one.leg = self._leg(other, one.slots, self.graph.mixing())
         return found
 
     return lose
 
 
-@mutant(Controller, "_withouts")
+@mutant(GossipController, "_reminders")
 def loss_told_only_once(real: Any) -> Any:
     """A loss is reported once, and the report may be lost."""
 
-    def withouts(self: Controller) -> Any:
-        found = real(self)
-        for one in self.states.values():
-            one.without = []
+    def reminders(self: GossipController, now: int) -> Any:
+        found = real(self, now)
+        self._gone = []
         return found
 
-    return withouts
+    return reminders
 
 
-@mutant(Controller, "_rest")
+@mutant(GossipController, "_on_rest")
 def model_of_another_leg_believed(real: Any) -> Any:
     """A late model of a former leg is taken for that of this one."""
 
-    def rest(self: Controller, sender: str, said: LegDone, slab: Floats | None) -> Any:
+    def rest(self: GossipController, sender: str, said: LegDone, slab: Floats | None) -> Any:
         late = LegDone(self.leg, said.along, said.weight, said.met, said.lost, said.error)
         return real(self, sender, late if 1 < said.leg < self.leg else said, slab)
 

@@ -21,7 +21,7 @@ from shoal.views.run_record import RunRecord, tell
 
 
 def run(story: Any, distances: Sequence[float], rounds: bool = True, name: str = "ring") -> list[RunEvent]:
-    graph = Graph.of(Gossip(topology=name), 8, 0)  # type: ignore[arg-type]
+    graph = Gossip(topology=name).graph(8, 0)  # type: ignore[arg-type]
     events: list[RunEvent] = [replace(story.started(8, 0), strategy="gossip")]
     events.append(graph.event(0.0, [f"worker-{i}" for i in range(8)]))
     for at, distance in enumerate(distances):
@@ -91,7 +91,7 @@ def test_a_distance_that_falls_slowly_is_not_as_far_as_ever(story: Any) -> None:
 
 
 def test_of_those_who_meet_two_at_a_time_no_rounds_are_predicted(story: Any) -> None:
-    graph = Graph.of(Gossip(), 8, 0)
+    graph = Gossip().graph(8, 0)
     pairs = graph.event(0.0, [f"worker-{i}" for i in range(8)], pairs=True, rows="rows by label")
     assert event_line.linked(pairs).endswith("spectral gap 0.195, two meet at a time; rows by label")
     events = run(story, [0.5, 0.4], rounds=False)
@@ -100,7 +100,7 @@ def test_of_those_who_meet_two_at_a_time_no_rounds_are_predicted(story: Any) -> 
 
 
 def test_who_is_gone_is_not_counted(story: Any) -> None:
-    left = Graph.of(Gossip(), 4, 0).without(1).event(1.0, list("abcd"), "b is gone")
+    left = Gossip().graph(4, 0).without(1).event(1.0, list("abcd"), "b is gone")
     assert event_line.linked(left).startswith("ring of 3 workers with 2 links")
 
 

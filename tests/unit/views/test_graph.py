@@ -17,13 +17,12 @@ from shoal.cli.topology import NAMES
 from shoal.errors import Invalid
 from shoal.events import Linked
 from shoal.strategies.gossip import Gossip, Topology
-from shoal.strategies.gossip.topology import Graph
 from shoal.views import graph
 from shoal.views.axes import PALE, SERIES
 
 
 def linked(topology: str, nodes: int, without: tuple[int, ...] = ()) -> Linked:
-    found = Graph.of(Gossip(topology=topology), nodes, 0)  # type: ignore[arg-type]
+    found = Gossip(topology=topology).graph(nodes, 0)  # type: ignore[arg-type]
     for node in without:
         found = found.without(node)
     return found.event(0.0, [f"worker-{i}" for i in range(nodes)])

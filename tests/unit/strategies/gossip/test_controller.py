@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.data.batch import Ids
+from shoal.data.slots import Slots
+from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import Gossip
-from shoal.strategies.gossip.controller import Controller, GossipProgress, WorkerState
+from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.topology import Graph
 from shoal.wire.effects import Effect, Received, Send, Tick
 from shoal.wire.messages.gossip import (
@@ -22,12 +24,11 @@ NAMES = ["worker-0", "worker-1", "worker-2", "worker-3"]
 SLAB = np.ones(5, np.float32)
 
 
-def ring() -> Graph:
-    return Graph.of(Gossip(), len(NAMES), 0)
-
-
-def home() -> Controller:
-    return Controller(NAMES, {name: f"memory:{name}" for name in NAMES})
+def home(graph: Graph | None = None, rows: int = 1) -> GossipController:
+    """A slot has ``rows`` rows."""
+    graph = graph or Gossip().graph(len(NAMES), 0)
+    parts = Shards(Slots(100 * rows, rows, 0), len(NAMES))
+    return GossipController(NAMES, {name: f"memory:{name}" for name in NAMES}, graph, parts, "sync", False)
 
 
 def ids(*numbers: int) -> Ids:
@@ -38,13 +39,19 @@ def said(effects: list[Effect], kind: type) -> dict[str, object]:
     return {one.to: one.message for one in effects if isinstance(one, Send) and isinstance(one.message, kind)}
 
 
-def set_off(node: Controller) -> list[Effect]:
-    return node.set_off(0, ring(), {name: ids(at, at + 4) for at, name in enumerate(NAMES)})
+def set_off(node: GossipController) -> list[Effect]:
+    return node.set_off(0, {name: ids(at, at + 4) for at, name in enumerate(NAMES)})
 
 
-def rest(node: Controller, name: str, slab: bool = True) -> list[Effect]:
+def rest(node: GossipController, name: str, slab: bool = True) -> list[Effect]:
     arrays = (SLAB,) if slab else ()
     return node.handle(1, Received(name, LegDone(node.leg, [2, 8, 1.0, 10, 10]), arrays))
+
+
+def lose(node: GossipController, name: str) -> list[Effect]:
+    loss = node.lose(2, name)
+    assert loss is not None
+    return loss[2]
 
 
 def test_a_leg_tells_each_its_slots_and_whom_it_hears_with_what_weight() -> None:
@@ -95,8 +102,7 @@ def test_that_somebody_is_gone_is_told_to_those_that_do_not_rest_and_its_model_i
     node = home()
     set_off(node)
     rest(node, "worker-0")
-    effects = node.lose(2, "worker-1")
-    assert set(said(effects, Without)) == {"worker-2", "worker-3"}
+    assert set(said(lose(node, "worker-1"), Without)) == {"worker-2", "worker-3"}
     assert set(said(node.handle(3, Tick()), Without)) == {"worker-2", "worker-3"}
     rest(node, "worker-2")
     rest(node, "worker-3")
@@ -105,9 +111,9 @@ def test_that_somebody_is_gone_is_told_to_those_that_do_not_rest_and_its_model_i
 
 def test_a_leg_is_told_again_with_the_weights_that_the_others_have_though_somebody_was_lost_since() -> None:
     """With new weights for some the sum of all models would not be kept (gossip seed 7)."""
-    node, star = home(), Graph.of(Gossip(topology="star"), len(NAMES), 0)
+    node = home(Gossip(topology="star").graph(len(NAMES), 0))
     slots = {name: ids(at, at + 4) for at, name in enumerate(NAMES)}
-    before = said(node.set_off(0, star, slots), Leg)
+    before = said(node.set_off(0, slots), Leg)
     node.handle(1, Received("worker-2", GossipProgressReport(1, 0, 0, 0.0)))
     node.lose(2, "worker-1")
     again = said(node.handle(3, Tick()), Leg)
@@ -120,40 +126,45 @@ def test_the_last_to_be_done_is_lost_and_the_others_are_asked() -> None:
     set_off(node)
     for name in NAMES[:3]:
         rest(node, name, slab=False)
-    assert set(said(node.lose(2, NAMES[3]), Show)) == set(NAMES[:3])
+    assert set(said(lose(node, NAMES[3]), Show)) == set(NAMES[:3])
 
 
 def test_push_sum_steps_are_not_divided_by_weights_any_more_once_the_workers_were_apart() -> None:
     """Also where those who are left are connected again: a weight that went to nothing stays so (gossip seed 3401272)."""
-    graph, node = Graph.of(Gossip(topology="one-way"), 3, 0), home()
+    node = home(Gossip(topology="one-way").graph(3, 0))
 
-    def rides(graph: Graph) -> set[int]:
-        legs = said(node.set_off(0, graph, {NAMES[i]: ids(i) for i in graph.living}), Leg).values()
+    def rides() -> set[int]:
+        legs = said(node.set_off(0, {name: ids(1) for name in node.living}), Leg).values()
         return {leg.rides for leg in legs if isinstance(leg, Leg)}
 
-    assert rides(graph) == {1}
+    assert rides() == {1}
     node.lose(1, "worker-1")  # worker-2 tells worker-0, and hears of nobody
     node.lose(2, "worker-0")
-    assert node.was_apart and rides(graph.without(1).without(0)) == {2}
+    assert node.was_apart and rides() == {2}
 
 
 def test_what_is_told_twice_or_late_is_counted_once() -> None:
-    tally, one = GossipProgress(lambda some: 8 * len(some)), WorkerState(ids(1, 2))
+    node = home(rows=8)
+    node.set_off(0, {"worker-0": ids(1, 2)})
     for rounds in (1, 1, 0):
-        tally.add("worker-0", one, GossipProgressReport(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60))
-    tally.add("worker-0", one, LegDone(1, [3, 16, 1.0, 70, 80]))
-    fresh = tally.fresh()
+        report = GossipProgressReport(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60)
+        node.handle(1, Received("worker-0", report))
+    node.handle(1, Received("worker-0", LegDone(1, [3, 16, 1.0, 70, 80])))
+    fresh = node.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 1.0)  # the third round had no slot
     assert (fresh.sent, fresh.received) == (70, 80)
     assert fresh.spent == {"compute": 1e-4, "communicate": 1e-5, "wait": 1e-6}
-    assert tally.fresh().slots == 0
+    assert node.fresh().slots == 0
 
 
 def test_a_gradient_of_a_round_that_is_not_done_counts_neither_as_rows_nor_as_loss() -> None:
-    tally, one = GossipProgress(lambda some: 8 * len(some)), WorkerState(ids(1, 2, 3))
-    tally.add("worker-0", one, GossipProgressReport(1, 1, 16, 8.0))  # in the second round, of which it has the gradient
-    fresh = tally.fresh()
+    node = home(rows=8)
+    node.set_off(0, {"worker-0": ids(1, 2, 3)})
+    node.handle(
+        1, Received("worker-0", GossipProgressReport(1, 1, 16, 8.0))
+    )  # in round 2, of which it has the gradient
+    fresh = node.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (1, 8, 4.0)
-    tally.add("worker-0", one, LegDone(1, [3, 24, 12.0, 0, 0]))
-    fresh = tally.fresh()
+    node.handle(1, Received("worker-0", LegDone(1, [3, 24, 12.0, 0, 0])))
+    fresh = node.fresh()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 8.0)

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from shoal.errors import Invalid
-from shoal.strategies.gossip import Gossip, graphs
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.gossip import topology as graphs
 from shoal.strategies.gossip.topology import Graph
 
 
 def graph(topology: str, nodes: int, **settings: object) -> Graph:
-    return Graph.of(Gossip(topology=topology, **settings), nodes, seed=0)  # type: ignore[arg-type]
+    return Gossip(topology=topology, **settings).graph(nodes, seed=0)  # type: ignore[arg-type]
 
 
 def of_file(tmp_path: Path, text: str, nodes: int, **settings: object) -> Graph:
@@ -27,19 +28,19 @@ def of_file(tmp_path: Path, text: str, nodes: int, **settings: object) -> Graph:
 def test_a_ring_links_everybody_to_two_neighbours_and_two_nodes_by_one_link() -> None:
     assert graph("ring", 4).links == [(0, 1), (0, 3), (1, 2), (2, 3)]
     assert graph("ring", 2).links == [(0, 1)]
-    assert graph("ring", 5).hears(0) == [1, 4] == graph("ring", 5).tells(0)
+    assert graph("ring", 5).hears[0] == [1, 4] == graph("ring", 5).tells[0]
 
 
 def test_on_a_one_way_ring_each_hears_the_one_before() -> None:
     found = graph("one-way", 4)
-    assert found.directed and found.hears(0) == [3] and found.tells(0) == [1]
-    assert found.parts() == [[0, 1, 2, 3]]
+    assert found.directed and found.hears[0] == [3] and found.tells[0] == [1]
+    assert found.parts == [[0, 1, 2, 3]]
 
 
 def test_a_torus_is_a_grid_whose_rows_and_columns_are_rings() -> None:
     found = graph("torus", 12)
     assert graphs.sides(12) == (3, 4)
-    assert found.hears(0) == [1, 3, 4, 8] and all(len(found.hears(i)) == 4 for i in range(12))
+    assert found.hears[0] == [1, 3, 4, 8] and all(len(found.hears[i]) == 4 for i in range(12))
     assert graph("torus", 4).links == [(0, 1), (0, 2), (1, 3), (2, 3)]  # a ring, in another order
 
 
@@ -53,14 +54,14 @@ def test_a_torus_of_a_prime_number_of_workers_is_refused_with_numbers_that_fit(n
 
 def test_a_star_has_the_first_node_in_the_middle_and_an_exponential_graph_hops_of_powers_of_two() -> None:
     assert graph("star", 4).links == [(0, 1), (0, 2), (0, 3)]
-    assert graph("exponential", 16).hears(0) == [1, 2, 4, 8, 12, 14, 15]
+    assert graph("exponential", 16).hears[0] == [1, 2, 4, 8, 12, 14, 15]
 
 
 @pytest.mark.parametrize("topology", ["ring", "one-way", "torus", "star", "complete", "exponential", "random"])
 def test_a_single_node_has_no_links_and_nothing_to_wait_for(topology: str) -> None:
     alone = graph(topology, 1)
-    assert alone.links == [] and alone.parts() == [[0]]
-    assert alone.gap() == 1 and alone.rounds() == 0
+    assert alone.links == [] and alone.parts == [[0]]
+    assert alone.gap == 1 and alone.rounds() == 0
     assert alone.mixing().tolist() == [[1.0]]
     alone.check(allow_disconnected=False)
 
@@ -68,32 +69,32 @@ def test_a_single_node_has_no_links_and_nothing_to_wait_for(topology: str) -> No
 @pytest.mark.parametrize(("nodes", "gap"), [(4, 0.667), (8, 0.195), (16, 0.051), (32, 0.013)])
 def test_the_gap_of_a_ring_is_that_of_the_formula(nodes: int, gap: float) -> None:
     found = graph("ring", nodes)
-    assert found.second() == pytest.approx(1 / 3 + 2 / 3 * math.cos(2 * math.pi / nodes), abs=1e-12)
-    assert found.gap() == pytest.approx(gap, abs=0.0006)
+    assert found.second == pytest.approx(1 / 3 + 2 / 3 * math.cos(2 * math.pi / nodes), abs=1e-12)
+    assert found.gap == pytest.approx(gap, abs=0.0006)
 
 
 def test_on_a_complete_graph_one_round_is_enough_and_on_a_star_the_gap_is_one_in_n() -> None:
-    assert graph("complete", 7).gap() == 1 and graph("complete", 7).rounds() == 1
+    assert graph("complete", 7).gap == 1 and graph("complete", 7).rounds() == 1
     assert np.allclose(graph("complete", 7).mixing(), 1 / 7)
-    assert graph("star", 8).gap() == pytest.approx(1 / 8)
+    assert graph("star", 8).gap == pytest.approx(1 / 8)
 
 
 def test_the_predicted_rounds_leave_the_share_that_was_asked_for() -> None:
     found = graph("ring", 8)
     rounds = found.rounds(left=0.05)
-    assert rounds is not None and found.second() ** rounds == pytest.approx(0.05)
+    assert rounds is not None and found.second**rounds == pytest.approx(0.05)
 
 
 def test_a_random_graph_gives_everybody_the_same_number_of_links_and_comes_from_the_seed() -> None:
     strategy = Gossip(topology="random", degree=4)
-    one, again, other = (Graph.of(strategy, 30, seed) for seed in (1, 1, 2))
+    one, again, other = (strategy.graph(30, seed) for seed in (1, 1, 2))
     assert one.links == again.links != other.links
-    assert {len(one.hears(i)) for i in range(30)} == {4} and len(one.parts()) == 1
+    assert {len(one.hears[i]) for i in range(30)} == {4} and len(one.parts) == 1
 
 
 def test_a_random_graph_of_two_links_each_is_a_ring_in_another_order_and_of_one_link_it_falls_apart() -> None:
-    assert graph("random", 9, degree=2).gap() == pytest.approx(graph("ring", 9).gap())
-    assert len(graph("random", 6, degree=1).parts()) == 3
+    assert graph("random", 9, degree=2).gap == pytest.approx(graph("ring", 9).gap)
+    assert len(graph("random", 6, degree=1).parts) == 3
     assert graph("random", 2, degree=1).links == [(0, 1)]
 
 
@@ -111,7 +112,7 @@ def test_a_file_of_links_may_have_comments_and_say_a_link_twice(tmp_path: Path) 
 def test_one_link_that_goes_one_way_makes_the_graph_directed(tmp_path: Path) -> None:
     found = of_file(tmp_path, "0 1\n1->2\n2 -> 0\n", 3)
     assert found.directed and found.links == [(0, 1), (1, 0), (1, 2), (2, 0)]
-    assert found.hears(0) == [1, 2] and found.tells(0) == [1]
+    assert found.hears[0] == [1, 2] and found.tells[0] == [1]
 
 
 def test_one_way_links_that_all_have_one_back_go_both_ways(tmp_path: Path) -> None:
@@ -147,8 +148,8 @@ def test_a_file_that_is_not_there_or_too_long_is_refused(tmp_path: Path, monkeyp
 
 def test_a_graph_that_falls_apart_is_refused_with_its_pieces_unless_that_is_wanted(tmp_path: Path) -> None:
     found = of_file(tmp_path, "0 1\n1 2\n3 4\n", 5)
-    assert found.parts() == [[0, 1, 2], [3, 4]]
-    assert found.gap() == 0 and found.rounds() is None
+    assert found.parts == [[0, 1, 2], [3, 4]]
+    assert found.gap == 0 and found.rounds() is None
     with pytest.raises(
         Invalid, match=r"0 1 2 \| 3 4: add links between them, or see it fail with --allow-disconnected"
     ):
@@ -171,7 +172,7 @@ def test_a_pipe_of_links_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> N
 @pytest.mark.parametrize(("nodes", "degree"), [(9, 8), (9, 6), (8, 6), (8, 5), (8, 4), (6, 3)])
 def test_of_many_links_each_those_that_are_not_there_are_drawn(nodes: int, degree: int) -> None:
     found = graph("random", nodes, degree=degree)
-    assert {len(found.hears(i)) for i in range(nodes)} == {degree} and len(found.parts()) == 1
+    assert {len(found.hears[i]) for i in range(nodes)} == {degree} and len(found.parts) == 1
 
 
 def test_the_most_links_there_can_be_take_no_longer_than_a_complete_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +184,7 @@ def test_the_most_links_there_can_be_take_no_longer_than_a_complete_graph(monkey
 
 def test_links_without_a_way_back_are_refused(tmp_path: Path) -> None:
     found = of_file(tmp_path, "0 1\n1 -> 2\n", 3)
-    assert found.parts() == [[0, 1], [2]] and found.gap() == 0
+    assert found.parts == [[0, 1], [2]] and found.gap == 0
     with pytest.raises(Invalid, match=r"not strongly connected.*0 1 \| 2: add links that lead back"):
         found.check(allow_disconnected=False)
 
@@ -204,15 +205,15 @@ def test_pairwise_means_need_links_both_ways(tmp_path: Path) -> None:
 def test_who_is_gone_keeps_its_place_and_the_others_are_judged_without_it() -> None:
     found = graph("ring", 5).without(2)
     assert found.nodes == 5 and found.links == [(0, 1), (0, 4), (3, 4)]
-    assert found.hears(2) == [] and found.hears(1) == [0]
-    assert found.parts() == [[0, 1, 3, 4]] and found.gap() > 0
+    assert found.hears[2] == [] and found.hears[1] == [0]
+    assert found.parts == [[0, 1, 3, 4]] and found.gap > 0
     assert found.mixing()[2].tolist() == [0, 0, 1, 0, 0]
-    assert found.without(0).parts() == [[3, 4], [1]] and found.without(0).gap() == 0
+    assert found.without(0).parts == [[3, 4], [1]] and found.without(0).gap == 0
 
 
 def test_when_all_but_one_are_gone_nothing_is_left_to_wait_for() -> None:
     alone = graph("star", 3).without(0).without(1)
-    assert alone.living == [2] and alone.parts() == [[2]] and alone.rounds() == 0
+    assert alone.living == [2] and alone.parts == [[2]] and alone.rounds() == 0
 
 
 def test_a_graph_tells_views_all_that_they_need() -> None:
@@ -229,4 +230,4 @@ def test_too_few_or_too_many_workers_are_refused(nodes: int) -> None:
 
 
 def test_the_largest_graphs_are_searched_without_recursion() -> None:
-    assert len(Graph("file", 1024, [(i, i + 1) for i in range(1023)]).parts()) == 1
+    assert len(Graph("file", 1024, [(i, i + 1) for i in range(1023)]).parts) == 1

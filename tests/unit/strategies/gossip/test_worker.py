@@ -90,8 +90,8 @@ class Room:
 
     def leg_of(self, i: int, number: int, rounds: int, slots: list[int], rides: int = 0) -> None:
         w = self.graph.mixing().tolist()
-        hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.hears(i)]
-        tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.tells(i)]
+        hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.hears[i]]
+        tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.tells[i]]
         self.say(i, Leg(number, rounds, w[i][i], hears, tells, rides), (np.array(slots, np.uint64),))
 
     def deliver(self, keep: Callable[[str, Send], bool] = lambda sender, letter: True) -> None:
@@ -136,7 +136,7 @@ class Room:
 
 
 def graph_of(topology: str, nodes: int, mode: str = "sync") -> Graph:
-    return Graph.of(Gossip(topology=topology, mode=mode), nodes, 0)  # type: ignore[arg-type]
+    return Gossip(topology=topology, mode=mode).graph(nodes, 0)  # type: ignore[arg-type]
 
 
 def pair(mode: str = "sync", **about: Any) -> Room:
@@ -571,7 +571,7 @@ def test_what_makes_no_sense_is_not_answered() -> None:
 def test_to_stand_until_a_neighbour_answers_is_waiting_in_both_modes_and_an_emulated_link_is_not(
     mode: str, link: float
 ) -> None:
-    room = Room(Graph.of(Gossip(topology="complete"), 2, 0), mode, link=link)
+    room = Room(Gossip(topology="complete").graph(2, 0), mode, link=link)
     room.leg_of(0, 1, 1, [])
     room.wait(50 * limits.MILLISECOND)
     room.leg_of(1, 1, 1, [])
@@ -585,7 +585,7 @@ def test_to_stand_until_a_neighbour_answers_is_waiting_in_both_modes_and_an_emul
 
 
 def test_two_that_meet_while_they_run_away_are_quiet_about_it(recwarn: pytest.WarningsRecorder) -> None:
-    room = Room(Graph.of(Gossip(topology="complete"), 2, 0), "async")
+    room = Room(Gossip(topology="complete").graph(2, 0), "async")
     for model in room.models:
         model.add(np.full(SIZE, np.inf, np.float32))
     room.leg(rounds=2)
@@ -595,7 +595,7 @@ def test_two_that_meet_while_they_run_away_are_quiet_about_it(recwarn: pytest.Wa
 
 def test_models_that_are_shown_to_be_judged_are_not_counted_as_sent() -> None:
     traffic = [0, 7]
-    room = Room(Graph.of(Gossip(topology="complete"), 2, 0), traffic=lambda: tuple(traffic))
+    room = Room(Gossip(topology="complete").graph(2, 0), traffic=lambda: tuple(traffic))
     room.leg(1)
     room.deliver()
     shown = sum(array.nbytes for who, _, arrays in room.home if who == "w0" for array in arrays)

@@ -6,7 +6,7 @@ order. Learning and taking in one visit means that no change is lost in between.
 
 A visit learns for about 25 ms, or up to the rows after which it publishes. While the others are
 behind it does not publish, and what it learns is added to the next word. What was known when a
-visit began is kept with it (``VisitContext``): copies and evaluations are of exactly that moment.
+visit began is kept with it: copies and evaluations are of exactly that moment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from shoal import limits
 from shoal.emulation import Slowdown
 from shoal.errors import BadValues
 from shoal.schedule.intervals import Intervals, Runs, count
-from shoal.strategies.peers.run_log import RunLogState
 from shoal.wire.effects import Compute
 from shoal.wire.messages import peers as p
 
@@ -64,7 +63,7 @@ class Replica(Protocol):
 
 @dataclass(slots=True)
 class Visit:
-    """What to do, in this order."""
+    """What to do, in this order; and what was known when it began."""
 
     restore: Floats | None = None
     add: list[Change] = field(default_factory=list)
@@ -75,6 +74,16 @@ class Visit:
     copy: bool = False
     owned: bool = False  # what is taken must not be in a copy: its owners have not published it
     without: list[Change] = field(default_factory=list)  # neither must these
+    token: int = 0
+    began: int = 0
+    version: p.Heard = field(default_factory=dict)
+    state: bytes = b""  # of the log, if a copy is made
+    done: int = 0
+    rows: int = 0
+    loss: tuple[float, int] = (0.0, 0)
+    knew: int = 0  # changes of others
+    wanted: list[str] = field(default_factory=list)  # newcomers that get the copy
+    published: list[p.Word] = field(default_factory=list)  # by us since then
 
 
 @dataclass(slots=True)
@@ -163,34 +172,6 @@ class Unpublished:
     loss: float = 0.0
     knew: int = 0  # changes of others that each of the slots knew of, summed
 
-    def add(self, runs: Runs, rows: int, loss: float, knew: int) -> None:
-        self.slots.add(runs)
-        self.rows += rows
-        self.loss += loss
-        self.knew += knew * count(runs)
-
-
-@dataclass(slots=True)
-class VisitContext:
-    """What was known when a visit began."""
-
-    version: p.Heard = field(default_factory=dict)
-    state: RunLogState | None = None  # of the log, if a copy is made
-    done: int = 0
-    rows: int = 0
-    loss: tuple[float, int] = (0.0, 0)
-    knew: int = 0  # changes of others
-    wanted: list[str] = field(default_factory=list)  # newcomers that get the copy
-    published: list[p.Word] = field(default_factory=list)  # by us since then
-
-
-@dataclass(slots=True)
-class RunningVisit:
-    token: int
-    visit: Visit
-    context: VisitContext
-    began: int
-
 
 class PeerCompute:
     """Plans the visits of one peer, one at a time."""
@@ -201,7 +182,7 @@ class PeerCompute:
         self.todo, self.unpublished = Intervals(), Unpublished()
         self.inbox: list[Change] = []
         self.model: Floats | None = None  # to start with
-        self.running: RunningVisit | None = None
+        self.running: Visit | None = None
         self._token = 0
         self._pace = 0.0  # nanoseconds a slot
         self._learned = False  # in the last visit
@@ -247,26 +228,27 @@ class PeerCompute:
             most = min(most, max(1, -(-(self._every - self.unpublished.rows) // self._batch)))
         return most
 
-    def start(self, now: int, visit: Visit, context: VisitContext) -> Compute:
+    def start(self, now: int, visit: Visit) -> Compute:
         self._spend(now, COMPUTED if visit.continues else IDLE)
         self._token += 1
-        self.running = RunningVisit(self._token, visit, context, now)
+        self.running, visit.token, visit.began = visit, self._token, now
         return Compute(self._token, partial(run_visit, self._replica, visit, self._pacer))
 
-    def end(self, now: int, token: int) -> RunningVisit | None:
+    def end(self, now: int, token: int) -> Visit | None:
         """The visit that ended; None if another one runs."""
-        running = self.running
-        if running is None or token != running.token:
+        visit = self.running
+        if visit is None or token != visit.token:
             return None
-        self.running, self._learned = None, bool(running.visit.run)
-        self._spend(now, COMPUTED if running.visit.run else COMMUNICATED)
-        return running
+        self.running, self._learned = None, bool(visit.run)
+        self._spend(now, COMPUTED if visit.run else COMMUNICATED)
+        return visit
 
-    def learned(self, now: int, ended: RunningVisit, rows: int, loss: float) -> None:
-        took, slots = now - ended.began, count(ended.visit.run)
+    def learned(self, now: int, visit: Visit, rows: int, loss: float) -> None:
+        took, slots, new = now - visit.began, count(visit.run), self.unpublished
         if slots:
             self._pace = _DECAY * self._pace + (1 - _DECAY) * took / slots if self._pace else took / slots
-            self.unpublished.add(ended.visit.run, rows, loss, ended.context.knew)
+            new.slots.add(visit.run)
+            new.rows, new.loss, new.knew = new.rows + rows, new.loss + loss, new.knew + visit.knew * slots
 
     def word(self, moved: tuple[int, int], others: int) -> p.Learned:
         """What is published now, after we have heard so many changes of ``others``."""

@@ -27,21 +27,11 @@ from shoal import limits
 from shoal.errors import ShoalError
 from shoal.schedule.intervals import Runs
 from shoal.strategies.peers.broadcast import Delivery
-from shoal.strategies.peers.compute import (
-    Change,
-    Floats,
-    Pacer,
-    PeerCompute,
-    Replica,
-    Visit,
-    VisitContext,
-    VisitResult,
-)
-from shoal.strategies.peers.leader import Evaluate, Leadership, PeerFacts
+from shoal.strategies.peers.compute import Change, Floats, Pacer, PeerCompute, Replica, Visit, VisitResult
+from shoal.strategies.peers.leader import Evaluate, Leader, PeerFacts
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.model_transfer import ObserverAnswers
 from shoal.strategies.peers.ownership import Ownership
-from shoal.strategies.peers.run_log import MOST_EVALUATIONS, PARTLY, MessageCheck, RunLog, RunLogState
+from shoal.strategies.peers.run_log import MOST_EVALUATIONS, PARTLY, MessageCheck, RunLog
 from shoal.wire.effects import Computed, Effect, Event, Received, Send, Stored, Wake
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays
@@ -62,7 +52,7 @@ class PeerNode:
         facts: PeerFacts,
         evaluate: Evaluate,
         *,
-        begin: RunLogState | None = None,
+        begin: RunLog | None = None,
         pacer: Pacer | None = None,
         link: float = 0.0,
         traffic: Traffic = lambda: (0, 0),
@@ -74,18 +64,18 @@ class PeerNode:
         The model has ``keys`` weights (0: not known), in ``parts`` if they have owners.
         """
         self.name, self.mesh, self.facts = mesh.me.life, mesh, facts
-        self._parts = parts if facts.owned else 0
-        mesh.check = MessageCheck(keys, facts.limit[0], facts.slots.batch, self._parts)
-        self.log = RunLog(begin, self._parts)
+        owned_parts = parts if facts.owned else 0
+        mesh.check = MessageCheck(keys, facts.limit[0], facts.slots.batch, owned_parts)
+        self.log = RunLog() if begin is None else RunLog.unpack(begin.pack())
+        self.log.included = self.log.included or [{} for _ in range(owned_parts)]
         self.why = ""  # why it left; empty: in order, or it did not
         self.ownership = Ownership(self.name, parts, keys, mesh.timing) if facts.owned else None
         self.compute = PeerCompute(replica, facts.every, facts.slots.batch, pacer)
         self.left = False  # it published that it leaves
         self.may_go = False  # no longer needed, or not requested for long
         self.evicted = ""  # the others hold it for gone: it must rejoin as a new life
-        self._traffic, self._answers = traffic, ObserverAnswers()
-        before = begin.seconds if begin is not None else 0.0
-        self._leadership = Leadership(mesh, facts, evaluate, self._answers, self.ownership, before)
+        self._traffic = traffic
+        self._leader = Leader(mesh, facts, evaluate, self.log, self.ownership, self.log.seconds)
         self._link = round(link * limits.SECOND)
         self._delayed: deque[tuple[int, Event]] = deque()  # in order of arrival
         self._others = 0  # changes of others that were heard
@@ -100,7 +90,7 @@ class PeerNode:
 
     @property
     def leads(self) -> bool:
-        return self._leadership.leader is not None
+        return self._leader.leads
 
     def leave(self) -> None:
         """Leave in order, with the next event."""
@@ -109,7 +99,7 @@ class PeerNode:
     # ------------------------------------------------------------ events
 
     def handle(self, now: int, event: Event) -> list[Effect]:
-        self._leadership.begin(now)
+        self._leader.begin(now)
         effects: list[Effect] = []
         while self._delayed and self._delayed[0][0] <= now:
             effects += self._event(now, self._delayed.popleft()[1])
@@ -125,11 +115,11 @@ class PeerNode:
             case Computed(token, result, error):
                 return self._computed(now, token, result, error)
             case Stored(token, result, error):
-                return self._publish_all(now, self._leadership.evaluated(now, token, result, error))
+                return self._publish_all(now, self._leader.evaluated(now, token, result, error))
             case Received(sender, p.Watch() as watch):
                 return [Send(sender, self.status(now, watch))] if self.mesh.has_model else []
             case Received(sender, p.Weigh() as weigh):
-                return self._answers.weigh(sender, weigh) if self.mesh.has_model else []
+                return self._leader.answers.weigh(sender, weigh) if self.mesh.has_model else []
             case Received(_, p.StopPeers() as stop):
                 return self._on_stop(now, stop)
             case Received(sender, p.OwnedShare() as share, arrays):
@@ -155,7 +145,7 @@ class PeerNode:
         effects = self._hear(now)
         if self.mesh.has_model:
             effects += self._own(now)
-            while words := self._leadership.decide(now, self.log, not self.left):
+            while words := self._leader.decide(now, not self.left):
                 effects += self._publish_all(now, words)
             effects += self._finish(now)
             effects += self._start(now)
@@ -166,15 +156,14 @@ class PeerNode:
 
     def _adopt(self, now: int, packed: bytes, slab: Floats) -> None:
         """A newcomer's first model."""
-        state = msgspec.msgpack.decode(packed, type=RunLogState)
-        self.log, self._leadership.leader = RunLog(state, self._parts), None
+        self.log = self._leader.log = RunLog.unpack(packed)
         self.compute.model = slab
-        if state.judged:
-            self._leadership.set_clock(now, state.seconds)
+        if self.log.judged:
+            self._leader.set_clock(now, self.log.seconds)
 
     def _publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         if self.compute.running is not None:
-            self.compute.running.context.published.append(word)
+            self.compute.running.published.append(word)
         return self.mesh.publish(now, word, arrays) + self._hear(now)
 
     def _publish_all(self, now: int, words: Sequence[p.Word]) -> list[Effect]:
@@ -197,12 +186,12 @@ class PeerNode:
             case p.Owned() if self.ownership is not None and len(arrays) == 2:
                 self.compute.inbox += self.ownership.changes_of(word, (arrays[0], arrays[1]))
             case p.SlotsDealt(slots):
-                self._leadership.set_clock(now, 0.0)
+                self._leader.set_clock(now, 0.0)
                 if self.log.halt is None and not self.left:
                     self._assigned([runs for life, runs in slots if life == self.name])
             case p.EvaluationDone():
                 if word.now:  # its clock may be ahead of ours
-                    self._leadership.set_clock(now, word.now)
+                    self._leader.set_clock(now, word.now)
             case p.Halt():
                 self.compute.drop()
             case p.PeerLeaving(why) if origin != self.name:
@@ -228,69 +217,66 @@ class PeerNode:
             learns=not stops,
             may_publish=self.mesh.may_publish and (self.ownership is None or self.ownership.may_contribute),
             must_publish=stops,
-            weighs=self._leadership.is_evaluation_due(now, log),
-            copies=bool(wanted or self._answers.snapshots.wanted),
+            weighs=self._leader.is_evaluation_due(now),
+            copies=bool(wanted or self._leader.answers.snapshots.wanted),
         )
         if visit is None:
             return []
-        if self.ownership is not None:
-            visit.owned, visit.without = True, self.ownership.pending() if visit.copy else []
-        state = log.state(self._leadership.seconds(now)) if visit.copy else None
-        context = VisitContext(self.mesh.version, state, log.done, log.rows, log.loss, self._others, wanted)
-        return [self.compute.start(now, visit, context)]
+        visit.owned, visit.version, visit.knew = self.ownership is not None, self.mesh.version, self._others
+        visit.done, visit.rows, visit.loss = log.done, log.rows, log.loss
+        if visit.copy:
+            visit.wanted, visit.state = wanted, log.pack(self._leader.seconds(now))
+            visit.without = self.ownership.pending() if self.ownership is not None else []
+        return [self.compute.start(now, visit)]
 
     def _computed(self, now: int, token: int, result: Any, error: BaseException | None) -> list[Effect]:
-        ended = self.compute.end(now, token)
-        if ended is None:
+        visit = self.compute.end(now, token)
+        if visit is None:
             return []
         if error is not None:
             return self._failed(now, error)
         assert isinstance(result, VisitResult)
-        self.compute.learned(now, ended, result.rows, result.loss)
+        self.compute.learned(now, visit, result.rows, result.loss)
         if self.mesh.evicted:
             return []
-        own, context, effects = self.compute.unpublished, ended.context, list[Effect]()
+        own, effects = self.compute.unpublished, list[Effect]()
         if result.change is not None:
-            effects += self._publish_change(now, result.change, context)
+            effects += self._publish_change(now, result.change, visit)
         if result.weights is not None:
-            done, rows, loss = context.done, context.rows, context.loss
+            done, rows, loss = visit.done, visit.rows, visit.loss
             if self.ownership is None:  # what we learned ourselves is in the weights
                 done, rows = done + own.slots.size, rows + own.rows
                 loss = (loss[0] + own.loss, loss[1] + own.rows)
-            effects += self._leadership.evaluate(now, result.weights, done, rows, loss)
+            effects += self._leader.evaluate(now, result.weights, done, rows, loss)
         if result.slab is not None:
-            effects += self._give_copies(context, result.slab)
+            effects += self._give_copies(visit, result.slab)
         return effects
 
-    def _publish_change(self, now: int, change: Change, context: VisitContext) -> list[Effect]:
+    def _publish_change(self, now: int, change: Change, visit: Visit) -> list[Effect]:
         """Publish what was learned, and what it changed."""
-        word = self.compute.word(self._traffic(), self._others)
+        word, (keys, values) = self.compute.word(self._traffic(), self._others), change
         if self.ownership is not None:
             word = msgspec.structs.replace(word, part=self.ownership.contribute(change))
-            context.published.append(word)
+            visit.published.append(word)
             return self._publish(now, word) + self.ownership.send(now, self.log)
-        keys, values = change
         effects: list[Effect] = []
         last = max(0, (len(keys) - 1) // _FRAME * _FRAME)
-        for at in range(0, last, _FRAME):  # a frame holds no more; the slots count with the last
-            part = p.Learned([], 0, 0.0)
-            context.published.append(part)
+        for at in range(0, last + 1, _FRAME):  # a frame holds no more; the slots count with the last
+            part = word if at == last else p.Learned([], 0, 0.0)
+            visit.published.append(part)
             effects += self._publish(now, part, (keys[at : at + _FRAME], values[at : at + _FRAME]))
-        context.published.append(word)
-        return effects + self._publish(now, word, (keys[last:], values[last:]))
+        return effects
 
-    def _give_copies(self, context: VisitContext, slab: Floats) -> list[Effect]:
+    def _give_copies(self, visit: Visit, slab: Floats) -> list[Effect]:
         """A copy contains what was heard when the visit began and what we published since."""
-        assert context.state is not None
-        log = RunLog(context.state, self._parts)
-        for word in context.published:
+        log = RunLog.unpack(visit.state)
+        for word in visit.published:
             log.apply(self.name, word)
-        version = {**context.version, self.name: context.version.get(self.name, 0) + len(context.published)}
-        state = msgspec.msgpack.encode(log.state(context.state.seconds))
-        flat = np.ascontiguousarray(slab, np.float32).reshape(-1)
-        observers = self._answers.snapshots
+        version = {**visit.version, self.name: visit.version.get(self.name, 0) + len(visit.published)}
+        state, flat = log.pack(), np.ascontiguousarray(slab, np.float32).reshape(-1)
+        observers = self._leader.answers.snapshots
         effects = [effect for to in observers.wanted for effect in observers.give(to, state, flat, version)]
-        for life in context.wanted:
+        for life in visit.wanted:
             effects += self.mesh.give(life, state, flat, version)
         return effects
 
@@ -310,7 +296,7 @@ class PeerNode:
             return []
         ownership.begin(now, self.log, self.mesh)
         effects = ownership.send(now, self.log)
-        if self.compute.running is not None and self.compute.running.visit.copy:
+        if self.compute.running is not None and self.compute.running.copy:
             return effects  # the sum would count as part of the copy, and not be in it
         hurry = self._leave is not None or self.log.halt is not None
         for word, arrays in ownership.words(now, self.log, self.mesh, hurry):
@@ -325,7 +311,7 @@ class PeerNode:
         if stop.leave:
             self.leave()
         else:
-            self._leadership.stop = self._leadership.stop or stop.why or "stopped"
+            self._leader.stop = self._leader.stop or stop.why or "stopped"
         return []
 
     def _finish(self, now: int) -> list[Effect]:
@@ -341,12 +327,12 @@ class PeerNode:
             return []
         if len(self.mesh.living) > 1:
             return self._say_goodbye(now, self._leave, self.compute.drop()) if self.mesh.may_leave(now) else []
-        if self._leadership.leader is not None:
-            self._leadership.leader.end("the last peer was asked to leave", now=True)
+        if self.leads:
+            self._leader.end("the last peer was asked to leave", now=True)
         return []
 
     def _say_goodbye(self, now: int, why: str, back: Runs) -> list[Effect]:
-        self.left, self._leadership.leader, self.why, self._over_at = True, None, why, now
+        self.left, self._leader.leads, self.why, self._over_at = True, False, why, now
         return self._publish(now, p.PeerLeaving(why, back))
 
     def _failed(self, now: int, error: BaseException) -> list[Effect]:
@@ -356,14 +342,14 @@ class PeerNode:
         if self.left or self.mesh.evicted:
             return []
         self._leave, self.why = why, why
-        if (leader := self._leadership.leader) is None or len(self.mesh.living) > 1:
+        if not self.leads or len(self.mesh.living) > 1:
             return self._say_goodbye(now, why, [])
-        leader.end(why, failed=True)
+        self._leader.end(why, failed=True)
         return []
 
     def _wind_down(self, now: int) -> list[Effect]:
         """The others removed us: apply the words heard so far, then end this life."""
-        self._leadership.leader = None
+        self._leader.leads = False
         self.may_go = self.left
         for delivery in self.mesh.deliveries():
             self._heard(now, delivery)
@@ -375,7 +361,7 @@ class PeerNode:
             return []
         add, self.compute.inbox = self.compute.inbox, []
         restore, self.compute.model = self.compute.model, None
-        return [self.compute.start(now, Visit(restore=restore, add=add, take=True), VisitContext())]
+        return [self.compute.start(now, Visit(restore=restore, add=add, take=True))]
 
     def _check_over(self, now: int) -> None:
         if self.ended and self._over_at is None:
@@ -390,7 +376,7 @@ class PeerNode:
         log, mesh, ended = self.log, self.mesh, self.log.ended
         moved = {**log.moved, mesh.me.life: self._traffic()}.values()
         counts = {name: number for name, number in log.counts.items() if number}
-        if partly := log.partly(self._leadership.view(log).is_closed):
+        if partly := log.partly(self._leader.is_closed):
             counts[PARTLY] = partly
         return p.PeerStatus(
             request=watch.request,
@@ -402,11 +388,11 @@ class PeerNode:
             per_pass=self.facts.slots.per_pass,
             rows=log.rows,
             loss=log.loss,
-            seconds=ended.seconds if ended is not None else self._leadership.seconds(now),
+            seconds=ended.seconds if ended is not None else self._leader.seconds(now),
             spent=list(log.spent),
             moved=(sum(sent for sent, _ in moved), sum(received for _, received in moved)),
             judged=[one for one in log.judged if one.number >= watch.judged][:MOST_EVALUATIONS],
-            staleness=log.histogram(),
+            staleness=list(log.staleness),
             counts=counts,
             over=ended.why if ended is not None else log.halt.why if log.halt is not None else "",
             failed=ended.failed if ended is not None else False,

@@ -16,7 +16,6 @@ Pure bookkeeping: no messages, no time.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.schedule.intervals import Intervals, count
+from shoal.schedule.stop_rules import Patience
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays, tag_of
 
@@ -43,21 +43,21 @@ class Contribution(msgspec.Struct, frozen=True, array_like=True):
     loss: float
 
 
-class RunLogState(msgspec.Struct, frozen=True):
-    """A log at one moment: for a newcomer, or for a run that is resumed."""
+class RunLog(msgspec.Struct):
+    """One peer's; packed, it is what a newcomer starts with."""
 
-    counted: list[p.Run] = []
+    counted: Intervals = msgspec.field(default_factory=Intervals)
     rows: int = 0
-    loss: tuple[float, int] = (0.0, 0)
-    seconds: float = 0.0
-    judged: list[p.EvaluationDone] = []  # the last ones
-    out: dict[str, list[p.Run]] = {}
+    loss: tuple[float, int] = (0.0, 0)  # sum and rows
+    seconds: float = 0.0  # of the run when it was packed
+    judged: list[p.EvaluationDone] = []
+    out: dict[str, Intervals] = {}
     next: int = 0
-    spent: list[int] = []
+    spent: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0])
     moved: dict[str, tuple[int, int]] = {}
-    rates: dict[str, tuple[int, int]] = {}
+    rates: dict[str, tuple[int, int]] = {}  # by life: slots learned, and microseconds for them
     staleness: list[int] = []
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = msgspec.field(default_factory=lambda: {TWICE: 0, AGAIN: 0})
     halt: p.Halt | None = None
     rested: list[str] = []
     ended: p.PeersEnded | None = None
@@ -67,57 +67,18 @@ class RunLogState(msgspec.Struct, frozen=True):
     included: list[dict[str, int]] = []  # by part: of each peer, up to which contribution
     told: dict[str, int] = {}  # of each peer, the last contribution that it announced
     open: dict[str, list[Contribution]] = {}
+    returned: int = 0  # times that slots were given back
+    mark: tuple[float, int] = (0.0, 0)  # the loss at the last evaluation
 
+    def pack(self, seconds: float | None = None) -> bytes:
+        out = {life: slots for life, slots in self.out.items() if slots}
+        state = msgspec.structs.replace(self, judged=self.judged[-MOST_EVALUATIONS:], out=out)
+        state.seconds = self.seconds if seconds is None else seconds
+        return msgspec.msgpack.encode(state, enc_hook=lambda slots: slots.runs)
 
-class RunLog:
-    """One peer's."""
-
-    def __init__(self, state: RunLogState | None = None, parts: int = 0) -> None:
-        """The weights have ``parts`` with owners; 0: every peer sends its changes to all."""
-        state = state or RunLogState()
-        self.counted = Intervals(state.counted)
-        self.rows, self.loss = state.rows, state.loss
-        self.judged = list(state.judged)
-        self.out = {life: Intervals(runs) for life, runs in state.out.items()}
-        self.next = max(state.next, self.counted.end)
-        self.spent = list(state.spent) or [0, 0, 0]
-        self.moved = dict(state.moved)
-        self.rates = dict(state.rates)  # by life: slots learned, and microseconds computed for them
-        self.staleness: Counter[int] = Counter(dict(enumerate(state.staleness)))
-        self.counts: Counter[str] = Counter(state.counts)
-        self.halt, self.rested, self.ended = state.halt, dict.fromkeys(state.rested), state.ended
-        self.owners = state.owners
-        self.since, self.yielded = dict(state.since), dict(state.yielded)
-        self.included = [dict(part) for part in state.included] or [{} for _ in range(parts)]
-        self.told = dict(state.told)
-        self.open = {life: list(found) for life, found in state.open.items()}
-        self.returned = 0  # times that slots were given back
-        self.mark = self.loss  # the loss at the last evaluation
-
-    def state(self, seconds: float) -> RunLogState:
-        return RunLogState(
-            self.counted.runs,
-            self.rows,
-            self.loss,
-            seconds,
-            self.judged[-MOST_EVALUATIONS:],
-            {life: slots.runs for life, slots in self.out.items() if slots},
-            self.next,
-            list(self.spent),
-            dict(self.moved),
-            dict(self.rates),
-            self.histogram(),
-            dict(self.counts),
-            self.halt,
-            list(self.rested),
-            self.ended,
-            self.owners,
-            dict(self.since),
-            dict(self.yielded),
-            [dict(part) for part in self.included],
-            dict(self.told),
-            {life: list(found) for life, found in self.open.items() if found},
-        )
+    @classmethod
+    def unpack(cls, state: bytes) -> RunLog:
+        return msgspec.msgpack.decode(state, type=cls, dec_hook=lambda kind, runs: kind(runs))
 
     # ------------------------------------------------------------ what is known
 
@@ -145,9 +106,6 @@ class RunLog:
                 found.remove(slots)
         return found
 
-    def histogram(self) -> list[int]:
-        return [self.staleness[gap] for gap in range(max(self.staleness, default=-1) + 1)]
-
     # ------------------------------------------------------------ words
 
     def apply(self, life: str, word: p.Word) -> None:
@@ -167,7 +125,7 @@ class RunLog:
             case p.Halt():
                 self.halt = self.halt or word
             case p.Rested():
-                self.rested[life] = None
+                self.rested += [life] if life not in self.rested else []
             case p.PeersEnded():
                 self.ended = self.ended or word
             case p.OwnersChanged():
@@ -190,7 +148,9 @@ class RunLog:
             return
         done, took = self.rates.get(life, (0, 0))
         self.rates[life] = (done + slots, took + (word.spent[0] if word.spent else 0))
-        self.staleness[min(word.stale, limits.STALENESS_BUCKETS - 1)] += slots
+        stale = min(word.stale, limits.STALENESS_BUCKETS - 1)
+        self.staleness += [0] * (stale + 1 - len(self.staleness))
+        self.staleness[stale] += slots
         one = Contribution(word.part, word.slots, word.rows, word.loss)
         if word.part > self._in_all_parts(life):
             self.open.setdefault(life, []).append(one)
@@ -248,6 +208,12 @@ class RunLog:
             for one in found
             if any(part.get(life, 0) >= one.number for part in self.included)
         )
+
+
+def patience_of(last: p.EvaluationDone) -> Patience:
+    """The state of the stop rules after this evaluation."""
+    best, mark, without, objective = last.patience or [None] * 4
+    return Patience(best, mark, round(without or 0), objective)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.local_model import PeerLocalModel
 from shoal.strategies.peers.mesh import Mesh, RunInfo
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.run_log import RunLogState
+from shoal.strategies.peers.run_log import RunLog
 from shoal.training.local_checkpoint import LocalCheckpoint
 from shoal.wire import Transport
 from shoal.wire.effects import Received
@@ -89,7 +89,7 @@ class PeerParts:
         self.learner = learner_of(self.job.model, train, self.job.seed, spec.number)
         self.slots = Slots(train.rows, self.job.data.batch, self.job.seed)
         self.model = PeerLocalModel(self.job, train, self.learner, self.slots)
-        self.begin: RunLogState | None = None
+        self.begin: RunLog | None = None
         if (kept := spec.load_checkpoint()) is not None:
             self.begin = begin_of(kept, self.slots.per_pass)
             self.model.restore(kept.slab)

@@ -15,7 +15,7 @@ from shoal.simulation.world import World
 from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.run_log import RunLogState
+from shoal.strategies.peers.run_log import RunLog
 from shoal.wire.messages import peers as p
 
 Floats = npt.NDArray[np.float32]
@@ -85,7 +85,7 @@ class Peers:
         per_pass: int = 60,
         owned: bool = False,
         every: int = 5,
-        begin: RunLogState | None = None,
+        begin: RunLog | None = None,
     ) -> None:
         self.world = World(seed)
         self.facts = PeerFacts(Slots(per_pass, 1, 0), stop, per_pass, every, owned)

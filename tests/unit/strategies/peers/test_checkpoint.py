@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from shoal.errors import BadCheckpoint
 from shoal.events import RunEvent, Saved
 from shoal.job import Job
+from shoal.schedule.intervals import Intervals
 from shoal.strategies.peers.checkpoint import (
     begin_of,
     check_left,
@@ -18,7 +18,7 @@ from shoal.strategies.peers.checkpoint import (
     keep,
     left_of,
 )
-from shoal.strategies.peers.run_log import RunLog, RunLogState
+from shoal.strategies.peers.run_log import RunLog
 from shoal.training.local_checkpoint import LocalCheckpoints, newest
 from shoal.wire.messages.peers import EvaluationDone
 
@@ -27,22 +27,22 @@ COUNTED = [(0, 7), (9, 13), (15, 16)]  # of two passes
 
 
 def test_what_is_left_and_what_is_counted_are_each_other() -> None:
-    of_pass, left = left_of(COUNTED, PER_PASS)
+    of_pass, left = left_of(Intervals(COUNTED), PER_PASS)
     assert (of_pass, left) == (1, [7, 8, 13, 14, 16, 17, 18, 19])
-    assert counted_of(of_pass, left, PER_PASS) == COUNTED
-    assert left_of([(0, 10)], PER_PASS) == (0, [])
-    assert counted_of(0, [], PER_PASS) == [(0, 10)]
+    assert counted_of(of_pass, left, PER_PASS).runs == COUNTED
+    assert left_of(Intervals([(0, 10)]), PER_PASS) == (0, [])
+    assert counted_of(0, [], PER_PASS).runs == [(0, 10)]
 
 
 def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tmp_path: Path) -> None:
     job = Job.of({"data": "clicks", "strategy": "peer-to-peer"})
     events: list[RunEvent] = []
     last = EvaluationDone(3, 1.0, 1.5, 11, 110, 0.4, {}, None, 2, True, [0.4, 0.41, 2.0, None], "worker-0.aa")
-    state = RunLogState(counted=COUNTED, rows=120, seconds=2.5, judged=[last], moved={"a": (10, 20), "b": (1, 2)})
+    state = RunLog(counted=Intervals(COUNTED), rows=120, seconds=2.5, judged=[last], moved={"a": (10, 20), "b": (1, 2)})
     slab = np.arange(6, dtype=np.float32)
     keep(
         LocalCheckpoints(tmp_path, job, "", events.append),
-        msgspec.msgpack.encode(state),
+        state.pack(),
         slab,
         PER_PASS,
         3,
@@ -52,7 +52,7 @@ def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tm
     kept, refused = newest(tmp_path / "checkpoints", job.identity)
     assert kept is not None and not refused
     assert np.array_equal(kept.slab, slab.reshape(3, 2))
-    book = RunLog(begin_of(kept, PER_PASS))
+    book = begin_of(kept, PER_PASS)
     assert (book.counted.runs, book.done, book.rows, book.next) == (COUNTED, 12, 120, 16)
     assert book.last is not None
     assert (book.last.number, book.last.patience) == (3, [0.4, 0.41, 2, None])
@@ -64,5 +64,5 @@ def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tm
 def test_nothing_is_kept_of_a_run_that_has_learned_nothing(tmp_path: Path) -> None:
     job = Job.of({"data": "clicks", "strategy": "peer-to-peer"})
     keeper = LocalCheckpoints(tmp_path, job, "", lambda event: None)
-    keep(keeper, msgspec.msgpack.encode(RunLogState()), np.zeros(2, np.float32), PER_PASS, 2, {})
+    keep(keeper, RunLog().pack(), np.zeros(2, np.float32), PER_PASS, 2, {})
     assert not keeper.has_some

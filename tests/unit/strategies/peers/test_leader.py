@@ -4,48 +4,72 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
 
 from shoal.data.slots import Slots
+from shoal.limits import SECOND
 from shoal.schedule.intervals import Intervals, count
 from shoal.schedule.stop_rules import StopRules
-from shoal.strategies.peers.leader import Leader, LeaderView, PeerFacts
+from shoal.strategies.peers.leader import Leader, PeerFacts
+from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.run_log import RunLog
+from shoal.timing import DEFAULT
+from shoal.wire.effects import Store
 from shoal.wire.messages import peers as p
 
 START = p.EvaluationDone(0, 0.0, 0.0, 0, 0, 1.0, {}, None, 2, True, [1.0, 1.0, 0.0, None], "a")
 
 
 class Told:
-    """A leader that hears its own words."""
+    """A leader that hears its own words, and its mesh."""
+
+    leads, may_begin_to_lead, is_met, timing = "a", True, True, DEFAULT
 
     def __init__(self, stop: StopRules, *, evaluate: int = 100, every: int = 8, log: RunLog | None = None) -> None:
-        self.facts = PeerFacts(Slots(100, 1, 0), stop, evaluate, every)
+        facts = PeerFacts(Slots(100, 1, 0), stop, evaluate, every)
+        self.me = p.Peer("a", "a", 0, "")
         self.log = log or RunLog()
         if log is None:
             self.log.apply("a", START)
-        self.lead = Leader("a", self.facts, self.log)
         self.closed: set[str] = set()
-        self.living, self.gone = ["a", "b"], list[str]()
+        self.names, self.gone = ["a", "b"], list[str]()
+        self.lead = Leader(cast(Mesh, self), facts, lambda weights: (0.0, {}), self.log)
+        self.lead.set_clock(0, 0.0)
+        self.lead.leads = True
 
     @property
-    def view(self) -> LeaderView:
-        return LeaderView(self.living, self.gone, self.closed.__contains__, self.living)
+    def living(self) -> list[p.Peer]:
+        return [p.Peer(name, name, number, "") for number, name in enumerate(self.names)]
+
+    def is_closed(self, life: str) -> bool:
+        return life in self.closed
 
     def look(self, seconds: float = 1.0) -> list[p.Word]:
-        words = self.lead.decide(seconds, self.view)
+        words = self.lead.decide(round(seconds * SECOND), True)
         for word in words:
             self.log.apply("a", word)
         return words
+
+    @property
+    def is_due(self) -> bool:
+        return self.lead.is_evaluation_due(SECOND)
 
     def learn(self, life: str, slots: int, took: int = 1_000) -> None:
         runs = Intervals(self.log.out[life]).pop(slots)
         self.log.apply(life, p.Learned(list(runs), count(runs), 0.0, [took * count(runs)]))
 
-    def judge(self, loss: float) -> p.EvaluationDone:
+    def begin_evaluation(self) -> int:
         log = self.log
-        self.lead.begin_evaluation(1.0, log.done, log.rows, log.loss, 2)
-        word = self.lead.evaluated(2.0, loss, {})
-        log.apply("a", word)
+        (effect,) = self.lead.evaluate(SECOND, np.zeros(1, np.float32), log.done, log.rows, log.loss)
+        assert isinstance(effect, Store)
+        return effect.token
+
+    def judge(self, loss: float) -> p.EvaluationDone:
+        (word,) = self.lead.evaluated(2 * SECOND, self.begin_evaluation(), (loss, {}), None)
+        assert isinstance(word, p.EvaluationDone)
+        self.log.apply("a", word)
         return word
 
 
@@ -55,7 +79,7 @@ def dealt(words: Sequence[p.Word]) -> dict[str, int]:
 
 def test_nothing_is_dealt_before_the_first_weights_are_judged() -> None:
     told = Told(StopRules(epochs=5), log=RunLog())
-    assert told.look() == [] and told.lead.is_due
+    assert told.look() == [] and told.is_due
     assert told.judge(0.7).number == 0
     assert dealt(told.look()) == {"a": 16, "b": 16}
 
@@ -79,7 +103,7 @@ def test_the_end_is_dealt_in_smaller_and_smaller_pieces_and_never_more_than_ther
     sizes: list[int] = []
     while (words := told.look()) and not any(isinstance(word, p.Halt) for word in words):
         sizes += list(dealt(words).values())
-        for life in told.living:
+        for life in told.names:
             if told.log.left(life):
                 told.learn(life, told.log.left(life))
     assert told.log.done == 300 == told.log.next
@@ -90,12 +114,12 @@ def test_nothing_is_dealt_past_the_evaluation_after_the_one_that_is_judged() -> 
     told = Told(StopRules(epochs=50), evaluate=20)
     for _ in range(30):
         told.look()
-        for life in told.living:
+        for life in told.names:
             if life in told.log.out:
                 told.learn(life, told.log.left(life))
-    assert told.log.next == 40 and told.lead.is_due
-    told.lead.begin_evaluation(1.0, 40, 40, told.log.loss, 2)
-    assert not told.lead.is_due, "one at a time"
+    assert told.log.next == 40 and told.is_due
+    told.begin_evaluation()
+    assert not told.is_due, "one at a time"
     assert sum(dealt(told.look()).values()) > 0, "it is dealt on while that is judged"
 
 
@@ -103,7 +127,7 @@ def test_slots_of_one_that_is_gone_are_dealt_again_when_it_is_closed_and_not_bef
     told = Told(StopRules(epochs=1), evaluate=1 << 60)
     told.look()
     told.learn("a", 16)
-    told.living, told.gone = ["a"], ["b"]
+    told.names, told.gone = ["a"], ["b"]
     first = told.look()
     assert all(word.again == 0 for word in first if isinstance(word, p.SlotsDealt))
     told.learn("a", told.log.left("a"))
@@ -135,10 +159,10 @@ def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests()
     told.learn("a", 100)
     (halt,) = told.look(6.5)
     assert halt == p.Halt("5 seconds are over")
-    assert not told.lead.is_last_due(told.view)
-    for life in told.living:
+    assert not told.is_due
+    for life in told.names:
         told.log.apply(life, p.Rested())
-    assert told.look() == [] and told.lead.is_last_due(told.view), "what is unjudged is judged"
+    assert told.look() == [] and told.is_due, "what is unjudged is judged"
     assert told.judge(0.3).done == 160
     assert told.look(7.0) == [p.PeersEnded("5 seconds are over", False, 7.0)]
     assert told.look() == []
@@ -150,7 +174,7 @@ def test_all_that_live_must_rest_and_all_that_are_gone_be_closed_before_it_ends(
     assert told.look() == [p.Halt("interrupted", judge=False)]
     told.log.apply("a", p.Rested())
     assert told.look() == []
-    told.living, told.gone = ["a"], ["b"]
+    told.names, told.gone = ["a"], ["b"]
     assert told.look() == []
     told.closed = {"b"}
     assert told.look() == [p.PeersEnded("interrupted", False, 1.0)]
@@ -162,8 +186,8 @@ def test_what_was_judged_last_is_judged_again_if_its_weights_are_gone_with_whoev
     told.look()
     told.log.apply("b", p.Rested())
     assert told.log.last == START and START.by == "a"
-    told.living, told.gone, told.closed = ["b"], ["a"], {"a"}
-    assert told.look() == [] and told.lead.is_last_due(told.view)
+    told.names, told.gone, told.closed = ["b"], ["a"], {"a"}
+    assert told.look() == [] and told.is_due
 
 
 def test_a_loss_that_is_not_finite_ends_it_as_failed() -> None:
@@ -176,7 +200,6 @@ def test_a_loss_that_is_not_finite_ends_it_as_failed() -> None:
 
 def test_a_model_that_cannot_be_judged_ends_it_as_failed() -> None:
     told = Told(StopRules(epochs=5))
-    told.lead.begin_evaluation(1.0, 0, 0, (0.0, 0), 2)
-    told.lead.evaluation_failed("no such file")
+    assert told.lead.evaluated(SECOND, told.begin_evaluation(), None, OSError("no such file")) == []
     (halt,) = told.look()
     assert isinstance(halt, p.Halt) and halt.failed and halt.why == "the model cannot be evaluated: no such file"

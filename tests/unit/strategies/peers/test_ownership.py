@@ -38,7 +38,7 @@ class One:
 
     def __init__(self, life: str) -> None:
         self.life = life
-        self.ownership, self.log = Ownership(life, PARTS, KEYS), RunLog(parts=PARTS)
+        self.ownership, self.log = Ownership(life, PARTS, KEYS), RunLog(included=[{} for _ in range(PARTS)])
         self.weights = np.zeros(KEYS, np.float32)
 
 
@@ -168,7 +168,7 @@ def test_a_new_owner_begins_when_all_who_owned_before_have_yielded() -> None:
     peers = three()
     peers.talk.living.append("d")
     peers.ones["d"] = One("d")
-    peers.ones["d"].log = RunLog(peers.ones["a"].log.state(0.0), PARTS)
+    peers.ones["d"].log = RunLog.unpack(peers.ones["a"].log.pack())
     peers.lead("a")
     d = peers.ones["d"]
     owners = d.log.owners

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +12,7 @@ from shoal.limits import MILLISECOND, SECOND
 from shoal.schedule.stop_rules import StopRules
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.run_log import AGAIN, RunLogState
+from shoal.strategies.peers.run_log import AGAIN, RunLog
 from shoal.wire.effects import Compute, Computed, Effect, Received, Send, Tick
 from shoal.wire.messages import peers as p
 from tests.unit.strategies.peers.peers_in_a_world import KEYS, Counting, Peers, weights_of
@@ -229,10 +228,10 @@ def test_a_copy_of_everything_can_be_had_of_anybody_and_a_run_goes_on_from_it() 
     (piece,) = [one for one in sent if isinstance(one, Send) and one.to == "home"]
     assert isinstance(piece.message, p.ModelPiece)
 
-    state = msgspec.msgpack.decode(piece.message.state, type=RunLogState)
-    assert state.counted == [(0, 180)] and state.judged and state.seconds > 0
+    state = RunLog.unpack(piece.message.state)
+    assert state.counted.runs == [(0, 180)] and state.judged and state.seconds > 0
 
-    begin = RunLogState(state.counted, state.rows, state.loss, state.seconds, state.judged)
+    begin = RunLog(state.counted, state.rows, state.loss, state.seconds, state.judged, next=180)
     again = Peers(3, StopRules(epochs=5), begin=begin)
     for replica in again.replicas.values():
         replica.restore(piece.arrays[0])
@@ -259,7 +258,7 @@ def test_messages_between_peers_take_as_long_as_they_are_to_be_emulated() -> Non
 def test_what_others_change_while_it_learns_is_added_and_told_as_unknown_to_it() -> None:
     peers = Peers(3, StopRules(epochs=6), every=20)
     peers.until_over()
-    staleness = peers.nodes[peers.lives[0]].log.histogram()
+    staleness = peers.nodes[peers.lives[0]].log.staleness
     assert sum(staleness) == 360 and sum(staleness[1:]) > 0
 
 

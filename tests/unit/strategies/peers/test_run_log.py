@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import pytest
 
 from shoal.strategies.peers.run_log import (
@@ -12,7 +11,6 @@ from shoal.strategies.peers.run_log import (
     PARTLY,
     TWICE,
     RunLog,
-    RunLogState,
 )
 from shoal.wire.messages import peers as p
 
@@ -50,9 +48,9 @@ def test_it_is_the_same_in_whatever_order_several_are_heard() -> None:
         while open_ := [life for life, words in left.items() if words]:
             life = chance.choice(open_)
             log.apply(life, left[life].pop(0))
-        logs.append(log.state(1.0))
+        logs.append(log)
     for one in logs:
-        assert (one.counted, one.rows, one.loss, one.spent) == ([(0, 20)], 20, (10.0, 20), [20_000, 20, 24])
+        assert (one.counted.runs, one.rows, one.loss, one.spent) == ([(0, 20)], 20, (10.0, 20), [20_000, 20, 24])
         assert (one.staleness, one.moved) == ([15, 0, 5], {"a": (10, 20), "b": (10, 20)})
 
 
@@ -85,7 +83,7 @@ def test_what_is_given_back_is_free() -> None:
 
 
 def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part() -> None:
-    log = RunLog(parts=2)
+    log = RunLog(included=[{}, {}])
     log.apply("a", p.SlotsDealt([("a", [(0, 10)])]))
     log.apply("a", learned(0, 5, part=1))
     log.apply("a", learned(5, 10, part=2))
@@ -97,7 +95,7 @@ def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part(
     assert log.partly(lambda life: life == "a") == 5, "the second is in one part and not in the other"
     log.apply("y", p.Owned([(1, {"a": 2})]))
     assert log.counted.runs == [(0, 10)] and log.partly(lambda life: True) == 0
-    late = RunLog(parts=2)  # heard the other way round
+    late = RunLog(included=[{}, {}])  # heard the other way round
     late.apply("x", p.Owned([(0, {"a": 1}), (1, {"a": 1})]))
     late.apply("a", learned(0, 5, part=1))
     assert late.done == 5
@@ -117,13 +115,12 @@ def test_whoever_gets_its_state_goes_on_as_it_would(parts: int) -> None:
         ("b", p.Rested()),
     ]
     for cut in range(len(words)):
-        whole, first = RunLog(parts=parts), RunLog(parts=parts)
+        whole, first = (RunLog(included=[{} for _ in range(parts)]) for _ in range(2))
         for life, word in words:
             whole.apply(life, word)
         for life, word in words[:cut]:
             first.apply(life, word)
-        packed = msgspec.msgpack.encode(first.state(2.5))
-        second = RunLog(msgspec.msgpack.decode(packed, type=RunLogState), parts)
+        second = RunLog.unpack(first.pack(2.5))
         for life, word in words[cut:]:
             second.apply(life, word)
-        assert second.state(3.0) == whole.state(3.0)
+        assert second.pack(3.0) == whole.pack(3.0)

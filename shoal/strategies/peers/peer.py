@@ -261,7 +261,7 @@ class PeerNode:
             return self._publish(now, word) + self.ownership.send(now, self.log)
         effects: list[Effect] = []
         last = max(0, (len(keys) - 1) // _FRAME * _FRAME)
-        for at in range(0, last + 1, _FRAME):  # a frame holds no more; the slots count with the last
+        for at in range(0, last + 1, _FRAME):  # a frame holds no more; slots count with the last
             part = word if at == last else p.Learned([], 0, 0.0)
             visit.published.append(part)
             effects += self._publish(now, part, (keys[at : at + _FRAME], values[at : at + _FRAME]))

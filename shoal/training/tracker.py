@@ -146,6 +146,20 @@ class Tracker:
         spent: Mapping[str, float],
         steps: int | None = None,
     ) -> None:
+        """Count work, and end the run if its time is over."""
+        self.count(slots, rows, loss, seconds, spent, steps)
+        if self.done < self.limit:  # otherwise it is evaluated next, and ends then
+            self.why = self.why or self._stopping.out_of_time(self.seconds)
+
+    def count(
+        self,
+        slots: int,
+        rows: int,
+        loss: float,
+        seconds: float,
+        spent: Mapping[str, float],
+        steps: int | None = None,
+    ) -> None:
         """Count slots, their rows, the sum of their losses, seconds, and what time was spent on.
 
         Each slot was a step, unless ``steps`` says otherwise.
@@ -158,8 +172,6 @@ class Tracker:
         for tally in (self._since, self._between):
             tally[0] += rows
             tally[1] += loss
-        if self.done < self.limit:  # otherwise it is evaluated next, and ends then
-            self.why = self.why or self._stopping.out_of_time(self.seconds)
         if self.seconds - self._reported_at >= _REPORT:
             self.report_progress()
 
@@ -206,11 +218,8 @@ class Tracker:
         number, self._number = self._number, self._number + 1  # now: a listener may interrupt
         judged = Judgement(number, weights, loss, metrics)
         best, why = self._stopping.judged(loss, metrics)
-        self._last, self._judged_at = judged, self.done
-        if best:
-            self._kept = judged
-            if self._best is not None:
-                self._best.write(judged)
+        self._judged_at = self.done
+        self.keep(judged, best)
         if not math.isfinite(loss):
             self.fail(why)  # before any listener knows
         self._listener(
@@ -233,9 +242,19 @@ class Tracker:
         self.why = self.why or why or (self._reason if self.done >= self.limit else "")
         return judged
 
+    def keep(self, judged: Judgement, best: bool) -> None:
+        """The last model that was evaluated, and maybe the best one."""
+        self._last = judged
+        if best:
+            self._kept = judged
+            if self._best is not None:
+                self._best.write(judged)
+
     def end(self) -> RunResult:
         """The run is over."""
-        self.ended, self.limit = True, self.done
+        self.ended = True
+        if not self.failed and self.why != self._reason:
+            self.limit = self.done
         self.report_progress()
         self._listener(Stopped(seconds=self.seconds, why=self.why))
         return self.outcome()

@@ -15,22 +15,20 @@ from shoal.models.linear import Floats
 from shoal.schedule.intervals import Intervals, runs
 from shoal.schedule.stop_rules import Patience
 from shoal.strategies.peers.run_log import RunLog, patience_of
-from shoal.training.local_checkpoint import LocalCheckpoint, LocalCheckpoints, LocalProgress
+from shoal.training.local_checkpoint import LocalCheckpoint, LocalProgress, Snapshot
 from shoal.wire.messages.peers import EvaluationDone
 
 
-def keep(
-    checkpoints: LocalCheckpoints, state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]
-) -> None:
-    """Write a checkpoint from the snapshot that a peer gave."""
+def snapshot_of(state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]) -> Snapshot | None:
+    """The contents of a checkpoint, from the log and the model that a peer gave."""
     log = RunLog.unpack(state)
     if not log.done:
-        return
+        return None
     sent, received = (sum(one[i] for one in log.moved.values()) for i in (0, 1))
     evaluations, patience = (0, Patience()) if log.last is None else (log.last.number + 1, patience_of(log.last))
     progress = LocalProgress(log.done, log.rows, evaluations, log.seconds, patience, counts, sent, received)
     of_pass, left = left_of(log.counted, per_pass)
-    checkpoints.keep(flat.reshape(keys, -1), of_pass, np.array(left, np.int64), progress, log.done)
+    return flat.reshape(keys, -1), of_pass, np.array(left, np.int64), progress, log.done
 
 
 def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLog:

@@ -32,6 +32,7 @@ from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
 from shoal.strategies.peers.peer import PeerNode
 from shoal.strategies.peers.worker import PeerIncarnation, PeerParts, PeerSpec, live, sockets
 from shoal.training.preflight import import_own
+from shoal.training.tracker import Tracker
 from shoal.wire.messages.peers import Peer, PeerGreeting, PeerStatus, Watch
 from shoal.wire.zmq import ZmqTransport
 
@@ -203,10 +204,10 @@ def _result(node: PeerNode, parts: PeerParts) -> JoinedRun:
         return JoinedRun(name, learned, "", False, None, evaluation, log.done)
     model = parts.learner.keep(parts.model.weights())
     found: list[RunEvent] = []
-    events = PeerEvents(parts.job, parts.slots, found.append)
-    events.started(parts.dataset, parts.job.workers)
-    events.update(node.status(time.monotonic_ns(), Watch(0)))
-    found.append(Stopped(seconds=events.seconds, why=log.ended.why))
+    tracker = Tracker(parts.job, parts.dataset, parts.learner, found.append)
+    tracker.begin(parts.job.workers)
+    PeerEvents(tracker, found.append).update(node.status(time.monotonic_ns(), Watch(0)))
+    found.append(Stopped(seconds=tracker.seconds, why=log.ended.why))
     return JoinedRun(name, learned, log.ended.why, log.ended.failed, model, evaluation, log.done, parts.job, found)
 
 

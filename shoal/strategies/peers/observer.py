@@ -24,15 +24,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from shoal.data.datasets import Dataset
-from shoal.data.slots import Slots
 from shoal.errors import Invalid, Unanswered
-from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
-from shoal.job import Job
+from shoal.events import Elected, Evaluated, RunEvent
 from shoal.models.linear import Floats
-from shoal.schedule.stop_rules import StopDecision
 from shoal.strategies.peers.mesh import is_over
-from shoal.training.tracker import started
+from shoal.training.tracker import Tracker
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.messages.peers import (
@@ -54,7 +50,6 @@ LEFT = "it left"
 SPENT = ("compute", "communicate", "idle")  # what ``PeerStatus.spent`` counts, in its order
 _AGAIN = 0.25  # seconds until a question is repeated, usually to another peer
 _PIECE_WITHIN = 5.0  # seconds for one piece of a model
-_PROGRESS = 0.25  # seconds between two Progress events
 
 Answer = TypeVar("Answer", bound=m.Message)
 
@@ -199,31 +194,14 @@ class PeerEvents:
     only ever grows here.
     """
 
-    def __init__(self, job: Job, slots: Slots, listener: Callable[[RunEvent], None]) -> None:
-        self._job, self._slots, self._listener = job, slots, listener
-        self._limit, self._reason = StopDecision(job.stop).limit(slots.per_pass, job.stop.steps)
+    def __init__(self, tracker: Tracker, listener: Callable[[RunEvent], None]) -> None:
+        self._tracker, self._listener = tracker, listener
         self.names: dict[str, str] = {}  # of all that were ever here, by life
         self.why: dict[str, str] = {}  # by life: why its process ended
         self.gone: dict[str, str] = {}  # by life, and why: those for which Gone was sent
         self.lead = ""  # its life
-        self.evaluated: list[EvaluationDone] = []
-        self.status: PeerStatus | None = None  # the furthest
-        self.seconds = 0.0
-        self.lost = 0
-        self._before = 0  # evaluations before the run was resumed
-        self._last: PeerStatus | None = None  # of the last Progress event
-        self._last_at = -math.inf
-
-    @property
-    def evaluations(self) -> int:
-        """How many are known: ask for those that follow."""
-        return self.evaluated[-1].number + 1 if self.evaluated else self._before
-
-    def resume(self, evaluations: int, seconds: float) -> None:
-        self._before, self.seconds = evaluations, seconds
-
-    def started(self, dataset: Dataset, workers: int) -> None:
-        self._listener(started(self._job, dataset, self.seconds, workers))
+        self.evaluations = 0  # how many are known: ask for those that follow
+        self._furthest: PeerStatus | None = None
 
     @property
     def living(self) -> list[str]:
@@ -232,26 +210,26 @@ class PeerEvents:
 
     def update(self, status: PeerStatus) -> list[EvaluationDone]:
         """Send events for what is new in this answer; returns its new evaluations."""
-        self.seconds = max(self.seconds, status.seconds)
+        tracker, furthest = self._tracker, self._furthest
+        tracker.seconds = max(tracker.seconds, status.seconds)
         for peer in status.peers:
             back = peer.life not in status.gone and peer.life in self.gone and not is_over(self.gone[peer.life])
             if back:  # it was silent, and its half did not give way
                 del self.gone[peer.life]
             if back or peer.life not in self.names:
                 self.names[peer.life] = peer.name
-                self._listener(Joined(seconds=self.seconds, name=peer.name, role="worker"))
+                tracker.joined(peer.name)
         if not status.ended:  # then they all go
             for life, why in status.gone.items():
                 self.mark_gone(life, why)
         if status.lead != self.lead and status.lead in self.names and status.lead not in self.gone:
             self._elected(status.lead)
+        if furthest is None or (status.done, status.ended) >= (furthest.done, furthest.ended):
+            self._count(status)
         fresh = [one for one in status.judged if one.number >= self.evaluations]
-        if self.status is None or (status.done, status.ended) >= (self.status.done, self.status.ended):
-            self.status = status
-        for one in sorted(fresh, key=lambda one: one.number):
+        fresh.sort(key=lambda one: one.number)
+        for one in fresh:
             self._evaluated(one)
-        if self.seconds - self._last_at >= _PROGRESS:
-            self.progress()
         return fresh
 
     def mark_gone(self, life: str, why: str) -> None:
@@ -260,67 +238,35 @@ class PeerEvents:
             return
         self.gone[life] = why = self.why.get(life) or why
         if life in self.names:  # otherwise its join was never reported
-            self.lost += why not in ("", LEFT)
-            self._listener(Gone(seconds=self.seconds, name=self.names[life], role="worker", why=why or LEFT))
+            self._tracker.gone(self.names[life], why or LEFT, lost=why not in ("", LEFT))
 
-    def progress(self) -> None:
-        """Send a Progress event, if there is progress."""
-        now, last = self.status, self._last
-        if now is None or now is last:
-            return
-        rows = now.loss[1] - (last.loss[1] if last else 0)
-        loss = now.loss[0] - (last.loss[0] if last else 0.0)
-        before = last.spent if last else [0] * len(SPENT)
-        spent = {kind: max(0, b - a) / 1e6 for kind, a, b in zip(SPENT, before, now.spent, strict=False)}
-        self._last, self._last_at = now, self.seconds
-        self._listener(
-            Progress(
-                seconds=self.seconds,
-                passes=now.done / self._slots.per_pass,
-                steps=now.done,
-                examples=now.rows,
-                train_loss=loss / rows if rows > 0 else None,
-                workers=len(self.living),
-                spent=spent,
-            )
-        )
-
-    def course(self, why: str, failed: bool, ended: bool, counts: dict[str, int]) -> m.RunProgress:
-        """How far the run is, as a coordinator would say it; ``why`` it is over."""
-        now = self.status
-        done = now.done if now else 0
-        sent, received = now.moved if now else (0, 0)
-        return m.RunProgress(
-            done=done,
-            limit=done if ended and not failed and why != self._reason else self._limit,
-            per_pass=self._slots.per_pass,
-            steps=done,
-            in_steps=False,
-            examples=now.rows if now else 0,
-            seconds=self.seconds,
-            computing=self.seconds,
-            sent=sent,
-            received=received,
-            over=why,
-            failed=why if failed else "",
-            ended=ended,
-            voids={},
-            counts=counts,
+    def _count(self, status: PeerStatus) -> None:
+        tracker, before, self._furthest = self._tracker, self._furthest, status
+        spent = zip(SPENT, before.spent if before else [0] * len(SPENT), status.spent, strict=False)
+        tracker.workers, tracker.staleness = len(self.living), list(status.staleness)
+        tracker.sent, tracker.received = status.moved
+        tracker.counts.update({name: number - tracker.counts[name] for name, number in status.counts.items()})
+        tracker.count(
+            status.done - tracker.done,
+            status.rows - tracker.examples,
+            status.loss[0] - (before.loss[0] if before else 0.0),
+            0.0,
+            {kind: max(0, now - then) / 1e6 for kind, then, now in spent},
         )
 
     def _elected(self, life: str) -> None:
         before, self.lead = self.lead, life
         why = f"{self.names[before]} is gone: {self.gone[before] or LEFT}" if before in self.gone else ""
-        self._listener(Elected(seconds=self.seconds, name=self.names[life], why=why))
+        self._listener(Elected(seconds=self._tracker.seconds, name=self.names[life], why=why))
 
     def _evaluated(self, one: EvaluationDone) -> None:
-        self.evaluated.append(one)
-        self.seconds = max(self.seconds, one.now)
+        self.evaluations = one.number + 1
+        self._tracker.seconds = max(self._tracker.seconds, one.now)
         self._listener(
             Evaluated(
                 seconds=one.now,
                 number=one.number,
-                passes=one.done / self._slots.per_pass,
+                passes=one.done / self._tracker.slots.per_pass,
                 steps=one.done,
                 examples=one.rows,
                 train_loss=one.train,

@@ -14,26 +14,22 @@ import math
 import os
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 
 from shoal import limits
-from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, Unanswered
-from shoal.events import Stopped, Warned
+from shoal.events import Stopped
 from shoal.inspect.status import ADDRESS
 from shoal.launch.process_main import state_of
-from shoal.models.linear import Linear
+from shoal.models.linear import Floats, Linear
 from shoal.nodes.evaluator import Judgement
-from shoal.strategies.peers.checkpoint import check_left, keep
+from shoal.strategies.peers.checkpoint import check_left, snapshot_of
 from shoal.strategies.peers.mesh import is_over
 from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
 from shoal.strategies.peers.worker import PeerWorkers
-from shoal.training.local_checkpoint import BestModel, LocalCheckpoint, LocalCheckpoints
-from shoal.training.preflight import check
-from shoal.training.run import RunStart
+from shoal.training.local_checkpoint import Snapshot
+from shoal.training.run import RunStart, TrackedRun
 from shoal.training.tracker import RunResult
-from shoal.wire.messages import RunProgress
 from shoal.wire.messages import peers as p
 
 _CHECK = 0.1  # seconds between two checks
@@ -41,41 +37,29 @@ _ANSWER = 1.0  # seconds for one answer
 _GIVE_UP = 120.0  # seconds without any answer
 
 
-class PeerRun:
-    """One run. Use it as a context: leaving it ends everything that was started."""
+class PeerRun(TrackedRun):
+    """One run."""
 
     patience = 10.0  # seconds without an answer until a warning, then twice that, ...
 
     def __init__(self, start: RunStart) -> None:
-        job, dataset, listener, folder = start.job, start.dataset, start.listener, start.folder
-        kept: LocalCheckpoint | None = start.resume
+        job = start.job
         if job.workers > limits.PEERS:
             raise Invalid(f"workers={job.workers}: at most {limits.PEERS} peers can be in one run")
         if job.launch.how == "mpi":
             raise Invalid("peers call each other by addresses of their own, not over MPI: leave --on mpi away")
-        self.learner = check(job, dataset)
-        self.job, self.dataset, self._listener, self._folder = job, dataset, listener, folder
-        self._slots = Slots(dataset.train.rows, job.data.batch, job.seed)
-        self.events = PeerEvents(job, self._slots, listener)
-        initial = self.learner.start()
-        self._checkpoints = LocalCheckpoints(folder, job, "" if initial is None else initial[1], listener)
-        self._best: BestModel | None = None
-        if folder is not None and job.stop.saves_best:
-            self._best = BestModel(folder / "best.safetensors", self.learner, listener)
-        self._last_model: Judgement | None = None  # of the evaluations that were copied
-        self._best_model: Judgement | None = None
-        if kept is not None:
-            check_left(kept, self._slots.per_pass)
-            self.events.resume(kept.facts.standing.evaluations, kept.facts.standing.seconds)
-            if self._best is not None:
-                self._best_model = self._best.read()
-        self._workers = PeerWorkers(job, dataset, kept, self._ended)
+        super().__init__(start)
+        self.events = PeerEvents(self.tracker, self.listener)
+        if self.resume is not None:
+            check_left(self.resume, self.tracker.slots.per_pass)
+            self.events.evaluations = self.resume.facts.standing.evaluations
+        self.tracker.counts["workers lost"] = 0  # also if it is resumed
+        self._workers = PeerWorkers(job, self.dataset, self.resume, self._ended)
+        self.resume = None  # it is as large as the model
         self._ends: deque[tuple[str, str]] = deque()  # names of our processes that ended, and why
         self._news = threading.Event()
-        self._observer: PeerObserver | None = None
+        self.observer: PeerObserver
         self._began = False
-        self._why, self._failed, self._over = "", False, False
-        self._interrupted = False
         self._silent_since = math.inf
         self._reminders = 0
         self._to_copy: deque[p.EvaluationDone] = deque()
@@ -83,30 +67,26 @@ class PeerRun:
     # ------------------------------------------------------------ start and end
 
     def __enter__(self) -> PeerRun:
+        self.observer = PeerObserver(self._workers.open_observer())
         try:
             self.learner.settle()
             founders = self._workers.start(self.job.workers)
-            self._observer = PeerObserver(self._workers.open_observer())
-            self._observer.meet(founders)
+            self.observer.meet(founders)
             self._write_address(founders[0])
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End everything that was started here."""
-        if self._folder is not None:
-            (self._folder / ADDRESS).unlink(missing_ok=True)
+        if self.folder is not None:
+            (self.folder / ADDRESS).unlink(missing_ok=True)
         try:
             self._workers.close()
         finally:
-            if self._observer is not None:
-                self._observer.close()
-            self.learner.release()
+            self.observer.close()
+            super().close()
 
     # ------------------------------------------------------------ workers
 
@@ -147,77 +127,50 @@ class PeerRun:
         """Send a signal to a process."""
         self._workers.crew.signal(name, number)
 
-    # ------------------------------------------------------------ progress and result
-
-    @property
-    def course(self) -> RunProgress:
-        return self.events.course(self._why, self._failed, self._over, self._counts())
-
-    def outcome(self) -> RunResult:
-        status, seconds = self.events.status, self.events.seconds
-        best = self._best_model if self.job.stop.keeps_best or self._failed else None
-        sent, received = status.moved if status else (0, 0)
-        return RunResult(
-            judged=best or self._last_model,
-            why=self._why or "interrupted",
-            failed=self._failed or not self._over,
-            seconds=seconds,
-            computing=seconds,
-            steps=status.done if status else 0,
-            examples=status.rows if status else 0,
-            sent=sent,
-            received=received,
-            staleness=list(status.staleness) if status else [],
-            counts=self._counts(),
-        )
-
-    def wait(self, seconds: float | None = None) -> RunResult | None:
-        """Wait for the end; None if ``seconds`` pass first: then it may be called again."""
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        self._begin()
-        while not self._over:
-            if time.monotonic() >= deadline:
-                return None
-            self._check()
-            if not self._over:
-                self._news.wait(_CHECK)
-                self._news.clear()
-        return self.outcome()
+    # ------------------------------------------------------------ watching
 
     def interrupted(self) -> RunResult:
         """End the run now: the peers get a few seconds to finish, and evaluate the model."""
-        deadline = time.monotonic() + limits.DRAIN / limits.SECOND
-        ask_at, self._interrupted = 0.0, True
-        while not self._over and time.monotonic() < deadline:
+        tracker, deadline, ask_at = self.tracker, time.monotonic() + limits.DRAIN / limits.SECOND, 0.0
+        while not tracker.why and time.monotonic() < deadline:
             if time.monotonic() >= ask_at and (to := self.observer.lead or next(iter(self._lives()), "")):
                 self.observer.stop(to, "interrupted")
                 ask_at = time.monotonic() + 1.0  # the message may be lost, or its receiver gone
             self._check()
             self._news.wait(_CHECK / 2)
-        self._why = self._why or "interrupted"
-        if not self._over:
-            self._copy_models()
+        if tracker.why and not tracker.ended:
+            tracker.report_progress()
+            self.listener(Stopped(seconds=tracker.seconds, why=tracker.why))
+        tracker.why = tracker.why or "interrupted"
+        self._copy_models()
+        if not tracker.failed:
             self._keep()
-        self._over = False  # it ended before its time
-        return self.outcome()
-
-    # ------------------------------------------------------------ watching
-
-    @property
-    def observer(self) -> PeerObserver:
-        assert self._observer is not None, "not begun"
-        return self._observer
-
-    def _lives(self) -> list[str]:
-        return [peer.life for peer in self.observer.known if peer.life not in self.events.gone]
+        return tracker.outcome()
 
     def _begin(self) -> None:
         if self._began:
             return
         self._began = True
-        self.events.started(self.dataset, len(self._workers.peers))
+        self.tracker.begin(len(self._workers.peers))
         for name, why in self._workers.failed.items():
-            self._warn(f"{name} did not start, and the others begin without it: {why}")
+            self.tracker.warn(f"{name} did not start, and the others begin without it: {why}")
+
+    def _round(self) -> None:
+        self._check_deadline()
+        self._check()
+        if not self.tracker.why:
+            self._news.wait(_CHECK)
+            self._news.clear()
+
+    def _finish(self) -> None:
+        if self.checkpoints.has_some and not self.tracker.failed:
+            self._keep()
+
+    def _weights(self) -> Floats | None:
+        return None  # the peers evaluate it
+
+    def _lives(self) -> list[str]:
+        return [peer.life for peer in self.observer.known if peer.life not in self.events.gone]
 
     def _check(self) -> None:
         """Ask for the state of the run, and act on it."""
@@ -241,8 +194,11 @@ class PeerRun:
         self._copy_models()
         if status.ended:
             self._end(status)
-        elif self._checkpoints.due:
+        elif self.checkpoints.due:
             self._keep()
+
+    def _end(self, status: p.PeerStatus) -> None:
+        self.tracker.why, self.tracker.failed = status.over, status.failed
 
     def _report_ends(self) -> None:
         """Tell all peers that a process ended, at each check, until one says that it is gone."""
@@ -267,14 +223,14 @@ class PeerRun:
             # A worker that failed by an error of its own would fail again, however many there are.
             killed = last is None or not last[1] or "killed by signal" in last[1]
             how = "with more workers" if killed else "when what ended them is mended"
-            self._fail(f"no worker is left to compute: start it again, {how}{who}")
+            self.tracker.fail(f"no worker is left to compute: start it again, {how}{who}")
         elif silent > _GIVE_UP:
-            self._fail(f"no peer has answered for {silent:.0f} s: look at what they print, and start it again")
+            self.tracker.fail(f"no peer has answered for {silent:.0f} s: look at what they print, and start it again")
         elif silent >= self.patience * 2**self._reminders:
             self._reminders += 1
             stopped = [name for name, pid in self.pids.items() if state_of(pid) == "T"]
             which = f"{', '.join(stopped)} stopped (kill -CONT goes on)" if stopped else ", ".join(self.pids)
-            self._warn(f"no peer has answered for {silent:.0f} s: waiting for {which}")
+            self.tracker.warn(f"no peer has answered for {silent:.0f} s: waiting for {which}")
 
     def _copy_models(self) -> None:
         """Copy the weights of the newest and the best evaluation, from their peers."""
@@ -291,37 +247,19 @@ class PeerRun:
                 continue  # lost with its peer: the next one is copied
             loss = math.inf if one.loss is None else one.loss
             weights = flat if isinstance(self.job.model, Linear) else flat.reshape(-1, self.learner.width)
-            self._last_model = Judgement(one.number, weights, loss, one.metrics)
-            if one.best:
-                self._best_model = self._last_model
-                if self._best is not None:
-                    self._best.write(self._last_model)
+            self.tracker.keep(Judgement(one.number, weights, loss, one.metrics), one.best)
 
-    def _keep(self) -> None:
-        """Write a checkpoint of one peer's model and log."""
+    def _snapshot(self) -> Snapshot | None:
+        """One peer's model and log."""
         for life in self._lives():
             with contextlib.suppress(Unanswered, Invalid):
                 state, flat = self.observer.snapshot(life)
                 if flat is not None:
-                    keep(self._checkpoints, state, flat, self._slots.per_pass, self.learner.keys, self._counts())
-                    return
+                    counts = dict(self.tracker.counts)
+                    return snapshot_of(state, flat, self.tracker.slots.per_pass, self.learner.keys, counts)
         if self._lives():
-            self._warn("cannot keep the run: no peer gave its model in time")
-
-    def _end(self, status: p.PeerStatus) -> None:
-        self._why, self._failed = status.over, status.failed
-        if (self._checkpoints.has_some or self._interrupted) and not self._failed:
-            self._keep()
-        self._stopped()
-
-    def _fail(self, why: str) -> None:
-        self._why, self._failed = why, True
-        self._stopped()
-
-    def _stopped(self) -> None:
-        self._over = True
-        self.events.progress()
-        self._listener(Stopped(seconds=self.events.seconds, why=self._why))
+            self.tracker.warn("cannot keep the run: no peer gave its model in time")
+        return None
 
     # ------------------------------------------------------------ details
 
@@ -333,26 +271,13 @@ class PeerRun:
         self._ends.append((name, why))
         self._news.set()
 
-    def _counts(self) -> dict[str, int]:
-        status = self.events.status
-        counts: Counter[str] = Counter(status.counts if status else {})
-        counts["workers lost"] = self.events.lost
-        return dict(counts)
-
     def _write_address(self, peer: p.Peer | None) -> None:
-        if self._folder is None or peer is None or self.job.launch.how == "threads":
+        if self.folder is None or peer is None or self.job.launch.how == "threads":
             return
         with contextlib.suppress(OSError):  # a full disk: then no peer can join by the folder
-            handle = os.open(self._folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            handle = os.open(self.folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "w") as file:
                 file.write(f"{peer.address}\n")
 
-    def _warn(self, what: str) -> None:
-        self._listener(Warned(seconds=self.events.seconds, what=what))
 
-
-def open_run(start: RunStart, begin: Callable[[], None]) -> PeerRun:
-    """The run, not yet begun."""
-    run = PeerRun(start)
-    begin()
-    return run
+open_run = PeerRun.open

@@ -15,8 +15,8 @@ from shoal.strategies.peers.checkpoint import (
     begin_of,
     check_left,
     counted_of,
-    keep,
     left_of,
+    snapshot_of,
 )
 from shoal.strategies.peers.run_log import RunLog
 from shoal.training.local_checkpoint import LocalCheckpoints, newest
@@ -40,14 +40,9 @@ def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tm
     last = EvaluationDone(3, 1.0, 1.5, 11, 110, 0.4, {}, None, 2, True, [0.4, 0.41, 2.0, None], "worker-0.aa")
     state = RunLog(counted=Intervals(COUNTED), rows=120, seconds=2.5, judged=[last], moved={"a": (10, 20), "b": (1, 2)})
     slab = np.arange(6, dtype=np.float32)
-    keep(
-        LocalCheckpoints(tmp_path, job, "", events.append),
-        state.pack(),
-        slab,
-        PER_PASS,
-        3,
-        {"workers lost": 1},
-    )
+    found = snapshot_of(state.pack(), slab, PER_PASS, 3, {"workers lost": 1})
+    assert found is not None
+    LocalCheckpoints(tmp_path, job, "", events.append).keep(*found)
     assert [event.steps for event in events if isinstance(event, Saved)] == [12]
     kept, refused = newest(tmp_path / "checkpoints", job.identity)
     assert kept is not None and not refused
@@ -61,8 +56,5 @@ def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tm
         check_left(kept, PER_PASS - 1)
 
 
-def test_nothing_is_kept_of_a_run_that_has_learned_nothing(tmp_path: Path) -> None:
-    job = Job.of({"data": "clicks", "strategy": "peer-to-peer"})
-    keeper = LocalCheckpoints(tmp_path, job, "", lambda event: None)
-    keep(keeper, RunLog().pack(), np.zeros(2, np.float32), PER_PASS, 2, {})
-    assert not keeper.has_some
+def test_nothing_is_kept_of_a_run_that_has_learned_nothing() -> None:
+    assert snapshot_of(RunLog().pack(), np.zeros(2, np.float32), PER_PASS, 2, {}) is None

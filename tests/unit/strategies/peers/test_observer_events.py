@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 
-from shoal.data.slots import Slots
 from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
 from shoal.job import Job
 from shoal.strategies.peers.observer import LEFT, PeerEvents
+from shoal.training.tracker import Tracker
 from shoal.wire.messages.peers import EvaluationDone, Peer, PeerStatus
 
 PEERS = [Peer(f"worker-{number}.aa", f"worker-{number}", number, "memory:") for number in range(3)]
 FIRST = PEERS[0].life
 
 
-def story() -> tuple[PeerEvents, list[RunEvent]]:
+class Story(PeerEvents):
+    """Events, and the tracker of the run."""
+
+    def __init__(self, listener: Callable[[RunEvent], None]) -> None:
+        job = Job.of({"data": {"source": "clicks", "batch": 10}, "strategy": "peer-to-peer", "workers": 3})
+        dataset = cast(Any, SimpleNamespace(train=SimpleNamespace(rows=1_000)))
+        self.tracker = Tracker(job, dataset, cast(Any, None), listener)
+        super().__init__(self.tracker, listener)
+
+    @property
+    def lost(self) -> int:
+        return self.tracker.counts["workers lost"]
+
+    def limit(self, why: str, failed: bool) -> int:
+        """Slots of the run, as it is told after its end."""
+        self.tracker.why, self.tracker.failed = why, failed
+        self.tracker.end()
+        return self.tracker.course().limit
+
+
+def story() -> tuple[Story, list[RunEvent]]:
     events: list[RunEvent] = []
-    job = Job.of({"data": "clicks", "strategy": "peer-to-peer", "workers": 3})
-    return PeerEvents(job, Slots(1_000, 10, 0), events.append), events
+    return Story(events.append), events
 
 
 def account(**changes: Any) -> PeerStatus:
@@ -73,7 +94,7 @@ def test_what_was_seen_of_a_process_is_told_instead_of_what_others_say_of_its_si
 def test_evaluations_are_told_once_and_in_order_whoever_tells_them() -> None:
     told, events = story()
     told.update(account(judged=[judged(0)]))
-    assert [one.number for one in told.update(account(judged=[judged(2), judged(1), judged(0)]))] == [2, 1]
+    assert [one.number for one in told.update(account(judged=[judged(2), judged(1), judged(0)]))] == [1, 2]
     assert told.update(account(judged=[judged(1), judged(2)])) == []
     found = [event for event in events if isinstance(event, Evaluated)]
     assert [(event.number, event.by, event.workers) for event in found] == [(n, "worker-0", 3) for n in range(3)]
@@ -89,7 +110,7 @@ def test_how_far_it_is_never_goes_back() -> None:
     assert [event.steps for event in progress] == [40, 60]
     assert [event.train_loss for event in progress] == [0.2, 0.1]
     assert [event.spent["compute"] for event in progress] == [2.0, 1.5]
-    course = told.course("", False, False, {})
+    course = told.tracker.course()
     assert (course.done, course.limit, course.examples) == (60, 500, 600)
 
 
@@ -98,12 +119,12 @@ def test_those_that_go_when_it_has_ended_are_not_told_as_gone() -> None:
     told.update(account())
     told.update(account(ended=True, over="5 epochs done", gone={PEERS[1].life: ""}, done=500))
     assert not [event for event in events if isinstance(event, Gone)]
-    assert told.course("5 epochs done", False, True, {}).limit == 500
+    assert told.limit("5 epochs done", False) == 500
 
 
 def test_a_run_that_ended_short_of_its_passes_is_not_told_as_whole() -> None:
     told, _ = story()
     told.update(account(done=300, ended=True, over="5 epochs done"))
-    assert told.course("5 epochs done", False, True, {}).limit == 500
-    assert told.course("no worker is left", True, True, {}).limit == 500
-    assert told.course("target loss 0.5 reached", False, True, {}).limit == 300, "it was to end there"
+    assert told.limit("5 epochs done", False) == 500
+    assert told.limit("no worker is left", True) == 500
+    assert told.limit("target loss 0.5 reached", False) == 300, "it was to end there"

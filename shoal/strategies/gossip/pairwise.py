@@ -25,15 +25,10 @@ import numpy as np
 
 from shoal import limits
 from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
-from shoal.strategies.gossip.model import (
-    RUNAWAY,
-    Floats,
-    from_frames,
-    to_frames,
-)
+from shoal.strategies.gossip.model import RUNAWAY, Floats, from_frames, to_frames
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import Arrays
-from shoal.wire.messages.gossip import Leg, Meet, MeetReply
+from shoal.wire.messages import gossip as g
 
 NUMBERS = 1 << 32  # more meetings than a leg can have: later legs have higher numbers
 
@@ -74,7 +69,7 @@ class Pairwise:
         self._answering: dict[str, int] = {}
         self._slots: Sequence[int] = ()
         self._number = self._since = 0  # of the last meeting that we asked for, and when
-        self._early: dict[str, tuple[Meet, Floats]] = {}  # questions of the next leg
+        self._early: dict[str, tuple[g.Meet, Floats]] = {}  # questions of the next leg
         self._applying = self._waits = False
 
     @property
@@ -96,7 +91,7 @@ class Pairwise:
     def waits_since(self) -> int:
         return self.asked.since if self.asked is not None else self._queue.now
 
-    def begin(self, leg: Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
+    def begin(self, leg: g.Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
         self.leg, self._rounds, self._slots = leg.number, leg.rounds, slots
         self.round, self.met, self.frozen, self._waits = 0, 0, False, False
         self._number = leg.number * NUMBERS
@@ -145,7 +140,7 @@ class Pairwise:
             self.asked = PendingMeeting(
                 name, self._number, weights, self._queue.now, self._timing.resend_first + 2 * self._link
             )
-            self._queue.send(name, Meet(self._number), to_frames(weights))
+            self._queue.send(name, g.Meet(self._number), to_frames(weights))
         self._asked()
 
     def _asked(self) -> None:
@@ -170,7 +165,7 @@ class Pairwise:
 
     # ------------------------------------------------------------ what others say
 
-    def asks(self, sender: str, meet: Meet, values: Floats) -> None:
+    def asks(self, sender: str, meet: g.Meet, values: Floats) -> None:
         """Move to the mean of the two, once."""
         number, moved = self.answered.get(sender, (-1, None))
         if values.size != self._size:
@@ -208,9 +203,9 @@ class Pairwise:
             self._count_lost(sender)
 
     def _answer(self, sender: str, number: int, d: Floats | None) -> None:
-        self._queue.send(sender, MeetReply(number), to_frames(d) if d is not None else ())
+        self._queue.send(sender, g.MeetReply(number), to_frames(d) if d is not None else ())
 
-    def answers(self, sender: str, met: MeetReply, arrays: Arrays) -> None:
+    def answers(self, sender: str, met: g.MeetReply, arrays: Arrays) -> None:
         asked = self.asked
         if asked is None or asked.name != sender or asked.number != met.number:
             return
@@ -251,4 +246,4 @@ class Pairwise:
         if asked is not None and now >= asked.at:
             asked.wait = min(2 * asked.wait, self._timing.resend_most + 2 * self._link)
             asked.at = now + asked.wait
-            self._queue.send(asked.name, Meet(asked.number), to_frames(asked.weights))
+            self._queue.send(asked.name, g.Meet(asked.number), to_frames(asked.weights))

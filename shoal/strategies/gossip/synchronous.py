@@ -35,7 +35,7 @@ from shoal import limits
 from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import Floats, to_frames
 from shoal.timing import DEFAULT, TimingSettings
-from shoal.wire.messages.gossip import Leg, Offer, Reached
+from shoal.wire.messages import gossip as g
 
 _LEAST = 1e-290  # a weight stays above 0, even where it is only given away
 
@@ -104,7 +104,7 @@ class Synchronous:
     def waits_since(self) -> int:
         return self._since
 
-    def begin(self, leg: Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
+    def begin(self, leg: g.Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
         """The next leg."""
         self.leg, self._rounds, self._slots, self._rides = leg.number, leg.rounds, slots, leg.rides
         self._own, self.round, self._last, self._ready = leg.own, 0, None, False
@@ -137,7 +137,7 @@ class Synchronous:
             self._offer(name, self.round)
         for name in self._hears:
             if name not in self._tells:  # one-way: it gets no offers of ours
-                self._queue.send(name, Reached(self.leg, self.round))
+                self._queue.send(name, g.Reached(self.leg, self.round))
         self._ready = False
         if self.round < len(self._slots):
             self._queue.gradient(self._slots[self.round], self._have_gradient)
@@ -192,7 +192,7 @@ class Synchronous:
 
     # ------------------------------------------------------------ what others say
 
-    def offered(self, sender: str, offer: Offer, values: Floats) -> None:
+    def offered(self, sender: str, offer: g.Offer, values: Floats) -> None:
         if values.size != self._size or not np.isfinite(offer.weight) or offer.weight < 0:
             self.dropped += 1
             return
@@ -206,7 +206,7 @@ class Synchronous:
             self._offers.setdefault((offer.round, sender), (offer.weight, values))
         self._average_if_complete()
 
-    def reached(self, sender: str, message: Reached) -> None:
+    def reached(self, sender: str, message: g.Reached) -> None:
         """A neighbour says how far it is; it may lack an offer, or ask how far this worker is."""
         if message.leg == self.leg + 1 and len(self._early_in) < limits.PEERS:
             self._early_in[sender] = max(message.round, self._early_in.get(sender, -1))
@@ -214,7 +214,7 @@ class Synchronous:
             return
         if sender not in self._tells:
             if sender in self._hears:
-                self._queue.send(sender, Reached(self.leg, self.round))
+                self._queue.send(sender, g.Reached(self.leg, self.round))
             return
         self._is_in(sender, message.round)
         if message.lacks and message.round in self._said:
@@ -243,14 +243,14 @@ class Synchronous:
         self._wait = min(2 * self._wait, self._timing.resend_most + 2 * self._link)
         self._ask_at = now + self._wait
         for name in lacking:
-            self._queue.send(name, Reached(self.leg, self.round, name in self._hears))
+            self._queue.send(name, g.Reached(self.leg, self.round, name in self._hears))
 
     # ------------------------------------------------------------ odds and ends
 
     def _offer(self, name: str, number: int) -> None:
         said = self._said[number]
         weight = self._tells[name] * said.weight if self._rides else 1.0
-        self._queue.send(name, Offer(self.leg, number, weight), to_frames(said.model))
+        self._queue.send(name, g.Offer(self.leg, number, weight), to_frames(said.model))
 
     def _is_in(self, name: str, number: int) -> None:
         if name in self._reached:

@@ -24,30 +24,14 @@ from typing import Literal
 from shoal import limits
 from shoal.emulation import Slowdown
 from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
-from shoal.strategies.gossip.model import (
-    Floats,
-    GossipModel,
-    from_frames,
-    to_frames,
-)
+from shoal.strategies.gossip.model import Floats, GossipModel, from_frames, to_frames
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Computed, Connect, Effect, Event, Received, Wake
-from shoal.wire.messages.gossip import (
-    GossipProgressReport,
-    Leg,
-    LegDone,
-    LegReceived,
-    Meet,
-    MeetReply,
-    Offer,
-    Reached,
-    Show,
-    Without,
-)
+from shoal.wire.messages import gossip as g
 
-_LINKED = (Offer, Reached, Meet, MeetReply)  # between neighbours
+_LINKED = (g.Offer, g.Reached, g.Meet, g.MeetReply)  # between neighbours
 
 
 class GossipWorker:
@@ -122,37 +106,37 @@ class GossipWorker:
         sender, message, part = event.sender, event.message, self.part
         if sender == self.home:
             self._from_home(event)
-        elif self.queue.error or (isinstance(message, Offer | Meet) and not event.arrays):
+        elif self.queue.error or (isinstance(message, g.Offer | g.Meet) and not event.arrays):
             return
         elif isinstance(part, Synchronous):
-            if isinstance(message, Offer):
+            if isinstance(message, g.Offer):
                 part.offered(sender, message, from_frames(event.arrays))
-            elif isinstance(message, Reached):
+            elif isinstance(message, g.Reached):
                 part.reached(sender, message)
-        elif isinstance(message, Meet):
+        elif isinstance(message, g.Meet):
             part.asks(sender, message, from_frames(event.arrays))
-        elif isinstance(message, MeetReply):
+        elif isinstance(message, g.MeetReply):
             part.answers(sender, message, event.arrays)
 
     def _from_home(self, event: Received) -> None:
         match event.message:
-            case Leg() as leg:
+            case g.Leg() as leg:
                 self._begin(leg, event)
-            case Without(number, name):
+            case g.Without(number, name):
                 if number >= self.part.leg:
                     self._gone[name] = max(number, self._gone.get(name, 0))
                 if number == self.part.leg and not self.queue.error:
                     self.part.without(name)
-            case Show(number):
+            case g.Show(number):
                 if number == self.part.leg and self.rests and isinstance(self.part, Pairwise) and not self.part.frozen:
                     self.part.frozen, self._received_by_home = True, False
                     self._show()
-            case LegReceived(number, over):
+            case g.LegReceived(number, over):
                 self.over |= over
                 if number == self.part.leg and (self._slab is not None or self.queue.error):
                     self._received_by_home, self._slab, self._rest_at = True, None, NEVER
 
-    def _begin(self, leg: Leg, event: Received) -> None:
+    def _begin(self, leg: g.Leg, event: Received) -> None:
         if leg.number == self.part.leg:
             self._along_at = self.queue.now  # repeated: report again
         if leg.number <= self.part.leg or not self.rests or self.queue.error:
@@ -208,7 +192,7 @@ class GossipWorker:
             queue = self.queue
             self.queue.send(
                 self.home,
-                GossipProgressReport(
+                g.GossipProgressReport(
                     self.part.leg, self.part.round, queue.rows, queue.loss, self._spent_by_now(), sent, received, lacks
                 ),
             )
@@ -217,12 +201,12 @@ class GossipWorker:
             self.queue.send(self.home, self._rest(), to_frames(self._slab) if self._slab is not None else ())
             self._shown += self._slab.nbytes if self._slab is not None else 0
 
-    def _rest(self) -> LegDone:
+    def _rest(self) -> g.LegDone:
         part, queue = self.part, self.queue
         moved = map(float, (*self._moved(), *self._spent_by_now()))
         along = [float(part.round), float(queue.rows), queue.loss, *moved]
         weight, met = (part.weight, 0) if isinstance(part, Synchronous) else (1.0, part.met)
-        return LegDone(part.leg, along, weight, met, part.lost, queue.error)
+        return g.LegDone(part.leg, along, weight, met, part.lost, queue.error)
 
     def _moved(self) -> tuple[int, int]:
         """Bytes sent and received, without the models that home gets for evaluation."""

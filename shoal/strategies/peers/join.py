@@ -8,6 +8,7 @@ others are gone it goes on, leads, and ends the run as usual.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -23,14 +24,14 @@ import msgspec
 
 from shoal.data.datasets import load
 from shoal.errors import ClusterError, Invalid, Unanswered
-from shoal.events import RunEvent, Stopped, counted
+from shoal.events import Elected, Evaluated, Gone, RunEvent, Stopped, counted
 from shoal.inspect.status import address_of, is_of_peers, look_at
 from shoal.job import Job
 from shoal.launch.processes import short_folder
 from shoal.security.address import check_address
 from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.worker import PeerIncarnation, PeerParts, PeerSpec, live, sockets
+from shoal.strategies.peers.worker import LocalPeer, PeerSpec
 from shoal.training.preflight import import_own
 from shoal.training.tracker import Tracker
 from shoal.wire.messages.peers import Peer, PeerGreeting, PeerStatus, Watch
@@ -111,18 +112,18 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
             f"{theirs[0]:,} of {theirs[1]:,} there: bring the same files to {job.data.source}"
         )
     say(f"{counted(len(greeting.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")
-    parts = PeerParts(PeerSpec(job=greeting.job, rows=str(dataset.folder), number=greeting.number))
+    peer = LocalPeer(PeerSpec(job=greeting.job, rows=str(dataset.folder), number=greeting.number))
     with _folder(address) as folder:
-        life = PeerIncarnation(parts, sockets(parts, folder))
-        say(f"this is {life.me.name}, at {life.me.address}: shoal status, join and leave find the run there, too")
+        me = peer.open(folder=folder)
+        say(f"this is {me.name}, at {me.address}: shoal status, join and leave find the run there, too")
         through = [(one.life, one.address) for one in greeting.peers]
         try:
-            node = live(life, [], through, closing, asked, _Narrator(say).look)
+            node = peer.live([], through, closing, asked, _Narrator(peer, say).look)
         finally:
-            parts.learner.release()
+            peer.learner.release()
     if node.why:
-        raise ClusterError(f"{life.me.name} could not go on, and has told the others: {node.why}")
-    return _result(node, parts)
+        raise ClusterError(f"{me.name} could not go on, and has told the others: {node.why}")
+    return _result(node, peer)
 
 
 def status(where: str) -> PeerStatus:
@@ -157,58 +158,52 @@ def leave(where: str, name: str, say: Say) -> None:
 class _Narrator:
     """Says how the run goes, and when a peer may go after the end of the run."""
 
-    def __init__(self, say: Say) -> None:
-        self._say, self._next, self._ended, self._evaluation = say, 0.0, 0.0, -1
-        self._names: dict[str, str] = {}  # of all that were here, by life
-        self._gone: set[str] = set()
-        self._lead = ""
+    def __init__(self, peer: LocalPeer, say: Say) -> None:
+        self._say, self._next, self._ended = say, 0.0, 0.0
+        self._tracker = Tracker(peer.job, peer.dataset, peer.learner, self._tell)
+        self._events = PeerEvents(self._tracker, self._tell)
+        self._me = ""
 
     def look(self, node: PeerNode) -> bool:
         now = time.monotonic()
         if node.ended:
             self._ended = self._ended or now
             return now - self._ended > _STAY
-        if not node.mesh.has_model:
-            if now >= self._next:
-                self._next = now + _SAY
-                self._say("getting the model")
-            return False
-        self._look_at_members(node)
-        last = node.log.last
-        if last is not None and last.number != self._evaluation:
-            self._evaluation = last.number
-            loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
-            epochs, workers = last.done / node.facts.slots.per_pass, counted(last.workers, "worker")
-            self._say(f"evaluation {last.number}: epoch {epochs:.2f}, test loss {loss}, {workers}")
+        if node.mesh.has_model:
+            self._me = node.mesh.me.name
+            self._events.update(node.status(time.monotonic_ns(), Watch(0, self._events.evaluations)))
+        elif now >= self._next:
+            self._next = now + _SAY
+            self._say("getting the model")
         return False
 
-    def _look_at_members(self, node: PeerNode) -> None:
-        mesh = node.mesh
-        for life, why in mesh.gone.items():
-            if life in self._names and life not in self._gone:
-                left = f", {counted(len(mesh.members) + 1, 'worker')} left" if why else ""
-                self._say(f"{self._names[life]} is gone: {why or LEFT}{left}")
-        self._gone.update(mesh.gone)
-        self._names.update({one.life: one.name for one in mesh.living})
-        if mesh.leads != self._lead:
-            self._lead = mesh.leads
-            self._say(f"{self._names[self._lead]} leads" + (": that is this one" if self._lead == mesh.me.life else ""))
+    def _tell(self, event: RunEvent) -> None:
+        match event:
+            case Gone():
+                left = f", {counted(len(self._events.living), 'worker')} left" if event.why != LEFT else ""
+                self._say(f"{event.name} is gone: {event.why}{left}")
+            case Elected():
+                self._say(f"{event.name} leads" + (": that is this one" if event.name == self._me else ""))
+            case Evaluated():
+                loss = f"{event.test_loss:.4f}" if math.isfinite(event.test_loss) else "not finite"
+                what = f"epoch {event.passes:.2f}, test loss {loss}, {counted(event.workers, 'worker')}"
+                self._say(f"evaluation {event.number}: {what}")
 
 
-def _result(node: PeerNode, parts: PeerParts) -> JoinedRun:
-    log, name = node.log, node.mesh.me.name
+def _result(node: PeerNode, peer: LocalPeer) -> JoinedRun:
+    log, name = node.log, peer.me.name
     evaluation = {} if log.last is None else msgspec.structs.asdict(log.last)
     # In all its lives: it may have been evicted, and have rejoined.
     learned = sum(slots for life, (slots, _) in log.rates.items() if life.startswith(f"{name}."))
     if log.ended is None:
         return JoinedRun(name, learned, "", False, None, evaluation, log.done)
-    model = parts.learner.keep(parts.model.weights())
+    model = peer.learner.keep(peer.model.weights())
     found: list[RunEvent] = []
-    tracker = Tracker(parts.job, parts.dataset, parts.learner, found.append)
-    tracker.begin(parts.job.workers)
+    tracker = Tracker(peer.job, peer.dataset, peer.learner, found.append)
+    tracker.begin(peer.job.workers)
     PeerEvents(tracker, found.append).update(node.status(time.monotonic_ns(), Watch(0)))
     found.append(Stopped(seconds=tracker.seconds, why=log.ended.why))
-    return JoinedRun(name, learned, log.ended.why, log.ended.failed, model, evaluation, log.done, parts.job, found)
+    return JoinedRun(name, learned, log.ended.why, log.ended.failed, model, evaluation, log.done, peer.job, found)
 
 
 @contextlib.contextmanager

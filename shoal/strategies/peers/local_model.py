@@ -21,12 +21,10 @@ from shoal.data.slots import Slots
 from shoal.errors import BadKeys, Invalid
 from shoal.job import Job
 from shoal.models.learner import Data, Learner
-from shoal.strategies.peers import kernels
 from shoal.strategies.peers.compute import Change, Floats, Keys
 from shoal.training.local_model import LocalModel
 
-# All weights are compared unless there are so many times more of them than keys in the rows, for
-# the changes that are found by row must be sorted.
+# All weights are compared unless there are so many times more of them than keys in the rows.
 _SCAN = 32
 
 
@@ -40,7 +38,6 @@ class PeerLocalModel:
         self._shadow = self._flat()
         self._order: tuple[int, Ids] = (-1, np.empty(0, np.int64))  # an epoch, and its contents
         self._since: list[Ids] = []  # contents that were learned since the last ``take``
-        self._keys, self._values = np.empty(self.size, np.uint64), np.empty(self.size, np.float32)
 
     def run(self, slots: Sequence[tuple[int, int]]) -> tuple[float, int]:
         """Learn from these slots, counted over all epochs: the sum of the losses, and the rows."""
@@ -59,18 +56,18 @@ class PeerLocalModel:
 
     def take(self) -> Change:
         """What was changed here since the last call; the keys in order, each once."""
-        lists, slab = self._core.key_lists, self._core.slab
-        since = np.concatenate([np.empty(0, np.int64), *self._since])
-        self._since.clear()
-        if lists is not None:
-            starts, keys, first = lists
-            since = since - first
-            if _SCAN * int((starts[since + 1] - starts[since]).sum()) < self.size:
-                count = kernels.changed_in(slab, self._shadow, starts, keys, since, self._keys, self._values)
-                order = np.argsort(self._keys[:count])
-                return self._keys[:count][order], self._values[:count][order]
-        count = kernels.changed(slab, self._width, self._shadow, self._keys, self._values)
-        return self._keys[:count].copy(), self._values[:count].copy()
+        lists, now, shadow = self._core.key_lists, self._core.slab[:, : self._width].reshape(-1), self._shadow
+        since, self._since = np.concatenate([np.empty(0, np.int64), *self._since]), []
+        if lists is not None and _SCAN * int((lists[0][(at := since - lists[2]) + 1] - lists[0][at]).sum()) < self.size:
+            starts, found, _ = lists
+            some = [found[starts[slot] : starts[slot + 1]] for slot in at.tolist()]
+            touched = np.concatenate([np.empty(0, np.int64), *some])
+            keys = np.unique(touched[now[touched] != shadow[touched]])
+        else:
+            keys = np.flatnonzero(now != shadow)
+        change = now[keys] - shadow[keys]
+        shadow[keys] = now[keys]
+        return keys.astype(np.uint64), change
 
     def add(self, keys: Keys, values: Floats) -> None:
         """Add what others changed."""
@@ -78,7 +75,10 @@ class PeerLocalModel:
             raise BadKeys(f"{len(keys)} keys and {len(values)} values: one value for each key is needed")
         if len(keys) and int(keys.max()) >= self.size:
             raise BadKeys(f"key {keys.max()}: this model has {self.size:,} weights: is it the same one everywhere?")
-        kernels.add(self._core.slab, self._width, self._shadow, keys, values)
+        places = keys.astype(np.int64)
+        slab, width = self._core.slab, self._width
+        np.add.at(slab.reshape(-1), places // width * slab.shape[1] + places % width, values)  # a view
+        np.add.at(self._shadow, places, values)
 
     def snapshot(self) -> Floats:
         """A copy of everything, the state of the update rule included."""

@@ -54,7 +54,7 @@ MAIN = "shoal.strategies.peers.worker"
 _CHECK = 0.5  # seconds at most between two checks whether it may go
 
 # Made before the fork. A peer is one process, so it is not shared.
-_preforked: dict[tuple[str, str, str], PeerParts] = {}
+_preforked: dict[tuple[str, str, str], LocalPeer] = {}
 
 Open = Callable[[str], Transport]  # a transport for a life of this name
 
@@ -78,34 +78,78 @@ def life_of(name: str) -> str:
     return f"{name}.{secrets.token_hex(4)}"
 
 
-class PeerParts:
-    """What a peer learns and evaluates with."""
+class LocalPeer:
+    """A peer of this process: what it learns and evaluates with, and its lives one by one."""
 
     def __init__(self, spec: PeerSpec) -> None:
-        self.spec = spec
-        self.job = spec.load_job()
+        self.spec, self.job = spec, spec.load_job()
         self.dataset = whole_set(Path(spec.rows), self.job.data, self.job.seed)
         train = self.dataset.train
         self.learner = learner_of(self.job.model, train, self.job.seed, spec.number)
-        self.slots = Slots(train.rows, self.job.data.batch, self.job.seed)
-        self.model = PeerLocalModel(self.job, train, self.learner, self.slots)
-        self.begin: RunLog | None = None
+        slots = Slots(train.rows, self.job.data.batch, self.job.seed)
+        self.model = PeerLocalModel(self.job, train, self.learner, slots)
+        self._begin: RunLog | None = None
         if (kept := spec.load_checkpoint()) is not None:
-            self.begin = begin_of(kept, self.slots.per_pass)
+            self._begin = begin_of(kept, slots.per_pass)
             self.model.restore(kept.slab)
+        self._open: Open
+        self._transport: Transport
+        self.me: Peer
 
-    def node(self, me: Peer, founders: list[Peer], through: list[tuple[str, str]], transport: Transport) -> PeerNode:
-        """One life: of a founder, or of a newcomer that joins ``through`` others."""
-        job, dataset, learner = self.job, self.dataset, self.learner
+    def open(self, open_: Open | None = None, folder: str = "") -> Peer:
+        """Begin to listen; by default where processes reach it: in a folder, or at a local port."""
+        safety = Safety.local().checking(self.job.launch.checksums)
+        at = f"ipc://{folder}/" if folder else ""
+        self._open = open_ or (lambda life: ZmqTransport(life, at + life if at else "tcp://127.0.0.1:*", safety))
+        self._open_life(self.spec.life or life_of(name_of(self.spec.number)), self.spec.number)
+        return self.me
+
+    def _open_life(self, life: str, number: int) -> None:
+        """``number``: its rank among those who may lead."""
+        self._transport = transport = self._open(life)
+        self.me = Peer(life, name_of(self.spec.number), number, transport.address)
+
+    def live(
+        self,
+        founders: list[Peer],
+        through: list[tuple[str, str]],
+        closing: threading.Event,
+        asked: threading.Event,
+        look: Callable[[PeerNode], bool] = lambda node: False,
+    ) -> PeerNode:
+        """Run until it may go, or ``closing`` is set. With ``asked`` set it leaves in order.
+
+        It begins as a founder, or joins ``through`` others. ``look`` gets the peer now and then,
+        and says whether it may go when the run has ended. By default it may not: the process that
+        watches copies the model first, and sets ``closing``.
+        """
+        known = {peer.life: peer for peer in founders}
+        while True:
+            node = self._node(founders, through)
+            loop = Loop(node, self._transport)
+            try:
+                _run_loop(loop, node, closing, asked, look)
+            finally:
+                loop.close()
+            known.update({life: one.peer for life, one in node.mesh.members.items()})
+            others = [peer for peer in known.values() if peer.life != self.me.life]
+            if not node.evicted or closing.is_set() or not others:
+                return node
+            through = node.mesh.contacts or [(peer.life, peer.address) for peer in others]
+            self._begin = None
+            # Of those who may lead, a new life is the last.
+            self._open_life(life_of(self.me.name), 1 + max(self.me.number, *(peer.number for peer in others)))
+
+    def _node(self, founders: list[Peer], through: list[tuple[str, str]]) -> PeerNode:
+        job, dataset, learner, transport = self.job, self.dataset, self.learner, self._transport
         about = RunInfo(self.spec.job, dataset.train.rows, dataset.features)
-        mesh = Mesh(me, founders, through=through or None, about=about, timing=job.timing.intervals())
         pace = job.emulate.pace(self.spec.number, job.seed)
         return PeerNode(
-            mesh,
+            Mesh(self.me, founders, through=through or None, about=about, timing=job.timing.intervals()),
             self.model,
             PeerFacts.of(job, dataset.train.rows),
             lambda weights: learner.judge(dataset.test, weights),
-            begin=self.begin,
+            begin=self._begin,
             pacer=None if pace is None else Pacer(pace, time.monotonic_ns, threading.Event().wait),
             link=job.emulate.link,
             traffic=lambda: transport.traffic,
@@ -113,73 +157,22 @@ class PeerParts:
         )
 
 
-class PeerIncarnation:
-    """One life of a peer: it has an address, and has not begun yet."""
-
-    def __init__(self, parts: PeerParts, open_: Open, number: int | None = None) -> None:
-        """``number``: its rank among those who may lead; by default that of its name."""
-        name = name_of(parts.spec.number)
-        life = parts.spec.life or life_of(name)
-        self.parts, self._open = parts, open_
-        self.transport = open_(life)
-        self.me = Peer(life, name, parts.spec.number if number is None else number, self.transport.address)
-
-    def next(self, number: int) -> PeerIncarnation:
-        """The next life, under a new name on the wire; of those who may lead it is the last."""
-        self.parts.spec, self.parts.begin = msgspec.structs.replace(self.parts.spec, life=""), None
-        return PeerIncarnation(self.parts, self._open, number)
-
-
-def live(
-    life: PeerIncarnation,
-    founders: list[Peer],
-    through: list[tuple[str, str]],
-    closing: threading.Event,
-    asked: threading.Event | None = None,
-    look: Callable[[PeerNode], bool] = lambda node: False,
-) -> PeerNode:
-    """Run a peer until it may go, or ``closing`` is set. With ``asked`` set it leaves in order.
-
-    ``look`` gets the peer now and then, and says whether it may go when the run has ended. By
-    default it may not: the process that watches copies the model first, and sets ``closing``.
-    """
-    known = {peer.life: peer for peer in founders}
-    while True:
-        node = life.parts.node(life.me, founders, through, life.transport)
-        loop = Loop(node, life.transport)
-        try:
-            _run_loop(loop, node, closing, asked, look)
-        finally:
-            loop.close()
-        known.update({life: one.peer for life, one in node.mesh.members.items()})
-        others = [peer for peer in known.values() if peer.life != life.me.life]
-        if not node.evicted or closing.is_set() or not others:
-            return node
-        through = node.mesh.contacts or [(peer.life, peer.address) for peer in others]
-        life = life.next(1 + max(life.me.number, *(peer.number for peer in others)))
-
-
 def _run_loop(
-    loop: Loop,
-    node: PeerNode,
-    closing: threading.Event,
-    asked: threading.Event | None,
-    look: Callable[[PeerNode], bool],
+    loop: Loop, node: PeerNode, closing: threading.Event, asked: threading.Event, look: Callable[[PeerNode], bool]
 ) -> None:
     within = node.mesh.timing.join_within / limits.SECOND
     leaving, deadline = False, time.monotonic() + within
     while not closing.is_set():
         loop.turn(_CHECK)
-        wants_to_leave = asked is not None and asked.is_set()
         if not node.mesh.has_model:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
                     f"check whether it goes on, and join again"
                 )
-            if wants_to_leave:
+            if asked.is_set():
                 return  # no other peer depends on it yet
-        if wants_to_leave and not leaving:
+        if asked.is_set() and not leaving:
             leaving = True
             loop.tell(Received("home", StopPeers(0, "asked to leave", leave=True)))
         may_go = look(node)
@@ -187,20 +180,14 @@ def _run_loop(
             return
 
 
-def sockets(parts: PeerParts, folder: str) -> Open:
-    """Transports that other processes reach: in this folder or, without one, at a local port."""
-    safety = Safety.local().checking(parts.job.launch.checksums)
-    return lambda life: ZmqTransport(life, f"ipc://{folder}/{life}" if folder else "tcp://127.0.0.1:*", safety)
-
-
 def prefork(work: dict[str, object]) -> None:
-    """Make the parts of a peer once, in the process that peers are forked from.
+    """Make a peer once, in the process that peers are forked from.
 
     Not with a module: PyTorch has threads, so each peer makes its own.
     """
     spec = msgspec.convert(work, PeerSpec)
     if isinstance(spec.load_job().model, Linear):
-        _preforked[spec.job, spec.rows, spec.kept] = PeerParts(spec)
+        _preforked[spec.job, spec.rows, spec.kept] = LocalPeer(spec)
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
@@ -208,18 +195,17 @@ def main(orders: ProcessOrders, process: Process) -> None:
     asked, never = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     spec = msgspec.convert(orders.work, PeerSpec)
-    parts = _preforked.pop((spec.job, spec.rows, spec.kept), None) or PeerParts(spec)
-    parts.spec = spec
-    parts.learner.settle(alone=True)
-    life = PeerIncarnation(parts, sockets(parts, "" if orders.bind.startswith("tcp:") else orders.folder))
-    process.ready(life.me.address)
+    peer = _preforked.pop((spec.job, spec.rows, spec.kept), None) or LocalPeer(spec)
+    peer.spec = spec
+    peer.learner.settle(alone=True)
+    process.ready(peer.open(folder="" if orders.bind.startswith("tcp:") else orders.folder).address)
     founders: list[Peer] = []
     with os.fdopen(process.inbox, "rb") as lines:
         if not spec.through:
             if not (line := lines.readline()):
                 return  # the top process has ended
             founders = msgspec.json.decode(line, type=Founders).peers
-    node = live(life, founders, [(one.life, one.address) for one in spec.through], never, asked)
+    node = peer.live(founders, [(one.life, one.address) for one in spec.through], never, asked)
     if node.why:
         raise ClusterError(node.why)
 
@@ -249,10 +235,10 @@ class PeerWorkers:
     def start(self, count: int) -> list[Peer]:
         """Start so many, which know of each other; one that does not start is left out."""
         if not self.crew.has_processes:
-            lives = [self._open_life(number) for number in range(count)]
-            founders = [life.me for life in lives]
-            for life in lives:
-                self._run_thread(life, founders, [])
+            locals_ = [self._local(number) for number in range(count)]
+            founders = [peer.me for peer in locals_]
+            for peer in locals_:
+                self._run_thread(peer, founders, [])
             return founders
         self.crew.start("peers")
         for number in range(count):
@@ -265,8 +251,8 @@ class PeerWorkers:
                 if not self.crew.pids:
                     raise
         founders = list(self.peers.values())
-        for peer in founders:
-            self.crew.pass_on(peer.name, Founders(founders))
+        for name in self.peers:
+            self.crew.pass_on(name, Founders(founders))
         return founders
 
     def add(self, number: int, through: list[Peer]) -> Peer:
@@ -274,9 +260,9 @@ class PeerWorkers:
         if self.crew.has_processes:
             self._fork(number, through)
             return self._wait(number)
-        life = self._open_life(number)
-        self._run_thread(life, [], [(one.life, one.address) for one in through])
-        return life.me
+        peer = self._local(number)
+        self._run_thread(peer, [], [(one.life, one.address) for one in through])
+        return peer.me
 
     def open_observer(self) -> Transport:
         """A transport for an observer."""
@@ -303,16 +289,16 @@ class PeerWorkers:
         self.peers[name] = Peer(self._lives[name], name, number, address)
         return self.peers[name]
 
-    def _open_life(self, number: int) -> PeerIncarnation:
-        return PeerIncarnation(PeerParts(msgspec.structs.replace(self._spec, number=number)), self._hub.open)
+    def _local(self, number: int) -> LocalPeer:
+        peer = LocalPeer(msgspec.structs.replace(self._spec, number=number))
+        self.peers[name_of(number)] = peer.open(self._hub.open)
+        return peer
 
-    def _run_thread(self, life: PeerIncarnation, founders: list[Peer], through: list[tuple[str, str]]) -> None:
-        name = life.me.name
-        self.peers[name] = life.me
-
+    def _run_thread(self, peer: LocalPeer, founders: list[Peer], through: list[tuple[str, str]]) -> None:
         def run() -> None:
-            self._why[name] = live(life, founders, through, self._closing).why
+            self._why[name] = peer.live(founders, through, self._closing, threading.Event()).why
 
+        name = peer.me.name
         self.crew.run_thread(name, run)
 
     def _ended(self, name: str, why: str) -> None:

@@ -97,7 +97,7 @@ class MeshPeer:
             self.base = flat.copy()
             assert msgspec.msgpack.decode(state) == int(flat.sum())
         effects += self._hear(now)
-        for life in mesh.wanted:
+        for life in mesh.donor.wanted:
             state = msgspec.msgpack.encode(int(self.base.sum()))
             effects += mesh.give(life, state, self.base.copy(), dict(mesh.heard))
         # As a ``PeerNode``: it goes when all have heard that it leaves, or after a while.
@@ -130,7 +130,7 @@ class MeshPeer:
 
     def _hear(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
-        for one in self.mesh.deliveries():
+        for one in self.mesh.broadcast.drain():
             match one.word:
                 case p.Learned():
                     keys, values = one.arrays

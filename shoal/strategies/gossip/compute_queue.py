@@ -64,7 +64,6 @@ class ComputeQueue:
 
     @property
     def is_at_work(self) -> bool:
-        """Something is computed, or will be."""
         return self._busy or bool(self._first or self._next)
 
     def send(self, to: str, message: Message, arrays: Arrays = ()) -> None:
@@ -74,7 +73,6 @@ class ComputeQueue:
         self._effects.append(effect)
 
     def effects(self) -> list[Effect]:
-        """The effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -122,7 +120,6 @@ class ComputeQueue:
         self._then(event.result)
 
     def fail(self, error: Exception) -> None:
-        """Nothing is computed after this."""
         where = traceback.extract_tb(error.__traceback__)[-1:]
         self.error = f"{type(error).__name__}: {error}" + "".join(f" ({one.name}, line {one.lineno})" for one in where)
         self._first.clear()
@@ -130,7 +127,6 @@ class ComputeQueue:
         self._held = None
 
     def turn(self, now: int) -> None:
-        """Do what can be done now."""
         self.now = now
         if self._held is not None and now >= self._held[0]:
             go_on, self._held = self._held[1], None

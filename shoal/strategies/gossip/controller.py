@@ -53,7 +53,6 @@ class WorkerState:
 
     @property
     def done(self) -> int:
-        """Slots."""
         return min(self.rounds, len(self.slots))
 
 
@@ -89,7 +88,6 @@ class LegPace:
         self._began, self._done = now, {}
 
     def is_done(self, name: str, now: float) -> None:
-        """This worker is done with the leg."""
         self._done.setdefault(name, now)
 
     def end(self, now: float, slots: Mapping[str, int]) -> None:
@@ -165,13 +163,11 @@ class GossipController:
 
     @property
     def resting(self) -> bool:
-        """Every living worker is done with the leg, and its model is here."""
         return all(one.slab is not None for one in self.states.values())
 
     # ------------------------------------------------------------ legs
 
     def begin(self, now: int) -> list[Effect]:
-        """The first leg."""
         return self.set_off(now, dict.fromkeys(self.living, _NOTHING))
 
     def next_leg(self, now: int, room: int, left: float | None) -> list[Effect]:
@@ -191,7 +187,6 @@ class GossipController:
         return self.set_off(now, {self._names[rank]: np.concatenate(ids) for rank, ids in assigned.items()})
 
     def set_off(self, now: int, slots: Mapping[str, Ids]) -> list[Effect]:
-        """Start the next leg, with these slots for each living worker."""
         self.leg, self._gone = self.leg + 1, []
         self.rounds = max((len(ids) for ids in slots.values()), default=0)
         self.was_apart |= len(self.graph.parts) > 1
@@ -208,7 +203,6 @@ class GossipController:
         return Send(name, leg, (slots.astype(np.uint64),))
 
     def end_leg(self, now: int) -> None:
-        """End the leg: all workers rest."""
         assert self.resting
         self._pace.end(now / limits.SECOND, {name: one.done for name, one in self.states.items()})
         self.mixed += self.rounds
@@ -231,7 +225,6 @@ class GossipController:
         return again, bool(self.graph.living) and apart > len(before.parts), self._reminders(now)
 
     def dismiss(self) -> list[Effect]:
-        """It was the last leg."""
         return [Send(name, g.LegReceived(self.leg, over=True)) for name in self.states]
 
     # ------------------------------------------------------------ messages
@@ -285,7 +278,6 @@ class GossipController:
         return [*losses, *self._shows(), Wake(now + self._again)]
 
     def _shows(self) -> list[Effect]:
-        """Ask for the models when all are done."""
         if any(one.rest is None for one in self.states.values()):
             return []
         return [Send(name, g.Show(self.leg)) for name, one in self.states.items() if one.slab is None]
@@ -293,7 +285,6 @@ class GossipController:
     # ------------------------------------------------------------ what workers have done
 
     def fresh(self) -> NewProgress:
-        """What workers reported since the last time."""
         found, self._fresh = self._fresh, NewProgress()
         self.counted = [self.counted[0] + found.slots, self.counted[1] + found.rows]
         return found

@@ -91,7 +91,6 @@ def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> 
 
 
 def check_size(numbers: int, what: str = "a model") -> None:
-    """Refuse a model that no message can carry."""
     if numbers > MOST:
         raise Invalid(
             f"{what} of {numbers:,} numbers: gossip sends at most {MOST:,}: take a server, or a smaller model"
@@ -107,7 +106,6 @@ def to_frames(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
 
 
 def from_frames(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The opposite of ``to_frames``."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
@@ -194,7 +192,6 @@ class Consensus:
             self._slabs, self.mean = slabs, total.astype(np.float32)
 
     def weights_in(self, slab: Floats) -> Floats:
-        """The weights of a slab, as a learner takes them."""
         width = self._learner.width
         return slab[:, 0] if width == 1 and self._learner.start() is None else slab[:, :width]
 
@@ -251,7 +248,6 @@ def _owners(job: Job, train: Data, nodes: int) -> tuple[Ids, list[str]]:
 
 
 def model_of(spec: CrewSpec, number: int) -> tuple[Job, GossipLocalModel]:
-    """The job and the model, in the process or thread that will compute."""
     job, data = spec.load()
     learner = learner_of(job.model, data, job.seed, number)
     learner.settle(alone=job.launch.how == "processes")

@@ -34,8 +34,6 @@ NUMBERS = 1 << 32  # more meetings than a leg can have: later legs have higher n
 
 
 class PendingMeeting:
-    """A meeting that this worker asked for."""
-
     __slots__ = ("at", "name", "number", "since", "wait", "weights")
 
     def __init__(self, name: str, number: int, weights: Floats, now: int, wait: int) -> None:
@@ -82,7 +80,6 @@ class Pairwise:
 
     @property
     def _is_open(self) -> bool:
-        """A meeting that we asked for is not settled."""
         return self.asked is not None or self._applying
 
     def lacking(self) -> list[str]:
@@ -126,7 +123,6 @@ class Pairwise:
             self._ask()
 
     def _ask(self) -> None:
-        """Ask a neighbour, and go on meanwhile."""
         self._waits = False
         if self._neighbours:
             self._queue.do(lambda: self._queue.model.weights, self._send, self._size)

@@ -35,8 +35,6 @@ MAIN = "shoal.strategies.gossip.processes"
 
 
 class GossipWorkers:
-    """All workers of a run."""
-
     def __init__(self, job: Job, dataset: Dataset, kept: LocalCheckpoint | None) -> None:
         self._job, self._spec = job, CrewSpec.of(job, dataset, kept)
         self.names = [name_of(number) for number in range(job.workers)]
@@ -47,7 +45,6 @@ class GossipWorkers:
         self._loops: dict[str, Loop] = {}  # of threads
 
     def start(self) -> None:
-        """Start all of them; each reports when it has read its rows."""
         if not self.crew.has_processes:
             hub = Hub()
             self.home = hub.open(HOME)
@@ -66,7 +63,6 @@ class GossipWorkers:
         self.addresses.update(zip(self.names, self.crew.wait_until_running(self.names), strict=True))
 
     def end(self, name: str, why: str) -> None:
-        """It reported an error, and cannot continue."""
         self.ended.append((name, why))  # first: the end of its process comes later
         if self.crew.has_processes:
             self.crew.signal(name, signal.SIGKILL)
@@ -74,7 +70,6 @@ class GossipWorkers:
             self._loops[name].stop()
 
     def close(self) -> None:
-        """End them all."""
         for loop in list(self._loops.values()):
             loop.stop()
         self.crew.close()
@@ -94,7 +89,6 @@ class GossipWorkers:
 
 
 def loop_of(name: str, spec: CrewSpec, transport: Transport) -> Loop:
-    """A worker, ready for its first leg."""
     number = number_of(name)
     job, model = model_of(spec, number)
     assert isinstance(job.strategy, Gossip)
@@ -114,7 +108,6 @@ def loop_of(name: str, spec: CrewSpec, transport: Transport) -> Loop:
 
 
 def run_loop(loop: Loop, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Until the last leg is over."""
     node = loop.node
     assert isinstance(node, GossipWorker)
     try:
@@ -125,7 +118,6 @@ def run_loop(loop: Loop, stopped: Callable[[], bool] = lambda: False) -> None:
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """A worker in a process of its own."""
     transport = ZmqTransport(orders.name, orders.bind, Safety.of_plain(orders.safety))
     transport.connect(HOME, orders.coordinator)
     process.ready(transport.address)

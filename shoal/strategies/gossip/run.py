@@ -133,7 +133,6 @@ class GossipRun(CrewRun):
         self._until_rest()
 
     def _until_rest(self) -> None:
-        """Wait until the leg is over; then collect the models."""
         tracker = self.tracker
         while not self._legs.resting:
             self._attend()
@@ -164,7 +163,6 @@ class GossipRun(CrewRun):
         self._carry_out(self._legs.dismiss())
 
     def _remember(self) -> None:
-        """Take the mean of all models, and how far that is."""
         models = [(one.slab, one.rest) for one in self._legs.states.values()]
         # Where the graph fell apart, weights gather at the ends of its links: then all count alike.
         whole = self._legs.graph.directed and not self._legs.was_apart

@@ -43,8 +43,6 @@ Part = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
 
 
 class OfferMade(NamedTuple):
-    """The offer of a round."""
-
     model: Floats
     weight: float  # of push-sum, before it was shared out,
     kept: float  # and its rest after that
@@ -88,14 +86,12 @@ class Synchronous:
         return self._ready and not self._settling and not self.is_over
 
     def _has_all(self) -> bool:
-        """Whether all offers have arrived and all out-neighbours have begun this round."""
         number = self.round
         return all((number, name) in self._offers for name in self._hears) and all(
             self._reached[name] >= number for name in self._tells
         )
 
     def lacking(self) -> list[str]:
-        """The neighbours that it waits for."""
         if not self._is_waiting:
             return []
         behind = [name for name in self._tells if self._reached[name] < self.round]
@@ -105,7 +101,6 @@ class Synchronous:
         return self._since
 
     def begin(self, leg: g.Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
-        """The next leg."""
         self.leg, self._rounds, self._slots, self._rides = leg.number, leg.rounds, slots, leg.rides
         self._own, self.round, self._last, self._ready = leg.own, 0, None, False
         self._hears = {one.name: one.weight for one in leg.hears}
@@ -151,7 +146,6 @@ class Synchronous:
         self._average_if_complete()
 
     def _average_if_complete(self) -> None:
-        """Take the mean and the step, if all is here."""
         if not self._is_waiting or not self._has_all():
             return
         self._queue.waited(self._since, self._link)

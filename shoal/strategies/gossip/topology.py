@@ -102,7 +102,6 @@ class Graph:
         return replace(self, links=[(stop, start) for start, stop in self.links]).hears
 
     def without(self, node: int) -> Graph:
-        """The same places; this one is gone, and its links with it."""
         left = [link for link in self.links if node not in link]
         return replace(self, links=left, gone=self.gone | {node})
 
@@ -182,7 +181,6 @@ class Graph:
         return max(1.0, math.log(left) / math.log(self.second)) if self.second > 0 else 1.0
 
     def event(self, seconds: float, names: Sequence[str], why: str = "", pairs: bool = False, rows: str = "") -> Linked:
-        """The graph as an event."""
         return Linked(
             seconds=seconds,
             topology=self.name,
@@ -218,7 +216,6 @@ def _search(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int
 
 
 def keep_links(graph: Graph, folder: Path | None) -> None:
-    """Copy the links of a file into the run's folder."""
     if graph.name == "file" and folder is not None and not (folder / LINKS).exists():
         between = " -> " if graph.directed else " "
         text = "".join(f"{start}{between}{stop}\n" for start, stop in graph.links)
@@ -233,7 +230,6 @@ def ring(nodes: int) -> Links:
 
 
 def one_way(nodes: int) -> Links:
-    """A ring of one-way links."""
     return [(i, (i + 1) % nodes) for i in range(nodes)] if nodes > 1 else []
 
 
@@ -269,7 +265,6 @@ SHAPES: dict[str, Callable[[int], Links]] = {
 
 
 def sides(nodes: int) -> tuple[int, int]:
-    """Rows and columns of a torus."""
     rows = next(rows for rows in range(math.isqrt(nodes), 0, -1) if nodes % rows == 0)
     if rows == 1 and nodes > 1:
         fit = [n for n in (nodes - 1, nodes + 1) if n >= 4]
@@ -340,7 +335,6 @@ def read(path: Path, nodes: int | None) -> tuple[Links, bool, int]:
 
 
 def both_ways(links: Links) -> Links:
-    """Each pair once."""
     return sorted({(min(pair), max(pair)) for pair in links if pair[0] != pair[1]})
 
 

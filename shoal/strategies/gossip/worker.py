@@ -153,7 +153,6 @@ class GossipWorker:
         self.part.begin(leg, slots, self._gone)
 
     def _connect(self, links: dict[str, str]) -> None:
-        """Both ends of a link connect to each other."""
         for name in sorted(self._links.keys() - links.keys()):
             self.queue.emit(Connect(name, ""))
         for name, address in links.items():
@@ -164,7 +163,6 @@ class GossipWorker:
     # ------------------------------------------------------------ messages out
 
     def _finished(self) -> None:
-        """The leg is done."""
         self.rests, self._received_by_home, self._along_at = True, False, NEVER
         self._wait = self._timing.resend_first
         if isinstance(self.part, Synchronous) and not self.queue.error:
@@ -173,7 +171,6 @@ class GossipWorker:
             self._rest_at = self.queue.now
 
     def _show(self) -> None:
-        """Send a copy of the model to home."""
         slab = self._model.slab
         self.queue.do(slab.copy, self._have_slab, slab.size)
 

@@ -19,8 +19,6 @@ from shoal.wire.messages.peers import Heard, Word
 
 @dataclass(slots=True, frozen=True)
 class Delivery:
-    """A word that is delivered."""
-
     origin: str  # the life that said it
     number: int
     word: Word
@@ -90,7 +88,6 @@ class Broadcast:
         return all(self.heard.get(life, 0) >= number for life, number in delivery.after.items())
 
     def _advance(self, now: int, origin: str) -> bool:
-        """True if a word was delivered."""
         early, number = self._early[origin], self.heard.get(origin, 0)
         before = number
         while (delivery := early.get(number + 1)) is not None and self._may_hear(delivery):
@@ -107,12 +104,10 @@ class Broadcast:
         return number > before
 
     def drain(self) -> list[Delivery]:
-        """The words that became deliverable since the last call."""
         found, self._ready = self._ready, []
         return found
 
     def lacking(self, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
-        """The kept words that a peer with this version has not heard."""
         for origin, words in self._kept.items():
             known = theirs.get(origin, 0)
             if known < self.heard[origin]:
@@ -127,7 +122,6 @@ class Broadcast:
         return False
 
     def forget(self, others: Sequence[Mapping[str, int]]) -> None:
-        """Drop the words that all ``others`` have heard."""
         for origin in list(self._kept):
             words = self._kept[origin]
             least = min((other.get(origin, 0) for other in others), default=self.heard[origin])
@@ -140,7 +134,6 @@ class Broadcast:
                 del self.copied[origin]
 
     def drop_early(self, origin: str) -> None:
-        """Drop the words of this life that wait for earlier ones."""
         self._early.pop(origin, None)
 
     @property

@@ -32,7 +32,6 @@ def snapshot_of(state: bytes, flat: Floats, per_pass: int, keys: int, counts: di
 
 
 def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLog:
-    """The log with which every peer starts when the run is resumed."""
     check_left(kept, per_pass)
     was, (of_pass, left) = kept.facts.standing, kept.position
     log = RunLog(

@@ -165,8 +165,6 @@ class Pacer:
 
 @dataclass(slots=True)
 class Unpublished:
-    """What was learned and not published yet."""
-
     slots: Intervals = field(default_factory=Intervals)
     rows: int = 0
     loss: float = 0.0
@@ -203,7 +201,6 @@ class PeerCompute:
         return self._first or self._every_rows
 
     def plan(self, *, learns: bool, may_publish: bool, must_publish: bool, weighs: bool, copies: bool) -> Visit | None:
-        """The next visit, if there is a reason for one."""
         if self.running is not None:
             return None
         visit = Visit(weigh=weighs, copy=copies)
@@ -263,7 +260,6 @@ class PeerCompute:
         return runs
 
     def forget(self) -> None:
-        """Drop what was learned and not published."""
         self.unpublished, self.todo = Unpublished(), Intervals()
 
     def _spend(self, now: int, kind: int) -> None:

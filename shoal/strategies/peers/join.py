@@ -48,8 +48,6 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class JoinedRun:
-    """The result of a peer that joined."""
-
     name: str
     slots: int  # that it learned
     why: str  # the run ended; empty: it left before
@@ -127,7 +125,6 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
 
 
 def status(where: str) -> PeerStatus:
-    """The state of a run of peers, from the peer that answers there."""
     with at(where) as (observer, greeting, _):
         observer.forget(_DOOR)  # we know it by its name now
         return observer.status(0, _ANSWER if greeting.peers else 0.0)

@@ -119,7 +119,6 @@ class Leader:
     # ------------------------------------------------------------ the clock
 
     def begin(self, now: int) -> None:
-        """With the first event."""
         self._first = now if self._first is None else self._first
 
     def seconds(self, now: int) -> float:
@@ -173,7 +172,6 @@ class Leader:
         return self._assign()
 
     def end(self, why: str, *, failed: bool = False, evaluates: bool = True, now: bool = False) -> None:
-        """End the run; with ``now`` epochs may stay incomplete."""
         if self._why and not failed:
             return
         self._why, self._failed, self._evaluates = why, failed, evaluates and not failed
@@ -185,7 +183,6 @@ class Leader:
         return [one.life for one in self._mesh.living]
 
     def is_closed(self, life: str) -> bool:
-        """Nothing more of this life can be added to the weights."""
         ownership = self._ownership
         return self._mesh.is_closed(life) and (ownership is None or ownership.is_closed(life, self.log, self._living))
 
@@ -200,7 +197,6 @@ class Leader:
         return last is not None and last.done == self.log.done and last.by in self._living
 
     def _is_settled(self) -> bool:
-        """All rest, and nothing is left to evaluate."""
         if self._running is not None or not self._all_rest():
             return False
         return self.log.halt is None or not self.log.halt.judge or self._failed or self._is_evaluated()
@@ -218,7 +214,6 @@ class Leader:
         return not self._why and log.done // self._facts.evaluate > last.done // self._facts.evaluate
 
     def evaluate(self, now: int, weights: Floats, done: int, rows: int, loss: tuple[float, int]) -> list[Effect]:
-        """Evaluate these weights, with so many slots and rows in them, beside the learning."""
         if not self.leads:
             return []
         number = 0 if self.log.last is None else self.log.last.number + 1
@@ -300,7 +295,6 @@ class Leader:
         return self._pool
 
     def _room(self, pool: Intervals) -> int:
-        """Slots that may be assigned."""
         if self._why:
             return pool.within([(0, self._floor)])
         end, every = self._limit, self._facts.evaluate
@@ -309,7 +303,6 @@ class Leader:
         return end - (self.log.next - pool.size)
 
     def _ahead(self, life: str) -> int:
-        """Slots that it should have ahead."""
         slots, took = self.log.rates.get(life, (0, 0))
         return max(2 * self._facts.per_word, slots * AHEAD // took if took else 0, 1)
 

@@ -40,7 +40,6 @@ class PeerLocalModel:
         self._since: list[Ids] = []  # contents that were learned since the last ``take``
 
     def run(self, slots: Sequence[tuple[int, int]]) -> tuple[float, int]:
-        """Learn from these slots, counted over all epochs: the sum of the losses, and the rows."""
         loss, rows, per_pass = 0.0, 0, self._slots.per_pass
         for first, beyond in slots:
             while first < beyond:
@@ -70,18 +69,16 @@ class PeerLocalModel:
         return keys.astype(np.uint64), change
 
     def add(self, keys: Keys, values: Floats) -> None:
-        """Add what others changed."""
         if len(keys) != len(values):
             raise BadKeys(f"{len(keys)} keys and {len(values)} values: one value for each key is needed")
         if len(keys) and int(keys.max()) >= self.size:
             raise BadKeys(f"key {keys.max()}: this model has {self.size:,} weights: is it the same one everywhere?")
         places = keys.astype(np.int64)
         slab, width = self._core.slab, self._width
-        np.add.at(slab.reshape(-1), places // width * slab.shape[1] + places % width, values)  # a view
+        np.add.at(slab.reshape(-1), places // width * slab.shape[1] + places % width, values)
         np.add.at(self._shadow, places, values)
 
     def snapshot(self) -> Floats:
-        """A copy of everything, the state of the update rule included."""
         return self._core.slab.copy()
 
     def restore(self, slab: Floats) -> None:
@@ -93,7 +90,6 @@ class PeerLocalModel:
         self._since.clear()
 
     def weights(self) -> Floats:
-        """A copy, in the shape that a learner takes."""
         return self._core.weights
 
     def _flat(self) -> Floats:

@@ -63,15 +63,6 @@ class PeerMember:
                 self.heard[life] = number
 
 
-@dataclass(slots=True, frozen=True)
-class RunInfo:
-    """What a newcomer must know of the run before it starts."""
-
-    job: str = ""
-    rows: int = 0
-    features: int = 0
-
-
 class Mesh:
     """One peer's view of the mesh. Its owner passes events in and carries the effects out."""
 
@@ -81,24 +72,27 @@ class Mesh:
         founders: Sequence[p.Peer] = (),
         *,
         through: Sequence[tuple[str, str]] | None = None,
-        about: RunInfo | None = None,
+        about: tuple[str, int, int] = ("", 0, 0),
         timing: TimingSettings = DEFAULT,
     ) -> None:
-        """A founder; or a newcomer that asks ``through`` these (name, address) in turn."""
-        self.me, self.timing, self.about = me, timing, about or RunInfo()
+        """A founder; or a newcomer that asks ``through`` these (name, address) in turn.
+
+        ``about``: the job, and the rows and features of its data, for newcomers.
+        """
+        self.me, self.timing, self._about = me, timing, about
         self.check: MessageCheck | None = None  # refuses invalid words; None: all are accepted
         self.evicted = ""  # why this life is over
         self.contacts: list[tuple[str, str]] = []  # to rejoin: names and addresses
         self.gone: dict[str, str] = {}  # by life, and why; for good
         self.counts: Counter[str] = Counter()
         self.broadcast = Broadcast()
-        self.broadcast.heard[me.life] = 0
+        self.heard[me.life] = 0
         self.members = {one.life: PeerMember(one, -1, True, patient=True, knows=True) for one in founders if one != me}
         self.greeting: p.PeerGreeting | None = None  # what a newcomer was answered
         self._newcomer = None if through is None else Newcomer(list(through), timing)
-        self._has_model = through is None
+        self.has_model = through is None
         self._leaves = False
-        self._donor = SnapshotServer()
+        self.donor = SnapshotServer()
         self._given_numbers: dict[str, int] = {}  # to newcomers, by their token
         self._beat, self._dead_after = timing.heartbeat, timing.dead
         self._begun = self._last = self._woke = -1
@@ -112,30 +106,20 @@ class Mesh:
     # ------------------------------------------------------------ what its owner may ask
 
     @property
-    def has_model(self) -> bool:
-        return self._has_model
-
-    @property
     def heard(self) -> dict[str, int]:
         """By life, our own included: how many of its words we have heard."""
         return self.broadcast.heard
-
-    @property
-    def version(self) -> p.Heard:
-        """A copy of ``heard``: take it at the moment at which a model is copied."""
-        return dict(self.broadcast.heard)
 
     @property
     def living(self) -> list[p.Peer]:
         """All peers that have a model; the first one leads."""
         if self._living is None:  # asked for after every event, and rarely changed
             found = [one.peer for one in self.members.values() if one.has_model]
-            self._living = sorted(found + ([self.me] if self._has_model else []), key=rank)
+            self._living = sorted(found + ([self.me] if self.has_model else []), key=rank)
         return list(self._living)
 
     @property
     def leads(self) -> str:
-        """The life that leads; empty while no peer has a model."""
         living = self.living
         return living[0].life if living else ""
 
@@ -146,30 +130,27 @@ class Mesh:
         All others know that we have a model, and all lives that are gone are closed.
         """
         for life, one in self.members.items():
-            if not one.knows or one.heard.get(life, 0) > self.broadcast.heard.get(life, 0):
+            if not one.knows or one.heard.get(life, 0) > self.heard.get(life, 0):
                 return False
         return all(map(self.is_closed, self.gone))
 
     @property
     def is_met(self) -> bool:
-        """Every member was heard from at least once."""
         return all(one.met for one in self.members.values())
 
     @property
     def may_publish(self) -> bool:
-        """Whether our unheard words are few and small enough."""
         words, size = self.broadcast.own_unheard(self.me.life, self._others)
-        return self._has_model and words < limits.PEER_WINDOW and size < limits.PEER_BYTES
+        return self.has_model and words < limits.PEER_WINDOW and size < limits.PEER_BYTES
 
     @property
     def unheard(self) -> int:
-        """Words of ours that some member has not heard."""
         return self.broadcast.own_unheard(self.me.life, self._others)[0]
 
     @property
     def is_quiet(self) -> bool:
         """Every member has heard exactly what we have heard."""
-        ours = self.broadcast.heard
+        ours = self.heard
         for one in self.members.values():
             if any(one.heard.get(life, 0) < number for life, number in ours.items()):
                 return False
@@ -179,7 +160,7 @@ class Mesh:
 
     def is_closed(self, life: str) -> bool:
         """Nothing more of it can arrive: all know that it is gone, none has heard more of it."""
-        heard = self.broadcast.heard.get(life, 0)
+        heard = self.heard.get(life, 0)
         least = all(one.heard.get(life, 0) <= heard for one in self.members.values())
         return life in self.gone and least and self._all_know_gone()
 
@@ -200,16 +181,11 @@ class Mesh:
         """A newcomer's model, once; words that are delivered from now on follow it."""
         return self._newcomer.take() if self._newcomer is not None else None
 
-    @property
-    def wanted(self) -> list[str]:
-        """Newcomers that want our model: copy it, and ``give`` it to them."""
-        return self._donor.wanted
-
     def give(self, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
         """Our model for a newcomer, with what had been heard (and is in it) when it was copied."""
         if life not in self.members or self.broadcast.is_behind(version):
             return []  # it still waits: nobody keeps what this version lacks
-        return self._donor.give(life, state, slab, version)
+        return self.donor.give(life, state, slab, version)
 
     @property
     def wake_at(self) -> int:
@@ -222,15 +198,14 @@ class Mesh:
     # ------------------------------------------------------------ words
 
     def publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
-        """Send a word to all; we hear it ourselves at once."""
         self._leaves |= isinstance(word, p.PeerLeaving)  # then the others may well hold us for gone
-        number = self.broadcast.heard[self.me.life] + 1
+        number = self.heard[self.me.life] + 1
         after = self._after(word)
         self.broadcast.take(now, Delivery(self.me.life, number, word, arrays, after))
         heard: p.Heard = {}  # it grows with the number of peers, so it is not in every message
         if now - self._confirmed_at >= self._beat or self._unconfirmed >= _UNCONFIRMED * len(self.members):
             self._confirmed_at, self._unconfirmed = now, 0
-            heard = self.version
+            heard = dict(self.heard)
         return self._send_all(p.Relay(self.me.life, number, word, heard, after), arrays)
 
     def _after(self, word: p.Word) -> p.Heard:
@@ -239,15 +214,11 @@ class Mesh:
             # Nobody may hear that all is counted, and never what. Nor may anybody take an owner
             # for new, not having heard who owned before.
             case p.Halt() | p.PeersEnded() | p.OwnersChanged():
-                return self.version
+                return dict(self.heard)
             case p.Owned(parts):  # nobody may apply what they never hear to have been learned
                 lives = dict.fromkeys(life for _, upto in parts for life in upto if life != self.me.life)
-                return {life: self.broadcast.heard[life] for life in lives if life in self.broadcast.heard}
+                return {life: self.heard[life] for life in lives if life in self.heard}
         return {}
-
-    def deliveries(self) -> list[Delivery]:
-        """The words that were heard since the last call."""
-        return self.broadcast.drain()
 
     def _on_relay(self, now: int, sender: str, relay: p.Relay, arrays: Arrays) -> list[Effect]:
         if self.evicted or (self._newcomer is not None and self.greeting is None):
@@ -265,7 +236,7 @@ class Mesh:
             return self.mark_gone(now, sender, f"it sent an invalid message: {wrong}")
         one.learn({relay.origin: relay.number})  # words are sent by those who have heard them
         delivery = Delivery(relay.origin, relay.number, relay.word, arrays, relay.after)
-        self.broadcast.take(now, delivery, wait=not self._has_model)
+        self.broadcast.take(now, delivery, wait=not self.has_model)
         effects = self._send_lacking(now, one, relay.heard) if relay.heard else []
         self._unconfirmed += 1
         if self._unconfirmed >= 2 * _UNCONFIRMED * len(self.members):  # they wait for a beat
@@ -273,9 +244,8 @@ class Mesh:
         return effects
 
     def _send_lacking(self, now: int, one: PeerMember, heard: p.Heard) -> list[Effect]:
-        """This member has heard so much: send it what it lacks."""
         one.learn(heard)
-        if not self._has_model or not one.has_model:
+        if not self.has_model or not one.has_model:
             return []
         effects: list[Effect] = []
         size = 0
@@ -317,11 +287,9 @@ class Mesh:
             case Received(_, p.PeerGreeting() as greeting):
                 return self._on_greeting(now, greeting)
             case Received(_, p.Fetch() as fetch):
-                known = self._has_model and fetch.life in self.members and not self.evicted
-                return self._donor.fetch(fetch.life, fetch.request, fetch.piece) if known else []
-            case Received(sender, p.ModelPiece() as piece, arrays) if (
-                self._newcomer is not None and not self._has_model
-            ):
+                known = self.has_model and fetch.life in self.members and not self.evicted
+                return self.donor.fetch(fetch.life, fetch.request, fetch.piece) if known else []
+            case Received(sender, p.ModelPiece() as piece, arrays) if self._newcomer is not None and not self.has_model:
                 if sender not in self.members or self.evicted:
                     return []
                 return self._newcomer.piece(now, self.me.life, sender, piece, arrays) + self._adopt_model(now)
@@ -331,7 +299,12 @@ class Mesh:
         if self.evicted:
             self._next_beat = self._next_check = now + self._dead_after
             return []
-        effects = self._begin(now) if self._begun < 0 else []
+        effects: list[Effect] = []
+        if self._begun < 0:
+            self._begun = now
+            for one in self.members.values():
+                one.since = now
+                effects.append(Connect(one.peer.life, one.peer.address, mutual=True))
         if now >= self._next_check:
             self._next_check = now + self._beat
             effects += self._check_members(now)
@@ -347,25 +320,19 @@ class Mesh:
                 one.since = now
         self._last = now
 
-    def _begin(self, now: int) -> list[Effect]:
-        self._begun = now
-        for one in self.members.values():
-            one.since = now
-        return [Connect(one.peer.life, one.peer.address, mutual=True) for one in self.members.values()]
-
     def _check_members(self, now: int) -> list[Effect]:
         """Find silent members, drop unneeded words, and go on with joining."""
         effects: list[Effect] = []
         patience = max(self._dead_after, 10 * self._period)
         # A newcomer evicts nobody: it may be the one that is not reached. Nor does one that leaves:
         # the others must not give way to it.
-        if self._has_model and not self._leaves:
+        if self.has_model and not self._leaves:
             for life, one in list(self.members.items()):
                 most = max(patience, self.timing.join_within) if one.patient and not one.met else patience
                 if now - one.since > most:
                     effects += self.mark_gone(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
         self.broadcast.forget(self._others)
-        if self._has_model:
+        if self.has_model:
             effects += self._partitions.call(now, 4 * self._period, self._beat_now())
         else:
             effects += self._join(now)
@@ -375,7 +342,7 @@ class Mesh:
     def _check_lost(self, now: int, patience: int) -> None:
         """A newcomer that hears no peer with a model asks all known peers again."""
         heard = max((one.since for one in self.members.values() if one.has_model), default=self._answered_at)
-        if self.greeting is not None and self.members and not self._has_model and now - heard > patience:
+        if self.greeting is not None and self.members and not self.has_model and now - heard > patience:
             lost = [*self.greeting.peers, *self._partitions.lost]
             self._give_way("nobody who has a model was heard of for long", lost)
 
@@ -389,10 +356,11 @@ class Mesh:
     def _beat_now(self) -> p.Beat:
         new = [life for life, one in self.members.items() if not one.has_model]
         copied = dict(self.broadcast.copied)
-        return p.Beat(self.me, self.version, self._all_peers, dict(self.gone), self._has_model, new, copied)
+        return p.Beat(self.me, dict(self.heard), self.all_peers, dict(self.gone), self.has_model, new, copied)
 
     @property
-    def _all_peers(self) -> list[p.Peer]:
+    def all_peers(self) -> list[p.Peer]:
+        """Those with and without a model, this one first."""
         return [self.me, *(one.peer for one in self.members.values())]
 
     def _beat_all(self, now: int) -> list[Effect]:
@@ -412,7 +380,7 @@ class Mesh:
         # A peer gets a model only after all have entered it. So a stranger with a model is of
         # another half, and so is one that holds us for gone.
         stranger = beat.filled and life not in self.members and life not in self.gone
-        if self.me.life in beat.gone or (stranger and self._has_model):
+        if self.me.life in beat.gone or (stranger and self.has_model):
             return self._contend(now, beat)
         if life in self.gone:
             return self._tell_gone(now, life)
@@ -433,7 +401,7 @@ class Mesh:
         one.gone.update(gone for gone in beat.gone if gone in self.gone)
         if beat.filled:
             one.copied = beat.copied
-            self._donor.done(life)
+            self.donor.done(life)
         effects += self._send_lacking(now, one, beat.heard)
         if self._is_cut_short(one) and self._partitions.is_sure(now, life, self._beat // 2):
             self.counts["cut short"] += 1
@@ -446,13 +414,13 @@ class Mesh:
 
         All must know who is gone: what they have heard of those is final then, except for relays.
         """
-        if not one.copied or not self._has_model or self._leaves or not self._all_know_gone():
+        if not one.copied or not self.has_model or self._leaves or not self._all_know_gone():
             return False
         versions = [(other.heard, other.copied) for other in self.members.values() if other.has_model]
-        if not is_cut_short(self.broadcast.heard, one.copied, versions, self.gone):
+        if not is_cut_short(self.heard, one.copied, versions, self.gone):
             return False
         # It may also lack words that we or others copied. Then the first one stays.
-        versions.append((self.broadcast.heard, self.broadcast.copied))
+        versions.append((self.heard, self.broadcast.copied))
         return rank(one.peer) < rank(self.me) or not any(
             is_cut_short(one.heard, copied, versions, self.gone) for _, copied in versions
         )
@@ -475,20 +443,19 @@ class Mesh:
         return [effect for life, why in gone.items() for effect in self.mark_gone(now, life, why)]
 
     def mark_gone(self, now: int, life: str, why: str) -> list[Effect]:
-        """This life is gone, for good."""
         if life in self.gone or life == self.me.life or self.evicted:
             return []
         if life not in self.members and (len(self.gone) >= limits.PEER_GONE or len(life) > limits.PEER_NAME):
             return []
         self.gone[life] = why[: limits.PEER_WHY]
         self.counts["gone"] += 1
-        self._donor.done(life)
+        self.donor.done(life)
         self._next_beat = now  # all must know before it is closed
         # Early words are in nobody's count of what they have heard. Those of lives that are gone
         # must arrive again, from one that lives.
         for origin in self.gone:
             self.broadcast.drop_early(origin)
-        if self._newcomer is not None and not self._has_model:
+        if self._newcomer is not None and not self.has_model:
             self._newcomer.lost(life)
         one = self.members.pop(life, None)
         if one is None:
@@ -503,10 +470,10 @@ class Mesh:
         life = beat.me.life
         if life in self.members:
             self._send_lacking(now, self.members[life], beat.heard)
-        if self._has_model and self.gone.get(life) == SMALLER != beat.gone.get(self.me.life):
+        if self.has_model and self.gone.get(life) == SMALLER != beat.gone.get(self.me.life):
             # A late beat: we have refused it since, and it has not refused us.
             return self._tell_gone(now, life)
-        if self._has_model and not self._leaves:
+        if self.has_model and not self._leaves:
             if not self._loses(now, beat):
                 self.counts["claims refused"] += 1
                 effects = self.mark_gone(now, life, SMALLER)
@@ -542,27 +509,24 @@ class Mesh:
     # ------------------------------------------------------------ joining
 
     def _on_greet(self, sender: str, greet: p.Greet) -> list[Effect]:
-        if not self._has_model or self.evicted:
+        if not self.has_model or self.evicted:
             return []
         number = self._number_for(greet.comes) if greet.comes else 0
-        about, gone, lost = self.about, dict(self.gone), self._partitions.lost
-        greeting = p.PeerGreeting(
-            greet.request, about.job, about.rows, about.features, self._all_peers, gone, lost, number
-        )
-        return [Send(sender, greeting)]
+        gone, lost = dict(self.gone), self._partitions.lost
+        return [Send(sender, p.PeerGreeting(greet.request, *self._about, self.all_peers, gone, lost, number))]
 
     def _number_for(self, newcomer: str) -> int:
         """A worker number that no other newcomer gets, not even one that nobody has entered yet."""
         given = self._given_numbers
         if newcomer not in given:
-            given[newcomer] = 1 + max([*(one.number for one in self._all_peers), *given.values()])
+            given[newcomer] = 1 + max([*(one.number for one in self.all_peers), *given.values()])
             for old in list(given)[: -limits.PEERS]:
                 del given[old]
         return given[newcomer]
 
     def _on_greeting(self, now: int, greeting: p.PeerGreeting) -> list[Effect]:
         answered = self.greeting is not None and bool(self.members)
-        if self._newcomer is None or self._has_model or answered or self.evicted:
+        if self._newcomer is None or self.has_model or answered or self.evicted:
             return []
         self.greeting, self._answered_at = greeting, now
         if self.me.life in greeting.gone:
@@ -574,18 +538,17 @@ class Mesh:
         return effects + self._beat_all(now)
 
     def _join(self, now: int) -> list[Effect]:
-        """A newcomer's next step."""
-        if self._newcomer is None or self._has_model:
+        if self._newcomer is None or self.has_model:
             return []
         return self._newcomer.tick(now, self.me.life, self.members) + self._adopt_model(now)
 
     def _adopt_model(self, now: int) -> list[Effect]:
         """Use the copied model, if no death can take its words from the others."""
         newcomer = self._newcomer
-        version = newcomer.ready(self.members) if newcomer is not None and not self._has_model else None
+        version = newcomer.ready(self.members) if newcomer is not None and not self.has_model else None
         if version is None:
             return []
-        self._has_model, self._living = True, None
+        self.has_model, self._living = True, None
         self.broadcast.begin_at(now, {self.me.life: 0, **version})
         self.counts["filled"] += 1
         return self._beat_all(now)

@@ -42,8 +42,6 @@ class DonorState(Protocol):
 
 
 class Newcomer:
-    """A peer that has no model yet."""
-
     def __init__(self, through: list[tuple[str, str]], timing: TimingSettings = DEFAULT) -> None:
         self._timing = timing
         self.donor = ""
@@ -59,7 +57,6 @@ class Newcomer:
         self._model: tuple[bytes, Array] | None = None
 
     def take(self) -> tuple[bytes, Array] | None:
-        """The model, once."""
         model, self._model = self._model, None
         return model
 
@@ -90,7 +87,6 @@ class Newcomer:
         return [*connect, Send(name, p.Greet(self._turn))]
 
     def answered(self) -> list[Effect]:
-        """A peer has answered our greeting."""
         self._answered, self._turn = True, 0
         self._ask_at, self._wait = 0, self._timing.resend_first
         # From now on connections go by the names of lives.
@@ -111,7 +107,6 @@ class Newcomer:
         return Send(self.donor, p.Fetch(self._request, me, len(self._pieces)))
 
     def lost(self, life: str) -> None:
-        """If this life was our donor, start again with another one."""
         if life and life == self.donor:
             self.donor, self._left = "", -1
             self._pieces, self._version, self._state = [], {}, b""
@@ -173,7 +168,6 @@ class SnapshotServer:
         return to in self._requests or len(self._requests) < self._most
 
     def give(self, to: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
-        """A snapshot for ``to``, with what had been heard when it was made."""
         if to not in self._requests:
             return []
         self._snapshots[to] = state, slab.reshape(-1), dict(version)
@@ -184,7 +178,6 @@ class SnapshotServer:
         return _piece(to, self._requests[to], number, flat, state, version)
 
     def done(self, to: str) -> None:
-        """It has its copy, or is gone."""
         self._requests.pop(to, None)
         self._snapshots.pop(to, None)
 

@@ -66,7 +66,6 @@ class PeerObserver:
         self.lead = ""  # the life that leads, by the last answer
 
     def meet(self, peers: Iterable[Peer]) -> None:
-        """These may be asked from now on."""
         with self._lock:
             for peer in peers:
                 if peer.life not in self._peers:
@@ -84,7 +83,6 @@ class PeerObserver:
             self._peers[life] = peer
 
     def forget(self, life: str) -> None:
-        """It has ended."""
         with self._lock:
             if self._peers.pop(life, None) is not None:
                 self._transport.disconnect(life)
@@ -107,7 +105,6 @@ class PeerObserver:
         return status
 
     def evaluated(self, life: str, number: int, ended: Callable[[], bool] = lambda: False) -> Floats | None:
-        """The weights of an evaluation, flat, from the peer that made it; None if lost."""
         return self._model(life, lambda request, piece: Weigh(request, number, piece), ended)[1]
 
     def snapshot(self, life: str) -> tuple[bytes, Floats | None]:
@@ -159,7 +156,6 @@ class PeerObserver:
         seconds: float,
         ended: Callable[[], bool] = lambda: False,
     ) -> tuple[Answer, m.Arrays]:
-        """Ask one peer after the other until one answers."""
         with self._lock:
             if self._closed or not to:
                 raise Unanswered(what, " or ".join(to) or "anybody", 0.0)
@@ -205,7 +201,6 @@ class PeerEvents:
 
     @property
     def living(self) -> list[str]:
-        """The names of the peers that are here."""
         return [name for life, name in self.names.items() if life not in self.gone]
 
     def update(self, status: PeerStatus) -> list[EvaluationDone]:
@@ -281,7 +276,6 @@ class PeerEvents:
 
 
 def answers(address: str, safety: Safety, seconds: float) -> bool:
-    """Whether a peer answers at this address."""
     from shoal.wire.zmq import ZmqTransport
 
     observer = PeerObserver(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))

@@ -78,7 +78,6 @@ class Ownership:
     # ------------------------------------------------------------ who owns what
 
     def choose(self, log: RunLog, living: Sequence[str]) -> p.OwnersChanged | None:
-        """For the leader: the new owners, if they must change."""
         known = [] if log.owners is None else [*log.owners.lives, *log.owners.others]
         if not living or sorted(set(known)) == sorted(living):
             return None
@@ -107,7 +106,6 @@ class Ownership:
 
     @property
     def is_settled(self) -> bool:
-        """All that we contributed is published."""
         return not self._sent
 
     @property
@@ -115,14 +113,12 @@ class Ownership:
         return len(self._sent) < OPEN
 
     def contribute(self, change: Change) -> int:
-        """Add a change that we learned; returns the number of the contribution."""
         self._number += 1
         cuts = np.searchsorted(change[0], self._bounds).tolist()
         self._sent[self._number] = UnconfirmedShare(self._number, change, cuts)
         return self._number
 
     def send(self, now: int, log: RunLog) -> list[Effect]:
-        """Send the owners what they have not published; again after a while."""
         owners = log.owners
         if owners is None:
             return []
@@ -213,7 +209,6 @@ class Ownership:
                 gathered.changes.append((keys[first:stop], values[first:stop]))
 
     def words(self, now: int, log: RunLog, mesh: Mesh, hurry: bool) -> list[tuple[p.Word, Arrays]]:
-        """The words to publish as an owner."""
         found: list[tuple[p.Word, Arrays]] = []
         gathered, owners = self._gathered, log.owners
         yields = owners is not None and owners.version > self._yielded
@@ -241,7 +236,6 @@ class Ownership:
                 self._accept_early(now, life, log)
 
     def wake_at(self, now: int, may_publish: bool) -> int:
-        """When there is something to send or to publish."""
         times = [sent.at + sent.wait for sent in self._sent.values() if sent.version >= 0]
         if self._gathered.since >= 0 and may_publish:
             times.append(self._gathered.since + FLUSH)
@@ -260,7 +254,6 @@ def _group(parts: Sequence[int], key: Callable[[int], object] = lambda part: Non
 
 
 def _cut(sent: UnconfirmedShare, parts: Sequence[int]) -> Change:
-    """The part of a contribution that belongs to these parts of the weights."""
     keys, values = sent.change
     slices = [slice(sent.cuts[group[0]], sent.cuts[group[-1] + 1]) for group in _group(parts)]
     if len(slices) == 1:

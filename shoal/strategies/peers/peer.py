@@ -93,7 +93,6 @@ class PeerNode:
         return self._leader.leads
 
     def leave(self) -> None:
-        """Leave in order, with the next event."""
         self._leave = "" if self._leave is None else self._leave
 
     # ------------------------------------------------------------ events
@@ -155,7 +154,6 @@ class PeerNode:
     # ------------------------------------------------------------ words
 
     def _adopt(self, now: int, packed: bytes, slab: Floats) -> None:
-        """A newcomer's first model."""
         self.log = self._leader.log = RunLog.unpack(packed)
         self.compute.model = slab
         if self.log.judged:
@@ -171,7 +169,7 @@ class PeerNode:
 
     def _hear(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
-        for delivery in self.mesh.deliveries():
+        for delivery in self.mesh.broadcast.drain():
             effects += self._heard(now, delivery)
         return effects
 
@@ -208,10 +206,9 @@ class PeerNode:
     # ------------------------------------------------------------ visits to the model
 
     def _start(self, now: int) -> list[Effect]:
-        """Start the next visit, if there is a reason for one."""
         if self.compute.running is not None:
             return []
-        wanted, log = list(self.mesh.wanted), self.log
+        wanted, log = list(self.mesh.donor.wanted), self.log
         stops = self._leave is not None or log.halt is not None or self.left
         visit = self.compute.plan(
             learns=not stops,
@@ -222,7 +219,7 @@ class PeerNode:
         )
         if visit is None:
             return []
-        visit.owned, visit.version, visit.knew = self.ownership is not None, self.mesh.version, self._others
+        visit.owned, visit.version, visit.knew = self.ownership is not None, dict(self.mesh.heard), self._others
         visit.done, visit.rows, visit.loss = log.done, log.rows, log.loss
         if visit.copy:
             visit.wanted, visit.state = wanted, log.pack(self._leader.seconds(now))
@@ -253,7 +250,6 @@ class PeerNode:
         return effects
 
     def _publish_change(self, now: int, change: Change, visit: Visit) -> list[Effect]:
-        """Publish what was learned, and what it changed."""
         word, (keys, values) = self.compute.word(self._traffic(), self._others), change
         if self.ownership is not None:
             word = msgspec.structs.replace(word, part=self.ownership.contribute(change))
@@ -315,7 +311,6 @@ class PeerNode:
         return []
 
     def _finish(self, now: int) -> list[Effect]:
-        """Rest after ``Halt``; leave when asked to."""
         if self.compute.running is not None or self.compute.unpublished.slots or self.left:
             return []
         if self.ownership is not None and not self.ownership.is_settled:
@@ -351,7 +346,7 @@ class PeerNode:
         """The others removed us: apply the words heard so far, then end this life."""
         self._leader.leads = False
         self.may_go = self.left
-        for delivery in self.mesh.deliveries():
+        for delivery in self.mesh.broadcast.drain():
             self._heard(now, delivery)
         if self.left or self.evicted or self.compute.running is not None:
             return []
@@ -372,7 +367,6 @@ class PeerNode:
         self.may_go = (quiet and self.compute.is_idle) or now - self._over_at > self.mesh.timing.drain
 
     def status(self, now: int, watch: p.Watch) -> p.PeerStatus:
-        """The state of the run, as far as we have heard."""
         log, mesh, ended = self.log, self.mesh, self.log.ended
         moved = {**log.moved, mesh.me.life: self._traffic()}.values()
         counts = {name: number for name, number in log.counts.items() if number}
@@ -381,7 +375,7 @@ class PeerNode:
         return p.PeerStatus(
             request=watch.request,
             lead=mesh.leads,
-            peers=[mesh.me, *(one.peer for one in mesh.members.values())],
+            peers=mesh.all_peers,
             gone=dict(mesh.gone),
             done=log.done,
             limit=self.facts.limit[0],

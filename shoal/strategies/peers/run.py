@@ -79,7 +79,6 @@ class PeerRun(TrackedRun):
         return self
 
     def close(self) -> None:
-        """End everything that was started here."""
         if self.folder is not None:
             (self.folder / ADDRESS).unlink(missing_ok=True)
         try:
@@ -106,7 +105,6 @@ class PeerRun(TrackedRun):
         return known.get(self.observer.lead, next(iter(known.values()))).address
 
     def add_worker(self) -> str:
-        """Start one more; it learns as soon as it has the model."""
         names = {*self._workers.peers, *self._workers.failed, *self.events.names.values()}
         number = 1 + max((int(name.rpartition("-")[2]) for name in names), default=-1)
         through = [one for one in self.observer.known if not self._has_ended(one.life)]
@@ -124,7 +122,6 @@ class PeerRun(TrackedRun):
         self.observer.stop(lives[-1], "asked to leave", leave=True)
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a process."""
         self._workers.crew.signal(name, number)
 
     # ------------------------------------------------------------ watching
@@ -173,7 +170,6 @@ class PeerRun(TrackedRun):
         return [peer.life for peer in self.observer.known if peer.life not in self.events.gone]
 
     def _check(self) -> None:
-        """Ask for the state of the run, and act on it."""
         self._report_ends()
         try:
             status = self.observer.status(self.events.evaluations, _ANSWER)
@@ -250,7 +246,6 @@ class PeerRun(TrackedRun):
             self.tracker.keep(Judgement(one.number, weights, loss, one.metrics), one.best)
 
     def _snapshot(self) -> Snapshot | None:
-        """One peer's model and log."""
         for life in self._lives():
             with contextlib.suppress(Unanswered, Invalid):
                 state, flat = self.observer.snapshot(life)
@@ -267,7 +262,6 @@ class PeerRun(TrackedRun):
         return life in self.events.gone or life in [self._workers.peers[name].life for name, _ in self._ends]
 
     def _ended(self, name: str, why: str) -> None:
-        """A worker of ours ended; on another thread."""
         self._ends.append((name, why))
         self._news.set()
 

@@ -35,8 +35,6 @@ _MOST = 1 << 50  # of anything that is added up: bytes, microseconds, contributi
 
 
 class Contribution(msgspec.Struct, frozen=True, array_like=True):
-    """A peer's changes that are not in all parts of the weights yet."""
-
     number: int
     slots: list[p.Run]
     rows: int
@@ -89,7 +87,6 @@ class RunLog(msgspec.Struct):
 
     @property
     def last(self) -> p.EvaluationDone | None:
-        """The last evaluation."""
         return self.judged[-1] if self.judged else None
 
     def left(self, life: str) -> int:
@@ -109,7 +106,6 @@ class RunLog(msgspec.Struct):
     # ------------------------------------------------------------ words
 
     def apply(self, life: str, word: p.Word) -> None:
-        """Apply a word of this life."""
         match word:
             case p.Learned():
                 self._learned(life, word)
@@ -211,7 +207,6 @@ class RunLog(msgspec.Struct):
 
 
 def patience_of(last: p.EvaluationDone) -> Patience:
-    """The state of the stop rules after this evaluation."""
     best, mark, without, objective = last.patience or [None] * 4
     return Patience(best, mark, round(without or 0), objective)
 
@@ -231,7 +226,6 @@ class MessageCheck:
     parts: int  # of the weights, where they have owners
 
     def error_in(self, word: p.Word, arrays: Arrays) -> str:
-        """The error in this word; empty if it is valid."""
         match word:
             case p.Learned():
                 return self._error_in_learned(word) or self.error_in_change(arrays)

@@ -40,7 +40,7 @@ from shoal.strategies.peers.checkpoint import begin_of
 from shoal.strategies.peers.compute import Pacer
 from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.local_model import PeerLocalModel
-from shoal.strategies.peers.mesh import Mesh, RunInfo
+from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
 from shoal.strategies.peers.run_log import RunLog
 from shoal.training.local_checkpoint import LocalCheckpoint
@@ -142,7 +142,7 @@ class LocalPeer:
 
     def _node(self, founders: list[Peer], through: list[tuple[str, str]]) -> PeerNode:
         job, dataset, learner, transport = self.job, self.dataset, self.learner, self._transport
-        about = RunInfo(self.spec.job, dataset.train.rows, dataset.features)
+        about = (self.spec.job, dataset.train.rows, dataset.features)
         pace = job.emulate.pace(self.spec.number, job.seed)
         return PeerNode(
             Mesh(self.me, founders, through=through or None, about=about, timing=job.timing.intervals()),
@@ -211,8 +211,6 @@ def main(orders: ProcessOrders, process: Process) -> None:
 
 
 class PeerWorkers:
-    """The peers that a run has started."""
-
     def __init__(
         self, job: Job, dataset: Dataset, kept: LocalCheckpoint | None, ended: Callable[[str, str], None]
     ) -> None:
@@ -256,7 +254,6 @@ class PeerWorkers:
         return founders
 
     def add(self, number: int, through: list[Peer]) -> Peer:
-        """Start one more, which joins ``through`` these."""
         if self.crew.has_processes:
             self._fork(number, through)
             return self._wait(number)
@@ -265,12 +262,10 @@ class PeerWorkers:
         return peer.me
 
     def open_observer(self) -> Transport:
-        """A transport for an observer."""
         name = f"home-{secrets.token_hex(4)}"
         return ZmqTransport(name) if self.crew.has_processes else self._hub.open(name)
 
     def close(self) -> None:
-        """End them all."""
         self._closing.set()
         self.crew.close()
         if not self.crew.has_processes and (late := self.here):

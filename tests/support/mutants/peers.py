@@ -82,7 +82,7 @@ def taken_from_the_dead() -> Any:
     real = Mesh._on_relay
 
     def heard(self: Mesh, now: int, sender: str, said: p.Relay, arrays: Arrays) -> list[Effect]:
-        if sender in self.gone and self._has_model:
+        if sender in self.gone and self.has_model:
             self.broadcast.take(now, Delivery(said.origin, said.number, said.word, arrays))
         return real(self, now, sender, said, arrays)
 

@@ -56,7 +56,7 @@ class Room:
                 self.effects += more or []
                 self.post += [(send.to, one) for one in more or [] if isinstance(one, Send)]
         for name, mesh in self.meshes.items():
-            self.heard[name] += mesh.deliveries()
+            self.heard[name] += mesh.broadcast.drain()
 
     def say(self, life: str, slot: int, arrays: Arrays = ()) -> None:
         self.do(life, self.meshes[life].publish(self.now, word(slot), arrays))
@@ -99,7 +99,7 @@ def test_a_word_that_comes_again_is_heard_once() -> None:
     room.say("w0", 3)
     again = next(one for _, to, one in room.seen if to == "w1" and isinstance(one, p.Relay))
     room.meshes["w1"].handle(room.now, Received("w0", again))
-    assert room.slots("w1") + [one.number for one in room.meshes["w1"].deliveries()] == [3]
+    assert room.slots("w1") + [one.number for one in room.meshes["w1"].broadcast.drain()] == [3]
 
 
 def test_words_of_one_peer_are_heard_in_their_order() -> None:
@@ -269,7 +269,7 @@ def test_nothing_is_taken_from_one_that_is_gone() -> None:
     late = p.Relay("w1", 1, word(1))
     room.meshes["w0"].mark_gone(room.now, "w1", "killed")
     room.meshes["w0"].handle(room.now, Received("w1", late))
-    assert room.meshes["w0"].deliveries() == []
+    assert room.meshes["w0"].broadcast.drain() == []
 
 
 def test_one_is_not_closed_while_somebody_has_heard_more_of_it() -> None:
@@ -315,7 +315,7 @@ def test_what_came_early_from_one_that_is_gone_must_come_again_from_one_that_liv
     mesh.handle(room.now, Received("w2", p.Relay("w2", 2, word(2))))
     mesh.mark_gone(room.now, "w2", "killed")
     mesh.handle(room.now, Received("w1", p.Relay("w2", 1, word(1))))
-    assert [one.number for one in mesh.deliveries()] == [1]
+    assert [one.number for one in mesh.broadcast.drain()] == [1]
 
 
 def test_one_that_slept_holds_nobody_for_gone() -> None:
@@ -392,10 +392,10 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
         room.say(f"w{slot % 3}", slot)
         room.wait(0.1)
         for life, one in room.meshes.items():
-            for wanting in one.wanted:
+            for wanting in one.donor.wanted:
                 slab = np.zeros(100, np.float32)
                 slab[room.slots(life)] = 1
-                room.do(life, one.give(wanting, b"state", slab, one.version))
+                room.do(life, one.give(wanting, b"state", slab, dict(one.heard)))
                 handed += 1
     room.wait(2)
     assert handed == 1
@@ -411,8 +411,8 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
 
 def hand_all(room: Room) -> None:
     for life, mesh in list(room.meshes.items()):
-        for wanting in mesh.wanted:
-            room.do(life, mesh.give(wanting, b"", np.ones(4, np.float32), mesh.version))
+        for wanting in mesh.donor.wanted:
+            room.do(life, mesh.give(wanting, b"", np.ones(4, np.float32), mesh.heard))
 
 
 def test_a_newcomer_asks_for_a_model_only_when_all_have_entered_it() -> None:
@@ -433,7 +433,7 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
     donor = "w0"
     mesh = joined(room, 9)
     room.wait(1)
-    donor, other = next((life, "w1" if life == "w0" else "w0") for life in ("w0", "w1") if room.meshes[life].wanted)
+    donor, other = next((life, "w1" if life == "w0" else "w0") for life in ("w0", "w1") if room.meshes[life].donor.wanted)
     room.rule = lambda sender, to, message: not (to == other and isinstance(message, p.Relay))
     room.say(donor, 1)
     hand_all(room)
@@ -447,7 +447,7 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
 def copied_at(room: Room, number: int, version: p.Heard) -> Mesh:
     """One that came with such a copy, and met nobody yet."""
     mesh = room.add(Mesh(peer(number), through=[]))
-    mesh._has_model = True
+    mesh.has_model = True
     mesh.broadcast.begin_at(room.now, {mesh.me.life: 0, **version})
     return mesh
 
@@ -510,7 +510,7 @@ def test_a_newcomer_whose_donor_dies_asks_another() -> None:
     room.wait(1)
     mesh = joined(room, 9)
     room.wait(1)
-    donor = next(life for life, one in room.meshes.items() if one.wanted)
+    donor = next(life for life, one in room.meshes.items() if one.donor.wanted)
     room.kill(donor)
     room.wait(8)
     hand_all(room)
@@ -525,7 +525,7 @@ def test_a_model_in_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     room.wait(1)
     mesh = joined(room, 9)
     room.wait(1)
-    room.do("w0", room.meshes["w0"].give("w9", b"x", np.arange(8, dtype=np.float32), room.meshes["w0"].version))
+    room.do("w0", room.meshes["w0"].give("w9", b"x", np.arange(8, dtype=np.float32), room.meshes["w0"].heard.copy()))
     assert mesh.take_model() is not None or mesh.has_model
     pieces = [message.piece for _, _, message in room.seen if isinstance(message, p.ModelPiece)]
     assert pieces == [0, 1, 2]
@@ -534,13 +534,13 @@ def test_a_model_in_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_copy_that_lacks_what_nobody_keeps_is_not_handed_out() -> None:
     room = Room(1)
     room.wait(1)
-    old = room.meshes["w0"].version
+    old = room.meshes["w0"].heard.copy()
     room.say("w0", 1)
     room.wait(2)  # nobody else is here: it is kept no more
     joined(room, 9)
     room.wait(1)
     assert room.meshes["w0"].give("w9", b"", np.zeros(1, np.float32), old) == []
-    assert room.meshes["w0"].wanted == ["w9"]
+    assert room.meshes["w0"].donor.wanted == ["w9"]
 
 
 def test_a_newcomer_that_hears_nobody_with_a_model_begins_anew() -> None:
@@ -605,7 +605,7 @@ def test_one_that_another_has_refused_is_called_by_all_of_that_half() -> None:
     room = Room(3)
     room.wait(1)
     mesh = room.meshes["w0"]
-    refused = p.Beat(peer(1), mesh.version, [peer(1), peer(0)], {"w2": "of the smaller half"})
+    refused = p.Beat(peer(1), mesh.heard, [peer(1), peer(0)], {"w2": "of the smaller half"})
     effects = mesh.handle(room.now, Received("w1", refused)) or []
     room.kill("w1")  # nobody else knew where the other half is
     assert Connect("w2", "") not in effects
@@ -630,7 +630,7 @@ def test_a_stranger_with_a_model_is_of_another_half() -> None:
     room = Room(3)
     room.wait(1)
     alone = room.add(Mesh(peer(8), [peer(8)]))
-    room.do("w8", [Send("w0", p.Beat(alone.me, alone.version, [alone.me], {}))])
+    room.do("w8", [Send("w0", p.Beat(alone.me, dict(alone.heard), [alone.me], {}))])
     room.wait(3)
     assert alone.evicted
     assert "w8" in room.meshes["w0"].gone

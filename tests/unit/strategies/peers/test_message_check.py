@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_not_heard_and_whoever_said_it_is_held_for_gone(sai
     word, arrays = said
     here = mesh()
     here.handle(SECOND, Received("w1", p.Relay("w1", 1, word), arrays))
-    assert here.deliveries() == [] and here.gone["w1"].startswith("it sent an invalid message: ")
+    assert here.broadcast.drain() == [] and here.gone["w1"].startswith("it sent an invalid message: ")
 
 
 def test_nobody_says_anything_in_our_name_or_before_it_has_a_model() -> None:
@@ -84,10 +84,10 @@ def test_nobody_says_anything_in_our_name_or_before_it_has_a_model() -> None:
     here.handle(SECOND, Received("w9", p.Beat(new, {}, [new], {}, filled=False)))
     here.handle(SECOND, Received("w9", p.Relay("w9", 1, p.PeersEnded("forged", False, 1.0))))
     here.handle(SECOND, Received("w9", p.Relay("w1", 1, word)))
-    assert here.deliveries() == [] and not here.gone
+    assert here.broadcast.drain() == [] and not here.gone
     here.handle(SECOND, Received("w9", p.Beat(new, {"w9": 1}, [new, ME], {})))  # it has one now
     here.handle(SECOND, Received("w9", p.Relay("w9", 1, word)))
-    assert [one.origin for one in here.deliveries()] == ["w9"]
+    assert [one.origin for one in here.broadcast.drain()] == ["w9"]
 
 
 def test_nobody_is_entered_who_lives_elsewhere_or_has_no_name() -> None:

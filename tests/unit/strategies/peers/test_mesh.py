@@ -433,7 +433,9 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
     donor = "w0"
     mesh = joined(room, 9)
     room.wait(1)
-    donor, other = next((life, "w1" if life == "w0" else "w0") for life in ("w0", "w1") if room.meshes[life].donor.wanted)
+    donor, other = next(
+        (life, "w1" if life == "w0" else "w0") for life in ("w0", "w1") if room.meshes[life].donor.wanted
+    )
     room.rule = lambda sender, to, message: not (to == other and isinstance(message, p.Relay))
     room.say(donor, 1)
     hand_all(room)

@@ -70,7 +70,6 @@ class ChaosTarget:
         """With ``cuts`` all messages go through a proxy, which can keep two nodes apart."""
         self.job = job
         self._proxy = Proxy() if cuts else None
-        self._apart: set[tuple[str, str]] = set()
         self.training = CountingJob(job, dataset, listener, folder, launcher=self._proxied if cuts else None)
         self.probes = PushProbes()
         self.seen: ClusterSnapshot | None = None  # the last snapshot
@@ -99,7 +98,9 @@ class ChaosTarget:
 
     def _proxied(self, job: Job, journal: JournalFile) -> Cluster:
         assert self._proxy is not None
-        return ProxiedCluster(self._proxy, job.servers, job.copies, tuple(job.launch.modules), journal, restart=True)
+        return ProxiedCluster(
+            self._proxy.through, job.servers, job.copies, tuple(job.launch.modules), journal, restart=True
+        )
 
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
@@ -134,17 +135,13 @@ class ChaosTarget:
             self.training.resume(name)
 
     def cut(self, name: str, other: str) -> None:
-        """Cut the connection between two nodes."""
-        self._keep_apart({*self._apart, (name, other), (other, name)})
+        """Drop all messages between two nodes."""
+        assert self._proxy is not None
+        self._proxy.apart |= {(name, other), (other, name)}
 
     def join_up(self, name: str, other: str) -> None:
-        """Restore the connection between two nodes."""
-        self._keep_apart(self._apart - {(name, other), (other, name)})
-
-    def _keep_apart(self, pairs: set[tuple[str, str]]) -> None:
         assert self._proxy is not None
-        self._apart = pairs
-        self._proxy.intercept = lambda link, up, passing: (passing.sender, passing.to) in pairs
+        self._proxy.apart -= {(name, other), (other, name)}
 
     def add_worker(self) -> str:
         return self.training.add_worker()

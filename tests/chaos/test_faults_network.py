@@ -17,11 +17,11 @@ import pytest
 
 import shoal
 from shoal import limits
-from shoal.chaos import proxy as zmtp
 from shoal.launch.processes import ProcessCluster
 from shoal.wire import coding
 from shoal.wire import messages as m
 from tests.support import PATIENCE
+from tests.support import byte_proxy as zmtp
 from tests.support.counting import (
     TABLE,
     Crowd,

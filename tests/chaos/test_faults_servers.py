@@ -42,7 +42,7 @@ class Scene:
     def __init__(self, proxy: FaultyProxy, servers: int, copies: int, timing: Timing | None = None) -> None:
         self.proxy, self.copies = proxy, copies
         self.servers = [f"server-{i}" for i in range(servers)]
-        self.cluster = ProxiedCluster(proxy, servers, copies)
+        self.cluster = ProxiedCluster(proxy.through, servers, copies)
         self.cluster.timing = timing
         self.cluster.start()
         self.kv = self.cluster.client("operator")

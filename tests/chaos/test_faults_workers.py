@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.chaos.proxy import Frames, MessageInTransit
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.events import Begin
 from shoal.launch.processes import ProcessCluster
 from shoal.limits import SECOND
 from tests.support import PATIENCE
+from tests.support.byte_proxy import Frames, MessageInTransit
 from tests.support.counting import (
     TABLE,
     Crowd,

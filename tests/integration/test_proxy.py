@@ -11,11 +11,11 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import shoal
-from shoal.chaos import proxy as zmtp
 from shoal.launch.processes import ProcessCluster
 from shoal.wire import coding
 from shoal.wire import messages as m
 from tests.support import PATIENCE
+from tests.support import byte_proxy as zmtp
 from tests.support.faulty_proxy import FaultyProxy, LinkFaults
 from tests.support.sandbox import soon
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from shoal.chaos.proxy import Frames, MessageInTransit, ProxiedLink, Proxy, head, written
 from shoal.errors import WireError
 from shoal.wire import coding
+from tests.support.byte_proxy import ByteProxy, Frames, MessageInTransit, ProxiedLink, head, written
 
 Where = Literal["prefix", "header", "length", "array", "framing"]
 EVERYWHERE: tuple[Where, ...] = ("prefix", "header", "length", "array", "framing")
@@ -95,7 +95,7 @@ class HeldMessages:
         self.release()
 
 
-class FaultyProxy(Proxy):
+class FaultyProxy(ByteProxy):
     """The proxy with faults by chance. Use as a context."""
 
     def __init__(self, seed: int = 0, rewrite: bool = True) -> None:

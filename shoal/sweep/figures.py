@@ -9,42 +9,39 @@ if all of its seeds reached it. Over seeds a figure is a median, with the lowest
             = hardware efficiency    x statistical efficiency
 
 Each seed is compared with the serial run of the same seed. Where all runs learn from equally many
-rows, *sooner* is the serial run's seconds / seconds, whatever the loss.
+rows, the speedup of the same rows is the serial run's seconds / seconds, whatever the loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
-from shoal.events import Evaluated, RunEvent
+from shoal.events import Evaluated
 from shoal.sweep.disk import PointResult, Sweep
 from shoal.sweep.grid import Axis, AxisChoice, Point
 from shoal.sweep.study import Target
-from shoal.views.run_record import NEVER_LATE
+from shoal.views.run_record import NEVER_LATE, seconds_of
 
-_OVER_SEEDS = (
-    "rows_per_second", "last_loss", "best_loss", "accuracy", "worst_loss", "distance", "cpu", "waiting",
-    "stale_mean", "stale_p95",
-)  # fmt: skip
 ALIKE = 0.01  # of the rows: largest difference that counts as equal
+_OF_ALL_SEEDS = ("time_to_target", "rows_to_target", "rate", "speedup", "hardware_efficiency", "statistical_efficiency")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of one run. None: unknown, or never reached."""
+    """The figures of one run, named as in table.csv. None: unknown, or never reached."""
 
     result: PointResult = field(repr=False)
     target: float | None
-    time: float | None = None  # seconds to the target
-    rows: int | None = None  # rows to the target
+    time_to_target: float | None = None  # seconds
+    rows_to_target: int | None = None
     seconds: float | None = None
-    computing: float | None = None  # seconds, without the final evaluation
-    cpu: float | None = None  # seconds of all its processes
-    learned: int | None = None  # rows, of the whole run
+    computing_seconds: float | None = None  # without the final evaluation
+    cpu_seconds: float | None = None  # of all its processes
     rows_per_second: float | None = None  # of the whole run
     last_loss: float | None = None
     best_loss: float | None = None
@@ -52,28 +49,49 @@ class RunFigures:
     train_loss: float | None = None
     worst_loss: float | None = None  # of the workers' own models, if any
     distance: float | None = None  # of these models from their mean
-    spent: dict[str, float] = field(default_factory=dict)  # shares of the workers' time
-    stale_mean: float | None = None
-    stale_p95: float | None = None
-    stale_max: float | None = None
+    compute: float | None = None  # shares of the workers' time
+    communicate: float | None = None
+    wait: float | None = None
+    idle: float | None = None
+    staleness_mean: float | None = None
+    staleness_p95: float | None = None
+    staleness_max: float | None = None
     bytes: int | None = None
     speedup: float | None = None
-    hardware: float | None = None
-    statistical: float | None = None
-    sooner: float | None = None
+    hardware_efficiency: float | None = None
+    statistical_efficiency: float | None = None
+    speedup_same_rows: float | None = None
 
     @property
     def waiting(self) -> float | None:
-        return self.spent.get("wait", 0.0) if self.spent else None
+        known = any(share is not None for share in (self.compute, self.communicate, self.wait, self.idle))
+        return (self.wait or 0.0) if known else None
 
     @property
     def reached(self) -> bool:
-        return self.time is not None
+        return self.time_to_target is not None
 
     @property
     def rate(self) -> float | None:
         """Rows a second up to the target."""
-        return self.rows / self.time if self.rows is not None and self.time else None
+        rows, time = self.rows_to_target, self.time_to_target
+        return rows / time if rows is not None and time else None
+
+    @property
+    def evaluations(self) -> list[Evaluated]:
+        return [event for event in self.result.events if isinstance(event, Evaluated)]
+
+    @property
+    def at_target(self) -> Evaluated | None:
+        """The first evaluation that met the target."""
+        goal = self.target
+        return None if goal is None else next((one for one in self.evaluations if one.test_loss <= goal), None)
+
+    @property
+    def learned(self) -> int:
+        """The rows of a run that ended after all its epochs; 0 if it did not."""
+        last = self.evaluations[-1:] if self.result.state == "finished" else []
+        return sum(one.examples for one in last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +113,26 @@ class Spread:
         ranges = self.low < self.high and other.low < other.high
         return ranges and self.low <= other.high and other.low <= self.high
 
+    def text(self, form: Callable[[float], str], unit: str = "", between: str = "to") -> str:
+        """12.3 s (11.9 to 13.1)."""
+        middle, low, high = form(self.median), form(self.low), form(self.high)
+        return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low} {between} {high})"
+
 
 @dataclass(frozen=True, slots=True)
 class PointFigures:
-    """The figures of one point over its seeds."""
+    """The runs of one point, and their figures over seeds."""
 
     point: Point
     runs: list[RunFigures] = field(repr=False)
-    time: Spread | None = None  # only if all seeds reached the target
-    rows: Spread | None = None
-    rate: Spread | None = None
-    rows_per_second: Spread | None = None
-    last_loss: Spread | None = None
-    best_loss: Spread | None = None
-    accuracy: Spread | None = None
-    worst_loss: Spread | None = None
-    distance: Spread | None = None
-    seconds: Spread | None = None  # of the whole run
-    cpu: Spread | None = None
-    waiting: Spread | None = None
-    stale_mean: Spread | None = None
-    stale_p95: Spread | None = None
-    speedup: Spread | None = None
-    hardware: Spread | None = None
-    statistical: Spread | None = None
-    sooner: Spread | None = None
+
+    def spread(self, figure: str) -> Spread | None:
+        """A figure over seeds. What is about the target: only if all seeds reached it."""
+        if figure in _OF_ALL_SEEDS and self.reached < len(self.runs):
+            return None
+        if figure == "speedup_same_rows" and not self.complete:
+            return None
+        return Spread.of([getattr(run, figure) for run in self.runs])
 
     @property
     def done(self) -> int:
@@ -134,9 +147,18 @@ class PointFigures:
         return self.done == len(self.runs)
 
     @property
+    def diverged(self) -> bool:
+        return any(run.result.state == "diverged" for run in self.runs)
+
+    @property
     def censored(self) -> bool:
         """Whether all seeds were run, but not all reached the target."""
         return self.complete and self.runs[0].target is not None and self.reached < len(self.runs)
+
+
+def known(points: Sequence[PointFigures], figure: str) -> list[tuple[PointFigures, Spread]]:
+    """The points that have this figure."""
+    return [(one, spread) for one in points if (spread := one.spread(figure)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,100 +190,84 @@ class StudyFigures:
     @property
     def timed(self) -> bool:
         """Whether points are compared by time: some point reached the target."""
-        return self.has_target and any(one.time is not None for one in self.shown)
+        return self.has_target and bool(known(self.shown, "time_to_target"))
+
+    @property
+    def measure(self) -> str:
+        """The figure that points are compared by; the best loss if none reached the target."""
+        return "time_to_target" if self.timed else "best_loss" if self.has_target else "last_loss"
 
     @property
     def measured(self) -> str:
-        """The figure that points are compared by; the best loss if none reached the target."""
+        """The measure in words."""
         return "seconds to the target" if self.timed else f"{'best' if self.has_target else 'last'} test loss"
 
-    def measure(self, one: PointFigures) -> Spread | None:
-        return one.time if self.timed else one.best_loss if self.has_target else one.last_loss
-
-    def measure_run(self, run: RunFigures) -> float | None:
-        return run.time if self.timed else run.best_loss if self.has_target else run.last_loss
+    def alone(self, figure: str) -> Spread | None:
+        """A figure of the best serial run."""
+        return None if self.best_serial is None else self.best_serial.spread(figure)
 
     @property
     def tied(self) -> list[PointFigures]:
         """Points whose range over seeds overlaps with that of the best."""
-        mine = None if self.best is None else self.measure(self.best)
-        others = [(one, self.measure(one)) for one in self.shown if one is not self.best and one.complete]
-        return [one for one, theirs in others if mine and theirs and mine.overlaps(theirs)]
+        mine = None if self.best is None else self.best.spread(self.measure)
+        others = known([one for one in self.shown if one is not self.best and one.complete], self.measure)
+        return [one for one, theirs in others if mine and mine.overlaps(theirs)]
 
     @property
     def same_work(self) -> bool:
         """Whether all finished runs learned from about equally many rows."""
-        learned = [run.learned or 0 for point in [*self.points, *self.serial] for run in point.runs if _done(run)]
+        learned = [run.learned for point in [*self.points, *self.serial] for run in point.runs if run.learned]
         return len(learned) > 1 and max(learned) <= (1 + ALIKE) * min(learned)
 
 
 def figures(sweep: Sweep) -> StudyFigures:
     """All figures of a sweep."""
-    target = sweep.study.target
-    serial, best_serial = _serial(sweep)
-    relative = None if target is None or target.above is None else target.above
-    losses = {} if best_serial is None else {one.result.run.seed: one.last_loss for one in best_serial.runs}
-    if target is not None and relative is not None:
-        goals = {seed: _above(loss, relative) for seed, loss in losses.items()}
-        serial = [_point(point, _results(sweep, point), goals) for point in sweep.study.points if point.serial]
-        name = "" if best_serial is None else best_serial.point.name
-        best_serial = next((one for one in serial if one.point.name == name), None)
-    else:
-        goals = dict.fromkeys(sweep.study.seeds, None if target is None else target.loss)
-    points = [_point(point, _results(sweep, point), goals) for point in sweep.study.points if not point.serial]
-    points = [_held_against(one, best_serial) for one in points]
+    study, target = sweep.study, sweep.study.target
+    goals = dict.fromkeys(study.seeds, None if target is None else target.loss)
+    serial = [_point(sweep, point, goals) for point in study.points if point.serial]
+    best_serial = best_of(serial, None)[0]
+    if target is not None and target.above is not None:  # each seed has a target of its own
+        runs = [] if best_serial is None else best_serial.runs
+        goals = {run.result.run.seed: _above(run.last_loss, target.above) for run in runs}
+        again = [_point(sweep, one.point, goals) for one in serial]
+        best_serial = next((new for new, old in zip(again, serial, strict=True) if old is best_serial), None)
+        serial = again
+    points = [_point(sweep, point, goals, best_serial) for point in study.points if not point.serial]
     best, best_by = best_of(points or serial, target)
-    shown = [one for point in points or serial for one in point.runs]
-    said = [one.result.summary.get("emulated", "") for one in shown]
-    return StudyFigures(
-        sweep, points, serial, best_serial, best, best_by, list(dict.fromkeys(one for one in said if one))
-    )
+    said = [run.result.summary.get("emulated", "") for point in points or serial for run in point.runs]
+    return StudyFigures(sweep, points, serial, best_serial, best, best_by, list(dict.fromkeys(filter(None, said))))
 
 
 def of_run(result: PointResult, target: float | None) -> RunFigures:
     """The figures of one run."""
+    one = RunFigures(result, target)
     if not result.is_done:
-        return RunFigures(result, target)
-    summary = result.summary
-    late = result.run.job.strategy.name not in NEVER_LATE
-    stale = (summary.get("staleness") or {}) if late else {}
-    judged = [event for event in result.events if isinstance(event, Evaluated)]
-    finite = [event.test_loss for event in judged if math.isfinite(event.test_loss)]
-    reached = first_at_or_below(result.events, target) if result.state == "finished" else None
-    diverged = result.state == "diverged"
-    return RunFigures(
-        result,
-        target,
-        time=None if reached is None else moment(reached),
-        rows=None if reached is None else reached.examples,
+        return one
+    summary, last = result.summary, one.evaluations[-1:]
+    stale = summary.get("staleness") if result.run.job.strategy.name not in NEVER_LATE else None
+    shares = summary.get("spent") or {}
+    more: dict[str, Any] = {kind: shares.get(kind) for kind in ("compute", "communicate", "wait", "idle")}
+    more |= {f"staleness_{what}": (stale or {}).get(what) for what in ("mean", "p95", "max")}
+    metrics, models = (last[0].metrics, last[0].spread) if last else ({}, {})
+    finite = [event.test_loss for event in one.evaluations if math.isfinite(event.test_loss)]
+    reached = one.at_target if result.state == "finished" else None
+    return replace(
+        one,
+        time_to_target=None if reached is None else seconds_of(reached),
+        rows_to_target=None if reached is None else reached.examples,
         seconds=summary.get("seconds"),
-        computing=summary.get("computing_seconds") or summary.get("seconds"),
-        cpu=summary.get("cpu_seconds"),
-        learned=judged[-1].examples if judged else None,
+        computing_seconds=summary.get("computing_seconds") or summary.get("seconds"),
+        cpu_seconds=summary.get("cpu_seconds"),
         rows_per_second=summary.get("examples_per_second"),
-        last_loss=math.inf if diverged else judged[-1].test_loss if judged else None,
+        last_loss=math.inf if result.state == "diverged" else last[0].test_loss if last else None,
         best_loss=min(finite, default=None),
-        accuracy=judged[-1].metrics.get("accuracy") if judged else None,
+        accuracy=metrics.get("accuracy"),
         train_loss=summary.get("train_loss"),
-        worst_loss=judged[-1].spread.get("worst") if judged else None,
-        distance=judged[-1].spread.get("distance") if judged else None,
-        spent=summary.get("spent") or {},
-        stale_mean=stale.get("mean"),
-        stale_p95=stale.get("p95"),
-        stale_max=stale.get("max"),
+        worst_loss=models.get("worst"),
+        distance=models.get("distance"),
         bytes=summary.get("bytes_sent", 0) + summary.get("bytes_received", 0),
+        **more,
     )
-
-
-def first_at_or_below(events: Sequence[RunEvent], target: float | None) -> Evaluated | None:
-    """The first evaluation that met the target."""
-    judged = (event for event in events if isinstance(event, Evaluated))
-    return None if target is None else next((event for event in judged if event.test_loss <= target), None)
-
-
-def moment(event: Evaluated) -> float:
-    """The time of an evaluation: when its weights were read."""
-    return event.seconds if event.read is None else event.read
 
 
 def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[PointFigures | None, str]:
@@ -269,78 +275,45 @@ def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[Poin
 
     Without a target that is the last loss of a run; if no run reached it, the best.
     """
-    timed = [one for one in points if one.time is not None]
-    if timed:
-        return min(timed, key=lambda one: one.time.median if one.time else math.inf), "soonest at the target"
+    if timed := known(points, "time_to_target"):
+        return min(timed, key=lambda pair: pair[1].median)[0], "soonest at the target"
     missed = "" if target is None else "; no point reached the target with all seeds"
-    losses = [(one.last_loss if target is None else one.best_loss, one) for one in points]
-    known = [(loss.median, one) for loss, one in losses if loss and one.complete and not _ran_away(one)]
-    best = min(known, key=lambda pair: pair[0], default=(math.inf, None))[1]
-    return best, f"lowest median test loss{missed}" if best is not None else ""
+    whole = [one for one in points if one.complete and not one.diverged]
+    losses = known(whole, "last_loss" if target is None else "best_loss")
+    if not losses:
+        return None, ""
+    return min(losses, key=lambda pair: pair[1].median)[0], f"lowest median test loss{missed}"
 
 
-def _serial(sweep: Sweep) -> tuple[list[PointFigures], PointFigures | None]:
-    """The serial points, and the best: soonest at a fixed target, else of the lowest last loss."""
-    target = sweep.study.target
-    loss = None if target is None else target.loss
-    goals: dict[int, float | None] = dict.fromkeys(sweep.study.seeds, loss)
-    points = [_point(point, _results(sweep, point), goals) for point in sweep.study.points if point.serial]
-    return points, best_of(points, None)[0]
-
-
-def _results(sweep: Sweep, point: Point) -> list[PointResult]:
-    return [one for one in sweep.results if one.run.point.name == point.name]
-
-
-def _point(point: Point, results: Sequence[PointResult], goals: dict[int, float | None]) -> PointFigures:
+def _point(
+    sweep: Sweep, point: Point, goals: Mapping[int, float | None], serial: PointFigures | None = None
+) -> PointFigures:
+    results = [one for one in sweep.results if one.run.point.name == point.name]
     runs = [of_run(one, goals.get(one.run.seed)) for one in results]
-    timed = runs if all(one.reached for one in runs) else []
-    spreads = {name: Spread.of([getattr(one, name) for one in runs]) for name in _OVER_SEEDS}
-    spreads |= {name: Spread.of([getattr(one, name) for one in timed]) for name in ("time", "rows", "rate")}
-    return PointFigures(point, runs, seconds=Spread.of([one.computing for one in runs]), **spreads)
+    if serial is not None:
+        by_seed = {run.result.run.seed: run for run in serial.runs}
+        timed = serial.spread("time_to_target") is not None
+        runs = [_against(run, by_seed[run.result.run.seed], timed) for run in runs]
+    return PointFigures(point, runs)
 
 
-def _held_against(one: PointFigures, serial: PointFigures | None) -> PointFigures:
-    if serial is None:
-        return one
-    by_seed = {run.result.run.seed: run for run in serial.runs}
-    runs = [_run_against(run, by_seed[run.result.run.seed]) for run in one.runs]
-    known = runs if one.time is not None and serial.time is not None else []
-    return replace(
-        one,
-        runs=runs,
-        sooner=Spread.of([run.sooner for run in runs]) if one.complete else None,
-        speedup=Spread.of([run.speedup for run in known]),
-        hardware=Spread.of([run.hardware for run in known]),
-        statistical=Spread.of([run.statistical for run in known]),
-    )
-
-
-def _run_against(run: RunFigures, serial: RunFigures) -> RunFigures:
-    if _done(run) and _done(serial) and _alike(run.learned, serial.learned) and run.computing and serial.computing:
-        run = replace(run, sooner=serial.computing / run.computing)
-    if not run.time or not run.rows or not serial.time or not serial.rows or not run.rate or not serial.rate:
+def _against(run: RunFigures, serial: RunFigures, timed: bool) -> RunFigures:
+    """The run with its speedups; ``timed``: all seeds of the serial run reached the target."""
+    least, most = sorted((run.learned, serial.learned))
+    if least and most <= (1 + ALIKE) * least and run.computing_seconds and serial.computing_seconds:
+        run = replace(run, speedup_same_rows=serial.computing_seconds / run.computing_seconds)
+    if not (timed and run.rate and serial.rate and run.time_to_target and serial.time_to_target):
         return run
     return replace(
-        run, speedup=serial.time / run.time, hardware=run.rate / serial.rate, statistical=serial.rows / run.rows
+        run,
+        speedup=serial.time_to_target / run.time_to_target,
+        hardware_efficiency=run.rate / serial.rate,
+        statistical_efficiency=(serial.rows_to_target or 0) / (run.rows_to_target or 1),
     )
-
-
-def _alike(one: int | None, other: int | None) -> bool:
-    return bool(one and other) and max(one or 0, other or 0) <= (1 + ALIKE) * min(one or 0, other or 0)
-
-
-def _done(run: RunFigures) -> bool:
-    """Whether it ended after all its epochs."""
-    return run.result.state == "finished" and bool(run.learned)
 
 
 def _above(loss: float | None, share: float) -> float | None:
     return None if loss is None or not math.isfinite(loss) else loss + share * abs(loss)
-
-
-def _ran_away(one: PointFigures) -> bool:
-    return any(run.result.state == "diverged" for run in one.runs)
 
 
 # ---------------------------------------------------------------- points as lines over one axis
@@ -407,36 +380,23 @@ def _by_factors(values: list[float]) -> bool:
 
 
 def x_axis(of: StudyFigures) -> Axis | None:
-    return _axis(of, of.sweep.study.x)
-
-
-def _axis(of: StudyFigures, name: str | None) -> Axis | None:
     axes = of.sweep.study.axes or of.sweep.study.serial_axes
-    return next((axis for axis in axes if axis.name == name), None)
+    return next((axis for axis in axes if axis.name == of.sweep.study.x), None)
 
 
 def lines_of(of: StudyFigures) -> list[PlotLine]:
     """A line for each combination of all other axes, its points in the order of the axis."""
-    x, first = of.sweep.study.x, of.sweep.study.lines
-    axis = x_axis(of)
-    order = {choice.label: number for number, choice in enumerate(axis.choices)} if axis else {}
-    groups: dict[str, list[PointFigures]] = {}
+    axis, first = x_axis(of), of.sweep.study.lines
+    lines: dict[str, list[PointFigures]] = {}
     for one in of.shown:
-        others = {name: choice for name, choice in one.point.choices.items() if name != x}
-        ranked = sorted(others.items(), key=lambda item: item[0] != first)
-        label = ", ".join(
-            choice.label if choice.has_name(name) else f"{one.point.names[name]} {choice.label}"
-            for name, choice in ranked
-        )
-        groups.setdefault(label, []).append(one)
-    return [
-        PlotLine(label, sorted(points, key=lambda one: order.get(_label(one, x), 0)))
-        for label, points in groups.items()
-    ]
-
-
-def _label(one: PointFigures, axis: str | None) -> str:
-    return one.point.choices[axis].label if axis is not None and axis in one.point.choices else ""
+        others = [name for name in one.point.choices if axis is None or name != axis.name]
+        label = ", ".join(one.point.words(name) for name in sorted(others, key=lambda name: name != first))
+        lines.setdefault(label, []).append(one)
+    if axis is not None:
+        order = [choice.label for choice in axis.choices]
+        for points in lines.values():
+            points.sort(key=lambda one: order.index(at(one, axis)))
+    return [PlotLine(label, points) for label, points in lines.items()]
 
 
 def at(one: PointFigures, axis: Axis) -> str:

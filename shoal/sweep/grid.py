@@ -61,23 +61,20 @@ class Point:
     names: dict[str, str] = field(default_factory=dict)  # the axes' short names
     serial: bool = False
 
+    def words(self, axis: str, between: str = " ") -> str:
+        """Its choice on an axis: workers 2, or a name."""
+        choice = self.choices[axis]
+        return choice.label if choice.has_name(axis) else f"{self.names[axis]}{between}{choice.label}"
+
     @property
     def title(self) -> str:
         """The title for people."""
-        said = [
-            choice.label if choice.has_name(axis) else f"{self.names[axis]} {choice.label}"
-            for axis, choice in self.choices.items()
-        ]
-        return ", ".join([SERIAL, *said] if self.serial else said) or "the job"
+        return ", ".join([SERIAL] * self.serial + [self.words(axis) for axis in self.choices]) or "the job"
 
     @property
     def name(self) -> str:
         """A folder name that is safe for shells and file systems."""
-        parts = [
-            _plain(choice.label if choice.has_name(axis) else f"{self.names[axis]}={choice.label}")
-            for axis, choice in self.choices.items()
-        ]
-        name = ",".join([SERIAL, *parts] if self.serial else parts) or "job"
+        name = ",".join([SERIAL] * self.serial + [_plain(self.words(axis, "=")) for axis in self.choices]) or "job"
         exact = all(_plain(choice.label) == choice.label for choice in self.choices.values())
         if not exact or len(name) > NAME_CHARS:  # two labels might become equal
             name = f"{name[:NAME_CHARS]}-{hashlib.sha256(self.title.encode()).hexdigest()[:6]}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shoal.files import replace_file
-from shoal.sweep.figures import PointFigures, RunFigures, Spread, StudyFigures
+from shoal.sweep.figures import PointFigures, RunFigures, StudyFigures
 from shoal.sweep.findings import active_table, all_at_work, paragraphs
 from shoal.views import format
 from shoal.views.page import TableSection, compact
@@ -19,69 +20,97 @@ from shoal.views.page import TableSection, compact
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Cell = Callable[[PointFigures], str]
+# The heading and the format of each figure, in the order of the table of points.
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "time_to_target": ("seconds to target", format.exact_seconds),
+    "rows_to_target": ("rows to target", "{:,.0f}".format),
+    "last_loss": ("test loss", format.loss),
+    "best_loss": ("best", format.loss),
+    "accuracy": ("accuracy", "{:.4f}".format),
+    "worst_loss": ("worst node", format.loss),
+    "distance": ("distance", "{:.2g}".format),
+    "rows_per_second": ("rows/s", "{:,.0f}".format),
+    "computing_seconds": ("seconds", format.exact_seconds),
+    "speedup_same_rows": ("x serial, same rows", "{:.2f}".format),
+    "cpu_seconds": ("CPU seconds", format.exact_seconds),
+    "waiting": ("waiting", format.share),
+    "staleness_mean": ("staleness (p95)", "{:.3g}".format),
+    "speedup": ("speedup", "{:.2f}".format),
+    "hardware_efficiency": ("rows/s x serial", "{:.2f}".format),
+    "statistical_efficiency": ("per row x serial", "{:.2f}".format),
+    "bytes": ("MB moved", lambda size: f"{size / 1e6:,.1f}"),
+}
+OF_RUNS = (
+    "time_to_target", "rows_to_target", "last_loss", "best_loss", "accuracy", "computing_seconds", "cpu_seconds",
+    "rows_per_second", "waiting", "bytes",
+)  # fmt: skip
+WITH_RANGE = ("time_to_target", "last_loss", "accuracy", "speedup")
 LEAST = (
     "staleness (p95)", "rows to target", "per row x serial", "rows/s x serial", "waiting", "CPU seconds", "rows/s",
     "seconds", "distance", "worst node", "test loss", "x serial, same rows", "accuracy",
 )  # fmt: skip
+IN_JSON = {  # figures of points by their names in table.json
+    "time": "time_to_target", "rows": "rows_to_target", "rows_per_second": "rows_per_second",
+    "seconds": "computing_seconds", "cpu": "cpu_seconds", "last_loss": "last_loss", "best_loss": "best_loss",
+    "accuracy": "accuracy", "waiting": "waiting", "stale_mean": "staleness_mean", "stale_p95": "staleness_p95",
+    "worst_loss": "worst_loss", "distance": "distance", "speedup": "speedup",
+    "hardware_efficiency": "hardware_efficiency", "statistical_efficiency": "statistical_efficiency",
+    "speedup_same_rows": "speedup_same_rows",
+}  # fmt: skip
 
 
-def points_table(of: StudyFigures, serial: bool = False, spread: bool = True) -> TableSection:
-    """One row for each point, without empty columns; ``spread``: with lowest and highest."""
+def points_table(of: StudyFigures, serial: bool = False, ranges: bool = True) -> TableSection:
+    """One row for each point, without empty columns; ``ranges``: with lowest and highest."""
     points = of.serial if serial else of.points
     axes = of.sweep.study.serial_axes if serial else of.sweep.study.axes
-    columns: list[tuple[str, Cell]] = [(axis.short, _choice(axis.name)) for axis in axes]
-    if of.has_target:
-        columns += [
-            ("reached", _reached),
-            ("seconds to target", lambda one: _spread(one.time, format.exact_seconds, spread)),
-            ("rows to target", lambda one: _middle(one.rows, "{:,.0f}".format)),
+    left_out = {"best_loss", "bytes", *(() if of.same_work else ["computing_seconds"])}
+    if not of.has_target:
+        left_out |= {"time_to_target", "rows_to_target"}
+    names = [name for name in FIGURES if name not in left_out]
+    progress = ["reached"] if of.has_target else ["done"] if not all(one.complete for one in points) else []
+    heads = [*(axis.short for axis in axes), *progress, *(FIGURES[name][0] for name in names), ""]
+    best, tied = (of.best_serial, []) if serial else (of.best, of.tied)
+    rows = []
+    for one in points:
+        cells = [one.point.choices[axis.name].label for axis in axes] + [
+            _progress(one, of.has_target) for _ in progress
         ]
-    elif not all(one.complete for one in points):
-        columns += [("done", lambda one: f"{one.done} of {len(one.runs)}")]
-    columns += [
-        ("test loss", lambda one: _spread(one.last_loss, format.loss, spread)),
-        ("accuracy", lambda one: _spread(one.accuracy, lambda share: f"{share:.4f}", spread)),
-        ("worst node", lambda one: _middle(one.worst_loss, format.loss)),
-        ("distance", lambda one: _middle(one.distance, lambda far: f"{far:.2g}")),
-        ("rows/s", lambda one: _middle(one.rows_per_second, lambda rate: f"{rate:,.0f}")),
-        ("seconds", lambda one: _middle(one.seconds if of.same_work else None, format.exact_seconds)),
-        ("x serial, same rows", lambda one: _middle(one.sooner, _times)),
-        ("CPU seconds", lambda one: _middle(one.cpu, format.exact_seconds)),
-        ("waiting", lambda one: _middle(one.waiting, format.share)),
-        ("staleness (p95)", _stale),
-        ("speedup", lambda one: _spread(one.speedup, _times, spread)),
-        ("rows/s x serial", lambda one: _middle(one.hardware, _times)),
-        ("per row x serial", lambda one: _middle(one.statistical, _times)),
-    ]
-    best = of.best_serial if serial else of.best
-    tied = [] if serial else of.tied
-    columns += [("", lambda one: "best" if one is best else "tied" if any(one is other for other in tied) else "")]
-    cells = [[cell(one) for _, cell in columns] for one in points]
-    known = [number for number in range(len(columns)) if any(row[number] not in ("", "-") for row in cells)]
-    heads = [columns[number][0] for number in known]
-    return TableSection(heads, [[row[number] for number in known] for row in cells], "serial runs" if serial else "")
+        cells += [_cell(one, name, ranges) for name in names]
+        rows.append([*cells, "best" if one is best else "tied" if any(one is other for other in tied) else ""])
+    table = TableSection(heads, rows, "serial runs" if serial else "")
+    return _without(table, [at for at in range(len(heads)) if all(row[at] in ("", "-") for row in rows)])
+
+
+def _cell(one: PointFigures, name: str, ranges: bool) -> str:
+    spread, (_, form) = one.spread(name), FIGURES[name]
+    if spread is None:
+        return "-"
+    if name == "staleness_mean":
+        late = one.spread("staleness_p95")
+        return "-" if late is None else f"{form(spread.median)} ({late.median:g})"
+    return spread.text(form, between="..") if ranges and name in WITH_RANGE else form(spread.median)
+
+
+def _progress(one: PointFigures, has_target: bool) -> str:
+    if not has_target:
+        return f"{one.done} of {len(one.runs)}"
+    left = f", {len(one.runs) - one.done} left" if not one.complete else ""
+    return f"{one.reached} of {one.done}{left}"
+
+
+def _without(table: TableSection, columns: Sequence[int]) -> TableSection:
+    heads, *rows = ([cell for at, cell in enumerate(row) if at not in columns] for row in (table.heads, *table.rows))
+    return TableSection(heads, rows, table.caption)
 
 
 def runs_table(of: StudyFigures) -> TableSection:
     """One row for each run; common values are in the caption."""
-    columns: list[tuple[str, Callable[[RunFigures], float | None], Callable[[float], str]]] = [
-        ("seconds to target", lambda run: run.time, format.exact_seconds),
-        ("rows to target", lambda run: run.rows, "{:,.0f}".format),
-        ("test loss", lambda run: run.last_loss, format.loss),
-        ("best", lambda run: run.best_loss, format.loss),
-        ("accuracy", lambda run: run.accuracy, "{:.4f}".format),
-        ("seconds", lambda run: run.computing, format.exact_seconds),
-        ("CPU seconds", lambda run: run.cpu, format.exact_seconds),
-        ("rows/s", lambda run: run.rows_per_second, "{:,.0f}".format),
-        ("waiting", lambda run: run.waiting, format.share),
-        ("MB moved", lambda run: None if run.bytes is None else run.bytes / 1e6, "{:,.1f}".format),
-    ]
     rows = []
-    for run in [run for point in [*of.serial, *of.points] for run in point.runs]:
-        cells = ["-" if (value := figure(run)) is None else text(value) for _, figure, text in columns]
+    for run in _runs(of):
+        values = [(getattr(run, name), FIGURES[name][1]) for name in OF_RUNS]
+        cells = ["-" if value is None else form(value) for value, form in values]
         rows.append([run.result.run.point.title, str(run.result.run.seed), run.result.state, *cells])
-    return compact(TableSection(["point", "seed", "state", *(head for head, _, _ in columns)], rows))
+    return compact(TableSection(["point", "seed", "state", *(FIGURES[name][0] for name in OF_RUNS)], rows))
 
 
 def printed(of: StudyFigures, width: int) -> RenderableType:
@@ -89,7 +118,8 @@ def printed(of: StudyFigures, width: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    words = ("", *_worded(of))
+    axes = [*of.sweep.study.axes, *of.sweep.study.serial_axes]
+    words = ["", *(axis.short for axis in axes if all(choice.number is None for choice in axis.choices))]
     tables = [_fitting(of, serial, width) for serial in [True] * bool(of.serial) + [False] * bool(of.points)]
     parts = [_rich(table, table.caption, words) for table in tables]
     there = active_table(of)
@@ -115,15 +145,13 @@ def _rich(table: TableSection, title: str, words: Sequence[str] = ()) -> Rendera
 
 
 def _fitting(of: StudyFigures, serial: bool, width: int) -> TableSection:
-    """A table that fits a terminal: without spreads, then without the least important columns."""
+    """A table that fits a terminal: without ranges, then without the least important columns."""
     table = points_table(of, serial)
     if _width(table) > width:
-        table = points_table(of, serial, spread=False)
+        table = points_table(of, serial, ranges=False)
     for head in LEAST:
         if _width(table) > width and head in table.heads:
-            at = table.heads.index(head)
-            heads, *rows = ([*row[:at], *row[at + 1 :]] for row in (table.heads, *table.rows))
-            table = TableSection(heads, rows, table.caption)
+            table = _without(table, [table.heads.index(head)])
     return table
 
 
@@ -138,18 +166,19 @@ def write_tables(of: StudyFigures, folder: Path) -> None:
     """table.csv, a line for each run; table.json, runs and points."""
     text = io.StringIO()
     axes = list(dict.fromkeys(axis.name for axis in [*of.sweep.study.serial_axes, *of.sweep.study.axes]))
-    rows = [(point.point.choices, run, _run_facts(run)) for point in [*of.serial, *of.points] for run in point.runs]
+    runs = _runs(of)
     lines = csv.writer(text)
-    lines.writerow(["run", *axes, *rows[0][2]])
-    for choices, run, flat in rows:
+    lines.writerow(["run", *axes, *_run_facts(runs[0])])
+    for run in runs:
+        choices = run.result.run.point.choices
         labels = [choices[axis].label if axis in choices else "" for axis in axes]
-        lines.writerow([run.result.run.name, *labels, *("" if value is None else value for value in flat.values())])
+        lines.writerow([run.result.run.name, *labels, *_run_facts(run).values()])  # None is empty
     replace_file(folder / "table.csv", text.getvalue().encode())
     replace_file(folder / "table.json", msgspec.json.format(msgspec.json.encode(facts(of))) + b"\n")
 
 
 def facts(of: StudyFigures) -> dict[str, Any]:
-    """All figures as plain data. A diverged loss is null: JSON has no infinity."""
+    """All figures as plain data."""
     study = of.sweep.study
     return {
         "name": study.name,
@@ -161,15 +190,15 @@ def facts(of: StudyFigures) -> dict[str, Any]:
         "best_serial": None if of.best_serial is None else of.best_serial.point.title,
         "seen": paragraphs(of),
         "points": [_point_facts(one) for one in [*of.serial, *of.points]],
-        "runs": [
-            {"run": one.result.run.name, **_run_facts(one)} for point in [*of.serial, *of.points] for one in point.runs
-        ],
+        "runs": [{"run": one.result.run.name, **_run_facts(one)} for one in _runs(of)],
     }
 
 
+def _runs(of: StudyFigures) -> list[RunFigures]:
+    return [run for point in [*of.serial, *of.points] for run in point.runs]
+
+
 def _point_facts(one: PointFigures) -> dict[str, Any]:
-    spreads = ["time", "rows", "rows_per_second", "seconds", "cpu", "last_loss", "best_loss", "accuracy", "waiting"]
-    spreads += ["stale_mean", "stale_p95", "worst_loss", "distance"]
     return {
         "point": one.point.title,
         "serial": one.point.serial,
@@ -178,82 +207,24 @@ def _point_facts(one: PointFigures) -> dict[str, Any]:
         "done": one.done,
         "reached": one.reached,
         "censored": one.censored,
-        **{name: getattr(one, name) for name in spreads},
-        "speedup": one.speedup,
-        "hardware_efficiency": one.hardware,
-        "statistical_efficiency": one.statistical,
-        "speedup_same_rows": one.sooner,
+        **{name: one.spread(figure) for name, figure in IN_JSON.items()},
     }
 
 
 def _run_facts(one: RunFigures) -> dict[str, Any]:
-    summary = one.result.summary
+    """Its figures. A diverged loss is None: JSON has no infinity."""
+    result = one.result
+    known = {each.name: getattr(one, each.name) for each in fields(one) if each.name != "result"}
+    diverged = [name for name in ("last_loss", "worst_loss", "distance") if not format.finite(known[name])]
     return {
-        "serial": one.result.run.point.serial,
-        "seed": one.result.run.seed,
-        "state": one.result.state,
-        "reason": one.result.reason,
-        "target": one.target,
-        "time_to_target": one.time,
-        "rows_to_target": one.rows,
-        "seconds": one.seconds,
-        "computing_seconds": one.computing,
-        "cpu_seconds": one.cpu,
-        "rows_per_second": one.rows_per_second,
-        "last_loss": one.last_loss if format.finite(one.last_loss) else None,
-        "best_loss": one.best_loss,
-        "accuracy": one.accuracy,
-        "train_loss": one.train_loss,
-        "worst_loss": one.worst_loss if format.finite(one.worst_loss) else None,
-        "distance": one.distance if format.finite(one.distance) else None,
-        **{kind: one.spent.get(kind) for kind in ("compute", "communicate", "wait", "idle")},
-        "staleness_mean": one.stale_mean,
-        "staleness_p95": one.stale_p95,
-        "staleness_max": one.stale_max,
-        "bytes": one.bytes,
-        "speedup": one.speedup,
-        "hardware_efficiency": one.hardware,
-        "statistical_efficiency": one.statistical,
-        "speedup_same_rows": one.sooner,
-        "cores": summary.get("cores"),
-        "others": one.result.others,
-        "emulated": summary.get("emulated", ""),
-        "folder": f"runs/{one.result.folder.name}",
+        "serial": result.run.point.serial,
+        "seed": result.run.seed,
+        "state": result.state,
+        "reason": result.reason,
+        **known,
+        **dict.fromkeys(diverged),
+        "cores": result.summary.get("cores"),
+        "others": result.others,
+        "emulated": result.summary.get("emulated", ""),
+        "folder": f"runs/{result.folder.name}",
     }
-
-
-def _worded(of: StudyFigures) -> list[str]:
-    """Columns of words: the axes whose points have names."""
-    axes = [*of.sweep.study.axes, *of.sweep.study.serial_axes]
-    return [axis.short for axis in axes if all(choice.number is None for choice in axis.choices)]
-
-
-def _choice(axis: str) -> Cell:
-    return lambda one: one.point.choices[axis].label
-
-
-def _reached(one: PointFigures) -> str:
-    if one.complete:
-        return f"{one.reached} of {len(one.runs)}"
-    return f"{one.reached} of {one.done}, {len(one.runs) - one.done} left"
-
-
-def _stale(one: PointFigures) -> str:
-    if one.stale_mean is None or one.stale_p95 is None:
-        return "-"
-    return f"{one.stale_mean.median:.3g} ({one.stale_p95.median:g})"
-
-
-def _spread(of: Spread | None, said: Callable[[float], str], spread: bool) -> str:
-    if of is None:
-        return "-"
-    middle, low, high = said(of.median), said(of.low), said(of.high)
-    return middle if low == high or not spread else f"{middle} ({low} .. {high})"
-
-
-def _middle(spread: Spread | None, said: Callable[[float], str]) -> str:
-    return "-" if spread is None else said(spread.median)
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}"

@@ -18,13 +18,13 @@ GRID = {"grid": {"workers": [1, 2, 4]}}
 def test_the_time_to_the_target_is_when_the_first_weights_that_met_it_were_read(made: Make, told: Any) -> None:
     of = figures(made({**GRID, "seeds": 1, "target": 0.45}, lambda run: told(half=1.0, every=0.5)))
     # 0.4 + 0.3 / 2^t is 0.45 at 2.58 s; it was judged at 2.5 and at 3.0, and said so a tenth of a second later
-    assert [one.time for point in of.points for one in point.runs] == [3.0] * 3
-    assert [one.rows for point in of.points for one in point.runs] == [3_000] * 3
+    assert [one.time_to_target for point in of.points for one in point.runs] == [3.0] * 3
+    assert [one.rows_to_target for point in of.points for one in point.runs] == [3_000] * 3
 
 
 def test_over_seeds_there_is_a_median_with_the_lowest_and_the_highest(made: Make, told: Any) -> None:
     of = figures(made({**GRID, "seeds": 3, "target": 0.55}, lambda run: told(half=1.0 + run.seed)))
-    assert of.points[0].time == Spread(2.0, 1.0, 3.0)
+    assert of.points[0].spread("time_to_target") == Spread(2.0, 1.0, 3.0)
 
 
 def test_a_point_that_one_seed_did_not_reach_has_no_time(made: Make, told: Any) -> None:
@@ -33,8 +33,9 @@ def test_a_point_that_one_seed_did_not_reach_has_no_time(made: Make, told: Any) 
 
     of = figures(made({**GRID, "seeds": 3, "target": 0.45}, tells))
     one, two, four = of.points
-    assert one.time is not None and four.time is not None
-    assert two.censored and (two.reached, two.time, two.rows, two.rate, two.speedup) == (2, None, None, None, None)
+    assert one.spread("time_to_target") is not None and four.spread("time_to_target") is not None
+    assert two.censored and two.reached == 2
+    assert [two.spread(name) for name in ("time_to_target", "rows_to_target", "rate", "speedup")] == [None] * 4
 
 
 @pytest.mark.parametrize("state", ["failed", "to do", "unfinished"])
@@ -43,7 +44,7 @@ def test_a_point_that_is_not_whole_has_no_time_and_is_not_called_censored(made: 
         return told(state=state if run.seed == 1 else "finished")
 
     of = figures(made({**GRID, "seeds": 2, "target": 0.45}, tells))
-    assert all(one.time is None and not one.censored and one.done == 1 for one in of.points)
+    assert all(one.spread("time_to_target") is None and not one.censored and one.done == 1 for one in of.points)
     assert of.best is None
 
 
@@ -52,7 +53,7 @@ def test_a_loss_that_ran_away_reached_nothing_and_is_never_the_best(made: Make, 
         return told(floor=0.1, state="diverged") if run.job.workers == 4 else told(half=run.job.workers)
 
     of = figures(made({**GRID, "seeds": 2, "target": 0.45}, tells))
-    assert of.points[-1].time is None and of.points[-1].last_loss is None
+    assert of.points[-1].spread("time_to_target") is None and of.points[-1].spread("last_loss") is None
     assert of.best is of.points[0]
     of = figures(made({**GRID, "seeds": 2}, tells))
     assert of.best is of.points[0] and of.best_by == "lowest median test loss"
@@ -68,10 +69,11 @@ def test_speedup_is_against_the_best_serial_run_and_is_the_product_of_its_two_re
     of = figures(made(tree, tells))
     assert of.best_serial is of.serial[1]
     four = of.points[-1]
-    assert four.speedup is not None and four.speedup.median == pytest.approx(11 / 3)
+    fast = four.spread("speedup")
+    assert fast is not None and fast.median == pytest.approx(11 / 3)
     for run in four.runs:
-        assert run.hardware is not None and run.statistical is not None
-        assert run.hardware * run.statistical == pytest.approx(run.speedup)
+        assert run.hardware_efficiency is not None and run.statistical_efficiency is not None
+        assert run.hardware_efficiency * run.statistical_efficiency == pytest.approx(run.speedup)
     assert of.best is four
 
 
@@ -81,8 +83,9 @@ def test_a_seed_is_held_against_the_serial_run_with_the_same_seed(made: Make, to
         return told(half=float(slower if run.point.serial else slower / 2), every=0.1, end=50.0)
 
     of = figures(made({**GRID, "seeds": 3, "target": 0.45, "serial": {}}, tells))
-    assert of.points[0].speedup is not None
-    assert of.points[0].speedup.low == pytest.approx(2.0, rel=0.1) == of.points[0].speedup.high
+    fast = of.points[0].spread("speedup")
+    assert fast is not None
+    assert fast.low == pytest.approx(2.0, rel=0.1) == fast.high
 
 
 def test_a_target_above_the_serial_run_is_that_of_the_same_seed(made: Make, told: Any) -> None:
@@ -90,10 +93,10 @@ def test_a_target_above_the_serial_run_is_that_of_the_same_seed(made: Make, told
         return told(floor=0.4 + 0.05 * run.seed, end=20.0)  # every seed has rows of its own
 
     of = figures(made({**GRID, "seeds": 2, "target": "serial + 10%", "serial": {}}, tells))
-    assert of.best_serial is not None and of.best_serial.time is not None
+    assert of.best_serial is not None and of.alone("time_to_target") is not None
     goals = {one.result.run.seed: one.target for one in of.points[0].runs}
     assert goals[0] == pytest.approx(0.44, rel=1e-3) and goals[1] == pytest.approx(0.495, rel=1e-3)
-    assert all(point.time is not None for point in of.points)
+    assert all(point.spread("time_to_target") is not None for point in of.points)
 
 
 def test_without_the_serial_run_there_is_no_target_yet(made: Make, told: Any) -> None:
@@ -102,7 +105,7 @@ def test_without_the_serial_run_there_is_no_target_yet(made: Make, told: Any) ->
 
     of = figures(made({**GRID, "seeds": 2, "target": "serial + 10%", "serial": {}}, tells))
     assert of.best_serial is None
-    assert all(point.time is None and not point.censored for point in of.points)
+    assert all(point.spread("time_to_target") is None and not point.censored for point in of.points)
 
 
 def test_without_a_target_the_best_has_the_lowest_median_loss(made: Make, told: Any) -> None:

@@ -37,8 +37,8 @@ def test_where_all_learned_from_as_many_rows_they_are_held_against_the_serial_ru
     of = figures(made(TREE, even(told)))
     assert of.same_work
     found = {(one.point.choices["workers"].label, one.point.choices["method"].label): one for one in of.points}
-    assert [found[n, "hogwild"].sooner.median for n in "124"] == pytest.approx([1.0, 2.0, 4.0])  # type: ignore[union-attr]
-    assert [found[n, "hogwild"].cpu.median for n in "124"] == [11.0, 12.0, 14.0]  # type: ignore[union-attr]
+    assert [found[n, "hogwild"].spread("speedup_same_rows").median for n in "124"] == pytest.approx([1.0, 2.0, 4.0])  # type: ignore[union-attr]
+    assert [found[n, "hogwild"].spread("cpu_seconds").median for n in "124"] == [11.0, 12.0, 14.0]  # type: ignore[union-attr]
     said = " ".join(paragraphs(of))
     assert "hogwild 1.00 at 1, 2.00 at 2, 4.00 at 4" in said and "Each run had 2 cores" in said
     assert "Times the CPU seconds: psgd 1.00 at 1" in said

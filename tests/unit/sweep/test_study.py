@@ -241,7 +241,7 @@ def test_a_loss_that_gets_worse_is_seen_whole_and_one_that_runs_away_is_not(log:
     losses = {"good": [0.7, 0.4], "worse": [0.7, 1.1], "away": [0.7, 1e6]}
     for shown, top in ((("good", "worse"), 1.1), (("good", "worse", "away"), 1.3 if not log else 2.2)):
         points = [SimpleNamespace(runs=[name]) for name in shown]
-        _limit(axes, points, lambda run: ([], losses[run]), log)  # type: ignore[arg-type, index]
+        _limit(axes, points, lambda run: list(enumerate(losses[run])), log)  # type: ignore[arg-type, index]
         assert top <= axes.get_ylim()[1] < 1.2 * top
 
 

@@ -29,7 +29,7 @@ from shoal.wire import messages as m
 
 _BATCH = 64  # messages of a socket before others have their turn
 _POLL = 50  # milliseconds until new sockets are noticed
-_LINGER = 50  # milliseconds: libzmq (4.3.5) may abort if a socket closes without, see ZmqTransport
+_LINGER = 50  # milliseconds; not 0, as in ZmqTransport
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class ProxiedNode:
     name: str
     listening: zmq.Socket[bytes]
     address: str  # of the socket
-    callers: dict[str, tuple[bytes, zmq.Socket[bytes]]] = field(default_factory=dict)  # route, socket
+    callers: dict[str, tuple[bytes, zmq.Socket[bytes]]] = field(default_factory=dict)  # with routes
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -54,7 +54,7 @@ class Proxy:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._nodes: dict[str, ProxiedNode] = {}  # by their own addresses
-        self._forward: dict[zmq.Socket[bytes], Callable[[list[Any]], None]] = {}  # by source
+        self._forward: dict[zmq.Socket[bytes], Callable[[list[Any]], None]] = {}
         self._lock = threading.RLock()  # of the above
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-proxy", daemon=True)

@@ -5,8 +5,10 @@ shoal.query("runs/clicks-logistic-async-1", "top", k=5)
 
 from __future__ import annotations
 
-import contextlib
 import os
+import secrets
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -15,14 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal import limits
-from shoal.errors import BadKeys, ClusterError, Invalid, Unanswered
-from shoal.inspect.anonymous_client import AnonymousClient
-from shoal.inspect.status import (
-    ADDRESS,
-    address_of,
-    look_at,
-    transport_to,
-)
+from shoal.errors import BadKeys, ClusterError, Invalid, Refused, TimedOut, Unanswered
+from shoal.inspect.status import ADDRESS, PATIENCE, address_of, look_at, transport_to
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys, Values, as_range
 from shoal.models.linear import Linear
@@ -30,40 +26,17 @@ from shoal.models.trained import Trained
 from shoal.models.trained_module import TrainedModule
 from shoal.nodes.strategy import TABLE
 from shoal.security.safety import Safety
+from shoal.store.client.client import Client
+from shoal.store.client.task import Task
 from shoal.store.query import Question, question_named
 from shoal.tables import Sparse
+from shoal.wire import Transport
 from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Received, Send
 
 MODEL = "model.safetensors"  # the model file in a run's folder
-
-
-class QueriedModel(Protocol):
-    """A model that can be queried."""
-
-    where: str
-    table: str
-    live: bool
-
-    def ask(
-        self,
-        question: Question | str,
-        keys: Any = slice(None),
-        *,
-        servers: str | Sequence[str] | None = None,
-        **settings: Any,
-    ) -> Any: ...
-
-    def course(self) -> m.RunProgress | None:
-        """The progress of its run."""
-
-    @property
-    def span(self) -> tuple[int, bool]:
-        """The number of possible rows, and whether only pushed ones exist."""
-
-    def name(self, key: int, place: int) -> str:
-        """The name of a weight, if known."""
-
-    def close(self) -> None: ...
+_ASLEEP = 0.05  # longest wait in seconds between two checks for re-sends
+_VISITOR = 1  # an incarnation that is not checked, to number requests
 
 
 class HasModel(Protocol):
@@ -133,16 +106,13 @@ def is_over(where: str) -> bool:
     return "://" not in where and (folder / "summary.json").exists() and not (folder / ADDRESS).exists()
 
 
-def _group_at(address: str, safety: Safety) -> str:
-    """The group of the run: a key that is bound to a group queries as its member."""
-    if not safety.has_keys:
-        return ""
-    with contextlib.closing(look_at(address, safety)) as looking:
-        return looking.describe().group
-
-
 class LiveModel:
-    """A model on the servers of a cluster."""
+    """A model on the servers of a cluster, queried without joining it.
+
+    Requests are split by the view that the coordinator shows to anyone, and servers answer anyone.
+    Only members are notified of new views, so this polls the view while it waits. Any thread may
+    use it, one at a time.
+    """
 
     live = True
 
@@ -150,15 +120,32 @@ class LiveModel:
         self, address: str, where: str, table: str | None, keys: str | None = None, insecure: bool = False
     ) -> None:
         self.where = where
+        self._lock = threading.Lock()
+        self._client = Client(f"visit-{secrets.token_hex(4)}", seed=secrets.randbits(32))
+        self._client.take_view(0, m.View(0, 0, 0, [], []), _VISITOR)
+        self._transport: Transport | None = None
         safety = Safety.chosen(keys, insecure, at=address)
-        self._visit = AnonymousClient(transport_to(address, safety, _group_at(address, safety)))
+        self._looking = look_at(address, safety)
         try:
-            self._layout = self._visit.layout(table)
+            # A key that is bound to the group of the run queries as a member of it.
+            group = self._looking.describe().group if safety.has_keys else ""
+            self._transport = transport_to(address, safety, group)(self._client.session.name)
+            self._wait(self._client.refresh(), PATIENCE)
+            self._layout = self._client.session.layout(self._default() if table is None else table)
         except BaseException:
-            self._visit.close()
+            self.close()
             raise
         self.table = self._layout.name
-        self._model = _model_of(Path(where)) if where != address and self.table == TABLE else None
+        job = _job(Path(where)) if where != address and self.table == TABLE else None
+        self._model = None if job is None else job.model
+
+    def _default(self) -> str:
+        """The weights, or the only table."""
+        known = self._client.session.layouts
+        if TABLE in known or len(known) == 1:
+            return TABLE if TABLE in known else next(iter(known))
+        said = f"name one of {', '.join(sorted(known))}" if known else "there are none yet: ask again in a moment"
+        raise Invalid(f"which table? {said}")
 
     def ask(
         self,
@@ -168,22 +155,79 @@ class LiveModel:
         servers: str | Sequence[str] | None = None,
         **settings: Any,
     ) -> Any:
-        return self._visit.ask(question, self.table, keys, servers=servers, **settings)
+        with self._lock:
+            self._wait(self._client.refresh(), PATIENCE)
+            task = self._client.call(self.table, keys, question, servers=servers, **settings)
+            self._wait(task, None)
+            return task.result()
+
+    def _wait(self, task: Task, seconds: float | None) -> None:
+        began = asked = now = time.monotonic_ns()
+        self._send(self._client.submit(now))
+        try:
+            while not task.done:
+                if seconds is not None and now - began > seconds * limits.SECOND:
+                    silent = "all servers" if self._client.session.layouts else limits.COORDINATOR
+                    raise Unanswered(task.what, silent, seconds)
+                if now - asked >= self._client.session.view.timing.resend_first:
+                    asked = now
+                    self._send([Send(limits.COORDINATOR, m.Refresh(0))])
+                assert self._transport is not None
+                for event in self._transport.receive(_ASLEEP):
+                    self._take(event)
+                now = time.monotonic_ns()
+                self._send(self._client.tick(now))
+        finally:
+            self._client.fail_all(TimedOut(task.what, seconds or 0.0, task.waits_for or "an answer"))
+        if task.error is not None:
+            raise task.error
+
+    def _take(self, event: Received) -> None:
+        now, message, known = time.monotonic_ns(), event.message, self._client.session.view
+        if isinstance(message, m.Refusal) and message.request == 0 and message.kind in ("key", "version"):
+            raise Refused(event.sender, message.reason)
+        if not isinstance(message, m.View) or event.sender != limits.COORDINATOR:
+            self._send(self._client.handle(now, event.sender, message, event.arrays))
+        elif (message.term, message.number) > (known.term, known.number):
+            self._connect(known, message)
+            self._send(self._client.take_view(now, message, _VISITOR))
+
+    def _connect(self, known: m.View, view: m.View) -> None:
+        assert self._transport is not None
+        here = {member.name: member.address for member in view.members if member.role == "server"}
+        for member in known.members:
+            if member.role == "server" and member.name not in here:
+                self._transport.disconnect(member.name)
+        for name, address in here.items():
+            self._transport.connect(name, address)
+
+    def _send(self, effects: list[Effect]) -> None:
+        assert self._transport is not None
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._transport.send(effect.to, effect.message, effect.arrays)
+        self._transport.flush()
 
     def course(self) -> m.RunProgress | None:
-        return self._visit.course()
+        """The progress of its run."""
+        return self._looking.look().course
 
     @property
     def span(self) -> tuple[int, bool]:
+        """The number of possible rows, and whether only pushed ones exist."""
         return self._layout.spec.span, isinstance(self._layout.spec, Sparse)
 
     def name(self, key: int, place: int) -> str:
+        """The name of a weight."""
         if isinstance(self._model, Linear) and self._model.bias and key == self._layout.spec.span - 1:
             return "bias"
         return f"{key}[{place}]" if self._layout.spec.width > 1 else str(key)
 
     def close(self) -> None:
-        self._visit.close()
+        with self._lock:
+            self._looking.close()
+            if self._transport is not None:
+                self._transport.close()
 
 
 class SavedModel:
@@ -249,6 +293,9 @@ class SavedModel:
         return
 
 
+QueriedModel = LiveModel | SavedModel
+
+
 def _trained(file: Path) -> Any:
     from shoal.models.learner import trained
 
@@ -259,11 +306,6 @@ def modules_of(where: str) -> tuple[str, ...]:
     """The modules that the servers of this run imported, from its folder."""
     job = _job(Path(where))
     return () if job is None else tuple(job.launch.modules)
-
-
-def _model_of(folder: Path) -> Any:
-    job = _job(folder)
-    return None if job is None else job.model
 
 
 def _job(folder: Path) -> Job | None:

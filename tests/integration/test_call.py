@@ -16,7 +16,7 @@ import pytest
 
 import shoal
 from shoal.errors import BadKeys, DependencyFailed, Invalid, Refused, UnknownTable
-from shoal.inspect.anonymous_client import AnonymousClient
+from shoal.inspect.query import opened
 from shoal.launch.cluster import Cluster
 from shoal.launch.processes import ProcessCluster
 from tests.support.sandbox import soon
@@ -212,10 +212,10 @@ def test_a_server_that_is_killed_while_it_is_asked_costs_nothing(
         return all(len(one.copies) == 2 for one in segments)
 
     assert soon(all_have_two_copies)
-    visit = AnonymousClient(cluster._transport)
+    visit = opened(cluster.address, "w")
     ask = Thread(
         target=lambda: found.append(
-            kv.call("w", slice(None), "waiting").result() if who == "a client" else visit.ask("waiting", "w")
+            kv.call("w", slice(None), "waiting").result() if who == "a client" else visit.ask("waiting")
         )
     )
     ours()

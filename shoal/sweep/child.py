@@ -6,7 +6,9 @@ nothing survives a killed sweep. Output goes to the run's log.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -35,16 +37,43 @@ def main() -> int:
     os.sched_setaffinity(0, orders.cores)
     handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    began, before = time.monotonic(), busy(orders.cores)
     from shoal.errors import ShoalError
     from shoal.job import Job
     from shoal.run.run import execute
+    from shoal.sweep.disk import MACHINE, MachineInfo
 
     try:
         execute(Job.of(tomllib.loads(orders.job)), Path(orders.folder), progress=_say)
     except ShoalError as error:
         _say(f"Error: {error}")
         return 1
+    finally:
+        with contextlib.suppress(OSError):  # a full disk: the figure is missing
+            others = _others(orders.cores, before, time.monotonic() - began)
+            Path(orders.folder, MACHINE).write_bytes(msgspec.json.encode(MachineInfo(orders.cores, others)))
     return 0
+
+
+def _others(cores: list[int], before: float | None, seconds: float) -> float | None:
+    """The share of its cores that others took meanwhile; None if the machine does not say."""
+    now = busy(cores)
+    if now is None or before is None or now <= before:
+        return None
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    ours = sum(one.ru_utime + one.ru_stime for one in usages)
+    return min(1.0, max(0.0, (now - before - ours) / (seconds * len(cores))))
+
+
+def busy(cores: list[int]) -> float | None:
+    """Busy seconds of these cores since boot; None if unknown."""
+    import psutil
+
+    with contextlib.suppress(Exception):  # a container may hide it
+        each = psutil.cpu_times(percpu=True)
+        times = [each[core] for core in cores]
+        return float(sum(sum(one) - one.idle - getattr(one, "iowait", 0.0) for one in times))
+    return None
 
 
 def _say(text: str) -> None:

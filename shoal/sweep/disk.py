@@ -13,6 +13,7 @@ changes names only. Finished runs are never removed and never run again; others 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import shutil
@@ -59,7 +60,7 @@ class PointResult:
 
     @property
     def is_done(self) -> bool:
-        """Whether it needs no other run: a diverged loss would diverge again."""
+        """Whether it needs no other run."""
         return self.state in ("finished", "diverged")
 
 
@@ -95,20 +96,21 @@ def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
     folder = out / "runs" / run.name
     if not folder.is_dir():
         return PointResult(run, "to do", folder)
-    whole = fingerprint(folder)
-    if not whole and (folder / FAILED).is_file():
-        return PointResult(run, "failed", folder, (folder / FAILED).read_text(errors="replace").strip())
-    if whole != identity(run.job, cores if cores is not None else _cores(folder)):
-        other = "it was run with other settings, and will be put aside (former/)"
-        return PointResult(run, "unfinished", folder, other if whole else "")
+    existing = fingerprint(folder)
+    if not existing:
+        if (folder / FAILED).is_file():
+            return PointResult(run, "failed", folder, (folder / FAILED).read_text(errors="replace").strip())
+        return PointResult(run, "unfinished", folder)
+    summary = _summary(folder)
+    if existing != identity(run.job, cores if cores is not None else _cores(folder)):
+        reason = "it was run with other settings, and will be put aside (former/)"
+        return PointResult(run, "unfinished", folder, reason)
     try:
-        summary = msgspec.json.decode((folder / "summary.json").read_bytes())
         events, _ = read_legible(folder / "events.jsonl")
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         return PointResult(run, "unfinished", folder, f"{error}: it will be put aside (former/)")
-    if is_finished(folder):
-        return PointResult(run, "finished", folder, "", summary, events, _others(folder))
-    return PointResult(run, "diverged", folder, summary["stopped_because"], summary, events, _others(folder))
+    state, reason = ("diverged", summary["stopped_because"]) if summary["failed"] else ("finished", "")
+    return PointResult(run, state, folder, reason, summary, events, _others(folder))  # type: ignore[arg-type]
 
 
 def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
@@ -131,7 +133,10 @@ def _links(path: Path, nodes: int) -> Any:
 
 
 def fingerprint(folder: Path) -> str:
-    """The identity of a finished run; empty if it is not finished."""
+    """The identity of a finished run; empty if it is not finished.
+
+    A run whose loss diverged is finished: it would diverge again.
+    """
     try:
         if not is_finished(folder) and not _diverged(folder):
             return ""
@@ -140,11 +145,16 @@ def fingerprint(folder: Path) -> str:
         return ""
 
 
-def _cores(folder: Path) -> int | None:
+def _summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run; empty if there is none."""
     try:
-        cores = msgspec.json.decode((folder / "summary.json").read_bytes()).get("cores")
-    except (OSError, msgspec.MsgspecError, AttributeError):
-        return None
+        return msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def _cores(folder: Path) -> int | None:
+    cores = _summary(folder).get("cores")
     return cores if isinstance(cores, int) else None
 
 
@@ -156,14 +166,12 @@ def _others(folder: Path) -> float | None:
 
 
 def _diverged(folder: Path) -> bool:
-    """Whether its loss diverged: that is a result, and would be the same again."""
     try:
         events, _ = read_legible(folder / "events.jsonl")
-        whole = msgspec.json.decode((folder / "summary.json").read_bytes())["failed"]
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+    except (OSError, UnicodeDecodeError, RecursionError):
         return False
-    judged = [event for event in events if isinstance(event, Evaluated)]
-    return bool(whole and judged) and not math.isfinite(judged[-1].test_loss)
+    losses = [event.test_loss for event in events if isinstance(event, Evaluated)]
+    return bool(_summary(folder).get("failed") and losses) and not math.isfinite(losses[-1])
 
 
 # ---------------------------------------------------------------- making room
@@ -210,10 +218,8 @@ def make_way(path: Path, out: Path) -> None:
 
 def _put_aside(path: Path, former: Path) -> None:
     former.mkdir(exist_ok=True)
-    number = 1
-    while (former / f"{path.name}-{number}").exists():
-        number += 1
-    path.rename(former / f"{path.name}-{number}")
+    numbered = (former / f"{path.name}-{number}" for number in itertools.count(1))
+    path.rename(next(target for target in numbered if not target.exists()))
 
 
 def clear(path: Path) -> None:
@@ -223,21 +229,17 @@ def clear(path: Path) -> None:
     ours = any((path / name).exists() for name in (LOG, FAILED, "job.toml")) or not any(path.iterdir())
     if not ours:
         raise Invalid(f"{path} is needed for a run, and something else lies there: move it away")
-    lock = _locked(path)
-    shutil.rmtree(path)
-    lock.release()
-
-
-def _locked(path: Path) -> Lock:
-    """Wait for the lock: a run of a killed sweep needs a moment to end."""
     deadline = time.monotonic() + ENDS_WITHIN
-    while True:
+    while True:  # a run of a killed sweep needs a moment to end
         try:
-            return Lock(path, path)
+            lock = Lock(path, path)
+            break
         except Invalid:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+    shutil.rmtree(path)
+    lock.release()
 
 
 def others(sweep: Sweep) -> int:

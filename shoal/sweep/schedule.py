@@ -24,19 +24,7 @@ from shoal.data.datasets import check_source
 from shoal.errors import Invalid
 from shoal.files import Lock
 from shoal.sweep.child import GRACE, SweepOrders
-from shoal.sweep.disk import (
-    FAILED,
-    LOG,
-    MACHINE,
-    MachineInfo,
-    PointResult,
-    Sweep,
-    arrange,
-    kept,
-    look,
-    make_way,
-    write_study,
-)
+from shoal.sweep.disk import FAILED, LOG, PointResult, Sweep, arrange, kept, look, make_way, write_study
 from shoal.sweep.study import PlannedRun, Study
 
 LOOK = 0.5  # seconds between checks of the runs
@@ -46,11 +34,9 @@ REASON_CHARS = 500
 class SweepListener:
     """Receives the progress of a sweep; this one ignores it."""
 
-    def began(self, run: PlannedRun) -> None: ...
-
     def ended(self, result: PointResult, seconds: float) -> None: ...
 
-    def goes_on(self, running: Sequence[RunningPoint], waiting: int) -> None: ...
+    def goes_on(self, running: Sequence[RunningPoint]) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -62,31 +48,12 @@ class RunningPoint:
     folder: Path
     process: subprocess.Popen[bytes]
     handle: int  # becomes readable when the process ends
-    busy: float | None  # seconds that its cores had been busy when it began
     began: float = field(default_factory=time.monotonic)
     given_up: str = ""
-    computed: float = 0.0  # seconds, it and all that it started, once it has ended
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
-
-    def has_ended(self) -> bool:
-        """Like ``poll``, but also records the used CPU time."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ChildProcessError):
-                pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
-                if pid:
-                    self.process.returncode = os.waitstatus_to_exitcode(status)
-                    self.computed = usage.ru_utime + usage.ru_stime
-        return self.process.poll() is not None
-
-    def others(self) -> float | None:
-        """The share of its cores that others took; None if the machine does not say."""
-        now = busy(self.place)
-        if now is None or self.busy is None or now <= self.busy:
-            return None
-        return min(1.0, max(0.0, (now - self.busy - self.computed) / (self.seconds * len(self.place))))
 
 
 class SweepSchedule:
@@ -105,9 +72,9 @@ class SweepSchedule:
             while queue or self._running:
                 while queue and self._free:
                     self._begin(queue.popleft())
-                self._audience.goes_on(self._running, len(queue))
+                self._audience.goes_on(self._running)
                 self._wait()
-                results += [self._end(one) for one in list(self._running) if one.has_ended()]
+                results += [self._end(one) for one in list(self._running) if one.process.poll() is not None]
         finally:
             self._end_all()
         return results
@@ -125,14 +92,13 @@ class SweepSchedule:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the sweep, which ends its runs in order
             )
-        one = RunningPoint(run, place, folder, process, os.pidfd_open(process.pid), busy(place))
+        one = RunningPoint(run, place, folder, process, os.pidfd_open(process.pid))
         self._running.append(one)
         orders = msgspec.json.encode(SweepOrders(run.job.toml(), str(folder), place))
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its log says why
             process.stdin.write(orders + b"\n")
             process.stdin.flush()
-        self._audience.began(run)
 
     def _wait(self) -> None:
         """Wait until a run ends, at most for a moment."""
@@ -147,9 +113,6 @@ class SweepSchedule:
                 one.process.kill()
 
     def _end(self, one: RunningPoint) -> PointResult:
-        others = one.others()
-        with contextlib.suppress(OSError):  # a full disk: the figure is missing
-            (one.folder / MACHINE).write_bytes(msgspec.json.encode(MachineInfo(one.place, others)))
         self._forget(one)
         result = look(one.run, self._out, self._cores)
         if not result.is_done:
@@ -182,17 +145,6 @@ class SweepSchedule:
                 one.process.kill()
                 one.process.wait()
             self._forget(one)
-
-
-def busy(place: Sequence[int]) -> float | None:
-    """Busy seconds of these cores since boot; None if unknown."""
-    import psutil
-
-    with contextlib.suppress(Exception):  # a container may hide it
-        each = psutil.cpu_times(percpu=True)
-        times = [each[core] for core in place]
-        return float(sum(sum(one) - one.idle - getattr(one, "iowait", 0.0) for one in times))
-    return None
 
 
 def _reason(one: RunningPoint) -> str:

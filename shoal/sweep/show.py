@@ -36,22 +36,24 @@ TAIL = 65_536  # bytes that are read of a run's events
 
 
 @contextmanager
-def audience(study: Study, results: Sequence[PointResult], stream: TextIO | None = None) -> Iterator[SweepListener]:
+def audience(study: Study, results: Sequence[PointResult], stream: TextIO | None = None) -> Iterator[SweepProgress]:
     """A live board where the stream (standard error if none is given) is a terminal, else lines."""
     stream = stream or sys.stderr
     progress = SweepProgress(study, results)
-    live = SweepLive(progress)
-    if (board := Board.on(stream, live.draw)) is not None:
+    if (board := Board.on(stream, progress.draw)) is not None:
         with board:
             board.start()
-            yield live
+            yield progress
     else:
         with LineView(stream) as lines:
-            yield SweepLines(progress, lines)
+            progress.lines = lines
+            if progress.done:
+                lines.write([f"{progress.done:,} of {progress.total:,} runs are finished already"])
+            yield progress
 
 
-class SweepProgress:
-    """The progress of a sweep."""
+class SweepProgress(SweepListener):
+    """The progress of a sweep, drawn on a board or written as a line for each run."""
 
     def __init__(self, study: Study, results: Sequence[PointResult]) -> None:
         self.study, self.total = study, len(results)
@@ -60,57 +62,37 @@ class SweepProgress:
         self.began = time.monotonic()
         self.took = took(results)
         self.running: list[tuple[str, float, str]] = []  # run, seconds, progress
-        self.ended: deque[tuple[str, str]] = deque(maxlen=ENDED)  # a sign and a text
+        self.finished: deque[tuple[str, str]] = deque(maxlen=ENDED)  # a sign and a text
+        self.lines: LineView | None = None
+        self._lock = threading.Lock()
         self._beside = len(study.places())
 
-    def end(self, result: PointResult, seconds: float) -> str:
-        self.took.append(seconds)
-        self.running = [one for one in self.running if one[0] != title(result.run)]
-        self.done += result.is_done
-        self.failed += not result.is_done
+    def ended(self, result: PointResult, seconds: float) -> None:
         said = f"{title(result.run)}: {ending(result)}, {format.duration(seconds)}"
-        self.ended.append(("+" if result.state == "finished" else "!" if result.is_done else "x", said))
-        return said
+        with self._lock:
+            self.took.append(seconds)
+            self.running = [one for one in self.running if one[0] != title(result.run)]
+            self.done += result.is_done
+            self.failed += not result.is_done
+            self.finished.append(("+" if result.state == "finished" else "!" if result.is_done else "x", said))
+        if self.lines is not None:
+            left = f"; {self.left()}" if self.left() else ""
+            self.lines.write([f"{self.done + self.failed:>4,} of {self.total:,}  {said}{left}"])
+
+    def goes_on(self, running: Sequence[RunningPoint]) -> None:
+        if self.lines is None:
+            known = [(title(one.run), one.seconds, how_far(one.folder)) for one in running]
+            with self._lock:
+                self.running = known
 
     def left(self) -> str:
         """The estimated time left."""
         seconds = estimate(self.took, self.total - self.done - self.failed, self._beside)
         return "" if seconds is None or seconds <= 0 else f"about {format.duration(seconds)} left"
 
-
-class SweepLines(SweepListener):
-    """A line for each run."""
-
-    def __init__(self, so_far: SweepProgress, out: LineView) -> None:
-        self._so_far, self._out = so_far, out
-        if so_far.done:
-            out.write([f"{so_far.done:,} of {so_far.total:,} runs are finished already"])
-
-    def ended(self, result: PointResult, seconds: float) -> None:
-        said, so_far = self._so_far.end(result, seconds), self._so_far
-        left = f"; {so_far.left()}" if so_far.left() else ""
-        self._out.write([f"{so_far.done + so_far.failed:>4,} of {so_far.total:,}  {said}{left}"])
-
-
-class SweepLive(SweepListener):
-    """A board, drawn from the progress."""
-
-    def __init__(self, progress: SweepProgress) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
-
-    def ended(self, result: PointResult, seconds: float) -> None:
-        with self._lock:
-            self._progress.end(result, seconds)
-
-    def goes_on(self, running: Sequence[RunningPoint], waiting: int) -> None:
-        known = [(title(one.run), one.seconds, how_far(one.folder)) for one in running]
-        with self._lock:
-            self._progress.running = known
-
     def draw(self, width: int, height: int, plain: bool) -> list[Text]:
         with self._lock:
-            return frame(self._progress, width, height, plain)
+            return frame(self, width, height, plain)
 
 
 def frame(progress: SweepProgress, width: int, height: int, plain: bool = False) -> list[Text]:
@@ -139,7 +121,7 @@ def frame(progress: SweepProgress, width: int, height: int, plain: bool = False)
     lines += board.first_of(running, max(1, budget // 2), "runs")
     signs = {"+": ("✔", "green"), "!": ("!", "yellow"), "x": ("✘", "red")}
     room = max(0, budget - len(lines))
-    for kind, text in list(progress.ended)[-room:] if room else []:
+    for kind, text in list(progress.finished)[-room:] if room else []:
         shown, colour = signs[kind]
         lines.append(Text.assemble((f" {kind if plain else shown} ", colour), format.clean(text)))
     return board.fit(lines, width, height, plain)

@@ -30,8 +30,8 @@ def so_far() -> SweepProgress:
     results = [PointResult(run, "to do", Path("nowhere")) for run in STUDY.runs]
     known = SweepProgress(STUDY, results)
     known.running = [("workers 2, seed 1", 8.1, "epoch 2.3   test loss 0.4421")]
-    known.end(PointResult(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
-    known.end(PointResult(STUDY.runs[1], "failed", Path("nowhere"), "given up after 600 s"), 600.0)
+    known.ended(PointResult(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
+    known.ended(PointResult(STUDY.runs[1], "failed", Path("nowhere"), "given up after 600 s"), 600.0)
     return known
 
 
@@ -61,7 +61,7 @@ def test_where_there_is_no_terminal_every_run_is_a_line() -> None:
     stream = io.StringIO()
     results = [PointResult(run, "to do", Path("nowhere")) for run in STUDY.runs]
     with audience(STUDY, results, stream) as seats:
-        seats.goes_on([], 4)
+        seats.goes_on([])
         seats.ended(PointResult(STUDY.runs[0], "finished", Path("nowhere"), "", {"test_loss": 0.4398}), 12.0)
     assert stream.getvalue() == "   1 of 4  workers 1, seed 0: test loss 0.4398, 12 s; about 36 s left\n"
 

@@ -29,7 +29,6 @@ from shoal.events import Evaluated
 from shoal.job import Job
 from shoal.run.run import execute
 from shoal.strategies.gossip import Gossip
-from shoal.views.consensus import FALLEN, decay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 WITHIN = 0.1  # of the predicted gap: what we promise
 SAME = 1e-6  # of the first distance: nothing but rounding
+FALLEN = (1e-1, 1e-5)  # of the first distance: only the slowest mode is left, and no rounding
 MORE = 6  # rounds after the distance should have fallen so far
 FLOOR = 1e-8  # of the first distance: what is below is drawn there
 BATCH = 64
@@ -144,6 +144,19 @@ def _case(settings: Settings, topology: str, nodes: int, folder: Path) -> Case:
         distances=[distance for _, distance in points],
         seconds=round(time.perf_counter() - began, 2),
     )
+
+
+def decay(found: list[tuple[float, float]]) -> float | None:
+    """The share of the distance that one round leaves, fitted; None: it fell too little."""
+    import numpy as np
+
+    first = found[0][1] if found else 0.0
+    most, least = (share * first for share in FALLEN)
+    used = [(at, math.log(distance)) for at, distance in found if least <= distance <= most and distance > 0]
+    if len(used) < 2 or used[0][0] == used[-1][0]:
+        return None
+    slope = np.polyfit([at for at, _ in used], [value for _, value in used], 1)[0]
+    return float(math.exp(slope))
 
 
 def _points(judged: list[Evaluated], rounds: int) -> list[tuple[float, float]]:

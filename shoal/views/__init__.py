@@ -1,15 +1,14 @@
 """Views of runs. A view reads a run's events, live or later, and little else.
 
 Live: ``terminal`` shows a run on a ``board``, or in few calm ``lines`` where there is no terminal;
-``live_state`` is their data, ``frame`` draws it, ``failover`` reports recoveries from a lost
-server. ``status``, ``watching`` and ``query`` show clusters and models. ``event_line`` writes
-events and ``format`` figures, for all views; ``ending`` and ``advice`` are printed at the end of a
-run.
+``live_state`` is their data, ``frame`` draws it. ``status``, ``watching`` and ``query`` show
+clusters and models. ``event_line`` writes events and ``format`` figures, for all views; ``ending``
+is printed at the end of a run.
 
 A report reads runs from their folders (``run_record``): ``explain`` puts figures into words,
-``charts``, ``timeline`` and ``member_plots`` into pictures on ``axes``, ``report_sections`` makes
-sections of both, ``page`` makes HTML or Markdown of these; ``trace`` is for other programs. Nothing
-heavy (rich, matplotlib, numpy) is imported before it is needed.
+``plots`` and ``timeline`` into pictures on ``axes``, ``report_sections`` makes sections of both,
+``page`` makes HTML or Markdown of these; ``trace`` is for other programs. Nothing heavy (rich,
+matplotlib, numpy) is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ PUBLIC = (
     "axes",
     "board",
     "braille",
-    "consensus",
     "ending",
     "event_line",
     "figures",

@@ -37,15 +37,13 @@ SERIES = ("#0072B2", "#D55E00", "#007A5A", "#A0447C", "#E69F00", "#56B4E9", "#44
 TRAIN, TEST = SERIES[:2]
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+TIME = "seconds since training began"  # label of an axis
 STEEP = 7.0  # highest over lowest value from which an axis is logarithmic
 ENTRIES = 8  # of a legend
 NAME = 28  # characters of a row's name
 CHARACTER = 0.6  # width of one over the size of the font
 
 _savefig_lock = threading.Lock()  # matplotlib's settings belong to all threads
-
-
-# ---------------------------------------------------------------- figures and panels
 
 
 def canvas(height: float, width: float = WIDTH) -> Figure:
@@ -57,6 +55,15 @@ def canvas(height: float, width: float = WIDTH) -> Figure:
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+def stack(
+    heights: Sequence[float], edges: float = 0.0, width: float = WIDTH, share_x: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Panels above each other; heights in inches, ``edges`` is the room for legend and labels."""
+    figure = canvas(sum(heights) + edges, width)
+    panels = figure.subplots(len(heights), 1, squeeze=False, sharex=share_x, height_ratios=heights)
+    return figure, list(panels[:, 0])
 
 
 def tidy(axes: Axes, grid: Literal["x", "y", "both", ""] = "both") -> None:
@@ -86,6 +93,13 @@ def row_names(axes: Axes, names: Sequence[str], size: float | None = None) -> No
         label.set_parse_math(False)
     axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
+
+
+def span_rows(axes: Axes, names: Sequence[str], size: float | None = None) -> None:
+    """Rows of spans along x: names, a grid, and no edge at the left."""
+    row_names(axes, names, size)
+    tidy(axes, grid="x")
+    axes.spines["left"].set_visible(False)
 
 
 def column_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
@@ -160,9 +174,6 @@ def nothing(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=INK)
 
 
-# ---------------------------------------------------------------- scales and numbers
-
-
 def number(value: float) -> str:
     """A number in plain notation: 1,500,000, 400,000, 0.05."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:g}"
@@ -221,9 +232,6 @@ def from_zero(axes: Axes, *others: float) -> None:
     axes.set_ylim(0, 1.06 * top if math.isfinite(top) and top > 0 else 1.0)
 
 
-# ---------------------------------------------------------------- files
-
-
 def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
@@ -251,9 +259,7 @@ def png(figure: Figure) -> bytes:
 
 def target_of(path: Path) -> Path:
     """Checks before the work that a picture can be written there."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    known = sorted(canvas(1.0).canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in known:
         raise Invalid(f"{path} names no kind of picture: end it in .png, .svg or .pdf (known: {', '.join(known)})")
     if not path.parent.is_dir():

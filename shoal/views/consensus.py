@@ -17,7 +17,7 @@ from shoal.views import axes as draw
 from shoal.views import format, graph
 from shoal.views.axes import SERIES, pictures
 from shoal.views.page import PictureSection, Section
-from shoal.views.plots import FEW
+from shoal.views.plots import curve
 from shoal.views.run_record import RunMetrics, RunRecord
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]  # rounds (or epochs), distance
 
-FALLEN = (1e-1, 1e-5)  # of the first distance: only the slowest mode is left, and no rounding
+STEPS = 50  # of a predicted curve
 CAPTION = " The test loss of workers that each have a model is that of the mean of all."
 
 
@@ -35,19 +35,6 @@ def points(run: RunMetrics) -> tuple[str, list[Point]]:
     if judged and all("rounds" in event.spread for event in judged):
         return "rounds", [(event.spread["rounds"], event.spread["distance"]) for event in judged]
     return "epochs", [(event.passes, event.spread["distance"]) for event in judged]
-
-
-def decay(found: Sequence[Point]) -> float | None:
-    """The share of the distance that one round leaves, fitted; None: it fell too little."""
-    import numpy as np
-
-    first = found[0][1] if found else 0.0
-    most, least = (share * first for share in FALLEN)
-    used = [(at, math.log(distance)) for at, distance in found if least <= distance <= most and distance > 0]
-    if len(used) < 2 or used[0][0] == used[-1][0]:
-        return None
-    slope = np.polyfit([at for at, _ in used], [value for _, value in used], 1)[0]
-    return float(math.exp(slope))
 
 
 def graphs(run: RunMetrics) -> list[Linked]:
@@ -61,13 +48,12 @@ def picture(run: RunMetrics) -> Figure | None:
     drawn = [(at, distance) for at, distance in found if distance > 0]
     if not drawn:
         return None
-    figure = draw.canvas(3.2)
-    axes = figure.subplots()
+    figure, (axes,) = draw.stack([3.2])
     x, y = zip(*drawn, strict=True)
     if predicted := _predicted(run, over, found):
-        axes.plot(*zip(*predicted, strict=True), "--", color=SERIES[1], linewidth=1.2, label=_label(graphs(run)[0]))
-    (line,) = axes.plot(x, y, "-", color=SERIES[0], marker="o" if len(drawn) <= FEW else None, label="measured")
-    line.set(linewidth=1.5, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+        label = f"if nobody learned: {1 - graphs(run)[0].gap:.3f} of it left by a round"
+        axes.plot(*zip(*predicted, strict=True), "--", color=SERIES[1], linewidth=1.2, label=label)
+    curve(axes, x, y, SERIES[0], "measured")
     if not draw.log_if_steep(axes.yaxis, y):
         axes.set_ylim(bottom=0)
     axes.set(ylabel="distance from the mean", xlabel=over)
@@ -79,20 +65,13 @@ def picture(run: RunMetrics) -> Figure | None:
 def _predicted(run: RunMetrics, over: str, found: Sequence[Point]) -> list[Point]:
     """Only where models differ from the start; what learning adds is not predicted."""
     told = graphs(run)
-    if over != "rounds" or len(found) < 2 or not told or found[0][1] <= 0 or not 0 <= told[0].gap <= 1:
+    if over != "rounds" or len(found) < 2 or not told or found[0][1] <= 0 or not 0 <= told[0].gap < 1:
         return []
     (start, first), last = found[0], found[-1][0]
-    second, least = 1 - told[0].gap, min((distance for _, distance in found if distance > 0), default=first)
-    if second <= 0:
-        return []
+    second, least = 1 - told[0].gap, min(distance for _, distance in found if distance > 0)
     end = last if second >= 1 else min(last, start + math.log(least / first / 10) / math.log(second))
-    steps = 50
-    at = [start + (end - start) * step / steps for step in range(steps + 1)]
+    at = [start + (end - start) * step / STEPS for step in range(STEPS + 1)]
     return [(one, first * second ** (one - start)) for one in at]
-
-
-def _label(event: Linked) -> str:
-    return f"if nobody learned: {1 - event.gap:.3f} of it left by a round"
 
 
 def columns(events: Sequence[Evaluated]) -> dict[str, Callable[[Evaluated], str]]:
@@ -130,39 +109,35 @@ def seen(told: RunRecord) -> str:
     judged = [event for event in told.run.finite if "distance" in event.spread]
     if not judged:
         return ""
-    last = judged[-1]
+    last, spread = judged[-1], judged[-1].spread
     said = "Every worker has a model of its own: the loss told here is that of their mean, which no worker has."
-    if {"best", "worst"} <= last.spread.keys():
+    if {"best", "worst"} <= spread.keys():
         said += (
-            f" At the end it was {format.loss(last.test_loss)}, that of the best worker {format.loss(last.spread['best'])}, that of "
-            f"the worst {format.loss(last.spread['worst'])}."
+            f" At the end it was {format.loss(last.test_loss)}, that of the best worker {format.loss(spread['best'])},"
         )
-    return f"{said} {_moved(told.run)} {_graph(told.run)}".strip()
+        said += f" that of the worst {format.loss(spread['worst'])}."
+    distances = [distance for _, distance in points(told.run)[1]]
+    now, most = distances[-1], max(distances)
+    if now == 0:
+        said += " All models are the same."
+    elif most <= now:
+        said += f" They are {format.distance(now)} from it, which is as far as they ever were."
+    else:
+        said += f" They are {format.distance(now)} from it, and were {format.distance(most)} at most."
+    graph = graphs(told.run)[-1:]
+    return said + (f" {_agreement(graph[0])}" if graph else "").rstrip()
 
 
-def _moved(run: RunMetrics) -> str:
-    """The first and last distance, in words."""
-    _, found = points(run)
-    last = found[-1][1]
-    if last == 0:
-        return "All models are the same."
-    most = max(distance for _, distance in found)
-    if most <= last:
-        return f"They are {format.distance(last)} from it, which is as far as they ever were."
-    return f"They are {format.distance(last)} from it, and were {format.distance(most)} at most."
-
-
-def _graph(run: RunMetrics) -> str:
-    told = graphs(run)
-    if not told:
+def _agreement(event: Linked) -> str:
+    if event.rounds is None:
+        return (
+            f"The graph is in {format.many(len(event.parts), 'piece')}, which do not hear each other and never agree."
+        )
+    if event.rounds <= 0:
         return ""
-    if told[-1].rounds is None:
-        return f"The graph is in {format.many(len(told[-1].parts), 'piece')}, which do not hear each other and never agree."
-    if told[-1].rounds <= 0:
-        return ""
-    if told[-1].pairs:
-        return f"Two meet at a time, whenever they are ready (spectral gap of the graph {told[-1].gap:.3g})."
+    if event.pairs:
+        return f"Two meet at a time, whenever they are ready (spectral gap of the graph {event.gap:.3g})."
     return (
-        f"By its graph (spectral gap {told[-1].gap:.3g}) a hundredth of a distance would be left after "
-        f"{format.rounds(told[-1].rounds)}, if nobody learned meanwhile."
+        f"By its graph (spectral gap {event.gap:.3g}) a hundredth of a distance would be left after "
+        f"{format.rounds(event.rounds)}, if nobody learned meanwhile."
     )

@@ -1,23 +1,30 @@
-"""The last output of a run: result, best model, speed, cost and the next move."""
+"""The last output of a run: result, best model, speed, cost, and one next move, by rules."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 
 from shoal.views import figures, format
-from shoal.views.advice import advise
 from shoal.views.run_record import NEVER_LATE, RunRecord
 
 LABEL = 11  # columns
+NO_ADVICE = "shoal report"  # the next move if no rule applies
+
+BUSY = 0.1  # share of computing in workers' time: below it, communication costs too much
+WAITING = 0.2  # of their time: another strategy may help
+SLOW = 1.5  # times as long for a slot as the others: a straggler
+ROSE = 1e-4  # of the test loss
+FELL = 0.01  # of the test loss, with the last evaluation: it is not done
 
 
 def lines(record: RunRecord, width: int | None = None) -> list[str]:
     """The lines; values are wrapped at words if there is a width."""
     found = []
     for label, value in _values(record):
-        room = None if width is None else max(20, width - LABEL)
-        rows = [value] if room is None else textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+        room = 10**9 if width is None else max(20, width - LABEL)
+        rows = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
         found += [f"{label if at == 0 else '':<{LABEL}}{row}" for at, row in enumerate(rows or [""])]
     return found
 
@@ -33,20 +40,25 @@ def _values(record: RunRecord) -> Iterator[tuple[str, str]]:
     judged = facts["seconds"]
     later = "" if judged < 1.1 * facts["computing_seconds"] else f", judged after {format.duration(judged)}"
     yield "speed", f"{rows} in {seconds}{later}, {format.rate(facts['examples_per_second'])}, {facts['steps']:,} steps"
-    if cost := _cost(record):
-        yield "cost", cost
+    cost = [] if (cpu := format.number(facts.get("cpu_seconds"))) is None else [f"{cpu:,.1f} CPU seconds"]
+    if moved := facts["bytes_sent"] + facts["bytes_received"]:
+        saved = (facts.get("handles") or {}).get("bytes_saved", 0)
+        spared = f" ({format.size(saved)} of known keys were not sent again)" if saved >= 1e6 else ""
+        cost.append(f"{format.size(moved)} moved{spared}")
     stale = facts["staleness"]
-    if stale["mean"] is not None and facts["strategy"] not in NEVER_LATE:
-        yield "staleness", f"{stale['mean']:.3g} on average, max {format.most_stale(stale['max'])}"
-    if filtered := figures.line(facts):
-        yield "filters", filtered.removeprefix("filters: ")
-    if lost := figures.lost(facts.get("lost_updates")):
-        yield "lost", lost
-    if facts.get("emulated"):
-        yield "emulated", facts["emulated"]
-    if models := figures.models(facts.get("spread")):
-        yield "models", models
-    yield "next", str(advise(record))
+    is_stale = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
+    late = f"{stale['mean']:.3g} on average, max {format.most_stale(stale['max'])}" if is_stale else ""
+    for label, value in (
+        ("cost", ", ".join(cost)),
+        ("staleness", late),
+        ("filters", figures.line(facts)),
+        ("lost", figures.lost(facts.get("lost_updates"))),
+        ("emulated", facts.get("emulated")),
+        ("models", figures.models(facts.get("spread"))),
+        ("next", advise(record)),
+    ):
+        if value:
+            yield label, value
     if record.folder is not None:
         picture = record.folder / "loss.png"
         yield "look at", str(picture if picture.exists() else record.folder)
@@ -69,14 +81,67 @@ def _best(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "best", f"{at}{where} (the result is of the last weights)"
 
 
-def _cost(record: RunRecord) -> str:
-    facts = record.summary
-    parts = []
-    if (cpu := format.number(facts.get("cpu_seconds"))) is not None:
-        parts.append(f"{cpu:,.1f} CPU seconds")
-    if moved := facts["bytes_sent"] + facts["bytes_received"]:
-        known = facts.get("handles") or {}
-        saved = known.get("bytes_saved", 0)
-        spared = f" ({format.size(saved)} of known keys were not sent again)" if saved >= 1e6 else ""
-        parts.append(f"{format.size(moved)} moved{spared}")
-    return ", ".join(parts)
+def advise(record: RunRecord) -> str:
+    """A finding and what to do, by the first rule that applies; or to look at a report."""
+    rules = (_diverged, _too_little_work, _overfits, _straggler, _unfinished)
+    found = (advice for rule in rules if (advice := rule(record)) is not None)
+    return next(found, f"{NO_ADVICE} {_folder(record)}")
+
+
+def _diverged(record: RunRecord) -> str | None:
+    judged = record.run.evaluations
+    if not judged or math.isfinite(judged[-1].test_loss):
+        return None
+    return "the test loss is no number any more: take smaller steps (--set update.step=...)"
+
+
+def _too_little_work(record: RunRecord) -> str | None:
+    """Workers that hardly compute: communication dominates."""
+    run, started = record.run, record.run.started
+    share = run.shares.get("compute")
+    if share is None or share >= BUSY or started is None or not started.servers or run.shares.get("idle", 0.0) > 0.5:
+        return None
+    fewer = ", fewer servers (--servers 1)" if started.servers > 1 else ""
+    finding = f"workers computed {format.share(share)} of their time, the rest is communication"
+    return f"{finding}: try a larger batch (--set data.batch={4 * started.batch}){fewer}, or --strategy serial"
+
+
+def _overfits(record: RunRecord) -> str | None:
+    run = record.run
+    solves = run.evaluations and run.evaluations[-1].metrics.get("objective") is not None
+    if run.best is None or solves or (record.job is not None and record.job.stop.keeps_best):
+        return None
+    if run.finite[-1].test_loss <= run.best.test_loss + ROSE:
+        return None
+    finding = f"the test loss rose since epoch {format.epochs(run.best.passes)}"
+    return f"{finding}: --set stop.patience=3 stops there and keeps the best weights"
+
+
+def _straggler(record: RunRecord) -> str | None:
+    slowest, waited = record.run.slowest, record.run.shares.get("wait", 0.0)
+    if waited < WAITING or record.strategy not in ("sync", "bounded", "averaging", "allreduce"):
+        return None
+    if slowest is not None and slowest[1] >= SLOW:
+        name = format.clean(slowest[0].name)
+        finding = f"{name} takes {format.times(slowest[1])} times as long as the others, who wait for it"
+        return f"{finding}: --strategy async does not wait, --strategy bounded waits less"
+    if record.strategy != "sync":
+        return None
+    finding = f"workers waited for each other {format.share(waited)} of their time"
+    return f"{finding}: --strategy bounded or async waits less"
+
+
+def _unfinished(record: RunRecord) -> str | None:
+    finite, stopped, job = record.run.finite, record.run.stopped, record.job
+    if len(finite) < 3 or finite[-1] is not record.run.best or stopped is None or job is None:
+        return None
+    before = finite[-2].test_loss
+    fell = (before - finite[-1].test_loss) / abs(before) if before else 0.0
+    if fell < FELL or not math.isfinite(job.stop.passes):
+        return None
+    more = f"shoal train --resume {_folder(record)} --epochs {format.epochs(2 * job.stop.passes)}"
+    return f"the test loss was still falling: {more}"
+
+
+def _folder(record: RunRecord) -> str:
+    return "RUN" if record.folder is None else str(record.folder)

@@ -9,24 +9,21 @@ subtracted before filters are credited.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from shoal.events import Evaluated, RunEvent
-from shoal.filters import acts
-from shoal.views import charts, format
-from shoal.views.axes import pictures
-from shoal.views.page import PictureSection, Section, TableSection
-from shoal.views.run_record import RunRecord
+from shoal.views import format
 
 ALL = "all"  # the name under which plain bytes, and those that went, are counted
 HANDLES = "handles"
-_WAYS = ("to servers", "to workers")
+WAYS = ("to_servers", "to_workers")
 
 
 def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dict[str, Any] | None:
     """The filters' figures of a summary; None if there were no filters."""
+    from shoal.filters import acts
+
     if ALL not in filtered:
         return None
     to_plain, to_sent, from_plain, from_sent = filtered[ALL]
@@ -36,19 +33,27 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
         for name, counts in sorted(filtered.items(), key=lambda one: acts(one[0]))
         if name not in (ALL, HANDLES)
     }
+    workers = round(from_plain / from_sent, 3) if from_sent else None
+    ratio, of_filters = (round(plain / to_sent, 3) if to_sent else None for plain in (to_plain, to_plain - saved))
     return {
         "bytes": by,  # into and out of each
         "plain": {"to_servers": to_plain, "to_workers": from_plain},
         "sent": {"to_servers": to_sent, "to_workers": from_sent},
         "by_number": {"to_servers": saved, "to_workers": 0},  # of plain: keys sent as a number
-        "ratio": {"to_servers": _ratio(to_plain, to_sent), "to_workers": _ratio(from_plain, from_sent)},
-        "ratio_of_filters": {
-            "to_servers": _ratio(to_plain - saved, to_sent),
-            "to_workers": _ratio(from_plain, from_sent),
-        },
+        "ratio": {"to_servers": ratio, "to_workers": workers},
+        "ratio_of_filters": {"to_servers": of_filters, "to_workers": workers},
         "left": left[0],  # 2-norm of what filters held back at the end
         "lost": left[1],  # and of what was lost with workers
     }
+
+
+def stages(found: Mapping[str, Any], way: str) -> dict[str, tuple[int, int]]:
+    """Bytes into and out of each filter in one direction, of lists by number, and of all."""
+    plain, sent = found["plain"].get(way, 0), found["sent"].get(way, 0)
+    saved = found.get("by_number", {}).get(way, 0)  # runs of earlier versions have no such figure
+    numbered = {"lists by number": (plain, plain - saved)} if saved else {}
+    each = {name: (counts[way][0], counts[way][1]) for name, counts in found["bytes"].items() if counts[way][0]}
+    return {**numbered, **each, "all together": (plain, sent)}
 
 
 def spread(loss: float | None, events: Sequence[RunEvent]) -> dict[str, float]:
@@ -85,11 +90,9 @@ def lost(canary: object) -> str:
     counted, gone = found.get("counted"), found.get("lost")
     if not isinstance(counted, int) or not isinstance(gone, int) or counted < 1:
         return ""
-    part = f"{gone / counted:.2%}" if gone / counted < 0.1 else f"{gone / counted:.0%}"
-    how_many = f"{gone:,} ({part})" if gone else "none"
-    return (
-        f"of {counted:,} updates of one cell that everybody writes to, {how_many} {'was' if gone < 2 else 'were'} lost"
-    )
+    share = f"{gone / counted:.2%}" if gone / counted < 0.1 else f"{gone / counted:.0%}"
+    how_many = f"{gone:,} ({share}) {'was' if gone == 1 else 'were'}" if gone else "none was"
+    return f"of {counted:,} updates of one cell that everybody writes to, {how_many} lost"
 
 
 def models(spread: object) -> str:
@@ -111,16 +114,15 @@ def models(spread: object) -> str:
 
 def staleness(histogram: Sequence[int]) -> dict[str, Any]:
     """Staleness of pushes: how many others were counted between their pull and them."""
-    counts = np.asarray(histogram, np.int64)
-    total = int(counts.sum())
+    counts = [int(count) for count in histogram]
+    total = sum(counts)
     if not total:
         return {"mean": None, "p95": None, "max": None, "counts": []}
-    ages = np.arange(len(counts))
     return {
-        "mean": round(float((ages * counts).sum() / total), 3),
-        "p95": int(np.searchsorted(np.cumsum(counts), 0.95 * total)),
-        "max": int(ages[counts > 0].max()),
-        "counts": counts.tolist(),
+        "mean": round(sum(age * count for age, count in enumerate(counts)) / total, 3),
+        "p95": next(age for age, below in enumerate(accumulate(counts)) if below >= 0.95 * total),
+        "max": max(age for age, count in enumerate(counts) if count),
+        "counts": counts,
     }
 
 
@@ -129,55 +131,16 @@ def line(summary: Mapping[str, Any]) -> str:
     found = summary.get("filters")
     if not found:
         return ""
-    numbered = found.get("by_number", {})  # runs of earlier versions have no such figure
     parts = []
-    for way, said in (("to_servers", _WAYS[0]), ("to_workers", _WAYS[1])):
-        if not found["ratio"][way]:
-            continue
-        saved, plain, sent = numbered.get(way, 0), found["plain"][way], found["sent"][way]
-        part = f"{format.size(sent)} {said} instead of {format.size(plain - saved)} ({(plain - saved) / sent:.1f} times fewer)"
-        if saved:
-            part += f" and of {format.size(plain)} without lists by number ({plain / sent:.1f} times)"
-        parts.append(part)
+    for way in WAYS:
+        if found["ratio"][way]:
+            plain, sent = stages(found, way)["all together"]
+            _, numbered = stages(found, way).get("lists by number", (plain, plain))
+            part = f"{format.size(sent)} {way.replace('_', ' ')} instead of {format.size(numbered)}"
+            part += f" ({numbered / sent:.1f} times fewer)"
+            if numbered < plain:
+                part += f" and of {format.size(plain)} without lists by number ({plain / sent:.1f} times)"
+            parts.append(part)
     lost = f"; lost with workers: {found['lost']:.3g}" if found["lost"] else ""
     left = f"; left for later: {found['left']:.3g}" if found["left"] else ""
-    return f"filters: {', '.join(parts)}{left}{lost}"
-
-
-def section(runs: Sequence[RunRecord]) -> Section | None:
-    """The section on bytes into and out of each filter."""
-    told = [(one, found) for one in runs if isinstance(found := one.summary.get("filters"), dict) and found.get("sent")]
-    if not told:
-        return None
-    words, rows = [], []
-    for one, found in told:
-        name = [one.name] if len(runs) > 1 else []
-        said = line(one.summary).removeprefix("filters: ")
-        words.append(f"{one.name}: {said}." if len(runs) > 1 else f"{said[:1].upper()}{said[1:]}.")
-        if saved := found.get("by_number", {}).get("to_servers", 0):
-            plain = found["plain"]["to_servers"]
-            rows.append([*name, "lists by number", *_cells([plain, plain - saved]), "-", "-"])
-        for filter_name, ways in found["bytes"].items():
-            rows.append([*name, filter_name, *_cells(ways["to_servers"]), *_cells(ways["to_workers"])])
-        plain, sent = found["plain"], found["sent"]
-        rows.append([*name, "all together", *(cell for way in plain for cell in _cells([plain[way], sent[way]]))])
-    heads = ["filter", *(f"{way}, {what}" for way in _WAYS for what in ("in", "out"))]
-    caption = (
-        "Bytes of keys and values into and out of each filter. All together: in are 8-byte keys and 4-byte values."
-    )
-    drawn: list[PictureSection] = pictures(
-        "filters",
-        lambda: charts.filtered([(one.name, found) for one, found in told]),
-        "Megabytes into (pale) and out of each filter, and of all together, where in are 8-byte keys and 4-byte values.",
-    )
-    return Section(
-        "Filters", words, drawn, [TableSection([*(["run"] if len(runs) > 1 else []), *heads], rows, caption)]
-    )
-
-
-def _cells(pair: Sequence[int]) -> list[str]:
-    return [f"{size / 1e6:,.2f} MB" if size else "-" for size in pair]
-
-
-def _ratio(plain: int, sent: int) -> float | None:
-    return round(plain / sent, 3) if sent else None
+    return f"{', '.join(parts)}{left}{lost}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from shoal.limits import STALENESS_BUCKETS
 
@@ -35,12 +36,15 @@ def many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def from_to(least: int, most: int, what: str) -> str:
-    """2 workers, 2 to 4 workers."""
-    return many(most, what) if least == most else f"{least:,} to {many(most, what)}"
+def listed(parts: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([part for part in (", ".join(parts[:-1]), *parts[-1:]) if part])
 
 
-# ---------------------------------------------------------------- what was learned
+def from_to(least: int, most: int, what: str = "") -> str:
+    """2 workers, 2 to 4 workers; the numbers alone without a noun."""
+    highest = many(most, what) if what else f"{most:,}"
+    return highest if least == most else f"{least:,} to {highest}"
 
 
 def loss(value: float | None) -> str:
@@ -70,9 +74,6 @@ def metric(name: str, value: float | None) -> str:
 def distance(value: float) -> str:
     """The distance of models from their mean, of any magnitude."""
     return f"{value:.3g}" if math.isfinite(value) else str(value)
-
-
-# ---------------------------------------------------------------- how far, how long, how fast
 
 
 def epochs(value: float) -> str:
@@ -116,11 +117,13 @@ def latency(value: float) -> str:
     return f"{value * 1e6:,.0f} µs"
 
 
+def elapsed(value: float) -> str:
+    """A duration, or a latency below a second."""
+    return duration(value) if value >= 1 else latency(value)
+
+
 def rate(value: float | None) -> str:
     return f"{value:,.0f} rows/s" if value is not None and math.isfinite(value) else "- rows/s"
-
-
-# ---------------------------------------------------------------- how much of it
 
 
 def share(value: float) -> str:

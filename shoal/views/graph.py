@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import Invalid
 from shoal.events import Linked, RunEvent
 from shoal.strategies.gossip.topology import sides
 from shoal.views import format
-from shoal.views.axes import INK, PALE, SERIES, canvas, headline, save, target_of, titled
+from shoal.views.axes import INK, PALE, SERIES, headline, save, stack, target_of, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,17 +39,18 @@ BENT = 0.28  # how far a link around the edge of a grid bends out
 
 def draw(event: Linked, path: str | Path | None = None, before: Linked | None = None) -> Figure:
     """The graph; written to ``path`` if given."""
-    figure = canvas(HEIGHT)
     if path is not None:
         target_of(Path(path))
-    axes = figure.subplots()
+    figure, (axes,) = stack([HEIGHT])
     axes.set_aspect("equal")
     axes.set_axis_off()
     at = places(event)
-    size = _size(len(at))
-    lost = [] if before is None or before.nodes != event.nodes else _lost(before, event)
-    for links, color, width, dashes in ((lost, PALE, 0.8, ":"), (_sound(event, event.links), INK, 1.1, "-")):
-        _draw_links(axes, event, links, at, size, color, width, dashes)
+    size = 20.0 if len(at) <= 24 else 14.0 if len(at) <= NAMED else 5.0  # points
+    left = {tuple(link) for link in event.links}
+    earlier = [] if before is None or before.nodes != event.nodes else before.links
+    lost = [link for link in earlier if tuple(link) not in left]
+    _draw_links(axes, event, lost, at, size, {"color": PALE, "linewidth": 0.8, "linestyle": ":"})
+    _draw_links(axes, event, event.links, at, size, {"color": INK, "linewidth": 1.1, "linestyle": "-"})
     _draw_nodes(axes, event, at, size)
     axes.margins(0.14 if event.topology == "torus" else 0.08)
     titled(axes, title(event))
@@ -97,9 +98,8 @@ def places(event: Linked) -> Points:
     loose = len(event.parts) > 1 and event.topology in LOOSE
     groups = [[node for node in part if 0 <= node < nodes] for part in event.parts] if loose else []
     rest = sorted(set(range(nodes)) - {node for part in groups for node in part})
-    order = [*groups, rest] if groups else [rest]
-    around = _circle(order)
-    found = dict(zip((node for part in order for node in part), around, strict=True))
+    order = [*groups, rest]
+    found = dict(zip((node for part in order for node in part), _circle(order), strict=True))
     return [found[node] for node in range(nodes)]
 
 
@@ -108,69 +108,30 @@ def _circle(groups: Sequence[Sequence[int]]) -> Points:
     filled = [len(group) for group in groups if group]
     gap = APART if len(filled) > 1 else 0.0
     whole = sum(filled) + gap * len(filled)
-    turns = []
-    start = 0.0
-    for count in filled:
-        turns += [(start + i) / whole for i in range(count)]
-        start += count + gap
+    starts = accumulate((count + gap for count in filled), initial=0.0)
+    turns = [(start + i) / whole for start, count in zip(starts, filled, strict=False) for i in range(count)]
     return [(math.sin(2 * math.pi * turn), math.cos(2 * math.pi * turn)) for turn in turns]
 
 
-def _size(nodes: int) -> float:
-    """The diameter of a node in points."""
-    return 20.0 if nodes <= 24 else 14.0 if nodes <= NAMED else 5.0
-
-
-def _sound(event: Linked, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    nodes = range(len(event.nodes))
-    return [(start, stop) for start, stop in links if start in nodes and stop in nodes and start != stop]
-
-
-def _lost(before: Linked, event: Linked) -> list[tuple[int, int]]:
-    left = {tuple(link) for link in event.links}
-    return [link for link in _sound(event, before.links) if tuple(link) not in left]
-
-
 def _draw_links(
-    axes: Axes,
-    event: Linked,
-    links: Sequence[tuple[int, int]],
-    at: Points,
-    size: float,
-    color: str,
-    width: float,
-    dashes: str,
+    axes: Axes, event: Linked, links: Sequence[tuple[int, int]], at: Points, size: float, style: dict[str, Any]
 ) -> None:
+    from matplotlib.collections import LineCollection
     from matplotlib.patches import FancyArrowPatch
 
+    known = range(len(at))
+    links = [(i, j) for i, j in links if i in known and j in known and i != j]
     heads = event.directed and len(links) <= ARROWS
-    around = [link for link in links if event.topology == "torus" and math.dist(at[link[0]], at[link[1]]) > 1.5]
-    plain = [] if heads else [link for link in links if link not in set(around)]
-    if plain:
-        from matplotlib.collections import LineCollection
-
-        thin = width * min(1.0, 40 / math.sqrt(len(plain) + 1))
-        axes.add_collection(
-            LineCollection(
-                [(at[i], at[j]) for i, j in plain], colors=color, linewidths=thin, linestyles=dashes, zorder=1
-            )
-        )
+    around = {link for link in links if event.topology == "torus" and math.dist(at[link[0]], at[link[1]]) > 1.5}
+    plain = [] if heads else [(at[i], at[j]) for i, j in links if (i, j) not in around]
+    lines = LineCollection(plain, zorder=1, **style)
+    lines.set_linewidth(style["linewidth"] * min(1.0, 40 / math.sqrt(len(plain) + 1)))
+    axes.add_collection(lines)
     for i, j in links if heads else around:
         bent = _bent(at, i, j) if (i, j) in around else 0.0
-        patch = FancyArrowPatch(
-            at[i],
-            at[j],
-            arrowstyle="-|>" if heads else "-",
-            connectionstyle=f"arc3,rad={bent}",
-            mutation_scale=10,
-            shrinkA=size / 2,
-            shrinkB=size / 2 + 1,
-            color=color,
-            linewidth=width,
-            linestyle=dashes,
-            zorder=1,
-        )
-        axes.add_patch(patch)
+        arrow = FancyArrowPatch(at[i], at[j], shrinkA=size / 2, shrinkB=size / 2 + 1, mutation_scale=10, **style)
+        arrow.set(arrowstyle="-|>" if heads else "-", connectionstyle=f"arc3,rad={bent}", zorder=1)
+        axes.add_patch(arrow)
 
 
 def _bent(at: Points, start: int, stop: int) -> float:
@@ -194,6 +155,4 @@ def _draw_nodes(axes: Axes, event: Linked, at: Points, size: float) -> None:
 def numbers(names: Sequence[str]) -> list[str]:
     """Node labels: worker-3 is 3, if that is unique; otherwise positions."""
     found = [match[0] if (match := re.search(r"\d{1,4}$", name)) else "" for name in names]
-    ordered = sorted(found)
-    unlike = all(found) and all(one != other for one, other in pairwise(ordered))
-    return found if unlike else [str(place) for place in range(len(names))]
+    return found if all(found) and len(set(found)) == len(found) else [str(place) for place in range(len(names))]

@@ -30,8 +30,8 @@ from shoal.events import (
     Stopped,
 )
 from shoal.views import event_line, format
-from shoal.views.failover import Failover
 from shoal.views.live_state import LiveState
+from shoal.views.members import Failover
 
 FIRST = 1.0  # seconds
 LONGEST = 600.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shoal.events import Evaluated, Gone, Progress, RunEvent, Started, Stopped
 from shoal.views import event_line, format
 from shoal.views.event_line import DOING
-from shoal.views.failover import Failover, Failovers
+from shoal.views.members import Failover, Failovers
 
 if TYPE_CHECKING:
     from shoal.inspect.status import ClusterStatus

@@ -1,29 +1,31 @@
-"""Plots of losses over time, for the run's folder and for reports.
+"""Pictures of runs: losses, shares of time, staleness, cost, filters, delay, members, segments.
 
     loss(read_run(folder / "events.jsonl"), folder / "loss.png")
 
-Losses that are not finite are not drawn, and the caption says so.
+Losses that are not finite are not drawn, and the caption says so. Joins and leaves of nodes are
+upright lines while they are few, and marks in a narrow panel below.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.events import Evaluated, Progress, RunEvent, Voided, Warned
+from shoal.schedule.stragglers import MOST_WAITING
 from shoal.views import axes as draw
-from shoal.views import event_line, format, member_plots
-from shoal.views.axes import DASHES, INK, PALE, SERIES, TEST, TRAIN
-from shoal.views.members import moves_of
-from shoal.views.run_record import RunMetrics, RunRecord, account, emulation, seconds_of
+from shoal.views import event_line, figures, format
+from shoal.views.axes import DASHES, INK, JOINED, LOST, PALE, SERIES, TEST, TIME, TRAIN
+from shoal.views.members import ROLES, Membership, Move, kind, moves_of, role_of
+from shoal.views.run_record import OF_WORKERS, RunMetrics, RunRecord, account, emulation, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 SOLVED = ("objective", "violation")  # metrics of runs that minimise an objective
 POINTS = 400  # of a curve: about two pixels each
@@ -36,70 +38,46 @@ UNITS = (  # up to so many seconds, the unit's name, its length in seconds
     (3 * 86_400.0, "hours", 3_600.0),
     (math.inf, "days", 86_400.0),
 )
+COLORS = {"compute": "#0072B2", "communicate": "#E69F00", "wait": "#D55E00", "idle": "#AAAAAA", "evaluate": "#009E73"}
+BINS = 64  # of a histogram
+BARS = 32  # workers or nodes in one picture
+
+Point = tuple[float, float, float]  # x, y, weight
 
 
-@dataclass(slots=True)
-class Series:
-    """Points of one curve; ``left_out`` counts those that are not finite."""
-
-    x: list[float] = field(default_factory=list)
-    y: list[float] = field(default_factory=list)
-    weight: list[float] = field(default_factory=list)
-    left_out: int = 0
-
-    def add(self, x: float, y: float | None, weight: float = 1.0) -> None:
-        if y is None:
-            return
-        if not math.isfinite(y) or not math.isfinite(x):
-            self.left_out += 1
-            return
-        self.x.append(x)
-        self.y.append(y)
-        self.weight.append(weight)
-
-    def thinned(self, most: int = POINTS) -> Series:
-        """At most so many points: neighbours become their mean, weighted by their rows."""
-        if len(self.x) <= most:
-            return self
-        import numpy as np
-
-        starts = np.unique(np.linspace(0, len(self.x), most, endpoint=False).astype(int))
-        weight = np.add.reduceat(np.array(self.weight), starts)
-        x, y = (np.add.reduceat(np.array(one) * self.weight, starts) / weight for one in (self.x, self.y))
-        return Series(x.tolist(), y.tolist(), weight.tolist(), self.left_out)
+# ---------------------------------------------------------------- losses
 
 
 def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str = "") -> Figure:
     """Losses and metrics over time and epochs, with membership changes below; saved to ``path``."""
-    figure = draw.canvas(5.6, 9.0)
     if path is not None:
         draw.target_of(Path(path))
     run = account(events)
     moves = moves_of(run.happened)
-    high = member_plots.height(moves)
-    figure.set_figheight(5.6 + high)
-    unit, scale = _unit(run.seconds)
-    metrics = _metrics(run, scale)
+    unit, scale = next((unit, scale) for longest, unit, scale in UNITS if run.seconds < longest)
+    metrics: dict[str, list[Point]] = {}
+    for event in run.evaluations:
+        for name, value in event.metrics.items():
+            metrics.setdefault(name, []).extend(_finite([(event.seconds / scale, value, 1.0)]))
     solved = {name: metrics.pop(name) for name in SOLVED if name in metrics}
-    shares = {name: one for name, one in metrics.items() if one.y and min(one.y) >= 0 and max(one.y) <= 1}
-    heights = [3.0, *([1.5] if solved else []), *([1.0] if shares else [])]
-    heights += [high * sum(heights) / 4.6] if moves else []  # inches
-    panels = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
-    charts = panels[:-1] if moves else panels
-    left_out = draw_losses(charts[0], run, scale)
-    _draw_epochs(charts[0], run, scale)
+    shares = {name: one for name, one in metrics.items() if one and all(0 <= y <= 1 for _, y, _ in one)}
+    ratios = [3.0, *([1.5] if solved else []), *([1.0] if shares else [])]
+    heights = [4.6 * ratio / sum(ratios) for ratio in ratios]
+    figure, panels = draw.stack([*heights, *_strip_height(moves)], 1.0, width=9.0, share_x=True)
+    left_out = _draw_losses(panels[0], run, scale)
+    _draw_epochs(panels[0], run, scale)
     if solved:
-        _draw_solved(charts[1], solved)
+        _draw_solved(panels[1], solved)
     if shares:
-        _draw_metrics(charts[-1], shares)
-    for panel in charts:
-        member_plots.upright(panel, moves, scale)
-        draw.tidy(panel)
+        axes = panels[len(ratios) - 1]
+        for (name, points), color in zip(shares.items(), SERIES[2:], strict=False):
+            x, y, _ = zip(*points, strict=True)
+            axes.plot(x, y, color=color, linewidth=1.2, marker=".", label=format.clean(name))
+        draw.legend(axes, loc="lower right", ncols=len(shares))
+        axes.margins(y=0.15)
     end = run.seconds / scale or 1.0
-    if moves:
-        member_plots.strip(panels[-1], moves, end, scale)
-    panels[-1].set_xlabel(f"{unit} since training began")
-    panels[-1].set_xlim(-0.012 * end, 1.012 * end)
+    _draw_moves(panels, moves, end, scale)
+    panels[-1].set(xlabel=f"{unit} since training began", xlim=(-0.012 * end, 1.012 * end))
     headline = title or (" · ".join(event_line.what(run.started)) if run.started else "")
     draw.headline(figure, headline, _caption(run, left_out))
     if path is not None:
@@ -110,17 +88,22 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
 def losses(runs: Sequence[RunRecord]) -> Figure:
     """One run: train and test loss over time. Several: their test losses over time and epochs."""
     if len(runs) == 1:
-        return _losses_of_one(runs[0].run)
-    figure = draw.canvas(6.2)
-    panels = figure.subplots(2, 1)
+        run = runs[0].run
+        moves = moves_of(run.happened)
+        figure, panels = draw.stack([3.4, *_strip_height(moves)], 0.3, share_x=True)
+        _draw_losses(panels[0], run)
+        _draw_moves(panels, moves, run.seconds or 1.0)
+        panels[-1].set_xlabel(TIME)
+        return figure
+    figure, panels = draw.stack([3.1, 3.1])
     shades = draw.colors(len(runs))
     for number, one in enumerate(runs):
         judged = one.run.finite
         for axes, x in zip(panels, ([seconds_of(e) for e in judged], [e.passes for e in judged]), strict=True):
-            _curve(axes, x, judged, shades[number], format.clean(one.name), DASHES[number % len(DASHES)])
+            _draw_tests(axes, x, judged, shades[number], format.clean(one.name), DASHES[number % len(DASHES)])
     drawn = [event.test_loss for one in runs for event in one.run.finite]
     for axes, title, below in (
-        (panels[0], "Test loss over time", "seconds since training began"),
+        (panels[0], "Test loss over time", TIME),
         (panels[1], "Test loss over epochs: what each row was worth", "epochs"),
     ):
         draw.titled(axes, title)
@@ -129,48 +112,78 @@ def losses(runs: Sequence[RunRecord]) -> Figure:
     return figure
 
 
-def _losses_of_one(run: RunMetrics) -> Figure:
-    """With a panel for membership changes, if there were any."""
-    moves = moves_of(run.happened)
-    heights = [3.4, *([member_plots.height(moves)] if moves else [])]
-    figure = draw.canvas(sum(heights) + 0.3)
-    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    draw_losses(panels[0], run)
-    member_plots.upright(panels[0], moves)
-    draw.tidy(panels[0])
-    if moves:
-        member_plots.strip(panels[1], moves, run.seconds or 1.0)
-    panels[-1].set_xlabel("seconds since training began")
-    return figure
-
-
-def draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
+def _draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
     """Train and test loss, the best, and the spread over workers; returns how many are left out."""
-    whole, judged = _train(run), run.finite
-    train = whole.thinned()
-    if train.x:
-        alone = "o" if len(train.x) == 1 else None
-        axes.plot(_over(train.x, scale), train.y, color=TRAIN, linewidth=1.4, marker=alone, label="train")
-    each = [(seconds_of(event) / scale, *found) for event in judged if (found := spread_of(event)) is not None]
+    reported, judged = run.finite, [_train(events) for events in (run.progress, run.evaluations)]
+    told = judged[1] if len(_finite(judged[0])) < 2 and len(_finite(judged[1])) > len(_finite(judged[0])) else judged[0]
+    x, y = thinned(_finite(told))
+    if x:
+        alone = "o" if len(x) == 1 else None
+        axes.plot([at / scale for at in x], y, color=TRAIN, linewidth=1.4, marker=alone, label="train")
+    each = [(seconds_of(event) / scale, *found) for event in reported if (found := _spread_of(event)) is not None]
     label = "test, of the mean of all models" if each else "test"
-    drawn = [*train.y, *_curve(axes, [seconds_of(event) / scale for event in judged], judged, TEST, label)]
+    drawn = [*y, *_draw_tests(axes, [seconds_of(event) / scale for event in reported], reported, TEST, label)]
     if run.best is not None:
         label = f"best test loss {format.loss(run.best.test_loss)} at epoch {format.epochs(run.best.passes)}"
         at = ([seconds_of(run.best) / scale], [run.best.test_loss])
         axes.plot(*at, "*", color=TEST, markersize=15, markeredgecolor="white", zorder=5, label=label)
     if each:
-        at, best, worst = zip(*each, strict=True)
+        when, best, worst = zip(*each, strict=True)
         label = "each worker's own, best to worst"
-        axes.fill_between(at, best, worst, color=TEST, alpha=0.18, linewidth=0, label=label)
+        axes.fill_between(when, best, worst, color=TEST, alpha=0.18, linewidth=0, label=label)
         drawn += [*best, *worst]
     _finish(axes, drawn)
-    return whole.left_out + len(run.evaluations) - len(judged)
+    return len(told) - len(_finite(told)) + len(run.evaluations) - len(reported)
 
 
-def spread_of(event: Evaluated) -> tuple[float, float] | None:
+def _train(events: Sequence[Progress | Evaluated]) -> list[tuple[float, float | None, float]]:
+    """Train losses, each with the number of its rows."""
+    before = [0, *(event.examples for event in events)]
+    return [
+        (event.seconds, event.train_loss, max(1.0, event.examples - last))
+        for event, last in zip(events, before, strict=False)
+        if event.train_loss is not None
+    ]
+
+
+def _finite(points: Iterable[tuple[float, float | None, float]]) -> list[Point]:
+    return [(x, y, weight) for x, y, weight in points if y is not None and math.isfinite(y)]
+
+
+def thinned(points: Sequence[Point], most: int = POINTS) -> tuple[list[float], list[float]]:
+    """At most so many points: neighbours become their mean, weighted by their rows."""
+    if len(points) <= most:
+        return [x for x, _, _ in points], [y for _, y, _ in points]
+    import numpy as np
+
+    x, y, weight = np.array(points).T
+    starts = np.unique(np.linspace(0, len(points), most, endpoint=False).astype(int))
+    total = np.add.reduceat(weight, starts)
+    return (np.add.reduceat(x * weight, starts) / total).tolist(), (
+        np.add.reduceat(y * weight, starts) / total
+    ).tolist()
+
+
+def _spread_of(event: Evaluated) -> tuple[float, float] | None:
     """The best and worst loss of the workers' models, if they are numbers."""
     best, worst = (event.spread.get(name, math.nan) for name in ("best", "worst"))
     return (best, worst) if math.isfinite(best) and math.isfinite(worst) else None
+
+
+def _draw_tests(
+    axes: Axes, x: Sequence[float], judged: Sequence[Evaluated], color: str, label: str, dashes: str = "-"
+) -> list[float]:
+    """Draw test losses; returns those that are drawn."""
+    at, values = thinned([(one, event.test_loss, 1.0) for one, event in zip(x, judged, strict=True)])
+    if at:
+        curve(axes, at, values, color, label, dashes)
+    return values
+
+
+def curve(axes: Axes, x: Sequence[float], y: Sequence[float], color: str, label: str, dashes: str = "-") -> None:
+    """A curve with a mark at each point while these are few."""
+    (line,) = axes.plot(x, y, dashes, color=color, label=label, marker="o" if len(x) <= FEW else None)
+    line.set(linewidth=1.4, markersize=5, markeredgecolor="white", markeredgewidth=0.6)
 
 
 def _finish(axes: Axes, drawn: Sequence[float]) -> None:
@@ -183,51 +196,9 @@ def _finish(axes: Axes, drawn: Sequence[float]) -> None:
     draw.tidy(axes)
 
 
-def _curve(
-    axes: Axes, x: Sequence[float], judged: Sequence[Evaluated], color: str, label: str, dashes: str = "-"
-) -> list[float]:
-    """Draw test losses, as marks while they are few; returns the artist."""
-    series = Series()
-    for at, event in zip(x, judged, strict=True):
-        series.add(at, event.test_loss)
-    series = series.thinned()
-    if series.x:
-        few = len(series.x) <= FEW
-        (line,) = axes.plot(series.x, series.y, dashes, color=color, label=label, marker="o" if few else None)
-        line.set(linewidth=1.4, markersize=5, markeredgecolor="white", markeredgewidth=0.6)
-    return series.y
-
-
-def _train(run: RunMetrics) -> Series:
-    """Train losses as reported by workers, otherwise by evaluations."""
-    found = []
-    for events in (run.progress, run.evaluations):
-        series, last = Series(), 0
-        for event in events:
-            series.add(event.seconds, event.train_loss, max(1, event.examples - last))
-            last = event.examples
-        found.append(series)
-    reported, judged = found
-    return judged if len(reported.x) < 2 and len(judged.x) > len(reported.x) else reported
-
-
-def _metrics(run: RunMetrics, scale: float) -> dict[str, Series]:
-    found: dict[str, Series] = {}
-    for event in run.evaluations:
-        for name, value in event.metrics.items():
-            found.setdefault(name, Series()).add(event.seconds / scale, value)
-    return found
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    """The unit of time in which a run of this length reads well, and its length in seconds."""
-    return next((unit, scale) for longest, unit, scale in UNITS if seconds < longest)
-
-
 def _caption(run: RunMetrics, left_out: int) -> str:
     said = []
-    if run.started:
-        s = run.started
+    if s := run.started:
         said.append(
             f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
             f"{format.clean(s.model)}, {format.clean(s.strategy)}, {run.attendance.crew()}{event_line.on_cores(s)}, "
@@ -237,7 +208,7 @@ def _caption(run: RunMetrics, left_out: int) -> str:
     told: list[Progress | Evaluated] = [*run.progress[-1:], *run.evaluations[-1:]]
     epochs = format.epochs(max((event.passes for event in told), default=0.0))
     far = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, {run.examples:,} rows"
-    lasted = format.duration(run.seconds) if run.seconds >= 1 else f"{run.seconds * 1_000:.3g} ms"
+    lasted = format.elapsed(run.seconds)
     if run.stopped:
         said.append(f"Stopped after {lasted} ({far}): {format.clean(run.stopped.why)}.")
     else:
@@ -251,13 +222,10 @@ def _caption(run: RunMetrics, left_out: int) -> str:
     return " ".join(said)
 
 
-# ---------------------------------------------------------------- epochs along the top
-
-
 def _draw_epochs(axes: Axes, run: RunMetrics, scale: float) -> None:
     """Epochs along the top edge, where the run reached them."""
     events: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
-    ticks = _legible(_epoch_ticks([(event.seconds, event.passes) for event in events]))
+    ticks = epoch_ticks([(event.seconds, event.passes) for event in events])
     if len(ticks) < 2:
         return
     top = axes.secondary_xaxis("top")
@@ -267,60 +235,344 @@ def _draw_epochs(axes: Axes, run: RunMetrics, scale: float) -> None:
     top.spines["top"].set_color(PALE)
 
 
-def _epoch_ticks(far: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """When round numbers of epochs were first reached: (seconds, epochs), interpolated."""
-    step = _step(max((epochs for _, epochs in far), default=0.0))
-    ticks: list[tuple[float, float]] = []
-    before = (0.0, 0.0)
-    for seconds, epochs in far if step else ():
-        while epochs >= (mark := step * len(ticks)) - 1e-9 * step:
-            share = (mark - before[1]) / (epochs - before[1]) if epochs > before[1] else 1.0
-            ticks.append((before[0] + min(1.0, max(0.0, share)) * (seconds - before[0]), mark))
-        before = (seconds, epochs)
-    return ticks
+def epoch_ticks(far: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """When round numbers of epochs were first reached: (seconds, epochs), if labels have room."""
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator
 
-
-def _legible(ticks: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Without ticks whose labels would overlap; the last one always stays."""
+    seconds, epochs = np.array([(0.0, 0.0), *(point for point in far if math.isfinite(point[1]))]).T
+    reached = np.maximum.accumulate(epochs)
+    most = reached[-1]
+    marks = MaxNLocator(10, steps=[1, 2, 5, 10]).tick_values(0.0, most) if most > 0 else []
     found: list[tuple[float, float]] = []
-    room = TICKS * (ticks[-1][0] if ticks else 0.0)
-    for tick in reversed(ticks):
-        if not found or found[-1][0] - tick[0] >= room:
-            found.append(tick)
+    for mark in reversed([one for one in marks if one <= most * (1 + 1e-9)]):
+        at = float(np.interp(mark - 1e-12 * most, reached, seconds))  # just before: the first time
+        if not found or found[-1][0] - at >= 0.999 * TICKS * found[0][0]:
+            found.append((at, float(mark)))
     return found[::-1]
 
 
-def _step(most: float) -> float:
-    """The step of 1, 2, 5, 10, ... with at most ten ticks; 0: no ticks."""
-    if not math.isfinite(most) or most <= 0:
-        return 0.0
-    steps = [digit * 10.0**power for power in range(-6, 12) for digit in (1, 2, 5)]
-    return steps[min(bisect.bisect_left(steps, most / 10), len(steps) - 1)]
-
-
-# ---------------------------------------------------------------- other figures of evaluations
-
-
-def _draw_metrics(axes: Axes, metrics: dict[str, Series]) -> None:
-    for (name, series), color in zip(metrics.items(), SERIES[2:], strict=False):
-        axes.plot(series.x, series.y, color=color, linewidth=1.2, marker=".", label=format.clean(name))
-    draw.legend(axes, loc="lower right", ncols=len(metrics))
-    axes.margins(y=0.15)
-
-
-def _draw_solved(axes: Axes, solved: dict[str, Series]) -> None:
+def _draw_solved(axes: Axes, solved: dict[str, list[Point]]) -> None:
     """Draw the distance from the minimum: of the objective, and of the worst key."""
-    for (name, series), color in zip(solved.items(), SERIES[2:], strict=False):
-        values, label = series.y, "violation, in units of l1"
+    for (name, found), color in zip(solved.items(), SERIES[2:], strict=False):
+        points, label = [(x, y) for x, y, _ in found], "violation, in units of l1"
         if name == "objective":
-            lowest = min(values)
-            values = [(one - lowest) / (abs(lowest) or 1.0) for one in values]
+            lowest = min(y for _, y in points)
+            points = [(x, (y - lowest) / (abs(lowest) or 1.0)) for x, y in points]
             label = "objective above its lowest, of that"
-        points = [(x, y) for x, y in zip(series.x, values, strict=True) if y > 0]
+        points = [(x, y) for x, y in points if y > 0]
         axes.plot([x for x, _ in points], [y for _, y in points], color=color, linewidth=1.2, marker=".", label=label)
     axes.set_yscale("log")
     draw.legend(axes, loc="lower left", fontsize=8)  # both should fall
 
 
-def _over(seconds: Sequence[float], scale: float) -> list[float]:
-    return [at / scale for at in seconds]
+# ---------------------------------------------------------------- other figures of a report
+
+
+def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
+    """The shares of time: a bar for each worker, or each run."""
+    figure, (axes,) = draw.stack([0.9 + 0.3 * len(rows[:BARS])])
+    for row, (_, one) in enumerate(rows[:BARS]):
+        left = 0.0
+        for what in OF_WORKERS:
+            share = one.get(what, 0.0)
+            axes.barh(row, share, 0.72, left=left, color=COLORS[what], label=what if row == 0 else None)
+            if share >= 0.06:
+                color = "#111111" if what in ("idle", "communicate") else "white"
+                axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", fontsize=8.5, color=color)
+            left += share
+    draw.row_names(axes, [name for name, _ in rows[:BARS]])
+    axes.set_xlim(0, 1)
+    draw.percents(axes.xaxis)
+    draw.tidy(axes, grid="")
+    draw.legend(figure, loc="outside upper left", ncols=4)
+    return figure
+
+
+def staleness(runs: Sequence[RunRecord]) -> Figure:
+    """A histogram of staleness in percent; a panel for each run, on one scale."""
+    told = [(one, stale) for one in runs if (stale := one.staleness) is not None]
+    most = max(len(counts) for _, (counts, *_) in told)
+    width = -(-most // BINS)
+    figure, panels = draw.stack([1.7] * len(told), 0.6, share_x=True)
+    for axes, (one, (counts, mean, p95, highest)) in zip(panels, told, strict=True):
+        bars = [sum(counts[at : at + width]) / sum(counts) for at in range(0, len(counts), width)]
+        axes.bar([at * width + (width - 1) / 2 for at in range(len(bars))], bars, 0.86 * width, color=SERIES[0])
+        axes.axvline(mean, color=SERIES[1], linewidth=1.4, label=f"mean {mean:.3g}")
+        axes.axvline(p95, color=SERIES[3], linewidth=1.4, linestyle="--", label=f"95% are {p95:,} or less")
+        axes.plot([highest], [0], "v", color=INK, label=f"max {format.most_stale(highest)}", clip_on=False)
+        draw.percents(axes.yaxis)
+        axes.set_ylabel("pushes")
+        draw.legend(axes, loc="best")
+        draw.tidy(axes, grid="y")
+        if len(runs) > 1:
+            draw.titled(axes, one.name)
+    each = "" if width == 1 else f" ({width} to a bar)"
+    panels[-1].set_xlabel(f"other pushes between reading weights and pushing{each}")
+    panels[-1].set_xlim(-0.6 * width, max(most, 4) - 0.4)
+    return figure
+
+
+def costs(runs: Sequence[RunRecord]) -> Figure:
+    """Two bars for each run: wall time and CPU time."""
+    shown = runs[:BARS]
+    figure, (axes,) = draw.stack([0.9 + 0.5 * len(shown)])
+    for shift, color, label, of in (
+        (-0.19, SERIES[0], "seconds", [one.run.seconds for one in shown]),
+        (0.19, SERIES[1], "CPU seconds", [one.cpu or 0.0 for one in shown]),
+    ):
+        bars = axes.barh([row + shift for row in range(len(shown))], of, 0.36, color=color, label=label)
+        axes.bar_label(bars, [format.exact_seconds(value) for value in of], padding=3)
+    axes.margins(x=0.12)
+    draw.row_names(axes, [one.name for one in shown])
+    axes.set_xlabel("seconds")
+    draw.numbers(axes.xaxis)
+    draw.tidy(axes, grid="x")
+    draw.legend(figure, loc="outside upper left", ncols=2)
+    return figure
+
+
+def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
+    """Bytes into and out of each filter, and in all; a panel per run and direction."""
+    ways = [
+        (name, way, figures.stages(found, way))
+        for name, found in told[:FEW]
+        for way in figures.WAYS
+        if found["plain"].get(way) and found["sent"].get(way)
+    ]
+    figure, panels = draw.stack([0.75 + 0.3 * len(bars) for _, _, bars in ways], 0.5)
+    for axes, (name, way, bars) in zip(panels, ways, strict=True):
+        for row, (before, after) in enumerate(bars.values()):
+            color = SERIES[1 if row == len(bars) - 1 else 0]
+            axes.barh(row, before, 0.7, color=PALE)
+            axes.barh(row, after, 0.7, color=color)
+            times = f", {before / after:,.1f} times fewer" if after else ""
+            place = (max(before, after), row)
+            text = axes.annotate(f"{after / 1e6:,.2f} of {before / 1e6:,.2f} MB{times}", place, (6, 0))
+            text.set(anncoords="offset points", va="center", fontsize=8.5)
+        draw.row_names(axes, list(bars))
+        axes.set_xlim(0, 1.75 * max(map(max, bars.values())))  # room for the text
+        axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,.3g} MB")
+        axes.locator_params(axis="x", nbins=6)
+        draw.tidy(axes, grid="x")
+        draw.titled(axes, f"{format.clean(name) + ', ' if len(told) > 1 else ''}{way.replace('_', ' ')}")
+    return figure
+
+
+def delays(run: RunMetrics) -> Figure:
+    """The delay chosen during training, and the share of waiting before each change."""
+    figure, panels = draw.stack([1.6, 1.6], share_x=True)
+    upper, lower = panels
+    at = [event.seconds for event in run.delays]
+    chosen = [event.max_delay for event in run.delays]
+    upper.step([*at, run.seconds], [*chosen, chosen[-1]], where="post", color=SERIES[0], linewidth=1.6)
+    upper.set_ylabel("max_delay")
+    lower.plot(at, [event.waiting for event in run.delays], "o-", color=SERIES[1], linewidth=1)
+    draw.reference(lower, MOST_WAITING, f"{MOST_WAITING:.0%}: the delay is raised above this")
+    draw.percents(lower.yaxis)
+    lower.set(ylabel="waiting", xlabel=TIME)
+    for axes in panels:
+        axes.set_ylim(bottom=0)
+        draw.tidy(axes)
+    return figure
+
+
+# ---------------------------------------------------------------- marks of joins, leaves and losses
+
+
+UPRIGHT = 12  # moves that are upright lines; more would hide the curves
+LETTERS = 15.0  # of a name to an inch
+SHIFT = 0.13  # of a row
+NEAR = 2.0  # characters: marks that are nearer share one name
+
+_SHAPES: dict[str, tuple[str, str, Literal["-", "--", "-.", ":"], str]] = {
+    "joined": ("^", JOINED, ":", "joined"),
+    "left": ("v", INK, "-.", "left in order"),
+    "lost": ("X", LOST, "--", "lost"),
+}
+
+
+def _strip_rows(moves: Sequence[Move]) -> list[str]:
+    return [role for role in ROLES if any(role_of(event) == role for event in moves)]
+
+
+def _strip_height(moves: Sequence[Move]) -> list[float]:
+    """Inches of the panel with marks; empty without joins and leaves."""
+    return [0.45 + 0.3 * len(_strip_rows(moves))] if moves else []
+
+
+def _draw_moves(panels: Sequence[Axes], moves: Sequence[Move], end: float, scale: float = 1.0) -> None:
+    """Upright lines in the panels above, and marks in the last one."""
+    for axes in panels[:-1] if moves else panels:
+        upright(axes, moves, scale)
+        draw.tidy(axes)
+    if moves:
+        strip(panels[-1], moves, end, scale)
+
+
+def upright(axes: Axes, moves: Sequence[Move], scale: float = 1.0) -> None:
+    """A vertical line at each join and leave, if they are few."""
+    for event in moves if len(moves) <= UPRIGHT else ():
+        _, color, dashes, _ = _SHAPES[kind(event)]
+        axes.axvline(event.seconds / scale, color=color, linestyle=dashes, linewidth=0.9, zorder=1)
+
+
+def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> None:
+    """The narrow panel of marks up to ``end``, in the units of its axis."""
+    rows = _strip_rows(moves)
+    letter = end / (axes.figure.get_figwidth() * 0.85 * LETTERS)  # type: ignore[union-attr]  # names and edges off
+    for row, role in enumerate(rows):
+        mine = sorted((event for event in moves if role_of(event) == role), key=lambda event: event.seconds)
+        for event in mine:
+            _mark(axes, event.seconds / scale, row, kind(event))
+        _draw_names(axes, row, [(event.seconds / scale, event.name) for event in mine], end, letter)
+    draw.span_rows(axes, [f"{role}s" for role in rows], size=8)
+    axes.set_ylim(len(rows) - 0.6, -0.8)
+    handles = _handles(moves, lines=True)
+    options = {"loc": "lower left", "bbox_to_anchor": (0.0, 0.95), "borderaxespad": 0.0, "handlelength": 2.4}
+    draw.legend(axes, handles, ncols=len(handles), frameon=False, fontsize=8, **options)
+
+
+def _shown(what: str) -> dict[str, Any]:
+    """The style of a mark: its shape as well as its colour."""
+    shape, color, _, _ = _SHAPES[what]
+    inside = "white" if what == "left" else color
+    return {"marker": shape, "color": color, "markerfacecolor": inside, "markersize": 6, "zorder": 3}
+
+
+def _mark(axes: Axes, at: float, row: int, what: str) -> None:
+    """A mark, shifted so that a quick return does not hide the loss."""
+    axes.plot([at], [row + (SHIFT if what == "joined" else -SHIFT)], linestyle="none", **_shown(what))
+
+
+def _handles(moves: Sequence[Move], lines: bool = False, marks: bool = True) -> list[Line2D]:
+    """Legend entries of joins, leaves and losses, for marks or upright lines."""
+    from matplotlib.lines import Line2D
+
+    found = []
+    for what, (_, _, dashes, said) in _SHAPES.items():
+        if any(kind(event) == what for event in moves):
+            one = Line2D([], [], linestyle=dashes if lines else "none", linewidth=0.9, label=said, **_shown(what))
+            one.set(**({} if marks else {"marker": "", "label": f"one {said}"}))
+            found.append(one)
+    return found
+
+
+def _draw_names(axes: Axes, row: int, mine: Sequence[tuple[float, str]], end: float, letter: float) -> None:
+    """Write names beside the marks, from left to right, as far as they fit."""
+    groups: list[list[tuple[float, str]]] = []
+    for event in mine:
+        if groups and event[0] - groups[-1][0][0] < NEAR * letter:
+            groups[-1].append(event)
+        else:
+            groups.append([event])
+    taken, gap = -letter, 1.2 * letter
+    after = [*(group[0][0] for group in groups[1:]), end + letter]
+    for group, until in zip(groups, after, strict=True):
+        (at, name), (last, _) = group[0], group[-1]
+        others = len({name for _, name in group}) - 1
+        said = format.clean(name)[:32] + (f" +{others:,}" if others else "")
+        wide = len(said) * letter
+        fits_right, fits_left = last + gap + wide <= until, at - gap - wide >= taken
+        if fits_right or fits_left:
+            where, side = (last + gap, "left") if fits_right else (at - gap, "right")
+            text = axes.text(where, row, said, ha=side, va="center", fontsize=7.5, color=INK, zorder=4)
+            text.set_parse_math(False)
+        taken = last + gap + wide if fits_right else last + letter
+
+
+# ---------------------------------------------------------------- members and segments
+
+
+ROLE_COLORS = {"server": "#E69F00", "worker": "#0072B2"}
+SHOWN = len(SERIES)  # servers with a band of their own
+
+
+def members(run: RunMetrics) -> Figure:
+    """The number of workers over time; a dot for each evaluation."""
+    figure, (axes,) = draw.stack([2.4])
+    told: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
+    axes.step([event.seconds for event in told], [event.workers for event in told], where="post", color=SERIES[0])
+    dots = [(seconds_of(event), event.workers) for event in run.evaluations]
+    if dots:
+        axes.plot(*zip(*dots, strict=True), "o", color=SERIES[1], label="at an evaluation", clip_on=False)
+    most = max([1, *(event.workers for event in told)])
+    axes.set(ylim=(0, most * 1.15), ylabel="workers", xlabel=TIME)
+    draw.whole_numbers(axes.yaxis)
+    draw.legend(figure, loc="outside upper right")  # above: the line may be anywhere inside
+    draw.tidy(axes)
+    return figure
+
+
+def there(run: RunMetrics) -> Figure | None:
+    """A bar for the presence of every node; None if there were no joins and leaves."""
+    from matplotlib.patches import Patch
+
+    moves = moves_of(run.happened)
+    if not moves:
+        return None
+    stays = sorted(run.attendance.stays, key=lambda stay: (ROLES.index(stay.role), format.natural(stay.name)))
+    rows = [list(group) for _, group in groupby(stays, key=lambda stay: (stay.role, stay.name))]
+    # Of many, those that joined or left: the others were present throughout.
+    rows = rows if len(rows) <= BARS else [row for row in rows if any(map(_moved, row))][:BARS]
+    end = run.seconds or 1.0
+    figure, (axes,) = draw.stack([0.95 + 0.22 * len(rows)])
+    for row, stays in enumerate(rows):
+        for stay in stays:
+            until = min(stay.until, end)
+            axes.barh(row, until - stay.since, 0.5, left=stay.since, color=ROLE_COLORS[stay.role], zorder=2)
+            if stay.since > 0:
+                _mark(axes, stay.since, row, "joined")
+            if stay.how:
+                _mark(axes, until, row, stay.how)
+    draw.span_rows(axes, [stays[0].name for stays in rows], size=8)
+    axes.set(xlim=(-0.02 * end, 1.02 * end), ylim=(len(rows) - 0.4, -0.6), xlabel=TIME)
+    roles = [role for role in ROLES if any(stays[0].role == role for stays in rows)]
+    handles = [*(Patch(color=ROLE_COLORS[role], label=role) for role in roles), *_handles(moves)]
+    draw.legend(figure, handles, loc="outside upper left", ncols=len(handles))
+    return figure
+
+
+def _moved(stay: Membership) -> bool:
+    return stay.since > 0 or math.isfinite(stay.until)
+
+
+def segments(run: RunMetrics) -> Figure | None:
+    """Segments and copies on each server, stacked, over time; None if they never changed."""
+    if len(run.shared) < 2:
+        return None
+    kept = any(number for event in run.shared for number in event.copies.values())
+    servers = sorted({name for event in run.shared for name in event.serves}, key=format.natural)
+    figure, panels = draw.stack([1.9, 1.9] if kept else [2.3], 0.5, share_x=True)
+    _draw_bands(panels[0], run, servers, [event.serves for event in run.shared])
+    draw.titled(panels[0], "Segments that each server serves")
+    if kept:
+        _draw_bands(panels[1], run, servers, [event.copies for event in run.shared])
+        draw.titled(panels[1], "Copies that it keeps of others' segments")
+    moves = [event for event in moves_of(run.happened) if event.role == "server"]
+    for axes in panels:
+        upright(axes, moves)
+        draw.tidy(axes, grid="")
+        axes.set(ylabel="segments", xlim=(0, run.seconds or 1.0))
+        draw.whole_numbers(axes.yaxis)
+    panels[-1].set_xlabel(TIME)
+    lines = _handles(moves, lines=True, marks=False) if len(moves) <= UPRIGHT else []
+    draw.legend(figure, [*panels[0].get_legend_handles_labels()[0], *lines], loc="outside upper left", ncols=4)
+    return figure
+
+
+def _draw_bands(axes: Axes, run: RunMetrics, servers: list[str], held: list[dict[str, int]]) -> None:
+    """The bands: of many servers, the first ones and the sum of the rest."""
+    at = [*(event.seconds for event in run.shared), max(run.seconds, run.shared[-1].seconds)]
+    shown = [[name] for name in servers[:SHOWN]] + ([servers[SHOWN:]] if len(servers) > SHOWN else [])
+    floor = [0.0] * len(at)
+    for number, names in enumerate(shown):
+        heights = [float(sum(one.get(name, 0) for name in names)) for one in [*held, held[-1]]]
+        top = [low + high for low, high in zip(floor, heights, strict=True)]
+        said = format.clean(names[0])[:28] if len(names) == 1 else f"{len(names):,} others"
+        color = SERIES[number] if len(names) == 1 else PALE
+        band = axes.fill_between(at, floor, top, step="post", color=color, alpha=0.75, linewidth=0.6, label=said)
+        band.set(hatch="" if len(names) == 1 else "///", edgecolor="white")
+        floor = top
+    axes.set_ylim(0, max([1.0, *floor]) * 1.02)
+    axes.axhline(0, color=INK, linewidth=0.6)

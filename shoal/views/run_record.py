@@ -6,12 +6,12 @@ impossible ones (a span of negative length, a loss that is not a number) are dro
 
 from __future__ import annotations
 
-import bisect
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,13 +19,9 @@ import msgspec
 from shoal.errors import Invalid
 from shoal.events import (
     Delayed,
-    Elected,
     Evaluated,
     Gone,
-    Handed,
     Joined,
-    Leaving,
-    Linked,
     Progress,
     Resumed,
     RolledBack,
@@ -33,28 +29,23 @@ from shoal.events import (
     Saved,
     Shared,
     Spans,
-    Split,
     Started,
     Stopped,
-    Voided,
-    Warned,
     read_legible,
 )
 from shoal.nodes.time_accounting import KINDS
 from shoal.views import format
+from shoal.views.event_line import News
 from shoal.views.members import MembershipHistory, is_over
 
 if TYPE_CHECKING:
     from shoal.job import Job
 
-# ---------------------------------------------------------------- from events to figures
-
-
 OF_WORKERS = KINDS[:4]
 JITTER = 0.004  # seconds between spans: shorter gaps are message latency
 BACK = 0.9  # of the rows/s before a fault: it has recovered
 
-Happened = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Saved | Linked | Elected
+Happened = News | Saved
 Span = tuple[str, float, float]  # kind, from, to
 
 
@@ -72,8 +63,7 @@ class NodeMetrics:
 
     @property
     def shares(self) -> dict[str, float]:
-        whole = sum(self.spent.values())
-        return {kind: self.spent.get(kind, 0.0) / whole for kind in KINDS} if whole else {}
+        return _shares(self.spent, KINDS)
 
     @property
     def per_slot(self) -> float | None:
@@ -105,8 +95,7 @@ class RunMetrics:
 
     @property
     def shares(self) -> dict[str, float]:
-        whole = sum(self.spent.values())
-        return {kind: self.spent.get(kind, 0.0) / whole for kind in OF_WORKERS} if whole else {}
+        return _shares(self.spent, OF_WORKERS)
 
     @property
     def computing(self) -> str:
@@ -125,8 +114,8 @@ class RunMetrics:
 
     @property
     def examples(self) -> int:
-        told = [event.examples for event in self.progress[-1:]] + [event.examples for event in self.evaluations[-1:]]
-        return max(told, default=0)
+        told: list[Progress | Evaluated] = [*self.progress[-1:], *self.evaluations[-1:]]
+        return max((event.examples for event in told), default=0)
 
     @property
     def slowest(self) -> tuple[NodeMetrics, float] | None:
@@ -143,10 +132,12 @@ class RunMetrics:
 
     def rate(self, since: float, until: float) -> float | None:
         """Rows a second between two moments; None if one is not recorded."""
-        at, done = self._at, self._done
-        if not at or not at[0] <= since < until <= at[-1]:
+        import numpy as np
+
+        if not self._at or not self._at[0] <= since < until <= self._at[-1]:
             return None
-        return (_between(at, done, until) - _between(at, done, since)) / (until - since)
+        before, after = np.interp([since, until], self._at, self._done).tolist()
+        return float((after - before) / (until - since))
 
     def back_after(self, moment: float, window: float = 1.0) -> float | None:
         """Seconds until rows/s were back at 90%, for a second; 0: never fell; inf: not in this run.
@@ -182,7 +173,11 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
                 _add(one.spent, event.spent)
             case Evaluated():
                 one.evaluations.append(event)
-                _take_each(one, event)
+                for name, did in event.each.items():
+                    node = _node(one, name)
+                    node.exact = True
+                    node.slots += int(did.get("slots", 0))
+                    _add(node.spent, did)
             case Spans():
                 _node(one, event.name).spans += [(kind, at, at + length) for kind, at, length in event.spans]
             case Delayed():
@@ -199,7 +194,8 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
     one._at, one._done = _work(one.progress)
     for node in one.nodes.values():
         _settle(node)
-        node.here = _here(node.name, one.happened)
+        stays = [(stay.since, stay.until) for stay in one.attendance.stays if stay.name == node.name]
+        node.here = stays or [(0.0, math.inf)]
     one.nodes = dict(sorted(one.nodes.items(), key=lambda item: (item[1].role != "worker", format.natural(item[0]))))
     return one
 
@@ -221,23 +217,14 @@ def began(event: Gone | RolledBack) -> float:
     return max(0.0, event.seconds - float(silent.group(1))) if silent else event.seconds
 
 
-def median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def _node(one: RunMetrics, name: str) -> NodeMetrics:
     role = "evaluator" if name.startswith("evaluator") else "worker"
     return one.nodes.setdefault(name, NodeMetrics(name, role))
 
 
-def _take_each(one: RunMetrics, event: Evaluated) -> None:
-    for name, did in event.each.items():
-        node = _node(one, name)
-        node.exact = True
-        node.slots += int(did.get("slots", 0))
-        _add(node.spent, did)
+def _shares(spent: dict[str, float], kinds: Sequence[str]) -> dict[str, float]:
+    whole = sum(spent.values())
+    return {kind: spent.get(kind, 0.0) / whole for kind in kinds} if whole else {}
 
 
 def _add(total: dict[str, float], more: dict[str, float]) -> None:
@@ -257,21 +244,12 @@ def _work(progress: Sequence[Progress]) -> tuple[list[float], list[float]]:
     return (at, done) if len(at) > 1 else ([], [])
 
 
-def _here(name: str, happened: Sequence[Happened]) -> list[tuple[float, float]]:
-    """When a node took part."""
-    stays: list[tuple[float, float]] = []
-    for event in happened:
-        if isinstance(event, Joined) and event.name == name and not (stays and stays[-1][1] == math.inf):
-            stays.append((event.seconds, math.inf))
-        elif isinstance(event, Gone) and event.name == name and stays:
-            stays[-1] = (stays[-1][0], min(stays[-1][1], event.seconds))
-    return stays or [(0.0, math.inf)]
-
-
 def _settle(node: NodeMetrics) -> None:
     """Sort spans, and shorten later ones that overlap by message latency."""
     settled: list[Span] = []
-    for kind, start, stop in sorted((one for one in node.spans if _is_sound(one)), key=lambda one: one[1]):
+    for kind, start, stop in sorted(node.spans, key=lambda one: one[1]):
+        if kind not in KINDS or not 0 <= start <= stop < math.inf:
+            continue
         end = settled[-1][2] if settled else -math.inf
         start = end if start < end + JITTER else start
         if stop <= start:
@@ -285,17 +263,6 @@ def _settle(node: NodeMetrics) -> None:
         node.spent = {}
         for kind, start, stop in settled:
             _add(node.spent, {kind: stop - start})
-
-
-def _is_sound(span: Span) -> bool:
-    kind, start, stop = span
-    return kind in KINDS and math.isfinite(start) and math.isfinite(stop) and 0 <= start <= stop
-
-
-def _between(at: Sequence[float], done: Sequence[float], moment: float) -> float:
-    right = min(max(1, bisect.bisect_left(at, moment)), len(at) - 1)
-    share = (moment - at[right - 1]) / (at[right] - at[right - 1])
-    return done[right - 1] + share * (done[right] - done[right - 1])
 
 
 CLOCK_STOPS = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # during an evaluation
@@ -356,6 +323,8 @@ def tell(
 
 def read(folder: Path) -> RunRecord:
     """A run's folder; refused if there is no run in it, or none that has begun."""
+    from shoal.job import Job
+
     if not folder.is_dir():
         raise Invalid(f"there is no folder {folder}: give the folder of a run (`shoal train` says where it is)")
     events = folder / "events.jsonl"
@@ -373,33 +342,20 @@ def read(folder: Path) -> RunRecord:
     if damaged:
         lines = format.many(damaged, "line")
         told.problems.append(f"{lines} of events.jsonl cannot be read and {'is' if damaged == 1 else 'are'} left out.")
-    _read_summary(told, folder / "summary.json")
-    _read_job(told, folder / "job.toml")
-    return told
-
-
-def _read_summary(told: RunRecord, path: Path) -> None:
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        summary = msgspec.json.decode((folder / "summary.json").read_bytes())
+        told.summary = summary if isinstance(summary, dict) else {}
     except FileNotFoundError:
-        told.problems.append(
-            "There is no summary.json: the run goes on, or was cut short; figures are up to its last event."
-        )
+        why = "the run goes on, or was cut short; figures are up to its last event"
+        told.problems.append(f"There is no summary.json: {why}.")
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        told.problems.append(
-            f"summary.json cannot be read ({format.clean(str(error))}): figures are from the events alone."
-        )
-    else:
-        told.summary = found if isinstance(found, dict) else {}
-
-
-def _read_job(told: RunRecord, path: Path) -> None:
-    from shoal.job import Job
-
+        why = format.clean(str(error))
+        told.problems.append(f"summary.json cannot be read ({why}): figures are from the events alone.")
     try:
-        told.job = Job.load(path)
+        told.job = Job.load(folder / "job.toml")
     except Invalid as error:
         told.problems.append(f"Its settings are not shown: {format.clean(str(error))}.")
+    return told
 
 
 _NAMES = (("data", "source"), ("model", "kind"), ("model", "net"))  # shown under their own names

@@ -24,23 +24,19 @@ def draw_split(info: SplitInfo, path: Path) -> None:
     import numpy as np
 
     clients = len(info.files)
-    figure = draw.canvas(min(TALLEST, 1.9 + BAR * clients), WIDTH)
-    axes = figure.add_subplot()
+    figure, (axes,) = draw.stack([min(TALLEST, 1.9 + BAR * clients)], width=WIDTH)
     if 1 < len(info.labels) <= LABELS:
-        _stretches(axes, info)
+        _draw_labels(axes, info)
     else:
-        (_bars if clients <= BARS else _steps)(axes, np.zeros(clients, np.int64), np.array(info.sizes), SERIES[0], "")
-    if clients <= BARS:
-        draw.row_names(axes, [name.rpartition(".")[0] for name in info.files], size=9)
-    else:
+        _draw_bars(axes, np.zeros(clients, np.int64), np.array(info.sizes), SERIES[0], "")
+    draw.span_rows(axes, [name.rpartition(".")[0] for name in info.files], size=9)
+    if clients > BARS:
         axes.set_yticks([])
         axes.set_ylabel(f"client-0 (top) to client-{clients - 1}", color=INK)
     axes.set_ylim(clients - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.set_xlabel("rows", color=INK)
     draw.numbers(axes.xaxis)
-    draw.tidy(axes, grid="x")
-    axes.spines["left"].set_visible(False)
     draw.titled(axes, title(info))
     draw.save(figure, path)
 
@@ -52,44 +48,35 @@ def title(info: SplitInfo) -> str:
     return f"{info.set[:60]}: {info.rows:,} rows, {len(info.files):,} clients ({how})"
 
 
-def _stretches(axes: Any, info: SplitInfo) -> None:
+def _draw_labels(axes: Any, info: SplitInfo) -> None:
     import numpy as np
     from matplotlib import colormaps
 
     counts = np.array(info.counts)
-    starts = np.cumsum(counts, axis=1) - counts
-    for number, label in enumerate(info.labels):
-        tone = 0.08 + 0.87 * number / (len(info.labels) - 1)
-        colour, name = colormaps["viridis"](tone), f"{label:g}"
-        if len(counts) > BARS:
-            _steps(axes, starts[:, number], counts[:, number], colour, name)
-        else:
-            _bars(axes, starts[:, number], counts[:, number], colour, name)
-            _names(axes, starts[:, number], counts[:, number], counts.sum(axis=1).max(), name, tone)
+    starts, longest = np.cumsum(counts, axis=1) - counts, counts.sum(axis=1).max()
+    for label, tone, left, width in zip(
+        info.labels, np.linspace(0.08, 0.95, len(info.labels)), starts.T, counts.T, strict=True
+    ):
+        _draw_bars(axes, left, width, colormaps["viridis"](tone), f"{label:g}")
+        ink = "white" if tone < 0.6 else INK
+        for place in (width > NAMED_FROM * longest).nonzero()[0] if len(counts) <= BARS else ():
+            middle = left[place] + width[place] / 2
+            axes.text(middle, place, f"{label:g}", ha="center", va="center", fontsize=8, color=ink)
     if len(info.labels) <= KEYED:
         options = {"title": "label", "fontsize": 8, "title_fontsize": 8, "handlelength": 1, "ncols": 10}
         handles, _ = axes.get_legend_handles_labels()
         draw.legend(axes.get_figure(), handles, loc="outside lower center", **options)
 
 
-def _bars(axes: Any, left: Ids, width: Ids, colour: Any, label: str) -> None:
-    axes.barh(
-        range(len(left)), width, left=left, height=0.8, color=colour, edgecolor="white", linewidth=0.5, label=label
-    )
-
-
-def _steps(axes: Any, left: Ids, width: Ids, colour: Any, label: str) -> None:
-    """Draw all clients as one shape: thousands of bars would take minutes."""
+def _draw_bars(axes: Any, left: Ids, width: Ids, colour: Any, label: str) -> None:
+    """A bar for each client; many make one shape, as thousands of bars would take minutes."""
     import numpy as np
 
-    edges = np.arange(len(left) + 1) - 0.5
-    right = left + width
-    inner, outer = np.append(left, left[-1]), np.append(right, right[-1])
+    if len(left) <= BARS:
+        bars = axes.barh(range(len(left)), width, 0.8, left=left, color=colour, label=label)
+        for bar in bars:
+            bar.set(edgecolor="white", linewidth=0.5)
+        return
+    inner, outer = np.append(left, left[-1]), np.append(left + width, left[-1] + width[-1])
+    edges = np.arange(len(inner)) - 0.5
     axes.fill_betweenx(edges, inner, outer, step="post", color=colour, linewidth=0, label=label)
-
-
-def _names(axes: Any, left: Ids, width: Ids, longest: int, label: str, tone: float) -> None:
-    colour = "white" if tone < 0.6 else INK
-    for place in (width > NAMED_FROM * longest).nonzero()[0]:
-        middle = left[place] + width[place] / 2
-        axes.text(middle, place, label, ha="center", va="center", fontsize=8, color=colour)

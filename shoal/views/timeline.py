@@ -1,30 +1,28 @@
 """Gantt charts of the nodes of one run, or of several over equal time.
 
-    timeline([("sync", events), ("async", others)], "timeline.svg")
-
 A row is a node; each activity has a colour and a height. Unrecorded time (``[trace] spans`` limits
 spans) is hatched. At a row's end are the shares of the node's time in the whole run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from shoal.events import Gone, Joined, Resumed, RolledBack, RunEvent, Saved
+from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
 from shoal.nodes.time_accounting import KINDS
 from shoal.views import axes as draw
 from shoal.views import event_line, format
-from shoal.views.axes import GRID, INK, JOINED, LOST, PALE
-from shoal.views.run_record import OF_WORKERS, NodeMetrics, RunMetrics, Span, account, median
+from shoal.views.axes import GRID, INK, JOINED, LOST, PALE, TIME
+from shoal.views.plots import COLORS
+from shoal.views.run_record import OF_WORKERS, NodeMetrics, RunMetrics, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {"compute": "#0072B2", "communicate": "#E69F00", "wait": "#D55E00", "idle": "#AAAAAA", "evaluate": "#009E73"}
 HEIGHTS = {"compute": 0.84, "communicate": 0.64, "wait": 0.44, "idle": 0.2, "evaluate": 0.84}
 STEPS = 12  # of the slowest worker that are shown
 ROWS = 17  # of one run
@@ -34,29 +32,18 @@ WARM = (0.3, 0.5, 0.7, 0.15, 0.0)  # where to begin, as shares of the run
 Window = tuple[float, float]
 
 
-def timeline(
-    runs: Sequence[tuple[str, Iterable[RunEvent]]], path: str | Path | None = None, window: Window | None = None
-) -> Figure:
-    """One panel for each run; without a ``window``, some steps after warm-up."""
-    figure = drawn([(title, account(events)) for title, events in runs], window)
-    if path is not None:
-        draw.save(figure, path)
-    return figure
-
-
 def drawn(runs: Sequence[tuple[str, RunMetrics]], window: Window | None = None) -> Figure:
+    """One panel for each run; without a ``window``, some steps after warm-up."""
     windows = [window] * len(runs) if window else default_windows([run for _, run in runs])
     shown = [rows(run) for _, run in runs]
-    heights = [0.75 + 0.24 * max(1, len(nodes)) for nodes in shown]
-    figure = draw.canvas(sum(heights) + 0.75)
-    panels = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
+    figure, panels = draw.stack([0.75 + 0.24 * max(1, len(nodes)) for nodes in shown], 0.75)
     for panel, (title, run), nodes, part in zip(panels, runs, shown, windows, strict=True):
-        _panel(panel, run, nodes, part)
+        _draw_panel(panel, run, nodes, part)
         hidden = len(run.nodes) - len(nodes)
         said = format.clean(title) + (" (emulated compute)" if run.started and run.started.emulated else "")
         draw.titled(panel, said + (f", {format.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
-    panels[-1].set_xlabel("seconds since training began")
-    _legend(figure)
+    panels[-1].set_xlabel(TIME)
+    _draw_legend(figure)
     figure.draw_without_rendering()  # laid out twice: the table at the side needs it
     return figure
 
@@ -73,18 +60,18 @@ def rows(run: RunMetrics) -> list[NodeMetrics]:
 
 def whole(runs: Sequence[tuple[str, RunMetrics]], windows: Sequence[Window]) -> Figure | None:
     """The whole run: the workers' shares of time, with the window in a frame."""
-    shown = [(title, run, part) for (title, run), part in zip(runs, windows, strict=True) if _shares_over_time(run)]
+    shown = [
+        (title, run, part, *found)
+        for (title, run), part in zip(runs, windows, strict=True)
+        if (found := _shares_over_time(run)) is not None
+    ]
     if not shown:
         return None
-    figure = draw.canvas(0.75 + 1.15 * len(shown))
-    panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
-    for panel, (title, run, part) in zip(panels, shown, strict=True):
-        edges, shares = _shares_over_time(run) or ([], {})
-        low = [0.0] * len(edges)
-        for kind in OF_WORKERS:
-            high = [a + b for a, b in zip(low, [*shares[kind], shares[kind][-1]], strict=True)]
-            panel.fill_between(edges, low, high, step="post", color=COLORS[kind], linewidth=0, label=kind)
-            low = high
+    figure, panels = draw.stack([1.15] * len(shown), 0.75)
+    for panel, (title, run, part, edges, shares) in zip(panels, shown, strict=True):
+        areas = panel.stackplot(edges, shares, step="post", colors=[COLORS[kind] for kind in OF_WORKERS], linewidth=0)
+        for area, kind in zip(areas, OF_WORKERS, strict=True):
+            area.set_label(kind)
         if part[1] - part[0] < 0.99 * run.seconds:
             panel.axvspan(*part, facecolor="none", edgecolor=INK, linewidth=1.2)
             text = panel.annotate("shown below", (part[0], 1.0), (0, 2), textcoords="offset points")
@@ -94,43 +81,30 @@ def whole(runs: Sequence[tuple[str, RunMetrics]], windows: Sequence[Window]) -> 
         draw.tidy(panel, grid="")
         if len(shown) > 1:
             draw.titled(panel, title)
-    panels[-1].set_xlabel("seconds since training began")
+    panels[-1].set_xlabel(TIME)
     draw.legend(figure, loc="outside upper left", ncols=4)
     return figure
 
 
-def _shares_over_time(run: RunMetrics) -> tuple[list[float], dict[str, list[float]]] | None:
-    """Shares of the workers' time in at most ``BINS`` intervals, and their starts."""
+def _shares_over_time(run: RunMetrics) -> tuple[list[float], list[list[float]]] | None:
+    """The edges of at most ``BINS`` intervals, and the share of each activity at each edge."""
     told = [event for event in run.progress if sum(event.spent.values()) > 0]
     if len(told) < 2 or not run.seconds:
         return None
     size = -(-len(told) // BINS)
     groups = [told[at : at + size] for at in range(0, len(told), size)]
-    edges = [0.0, *(group[-1].seconds for group in groups)]
-    spent = [{kind: sum(event.spent.get(kind, 0.0) for event in group) for kind in OF_WORKERS} for group in groups]
-    return edges, {kind: [one[kind] / (sum(one.values()) or 1.0) for one in spent] for kind in OF_WORKERS}
-
-
-# ---------------------------------------------------------------- what to show
+    spent = [[sum(event.spent.get(kind, 0.0) for event in group) for kind in OF_WORKERS] for group in groups]
+    shares = [[one[at] / (sum(one) or 1.0) for one in [*spent, spent[-1]]] for at in range(len(OF_WORKERS))]
+    return [0.0, *(group[-1].seconds for group in groups)], shares
 
 
 def default_windows(runs: Sequence[RunMetrics]) -> list[Window]:
     """Windows of equal length that show single steps of the slowest worker."""
-    lengths = [STEPS * period for run in runs if (period := _period(run)) is not None]
+    begins = [[start for start, _ in computations(node.spans)] for run in runs for node in run.workers]
+    lengths = [STEPS * median([b - a for a, b in pairwise(starts)]) for starts in begins if len(starts) > 2]
     longest = max((run.seconds for run in runs), default=0.0) or 1.0
     length = min(max(lengths, default=longest), longest)
     return [_placed(run, length) for run in runs]
-
-
-def _period(run: RunMetrics) -> float | None:
-    """Seconds between computations of the slowest worker."""
-    found = [period for node in run.workers if (period := median_period(node.spans)) is not None]
-    return max(found, default=None)
-
-
-def median_period(spans: Sequence[Span]) -> float | None:
-    starts = [start for start, _ in computations(spans)]
-    return median([b - a for a, b in pairwise(starts)]) if len(starts) > 2 else None
 
 
 def computations(spans: Sequence[Span]) -> list[tuple[float, float]]:
@@ -141,28 +115,17 @@ def computations(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 
 def _placed(run: RunMetrics, length: float) -> Window:
-    """The window with the most recorded time."""
-    room = max(0.0, run.seconds - length)
-    starts = [share * room for share in WARM]
-    known = [recorded(run, (at, at + length)) for at in starts]
-    at = next(at for at, share in zip(starts, known, strict=True) if share >= 0.9 * max(known))
-    return at, at + length
+    """The first window with nearly the most recorded time."""
+    windows = [(at, at + length) for at in (share * max(0.0, run.seconds - length) for share in WARM)]
+    spans = [span for node in run.workers for span in node.spans]
+    known = [sum(max(0.0, min(b, end) - max(a, start)) for _, a, b in spans) for start, end in windows]
+    return next(window for window, seconds in zip(windows, known, strict=True) if seconds >= 0.9 * max(known))
 
 
-def recorded(run: RunMetrics, part: Window) -> float:
-    """The share of the workers' time in the window that spans cover."""
-    known = sum(max(0.0, min(b, part[1]) - max(a, part[0])) for node in run.workers for _, a, b in node.spans)
-    whole = (part[1] - part[0]) * len(run.workers)
-    return known / whole if whole else 0.0
-
-
-# ---------------------------------------------------------------- how it is drawn
-
-
-def _panel(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics], part: Window) -> None:
+def _draw_panel(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics], part: Window) -> None:
     blank: dict[str, Any] = {"facecolor": "none", "edgecolor": PALE, "hatch": "////", "linewidth": 0.5, "zorder": 1}
     for row, node in enumerate(nodes):
-        _row(axes, row, node, part)
+        _draw_row(axes, row, node, part)
         if node.role == "worker":  # an evaluator reports all spans, and is idle in between
             stays = [(max(a, part[0]), min(b, part[1], run.seconds)) for a, b in node.here]
             bars = [(a, b - a) for a, b in stays if b > a]
@@ -173,12 +136,10 @@ def _panel(axes: Axes, run: RunMetrics, nodes: Sequence[NodeMetrics], part: Wind
     _marks(axes, run, part)
     axes.set_xlim(*part)
     axes.locator_params(axis="x", nbins=6)
-    draw.row_names(axes, [node.name for node in nodes])
-    draw.tidy(axes, grid="x")
-    axes.spines["left"].set_visible(False)
+    draw.span_rows(axes, [node.name for node in nodes])
 
 
-def _row(axes: Axes, row: int, node: NodeMetrics, part: Window) -> None:
+def _draw_row(axes: Axes, row: int, node: NodeMetrics, part: Window) -> None:
     white: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "zorder": 2}
     inside = [(kind, max(a, part[0]), min(b, part[1])) for kind, a, b in node.spans if b > part[0] and a < part[1]]
     axes.broken_barh([(a, b - a) for _, a, b in inside], (row - 0.45, 0.9), **white)
@@ -228,7 +189,7 @@ def _marks(axes: Axes, run: RunMetrics, part: Window) -> None:
         text.set(parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
 
 
-def _legend(figure: Figure) -> None:
+def _draw_legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
     known = [Patch(color=COLORS[kind], label=kind) for kind in KINDS]
@@ -237,31 +198,21 @@ def _legend(figure: Figure) -> None:
     draw.legend(figure, known, loc="outside upper left", ncols=6, fontsize=8.5, **options)
 
 
-# ---------------------------------------------------------------- one step
-
-
 def step(run: RunMetrics) -> Figure | None:
     """Compute, push, update and pull on a real worker's row; None if no step is recorded."""
     if (found := one_step(run)) is None:
         return None
     node, inside = found
     begin, end = inside[0][1], inside[-1][2]
-    figure = draw.canvas(2.3)
-    axes = figure.subplots()
+    figure, (axes,) = draw.stack([2.3])
     axes.set(xlim=(0, (end - begin) * 1.005), ylim=(-0.95, 1.15), yticks=[0.25], xlabel="seconds")
     for kind, a, b in inside:
         axes.broken_barh([(a - begin, b - a)], (0.0, 0.5), facecolor=COLORS[kind], linewidth=0)
     computed = inside[0][2] - begin
-    _brace(axes, 0.0, computed, f"1 compute\n{format.latency(computed)}", COLORS["compute"], -0.18)
-    _brace(
-        axes,
-        computed,
-        end - begin,
-        f"2 push … 4 pull\n{format.latency(end - begin - computed)}",
-        COLORS["communicate"],
-        -0.18,
-    )
-    _brace(axes, computed, end - begin, "3 update, on the servers, some time in here", INK, 0.68)
+    talked = f"2 push … 4 pull\n{format.latency(end - begin - computed)}"
+    _draw_brace(axes, 0.0, computed, f"1 compute\n{format.latency(computed)}", COLORS["compute"], -0.18)
+    _draw_brace(axes, computed, end - begin, talked, COLORS["communicate"], -0.18)
+    _draw_brace(axes, computed, end - begin, "3 update, on the servers, some time in here", INK, 0.68)
     axes.set_yticklabels([format.clean(node.name)[:24]], parse_math=False)
     axes.tick_params(axis="y", length=0)
     draw.tidy(axes, grid="")
@@ -284,16 +235,10 @@ def one_step(run: RunMetrics) -> tuple[NodeMetrics, list[Span]] | None:
     return None
 
 
-def _brace(axes: Axes, left: float, right: float, said: str, color: str, at: float) -> None:
-    below, end = at < 0, axes.get_xlim()[1]
-    axes.plot(
-        [left, left, right, right],
-        [at + 0.08, at, at, at + 0.08] if below else [at - 0.08, at, at, at - 0.08],
-        color=color,
-        linewidth=1.2,
-    )
+def _draw_brace(axes: Axes, left: float, right: float, said: str, color: str, at: float) -> None:
+    tip, end = (0.08, axes.get_xlim()[1]) if at < 0 else (-0.08, axes.get_xlim()[1])
+    axes.plot([left, left, right, right], [at + tip, at, at, at + tip], color=color, linewidth=1.2)
     side = "center" if right - left > 0.45 * end else "left" if left + right < end else "right"
     where = {"left": left, "center": (left + right) / 2, "right": right}[side]
-    axes.text(
-        where, at - 0.08 if below else at + 0.08, said, ha=side, va="top" if below else "bottom", color=INK, fontsize=9
-    )
+    text = axes.text(where, at - tip, said, ha=side, va="top" if at < 0 else "bottom")
+    text.set(color=INK, fontsize=9)

@@ -65,3 +65,13 @@ def test_the_command_writes_what_it_found_and_draws_it(tmp_path: Path, monkeypat
     assert result.exit_code == 0, result.output
     assert "predicted gap" in result.output and picture.stat().st_size > 5_000
     assert msgspec.json.decode(file.read_bytes(), type=Results).cases
+
+
+def test_the_decay_is_that_of_the_slowest_mode_and_not_of_what_goes_before_or_is_rounding() -> None:
+    found = [(float(at), 5 * 0.3**at + 0.8**at + 1e-7) for at in range(100)]
+    assert consensus.decay(found) == pytest.approx(0.8, abs=0.005)
+
+
+@pytest.mark.parametrize("found", [[], [(0.0, 1.0)], [(0.0, 1.0), (1.0, 0.9)], [(0.0, 0.0), (1.0, 0.0)]])
+def test_where_too_little_fell_nothing_is_said_of_the_decay(found: list[tuple[float, float]]) -> None:
+    assert consensus.decay(found) is None

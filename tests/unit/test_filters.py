@@ -246,7 +246,7 @@ def test_a_summary_and_its_line_say_how_many_times_fewer_bytes_went() -> None:
     assert found["bytes"] == {"delta": {"to_servers": [8, 1], "to_workers": [0, 0]}}
     assert found["ratio_of_filters"] == found["ratio"]
     assert figures.line({"filters": found}) == (
-        "filters: 1.0 MB to servers instead of 12.0 MB (12.0 times fewer), 1.0 MB to workers instead of 4.0 MB (4.0 times fewer); "
+        "1.0 MB to servers instead of 12.0 MB (12.0 times fewer), 1.0 MB to workers instead of 4.0 MB (4.0 times fewer); "
         "left for later: 0.5; lost with workers: 0.25"
     )
 
@@ -256,7 +256,7 @@ def test_what_lists_by_number_saved_is_no_filters_doing() -> None:
     assert found is not None and found["ratio"]["to_servers"] == 12.0
     assert found["ratio_of_filters"]["to_servers"] == 4.0 and found["by_number"]["to_servers"] == 8_000_000
     assert figures.line({"filters": found}) == (
-        "filters: 1.0 MB to servers instead of 4.0 MB (4.0 times fewer) and of 12.0 MB without lists by number (12.0 times)"
+        "1.0 MB to servers instead of 4.0 MB (4.0 times fewer) and of 12.0 MB without lists by number (12.0 times)"
     )
     older = {name: value for name, value in found.items() if name not in ("by_number", "ratio_of_filters")}
     assert figures.line({"filters": older}).endswith("instead of 12.0 MB (12.0 times fewer)")

@@ -35,16 +35,6 @@ def told(story: Any, distances: Sequence[float], **how: Any) -> RunRecord:
     return tell("one", run(story, distances, **how))
 
 
-def test_the_decay_is_that_of_the_slowest_mode_and_not_of_what_goes_before_or_is_rounding() -> None:
-    found = [(float(at), 5 * 0.3**at + 0.8**at + 1e-7) for at in range(100)]
-    assert consensus.decay(found) == pytest.approx(0.8, abs=0.005)
-
-
-@pytest.mark.parametrize("found", [[], [(0.0, 1.0)], [(0.0, 1.0), (1.0, 0.9)], [(0.0, 0.0), (1.0, 0.0)]])
-def test_where_too_little_fell_nothing_is_said_of_the_decay(found: list[tuple[float, float]]) -> None:
-    assert consensus.decay(found) is None
-
-
 def test_a_picture_has_the_measured_line_and_the_predicted_one_where_models_began_apart(story: Any) -> None:
     figure = consensus.picture(told(story, [0.8**at for at in range(20)]).run)
     assert figure is not None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.events import Gone, Joined, RunEvent, Shared
-from shoal.views.member_plots import parts, there
+from shoal.views.plots import segments, there
 from shoal.views.run_record import account
 
 pytest.importorskip("matplotlib")
@@ -39,18 +39,18 @@ def test_everybody_has_a_row_servers_first_with_how_they_came_and_went(story: An
 
 def test_where_nobody_came_or_went_there_is_nothing_to_draw(story: Any) -> None:
     assert there(account([Joined(seconds=0.0, name="worker-0", role="worker"), story.started(1, 0)])) is None
-    assert parts(account([story.started(), shared(0.0, a=8, b=8)])) is None
+    assert segments(account([story.started(), shared(0.0, a=8, b=8)])) is None
 
 
 def test_which_server_held_how_many_parts_is_drawn_and_copies_below(story: Any) -> None:
     events = [story.started(), shared(0.0, a=8, b=8), shared(5.0, a=5, b=5, c=6), story.progress(20.0, 1.0)]
-    figure = parts(account(events))
+    figure = segments(account(events))
     assert figure is not None
     (axes,) = figure.axes  # one panel: nobody keeps a copy
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
     tops = [max(y for _, y in band.get_paths()[0].vertices) for band in axes.collections]
     assert tops == [8, 16, 16]
-    figure = parts(account([story.started(), shared(0.0, 8, a=8, b=8), shared(5.0, 9, a=9, b=8)]))
+    figure = segments(account([story.started(), shared(0.0, 8, a=8, b=8), shared(5.0, 9, a=9, b=8)]))
     assert figure is not None and [axes.get_title(loc="left") for axes in figure.axes] == [
         "Segments that each server serves",
         "Copies that it keeps of others' segments",
@@ -63,7 +63,7 @@ def test_of_very_many_servers_and_nodes_the_picture_stays_a_picture(story: Any) 
     lost = Gone(seconds=3.0, name="server-7", role="server", why="killed")
     events = [*first, story.started(), lost, Shared(seconds=0.0, serves=many, copies={})]
     run = account([*events, Shared(seconds=3.0, serves={**many, "server-7": 0}, copies={}), story.progress(9.0, 1.0)])
-    one, other = parts(run), there(run)
+    one, other = segments(run), there(run)
     assert one is not None and [text.get_text() for text in one.legends[0].get_texts()][-2:] == [
         "32 others",
         "one lost",

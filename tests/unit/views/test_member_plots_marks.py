@@ -8,8 +8,8 @@ import pytest
 
 from shoal.events import Gone, Joined
 from shoal.views.axes import canvas
-from shoal.views.member_plots import height, strip, upright
 from shoal.views.members import Move
+from shoal.views.plots import strip, upright
 
 pytest.importorskip("matplotlib")
 
@@ -24,7 +24,7 @@ def gone(at: float, name: str, why: str) -> Gone:
 
 def test_servers_and_workers_joins_leaves_and_losses_are_told_apart_and_explained() -> None:
     moves: list[Move] = [joined(10.0, "server-2"), joined(30.0, "worker-2"), gone(50.0, "server-2", "it left"), gone(70.0, "worker-0", "killed")]  # fmt: skip
-    axes = canvas(height(moves)).subplots()
+    axes = canvas(1.0).subplots()
     strip(axes, moves, 100.0)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["servers", "workers"]
     marked = {(line.get_marker(), round(row)) for line in axes.lines for row in line.get_ydata()}
@@ -35,14 +35,14 @@ def test_servers_and_workers_joins_leaves_and_losses_are_told_apart_and_explaine
 
 def test_those_who_came_together_have_one_name_and_how_many_more() -> None:
     moves: list[Move] = [joined(10.0 + number / 100, f"worker-{number}") for number in range(5)]
-    axes = canvas(height(moves)).subplots()
+    axes = canvas(1.0).subplots()
     strip(axes, moves, 100.0)
     assert [text.get_text() for text in axes.texts] == ["worker-0 +4"]
 
 
 def test_names_do_not_lie_over_each_other() -> None:
     moves: list[Move] = [joined(float(at), f"worker-{at}") for at in range(1, 100, 3)]
-    figure = canvas(height(moves))
+    figure = canvas(1.0)
     axes = figure.subplots()
     axes.set_xlim(0, 100)
     strip(axes, moves, 100.0)
@@ -53,7 +53,7 @@ def test_names_do_not_lie_over_each_other() -> None:
 
 def test_one_that_comes_back_at_once_does_not_hide_that_it_was_lost() -> None:
     moves: list[Move] = [gone(10.0, "server-1", "killed"), joined(10.0, "server-1")]
-    axes = canvas(height(moves)).subplots()
+    axes = canvas(1.0).subplots()
     strip(axes, moves, 100.0)
     heights = {line.get_marker(): list(line.get_ydata()) for line in axes.lines if len(line.get_ydata())}
     assert heights["X"] != heights["^"]

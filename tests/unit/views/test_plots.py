@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shoal.errors import Invalid
 from shoal.events import Stopped, Warned, read_run
 from shoal.views import loss
-from shoal.views.plots import POINTS, Series, _epoch_ticks, _legible, _step
+from shoal.views.plots import POINTS, epoch_ticks, thinned
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -141,12 +141,9 @@ def test_thousands_of_records_are_thinned_to_their_mean_by_rows(story: Any, tmp_
 
 
 def test_a_mean_counts_each_record_by_its_rows() -> None:
-    series = Series()
-    for at in range(4 * POINTS):
-        series.add(at, float(at % 2), 1 + 2 * (at % 2))  # one row of loss 0, then three of loss 1
-    thin = series.thinned()
-    assert thin.y == [0.75] * POINTS
-    assert thin.weight == [8.0] * POINTS
+    # one row of loss 0, then three of loss 1
+    x, y = thinned([(float(at), float(at % 2), 1.0 + 2 * (at % 2)) for at in range(4 * POINTS)])
+    assert len(x) == POINTS and y == [0.75] * POINTS
 
 
 @pytest.mark.parametrize(
@@ -166,16 +163,16 @@ def test_the_unit_of_time_follows_the_length_of_the_run(story: Any, seconds: flo
 
 
 def test_passes_stand_where_the_run_reached_them() -> None:
-    ticks = _epoch_ticks([(0.0, 0.0), (10.0, 1.0), (40.0, 2.0)])
+    ticks = epoch_ticks([(0.0, 0.0), (10.0, 1.0), (40.0, 2.0)])
     assert [passes for _, passes in ticks] == pytest.approx([at / 5 for at in range(11)])
     assert [seconds for seconds, _ in ticks] == pytest.approx([0, 2, 4, 6, 8, 10, 16, 22, 28, 34, 40])
-    assert _legible(ticks[::2]) == ticks[::2]
-    crowded = _legible([(0.0, 0.0), (9.0, 2.5), (9.1, 3.0), (9.9, 4.5), (10.0, 5.0)])
-    assert crowded == [(0.0, 0.0), (9.1, 3.0), (10.0, 5.0)]  # names that would run into each other
-    assert _epoch_ticks([]) == _epoch_ticks([(5.0, 0.0)]) == []
-    for most in (1e-9, 0.003, 1.0, 7.5, 99.0, 12_345.0, 1e15):
-        assert _step(most) > 0
-    assert [_step(most) for most in (10, 10.1, 20, 99)] == [1, 2, 2, 10]
+    crowded = epoch_ticks([(9.0, 2.0), (9.1, 3.0), (9.9, 4.0), (10.0, 5.0)])
+    assert [epochs for _, epochs in crowded] == pytest.approx([0, 0.5, 1, 1.5, 2, 3.5, 5])  # others run into each other
+    assert epoch_ticks([]) == epoch_ticks([(5.0, 0.0)]) == []
+    for most, step in ((10, 1), (10.1, 2), (20, 2), (99, 10), (1e-9, 1e-10), (12_345, 2_000), (1e15, 1e14)):
+        assert epoch_ticks([(60.0, most)])[1][1] == pytest.approx(step)
+    again = epoch_ticks([(10.0, 2.0), (20.0, 1.0), (30.0, 2.0), (40.0, 4.0)])  # it went back
+    assert {epochs: seconds for seconds, epochs in again}[2.0] == pytest.approx(10.0)
 
 
 def test_many_comings_and_goings_are_marks_with_as_many_names_as_there_is_room_for(story: Any, tmp_path: Path) -> None:

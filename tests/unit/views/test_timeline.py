@@ -10,10 +10,15 @@ from msgspec.structs import replace
 
 from shoal.errors import Invalid
 from shoal.events import Gone, Joined, RolledBack, RunEvent, Saved, Spans
+from shoal.views.axes import save
 from shoal.views.run_record import account
-from shoal.views.timeline import ROWS, STEPS, computations, default_windows, drawn, one_step, rows, step, timeline
+from shoal.views.timeline import ROWS, STEPS, computations, default_windows, drawn, one_step, rows, step
 
 pytest.importorskip("matplotlib")
+
+
+def timeline(runs: list[tuple[str, list[RunEvent]]], window: tuple[float, float] | None = None) -> Any:
+    return drawn([(title, account(events)) for title, events in runs], window)
 
 
 def course(slow: float = 1.0, workers: int = 2, seconds: float = 20.0) -> list[RunEvent]:
@@ -115,13 +120,13 @@ def test_a_run_without_spans_has_a_picture_that_says_so() -> None:
 
 def test_a_name_with_dollars_is_no_formula(tmp_path: Path) -> None:
     events = [Spans(seconds=1.0, name="worker-$x_{$", spans=[("compute", 0.1, 0.5)])]
-    timeline([("$x_{$", events)], tmp_path / "one.svg")
+    save(timeline([("$x_{$", events)]), tmp_path / "one.svg")
     assert "worker-$x_{$" in (tmp_path / "one.svg").read_text()
 
 
 def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="names no kind of picture"):
-        timeline([("one", course())], tmp_path / "one.txt")
+        save(timeline([("one", course())]), tmp_path / "one.txt")
 
 
 def test_rows_that_are_made_ready_are_no_computation_of_their_own() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shoal.events import Saved, Spans
-from shoal.views.trace import trace
+from shoal.events import RunEvent, Saved, Spans
+from shoal.views.run_record import account
+from shoal.views.trace import traced, write
 
 SPANS = [("compute", 0.5, 0.25), ("wait", 0.75, 0.125), ("idle", 1.0, 0.5)]
 
@@ -22,6 +23,10 @@ def events(story: Any) -> list[Any]:
     saved = Saved(seconds=30.0, number=2, steps=100, bytes=8, took=0.1)
     away = story.evaluated(11, 61.0, 10.0, math.nan)
     return [*story.run(), *told, saved, away]
+
+
+def trace(runs: list[tuple[str, list[RunEvent]]]) -> dict[str, Any]:
+    return traced([(title, account(events)) for title, events in runs])
 
 
 def check(whole: dict[str, Any]) -> None:
@@ -44,7 +49,7 @@ def check(whole: dict[str, Any]) -> None:
 
 
 def test_a_trace_keeps_the_rules_of_the_format(events: list[Any], tmp_path: Path) -> None:
-    trace([("one", events), ("<other>\n", events)], tmp_path / "trace.json")
+    write(trace([("one", events), ("<other>\n", events)]), tmp_path / "trace.json")
     whole = json.loads((tmp_path / "trace.json").read_bytes())
     check(whole)
     assert whole["displayTimeUnit"] == "ms"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.events import Evaluated, Progress, RunEvent, Voided, Warned
-from shoal.schedule.stragglers import MOST_WAITING
 from shoal.views import axes as draw
 from shoal.views import event_line, figures, format
 from shoal.views.axes import DASHES, INK, JOINED, LOST, PALE, SERIES, TEST, TIME, TRAIN
@@ -361,6 +360,8 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
 
 def delays(run: RunMetrics) -> Figure:
     """The delay chosen during training, and the share of waiting before each change."""
+    from shoal.schedule.stragglers import MOST_WAITING
+
     figure, panels = draw.stack([1.6, 1.6], share_x=True)
     upper, lower = panels
     at = [event.seconds for event in run.delays]

@@ -421,7 +421,8 @@ def upright(axes: Axes, moves: Sequence[Move], scale: float = 1.0) -> None:
 def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> None:
     """The narrow panel of marks up to ``end``, in the units of its axis."""
     rows = _strip_rows(moves)
-    letter = end / (axes.figure.get_figwidth() * 0.85 * LETTERS)  # type: ignore[union-attr]  # names and edges off
+    inches = axes.figure.get_figwidth() * 0.85  # type: ignore[union-attr]  # names and edges off
+    letter = end / (inches * LETTERS)
     for row, role in enumerate(rows):
         mine = sorted((event for event in moves if role_of(event) == role), key=lambda event: event.seconds)
         for event in mine:

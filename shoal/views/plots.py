@@ -1,4 +1,4 @@
-"""Pictures of runs: losses, shares of time, staleness, cost, filters, delay, members, segments.
+"""Pictures of runs: losses, time, staleness, cost, filters, delay, members, segments.
 
     loss(read_run(folder / "events.jsonl"), folder / "loss.png")
 

@@ -349,7 +349,7 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
             "run": one.name,
             "seconds": format.exact_seconds(one.run.seconds),
             "CPU seconds": format.exact_seconds(cpu),
-            "CPU seconds a second": f"{cpu / elapsed:,.2f}" if elapsed else "-",  # older runs have none
+            "CPU seconds a second": f"{cpu / elapsed:,.2f}" if elapsed else "-",
             "for a million rows": f"{1e6 * cpu / examples:,.3g}" if examples else "-",
         })  # fmt: skip
     caption = (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from shoal.cli.common import as_json, changes, command, make_console, out_folder, say
 
 if TYPE_CHECKING:
     from shoal.chaos.plan import ChaosSettings
@@ -20,27 +22,23 @@ SHARES = {"joins": 0.15, "drains": 0.1, "cuts": 0.15}
 MORE = 2  # servers that may join in addition
 
 
-@click.command()
+@command
 @click.argument("data", default="clicks")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draw the faults from this seed.")
 @click.option(
     "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="How long the clean run takes."
 )
-@click.option("--servers", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True)
+@click.option(
+    "--servers", type=click.IntRange(1), default=3, show_default=True, help="How many servers hold the model."
+)
+@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="How many workers compute.")
 @click.option(
     "--copies", type=click.IntRange(1, 3), default=2, show_default=True, help="How many servers hold each segment."
 )
 @click.option(
     "--strategy", type=click.Choice(["sync", "bounded", "async", "block-proximal"]), default="async", show_default=True
 )
-@click.option(
-    "--set",
-    "changes",
-    metavar="A.B=C",
-    multiple=True,
-    help="Change any setting of the job (docs/reference/job-file.md); may be repeated.",
-)
+@changes
 @click.option(
     "--without",
     type=click.Choice(list(SHARES)),
@@ -48,23 +46,18 @@ MORE = 2  # servers that may join in addition
     help="Leave out this kind of fault; without cuts, messages go through no proxy.",
 )
 @click.option("--beyond", is_flag=True, help="Also kill the last copy, so that the run goes back to a checkpoint.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write report.json and timeline.png here."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@out_folder("Write report.json and timeline.png here.")
+@as_json("Print the report as JSON.")
 def chaos(
     data: str,
     seed: int,
     seconds: float,
-    servers: int,
-    workers: int,
-    copies: int,
-    strategy: str,
-    changes: tuple[str, ...],
+    changes: dict[str, Any],
     without: tuple[str, ...],
     beyond: bool,
     out: Path | None,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Train on DATA while processes are killed and paused, then account for every push.
 
@@ -79,37 +72,25 @@ def chaos(
     """
     from shoal.chaos.drill import drill
     from shoal.chaos.show import audience
-    from shoal.errors import Invalid, ShoalError
     from shoal.job import Job
-    from shoal.settings import changed, settings_of
+    from shoal.settings import changed
 
-    settings: dict[str, object] = {"servers": servers, "workers": workers, "copies": copies, "strategy": strategy}
     settings |= {"evaluate.every": EVALUATE_EVERY} | ({"data.rows": ROWS} if data == "clicks" else {})
     settings["checkpoint.every"] = max(2.0, seconds / 12)
-    try:
-        given = settings_of(changes)
-    except Invalid as error:
-        raise click.BadParameter(str(error), param_hint="--set") from None
-    for name in given:
+    for name in changes:
         if name.partition(".")[0] == "stop":
             why = "a drill ends after the epochs of its clean run: say how long that is with --seconds"
             raise click.BadParameter(f"{name!r}: {why}", param_hint="--set")
-    settings |= given
     interrupted: KeyboardInterrupt | None = None
-    try:
-        job = Job.of(changed({"data": data}, settings))
-        _check_out(out)
-        with audience() as seats:
-            try:
-                report = drill(job, _nemesis(job, seed, beyond, without), seconds, seats)
-            except KeyboardInterrupt as error:
-                if getattr(error, "report", None) is None:
-                    raise
-                interrupted, report = error, error.report  # type: ignore[attr-defined]
-    except Invalid as error:
-        raise click.UsageError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
+    job = Job.of(changed({"data": data}, settings | changes))
+    _check_out(out)
+    with audience() as seats:
+        try:
+            report = drill(job, _nemesis(job, seed, beyond, without), seconds, seats)
+        except KeyboardInterrupt as error:
+            if getattr(error, "report", None) is None:
+                raise
+            interrupted, report = error, error.report  # type: ignore[attr-defined]
     _show(report, as_json, out)
     if interrupted is not None:
         raise KeyboardInterrupt("; the report is of what was done until then")
@@ -143,7 +124,6 @@ def _check_out(out: Path | None) -> None:
 
 def _show(report: ChaosReport, as_json: bool, out: Path | None) -> None:
     import msgspec
-    from rich.console import Console
 
     from shoal.chaos.report import shown, timeline
     from shoal.errors import Invalid
@@ -152,7 +132,7 @@ def _show(report: ChaosReport, as_json: bool, out: Path | None) -> None:
     if as_json:
         click.echo(encoded)
     else:
-        Console(width=None if sys.stdout.isatty() else 120).print(shown(report))
+        make_console().print(shown(report))
     if out is None:
         return
     try:
@@ -160,7 +140,7 @@ def _show(report: ChaosReport, as_json: bool, out: Path | None) -> None:
         (out / "report.json").write_bytes(encoded + b"\n")
         timeline(report, out / "timeline.png")
     except Invalid as error:
-        click.echo(f"no timeline.png: {error}", err=True)
+        say(f"no timeline.png: {error}")
     except OSError as error:
         raise click.ClickException(f"cannot write to {out}: {error.strerror}: choose another folder") from None
     if not as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import CommandError, SuggestingGroup, as_json, print_json, say
 
 if TYPE_CHECKING:
     from shoal.data.split import SplitInfo
@@ -18,25 +18,22 @@ COLUMNS = 12  # labels that fit a table
 LINES = 30  # clients that fit a table
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def data() -> None:
     """The data sets that have a name; making, fetching and splitting them."""
 
 
 @data.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@as_json()
 def list_data(as_json: bool) -> None:
     """Name the sets, and say which can be had here. Anything else that `shoal train` is
     given is a file.
     """
-    import json
-
     from shoal.data.datasets import names
 
     found = names()
     if as_json:
-        facts = ({name: getattr(one, name) for name in ("name", "what", "available", "where")} for one in found)
-        click.echo(json.dumps(list(facts), indent=2))
+        print_json([{name: getattr(one, name) for name in ("name", "what", "available", "where")} for one in found])
         return
     for one in found:
         click.echo(f"  {one.name:14} {one.what}")
@@ -57,16 +54,12 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
     and .xz are compressed.
     """
     from shoal.data.export import make
-    from shoal.errors import Invalid
 
     if path.is_file() and not force:
         raise CommandError(
             f"{click.format_filename(path)} is there already: take another name, or --force to replace it"
         )
-    try:
-        size = make(name, rows, seed, path, features, test)
-    except Invalid as error:
-        raise click.UsageError(str(error)) from None
+    size = make(name, rows, seed, path, features, test)
     shown = click.format_filename(path)
     click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")
 
@@ -76,14 +69,10 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
 def fetch_data(name: str) -> None:
     """Get a set into the cache, so that runs find it there: shoal data fetch mnist."""
     from shoal.data.datasets import NAMED, DataSource, load
-    from shoal.errors import Invalid
 
     if name not in NAMED:
         raise CommandError(f"no set {name!r}: names are {', '.join(NAMED)}; a file needs no fetching")
-    try:
-        dataset = load(DataSource(name), 0, progress=_told)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
+    dataset = load(DataSource(name), 0, progress=say)
     rows = f"{dataset.train.rows:,} rows to train on, {dataset.test.rows:,} to test on"
     model = " --model cnn" if dataset.dense else ""
     click.echo(f"{name}: {rows}, in {click.format_filename(dataset.folder)}; train on it: shoal train {name}{model}")
@@ -102,7 +91,7 @@ def fetch_data(name: str) -> None:
 @click.option("--alpha", type=float, help="With dirichlet, a small value gives each client few labels.  [default: 0.5]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draw shuffled and dirichlet from this seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this folder.  [default: SET-CLIENTS-BY]")
-@click.option("--json", "as_json", is_flag=True, help="Print split.json instead of a table.")
+@as_json("Print split.json instead of a table.")
 def split_data(
     source: str, clients: int, by: Any, alpha: float | None, seed: int, out: Path | None, as_json: bool
 ) -> None:
@@ -117,18 +106,14 @@ def split_data(
     """
     from shoal.data.datasets import DataSource, load
     from shoal.data.split import check_split, split
-    from shoal.errors import Invalid
     from shoal.views.axes import can_draw
     from shoal.views.split_plot import draw_split
 
-    try:
-        check_split(clients, by, alpha)
-        dataset = load(DataSource(source), seed, progress=_told)
-        stem = re.sub(r"[^\w.-]", "_", dataset.name.split(".")[0])[:64] or "set"
-        folder = out if out is not None else Path(f"{stem}-{clients}-{by}")
-        said = split(dataset, clients, folder, by, alpha, seed, draw_split if can_draw() else None)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
+    check_split(clients, by, alpha)
+    dataset = load(DataSource(source), seed, progress=say)
+    stem = re.sub(r"[^\w.-]", "_", dataset.name.split(".")[0])[:64] or "set"
+    folder = out if out is not None else Path(f"{stem}-{clients}-{by}")
+    said = split(dataset, clients, folder, by, alpha, seed, draw_split if can_draw() else None)
     if as_json:
         click.echo((folder / "split.json").read_text(), nl=False)
         return
@@ -172,7 +157,3 @@ def _show_next(said: SplitInfo, folder: Path, dense: bool) -> None:
     )
     first, test = (shlex.quote(click.format_filename(folder / name)) for name in (said.files[0], said.test))
     click.echo(f"train on one: shoal train {first} --test {test}{more}")
-
-
-def _told(what: str) -> None:
-    click.echo(what, err=True)

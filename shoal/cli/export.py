@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.common import CommandError, Seconds
+from shoal.cli.common import Seconds, command, say
 from shoal.limits import SECOND, UPLOAD_SILENCE
 from shoal.signals import end_when_told
 
 
-@click.command()
+@command
 @click.argument("folder", metavar="RUN|SWEEP", type=click.Path(path_type=Path))
 @click.option(
     "--out",
@@ -42,21 +42,18 @@ def export(folder: Path, out: Path | None, upload: str | None, timeout: float) -
 
     If it cannot be sent the figures are printed, the archive stays, and the exit code is 1.
     """
-    from shoal.errors import Invalid, ShoalError
+    from shoal.errors import ShoalError
     from shoal.events import counted
     from shoal.inspect import export as exporting
     from shoal.inspect import upload as uploading
 
     end_when_told()
-    try:
-        if upload is not None:
-            uploading.check(upload, "")  # check it before the work
-        made = exporting.export(folder, out)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
+    if upload is not None:
+        uploading.check(upload, "")  # check it before the work
+    made = exporting.export(folder, out)
     shown = click.format_filename(made.path)
     for note in made.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
     click.echo(f"{shown}: {counted(made.files, 'file')}, {made.bytes / 1e6:,.1f} MB")
     if upload is None:
         return

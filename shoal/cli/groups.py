@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.cli.common import Seconds, asks_for_keys, refusals
+from shoal.cli.common import Seconds, as_json, asks_for_keys, command, print_json, run_or_address, say
 from shoal.signals import end_when_told
 
 _ENDS = 10.0  # seconds from the end of a run's servers until its files are written
 _LOOK = 0.1  # seconds between checks for them
 
 
-@click.command()
-@click.argument("where", metavar="RUN|ADDRESS")
+@command
+@run_or_address
 @click.option("--allow", metavar="GROUP", help="Say what this group may have from now on, by the options below.")
 @click.option(
     "--mb", type=click.IntRange(0), help="Megabytes of weights; 0: no bound.  [default: as before; at first no bound]"
@@ -40,19 +40,16 @@ _LOOK = 0.1  # seconds between checks for them
     help="It may pull from that group's tables; cluster: those of none; may be repeated.  [default: as before]",
 )
 @click.option("--dissolve", metavar="GROUP", help="Forget all tables of a group that is not at work any more.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@as_json()
 @asks_for_keys
 def groups(
     where: str,
     allow: str | None,
-    mb: int | None,
-    tables: int | None,
-    members: int | None,
-    reads: tuple[str, ...],
     dissolve: str | None,
     as_json: bool,
     keys: str | None,
     insecure: bool,
+    **bounds: Any,
 ) -> None:
     """Groups of workers on one group of servers: what each has, and what it may have.
 
@@ -67,23 +64,16 @@ def groups(
     from shoal.inspect.status import address_of, safety_for
     from shoal.wire.messages.groups import GroupLimits
 
-    with refusals(), connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
+    with connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
         if allow is not None:
             before = next((one for one in kv.groups() if one.name == allow), GroupLimits(allow))
-            kv.allow(
-                allow,
-                mb=before.mb if mb is None else mb,
-                tables=before.tables if tables is None else tables,
-                members=before.members if members is None else members,
-                reads=reads or before.reads,
-            )
+            given = {name: value for name, value in bounds.items() if value not in (None, ())}
+            kv.allow(allow, **{name: given.get(name, getattr(before, name)) for name in bounds})
         if dissolve is not None:
             kv.dissolve(dissolve)
         found = _rows(kv)
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        print_json(found)
         return
     for one in found:
         click.echo(_line(one))
@@ -131,8 +121,8 @@ def _line(one: dict[str, Any]) -> str:
     )
 
 
-@click.command()
-@click.argument("where", metavar="RUN|ADDRESS")
+@command
+@run_or_address
 @click.argument("data", metavar="DATA")
 @click.option(
     "--job",
@@ -144,7 +134,7 @@ def _line(one: dict[str, Any]) -> str:
 )
 @click.option("--group", default="", help="Judge as a member of this group, which may read that table.")
 @click.option("--every", type=Seconds(0.05), help="Judge again every so many seconds, while the run goes on.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each evaluation.")
+@as_json("Print one line of JSON for each evaluation.")
 @asks_for_keys
 def evaluate(
     where: str,
@@ -171,23 +161,22 @@ def evaluate(
     from shoal.job import Job
 
     end_when_told()
-    with refusals():
-        known = None if job is None else Job.load(job)
-        with ModelEvaluator(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
-            if judging.note:
-                click.echo(f"note: {judging.note}", err=True)
-            found = judging.look()
+    known = None if job is None else Job.load(job)
+    with ModelEvaluator(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
+        if judging.note:
+            say(f"note: {judging.note}")
+        found = judging.look()
+        _show(found, as_json)
+        while every is not None and found.live:
+            time.sleep(every)  # on request
+            try:
+                found = judging.look()
+            except ShoalError:
+                if not _is_over(where):
+                    raise
+                say("the run is over")
+                return
             _show(found, as_json)
-            while every is not None and found.live:
-                time.sleep(every)  # on request
-                try:
-                    found = judging.look()
-                except ShoalError:
-                    if not _is_over(where):
-                        raise
-                    click.echo("the run is over", err=True)
-                    return
-                _show(found, as_json)
 
 
 def _is_over(where: str) -> bool:

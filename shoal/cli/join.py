@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError, asks_for_keys, refusals
-from shoal.cli.launch import (
-    of_a_server,
-    of_a_worker,
-    take_part,
-    taking_part,
-)
+from shoal.cli.common import CommandError, asks_for_keys, command, out_folder, print_json, run_or_address, say
+from shoal.cli.launch import of_a_server, of_a_worker, take_part, taking_part
 from shoal.signals import handled
 
 if TYPE_CHECKING:
@@ -25,19 +21,15 @@ if TYPE_CHECKING:
 _WITHIN = 30.0  # seconds: the run may be restarting
 
 
-@click.command()
-@click.argument("where", metavar="RUN|ADDRESS")
+@command
+@run_or_address
 @click.option(
     "--as",
     "role",
     type=click.Choice(["server", "worker"]),
     help="Join as this; in a run of peers every node is a peer.",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="A peer writes its model, figures and events here, as a run's folder.",
-)
+@out_folder("A peer writes its model, figures and events here, as a run's folder.")
 @of_a_server
 @of_a_worker
 @taking_part
@@ -59,28 +51,16 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
     begun, a peer tells what it learned. Again: at once. A peer whose others are all gone goes on
     alone to the end of the run. Exit code 1 if the run failed or nobody is there.
     """
-    from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.inspect.status import (
-        address_of,
-        is_of_peers,
-        look_at,
-        safety_for,
-    )
+    from shoal.errors import Invalid
+    from shoal.inspect.status import address_of, is_of_peers, look_at, safety_for
 
-    try:
-        _check_joinable(where)
+    with _answering(where):
         safety = safety_for(where, options["keys"], options["insecure"])
         peers = is_of_peers(where, safety)
         if not peers and role is None:
             with contextlib.closing(look_at(address_of(where), safety)) as looking:
                 looking.look()
             raise Invalid(f"{where} has servers and workers: say what it is to be (--as server, or --as worker)")
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except Unanswered:
-        raise click.ClickException(_nobody(where)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     if peers:
         _join_peers(where, role, out, options)
         return
@@ -99,19 +79,16 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
         raise CommandError(f"{where} is a run of peers, which all do the same: leave --as away")
     if out is not None and out.exists() and any(out.iterdir()):
         raise CommandError(f"{out} is not empty: choose another folder")
-    quiet = options["quiet"]
     closing, asked = threading.Event(), threading.Event()
-    with refusals(), _leaving(closing, asked):
-        joined = peers.join(
-            where, (lambda text: None) if quiet else (lambda text: click.echo(text, err=True)), closing, asked
-        )
+    with _leaving(closing, asked):
+        joined = peers.join(where, (lambda text: None) if options["quiet"] else say, closing, asked)
     _show(joined, out)
     if joined.failed:
         raise SystemExit(1)
 
 
-@click.command()
-@click.argument("where", metavar="RUN|ADDRESS")
+@command
+@run_or_address
 @click.argument("name")
 @asks_for_keys
 def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
@@ -124,46 +101,25 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
 
     Exit code 1 if it cannot go (and why), if nothing changes for a minute, or nobody is there.
     """
-    from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.inspect.drain import let_go
-    from shoal.inspect.status import (
-        address_of,
-        is_of_peers,
-        look_at,
-        safety_for,
-    )
+    from shoal.inspect.status import address_of, is_of_peers, look_at, safety_for
     from shoal.strategies.peers import join as peers
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
-    try:
-        _check_joinable(where)
-        address = address_of(where)
+    with _answering(where):
         safety = safety_for(where, keys, insecure)
         if is_of_peers(where, safety):
             peers.leave(where, name, say)
         else:
             # the node learns who asked
-            with contextlib.closing(look_at(address, safety, "operator")) as looking:
+            with contextlib.closing(look_at(address_of(where), safety, "operator")) as looking:
                 let_go(looking, name, say)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except Unanswered:
-        raise click.ClickException(_nobody(where)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     click.echo(f"{name} has left")
 
 
-def _nobody(where: str) -> str:
-    return (
-        f"nobody answers at {where}: it has ended, or is just being started again; look at the address, and try again"
-    )
-
-
-def _check_joinable(where: str) -> None:
-    from shoal.errors import Invalid
+@contextlib.contextmanager
+def _answering(where: str) -> Iterator[None]:
+    """Refuse a run that nobody can join or leave, and one that does not answer."""
+    from shoal.errors import Invalid, Unanswered
     from shoal.inspect.status import without_coordinator
 
     if "://" not in where and (strategy := without_coordinator(Path(where))) is not None:
@@ -171,19 +127,23 @@ def _check_joinable(where: str) -> None:
             f"{where} is a run by {strategy}, which nobody joins or leaves: that is for runs with servers, and for runs of peers "
             f"(--strategy peer-to-peer)"
         )
+    try:
+        yield
+    except Unanswered:
+        raise click.ClickException(
+            f"nobody answers at {where}: it has ended, or is just being started again; look at the address, and try again"
+        ) from None
 
 
 def show_peers(where: str, as_json: bool) -> None:
     """Print the state of a run of peers: members, leader, progress."""
-    import msgspec
-
     from shoal.events import counted
     from shoal.schedule.stop_rules import ENDLESS
     from shoal.strategies.peers import join as peers
 
     account = peers.status(where)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_named(account))))
+        print_json(_named(account))
         return
     state = f"over: {account.over}" if account.over else "learning"
     passes = f"{account.done / account.per_pass:.2f}"
@@ -217,7 +177,7 @@ def _leaving(closing: threading.Event, asked: threading.Event) -> contextlib.Abs
             closing.set()
             raise KeyboardInterrupt(" at once: what was learned since it told last is lost to the others")
         asked.set()
-        click.echo("leaving when what it is at is told (again: at once)", err=True)
+        say("leaving when what it is at is told (again: at once)")
 
     return handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), hear)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import CommandError, SuggestingGroup, as_json, print_json
 
 if TYPE_CHECKING:
     from shoal.security.keyring import OwnKey, PublicKey
@@ -33,7 +31,7 @@ _FOLDER = click.option(
 )
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def key() -> None:
     """The keys by which nodes on several machines know each other.
 
@@ -63,12 +61,11 @@ def new(name: str, role: str | None, out: Path | None, folder: Path | None) -> N
     """Make a key pair called NAME: a secret that stays here, and a line for the others."""
     from shoal.security import keyring
 
-    with _told():
-        role = role or next((one for one in keyring.ROLES if name.startswith(one)), None)
-        if role is None:
-            raise CommandError(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
-        place = _place(out or folder)
-        made = keyring.make(place, name, role)
+    role = role or next((one for one in keyring.ROLES if name.startswith(one)), None)
+    if role is None:
+        raise CommandError(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
+    place = _place(out or folder)
+    made = keyring.make(place, name, role)
     click.echo(f"{place / f'{name}.secret'}: the key of {name}, a {role}; it stays on this machine")
     _next_after(made)
 
@@ -107,20 +104,19 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
     from shoal.security import expiry, keyring
     from shoal.wire.messages.groups import CLUSTER
 
-    with _told():
-        given = keyring.parse(_line_of(line))
-        place = _place(folder)
-        end = None if until is None else expiry.moment(until, expiry.now())
-        if end is not None and 0 < end <= expiry.now():
-            raise CommandError(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
-        if group == "":  # an unset variable of a script must not remove a bound
-            raise CommandError(f"--group is empty: name a group, or {CLUSTER} for none")
-        if end and any(one.public == given.public for one in keyring.own_keys(place)):
-            raise CommandError(
-                f"--until {until}: {given.name} is this machine's own key, which is always let in here and does not expire"
-            )
-        before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
-        added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
+    given = keyring.parse(_line_of(line))
+    place = _place(folder)
+    end = None if until is None else expiry.moment(until, expiry.now())
+    if end is not None and 0 < end <= expiry.now():
+        raise CommandError(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
+    if group == "":  # an unset variable of a script must not remove a bound
+        raise CommandError(f"--group is empty: name a group, or {CLUSTER} for none")
+    if end and any(one.public == given.public for one in keyring.own_keys(place)):
+        raise CommandError(
+            f"--until {until}: {given.name} is this machine's own key, which is always let in here and does not expire"
+        )
+    before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
+    added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
     click.echo(f"{given.name} may come in as a {given.role}{_bounds(added)} (the list is {place / keyring.ALLOWED})")
     if before is not None:
         click.echo(f"the key that {given.name} had before was revoked")
@@ -156,28 +152,24 @@ def revoke(name: str, folder: Path | None) -> None:
     """Cut a key off, at once: what it says is not taken any more, and it does not come in again."""
     from shoal.security import keyring
 
-    with _told():
-        gone = keyring.revoke(_place(folder), name)
+    gone = keyring.revoke(_place(folder), name)
     click.echo(
         f"the key of {name} ({gone[0].role}) was revoked; to let it in again it needs a new one: shoal key new, there"
     )
 
 
 @key.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@as_json()
 @_FOLDER
 def list_keys(as_json: bool, folder: Path | None) -> None:
     """The keys of this machine, and who may call it. Nothing secret is shown."""
-    import json
-
     from shoal.security import keyring
 
-    with _told():
-        place = _place(folder)
-        own, (allowed, wrong) = keyring.own_keys(place), keyring.read_list(place)
+    place = _place(folder)
+    own, (allowed, wrong) = keyring.own_keys(place), keyring.read_list(place)
     if as_json:
-        facts = {"folder": str(place), "own": _facts(own), "allowed": _facts(allowed), "wrong": wrong}
-        click.echo(json.dumps(facts, indent=2))
+        facts = {"folder": click.format_filename(place), "own": _facts(own), "allowed": _facts(allowed), "wrong": wrong}
+        print_json(facts)
         return
     click.echo(f"{place}")
     click.echo("own keys:" if own else "no own key yet: shoal key new NAME")
@@ -241,13 +233,3 @@ def _place(folder: Path | None) -> Path:
     from shoal.security import keyring
 
     return folder if folder is not None else keyring.default_folder()
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    from shoal.errors import Invalid
-
-    try:
-        yield
-    except Invalid as error:
-        raise CommandError(str(error)) from None

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from shoal import limits
-from shoal.cli.common import CommandError, Seconds, asks_for_keys, refusals
-from shoal.cli.launch_script import launch as script
+from shoal.cli.common import (
+    CommandError,
+    NamelessCommand,
+    Seconds,
+    SuggestingGroup,
+    asks_for_keys,
+    at_least_one,
+    of_a_run,
+    options_of,
+    out_file,
+    say,
+    show_run,
+)
+from shoal.launch.batch_scripts import SCHEDULERS
+from shoal.signals import end_when_told, handled
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_DEFAULTS = {"workers": 2, "servers": 1, "copies": 1}  # of a script
+# options that each of several nodes gets unchanged
+_SAME = ("listen", "advertise", "data", "patience", "within", "keys")
 
 
-class LaunchGroup(click.Group):
+class LaunchGroup(SuggestingGroup):
     """One of the commands below; any other word is a script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -26,16 +44,6 @@ class LaunchGroup(click.Group):
         if first not in self.commands and first not in ctx.help_option_names:
             args = ["script", *args]
         return super().parse_args(ctx, args)
-
-
-class ScriptCommand(click.Command):
-    """The command without a word of its own."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        assert parent is not None
-        return super().make_context(parent.info_name, args, parent=parent.parent, **extra)
 
 
 @click.group(cls=LaunchGroup)
@@ -53,17 +61,9 @@ def launch() -> None:
     """
 
 
-def options_of(*options: Callable[..., Any]) -> Decorator:
-    """Add several options to a command."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
+_at = click.option(
+    "--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or its run's folder."
+)
 of_a_server = options_of(
     click.option("--listen", metavar="ADDRESS", help="A server listens here.  [default: towards the coordinator]"),
     click.option("--advertise", metavar="ADDRESS", help="A server is reached at this address, if it is another one."),
@@ -92,9 +92,7 @@ taking_part = options_of(
 
 
 @launch.command()
-@click.option(
-    "--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or its run's folder."
-)
+@_at
 @of_a_server
 @taking_part
 def server(where: str, **options: Any) -> None:
@@ -107,9 +105,7 @@ def server(where: str, **options: Any) -> None:
 
 
 @launch.command()
-@click.option(
-    "--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or its run's folder."
-)
+@_at
 @of_a_worker
 @taking_part
 def worker(where: str, **options: Any) -> None:
@@ -123,63 +119,29 @@ def worker(where: str, **options: Any) -> None:
 
 def take_part(where: str, role: Any, **options: Any) -> None:
     """Run a node by the options of ``taking_part``, to the end."""
-    from shoal.cli.multi import several
     from shoal.launch.remote_node import JoinTerms, RemoteNode
-    from shoal.launch.server_process import heard
 
-    def say(text: str) -> None:
-        if not options["quiet"]:
-            click.echo(text, err=True)
-
+    speak = (lambda text: None) if options["quiet"] else say
     if options["count"] > 1:
         if options["name"]:
             raise CommandError("--name names one node: leave it or --count away")
-        sys.exit(several(where, role, options, say))
-    terms = JoinTerms(
-        where,
-        options["name"] or "",
-        options.get("listen") or "",
-        options.get("advertise") or "",
-        options["modules"],
-        options.get("data") or "",
-        options["patience"],
-        options["keys"] or "",
-        options["insecure"],
-        options["within"] or limits.HOSTS_WITHIN / limits.SECOND,
-        options["share"],
-    )
-    with refusals():
-        visitor = RemoteNode(terms, role, say)
-        with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), visitor.leave):
-            why = visitor.run()
-    click.echo(f"{visitor.name} has ended: {why}")
+        sys.exit(_start_several(where, role, options, speak))
+    given = {name: options[name] for name in JoinTerms.__slots__ if options.get(name) is not None}
+    node = RemoteNode(JoinTerms(where, **given), role, speak)
+    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), node.leave):
+        why = node.run()
+    click.echo(f"{node.name} has ended: {why}")
 
 
 @launch.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--listen", metavar="ADDRESS", help="Listen here, such as tcp://10.0.0.1:7000.")
 @click.option("--advertise", metavar="ADDRESS", help="Others reach it at this address, if it is another one.")
-@asks_for_keys
-@click.option("--servers", type=click.IntRange(1), help="Begin when so many servers have joined.  [default: 1]")
-@click.option("--workers", type=click.IntRange(1), help="Begin when so many workers have joined.  [default: 1]")
-@click.option("--copies", type=click.IntRange(1), help="How many servers hold each segment of the model.")
-@click.option("--model", help="As in shoal train.")
+@at_least_one("--servers", "Begin when so many servers have joined.  [default: 1]")
+@at_least_one("--workers", "Begin when so many workers have joined.  [default: 1]")
 @click.option("--strategy", help="sync, bounded, async or block-proximal.")
-@click.option("--epochs", type=float, help="How often all rows are learned from.")
-@click.option("--seed", type=int)
-@click.option(
-    "--set",
-    "changes",
-    metavar="A.B=C",
-    multiple=True,
-    help="Change any setting of a job (docs/reference/job-file.md), or of a store timing.dead and the like; may be repeated.",
-)
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write the run to this folder.  [default: runs/...]"
-)
 @click.option("--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the servers.  [default: 600]")
-@click.option("--verbosity", type=click.IntRange(0, 3), help="As in shoal train.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@of_a_run
 def coordinator(**options: Any) -> None:
     """Coordinate a run whose servers and workers come from elsewhere; without DATA, a store.
 
@@ -195,14 +157,10 @@ def coordinator(**options: Any) -> None:
     """
     from shoal.cli import launch_coordinator
 
-    with refusals():
-        if options["data"] is None and not _is_run(options["out"]):
-            launch_coordinator.store(options)
-            return
-        run = launch_coordinator.run(options)
-    from shoal.cli.show_run import show_run
-
-    show_run(run, options["as_json"])
+    if options["data"] is None and not _is_run(options["out"]):
+        launch_coordinator.store(options)
+    else:
+        show_run(launch_coordinator.run(options), options["as_json"])
 
 
 def _is_run(out: Path | None) -> bool:
@@ -211,6 +169,139 @@ def _is_run(out: Path | None) -> bool:
     return False
 
 
-launch.add_command(ScriptCommand(name="script", **{
-    name: getattr(script, name) for name in ("callback", "params", "help", "context_settings")
-}))  # fmt: skip
+# ---------------------------------------------------------------- several nodes on this host
+
+
+def _start_several(where: str, role: str, options: Mapping[str, Any], speak: Callable[[str], None]) -> int:
+    """Start them by the command for one, pass signals on, and wait; returns the worst exit code."""
+    from shoal.launch.process_pool import environment
+
+    command = [sys.executable, "-m", "shoal", "launch", role, "--at", where, *_words(options)]
+    hosted = [sys.executable, "-m", "shoal.launch.script_worker", str(os.getpid()), "/", *command[1:]]
+    processes: list[subprocess.Popen[bytes]] = []
+    signals, sent_to = list[int](), 0
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal sent_to
+        signals.append(number)
+        sent_to = len(processes)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
+        for _ in range(options["count"]):
+            if signals:
+                break
+            processes.append(subprocess.Popen(hosted, env=environment(), start_new_session=True))
+            if signals and sent_to < len(processes):  # it arrived during this start
+                processes[-1].send_signal(signals[-1])
+        codes = [process.wait() for process in processes]
+    if failed := [code for code in codes if code]:
+        speak(f"{len(failed)} of {len(codes)} ended with an error")
+    return max((code if code >= 0 else 128 - code for code in codes), default=0)
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    words = [word for name in _SAME if options.get(name) for word in (f"--{name}", str(options[name]))]
+    words += [word for one in options["modules"] for word in ("--modules", one)]
+    words += ["--share", str(options["count"])]  # share of this host's memory
+    return words + [f"--{name}" for name in ("quiet", "insecure") if options[name]]
+
+
+# ---------------------------------------------------------------- a script
+
+
+@launch.command("script", cls=NamelessCommand, context_settings={"allow_interspersed_args": False})
+@at_least_one("--workers", f"How many workers run the script.  [default: {_DEFAULTS['workers']}]")
+@at_least_one("--servers", f"How many servers hold the model.  [default: {_DEFAULTS['servers']}]")
+@at_least_one("--copies", f"How many servers hold each segment of it.  [default: {_DEFAULTS['copies']}]")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.option("--script", "scheduler", type=click.Choice(SCHEDULERS), help="Run nothing: write a batch script.")
+@click.option(
+    "--walltime", default="01:00:00", show_default=True, help="How long the batch job may take: hours:minutes:seconds."
+)
+@at_least_one("--cores", "How many cores the batch job asks for.  [default: workers and servers]")
+@out_file("Write the batch script to this file.")
+@click.argument("script", metavar="SCRIPT|JOB.toml")
+@click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def run_script(script: str, arguments: tuple[str, ...], module: bool, **options: Any) -> None:
+    """Start servers, and a Python script that calls shoal.torch.distribute on each of
+    several workers.
+
+    \b
+    shoal launch --workers 4 --servers 2 train.py --epochs 3
+    shoal launch --script slurm --walltime 02:00:00 --out job.sh --workers 4 train.py --epochs 3
+    shoal launch --script oar job.toml
+
+    A worker that dies does not stop the others; exit code 1 says at the end that one did.
+    """
+    if not module and not Path(script).is_file():
+        raise CommandError(f"no script {script!r} here: give the path of a file, or -m and the name of a module")
+    given = {name: options[name] for name in _DEFAULTS if options[name] is not None}
+    command = ["-m", script, *arguments] if module else [script, *arguments]
+    if options["scheduler"] is not None:
+        _write_batch_script(script, command, given, options)
+    elif script.endswith(".toml"):
+        raise CommandError(f"{script} is a job, not a script: shoal train {script}")
+    else:
+        _launch(command, **{**_DEFAULTS, **given})
+
+
+def _launch(command: list[str], workers: int, servers: int, copies: int) -> None:
+    from shoal.launch.script import ScriptLauncher
+    from shoal.views.format import many
+
+    lock = threading.Lock()
+
+    def show(text: str, is_error: bool) -> None:
+        # An error: the reader has closed the pipe (| head). The workers go on.
+        with lock, contextlib.suppress(OSError):
+            click.echo(text, nl=False, err=is_error)
+
+    end_when_told()
+    with ScriptLauncher(workers, servers, copies, show) as launching:
+        here = f"{many(servers, 'server')}, {many(workers, 'worker')}"
+        show(f"shoal: {here}; look at them: shoal status {launching.address}\n", True)
+        launching.start(command)
+        ends = launching.wait()
+    if failed := [str(end) for end in ends if end.code]:
+        say(f"shoal: {len(failed)} of {workers} workers failed: {', '.join(failed)}")
+        sys.exit(1)
+
+
+def _write_batch_script(script: str, command: list[str], given: dict[str, int], options: Mapping[str, Any]) -> None:
+    from shoal.job import Job
+    from shoal.launch.batch_scripts import batch_script, submit
+
+    scheduler, out, nodes = options["scheduler"], options["out"], {**_DEFAULTS, **given}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    if script.endswith(".toml"):
+        if more := command[1:]:
+            raise CommandError(f"a job takes no arguments ({' '.join(more)}): put them into {script}")
+        job = Job.load(Path(script), given)
+        nodes = {"workers": job.workers, "servers": job.servers}
+        command = ["train", script, *words, "--out", f"runs/{Path(script).stem}"]
+    else:
+        command = ["launch", *words, *command]
+    text = batch_script(
+        scheduler,
+        ["shoal", *command],
+        cores=options["cores"] or nodes["workers"] + nodes["servers"],
+        walltime=options["walltime"],
+        file="job.sh" if out is None else str(out),
+        environment=sys.prefix if sys.prefix != sys.base_prefix else "",
+    )
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    shown = click.format_filename(out)
+    try:
+        with out.open("x") as stream:
+            stream.write(text)
+        out.chmod(0o755)  # oarsub needs it
+    except FileExistsError:
+        raise CommandError(f"{shown} is there already: take another name") from None
+    except OSError as error:
+        raise CommandError(f"cannot write {shown} ({error.strerror}): take another place") from None
+    click.echo(f"submit it: {submit(scheduler, str(out))}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -15,22 +14,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal import limits
+from shoal.cli.common import finished_run, new_run, say, settings_from
 from shoal.errors import ClusterError, Invalid
 from shoal.inspect.status import ADDRESS, write_address
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.processes import check_listening
-from shoal.launch.remote_cluster import (
-    RemoteCluster,
-    RemoteHosts,
-    stands,
-    stands_in,
-)
+from shoal.launch.remote_cluster import RemoteCluster, RemoteHosts, stands, stands_in
 from shoal.launch.saved_store import SavedStore, hold, saved_in
 from shoal.nodes.journal import JournalFile
-from shoal.run.folder import RunFolder
 from shoal.security.safety import Safety
-from shoal.settings import changed, settings_of
+from shoal.settings import changed
 from shoal.signals import handled
 from shoal.timing import Timing, timing_from
 
@@ -41,26 +35,20 @@ _SETTLED = 1.5  # times ``timing.dead``
 _LOOK = 0.5  # seconds between checks of the coordinator
 
 
-def say(text: str) -> None:
-    click.echo(text, err=True)
-
-
 def run(options: Mapping[str, Any]) -> Run:
     """Run to the end; resumes the run in the folder, if there is one."""
-    from shoal.run.resume import finished, open_folder, reopen
+    from shoal.run.resume import reopen
     from shoal.run.run import execute
     from shoal.views.terminal import view
 
-    out, settings = options["out"], _settings(options)
+    out, settings = options["out"], settings_from(options)
     if options["data"] is None:
-        if (ended := finished(out, settings)) is not None:
-            say(f"{click.format_filename(out)} is finished: there is nothing to go on with")
+        if (ended := finished_run(out, settings)) is not None:
             return ended
         job, folder = reopen(out, settings)
     else:
         job = _job(options["data"], settings)
-        name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.name}-{job.strategy.name}"
-        folder = open_folder(out, job) if out is not None else RunFolder.numbered(Path("runs") / name, job)
+        folder = new_run(job, out)
     try:
         _check(job)
     except Invalid:
@@ -94,24 +82,6 @@ def _said_how_to_go_on(folder: Path, timing: Timing) -> Iterator[None]:
         raise
 
 
-def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    given = {
-        "model": options["model"],
-        "strategy": options["strategy"],
-        "workers": options["workers"],
-        "servers": options["servers"],
-        "copies": options["copies"],
-        "seed": options["seed"],
-        "stop.epochs": options["epochs"],
-        "verbosity": options["verbosity"],
-        "launch.listen": options["listen"],
-        "launch.advertise": options["advertise"],
-        "launch.keys": options["keys"] and os.path.abspath(os.path.expanduser(options["keys"])),
-        "launch.insecure": options["insecure"] or None,
-    }
-    return {name: value for name, value in given.items() if value is not None} | settings_of(options["changes"])
-
-
 def _job(data: str, settings: dict[str, Any]) -> Job:
     if data.endswith(".toml"):
         return Job.load(Path(data), settings)
@@ -134,7 +104,7 @@ def _check(job: Job) -> None:
 def store(options: Mapping[str, Any]) -> None:
     """Run a coordinator without a job until it is stopped."""
     ignored = ("workers", "model", "strategy", "epochs", "seed", "verbosity")
-    changes = settings_of(options["changes"])
+    changes = options["changes"]
     others = [f"--set {name}" for name in changes if not name.startswith("timing.")]
     if wrong := [f"--{name}" for name in ignored if options[name] is not None] + others:
         raise Invalid(

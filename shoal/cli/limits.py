@@ -6,13 +6,13 @@ import re
 
 import click
 
-from shoal.cli.common import CommandError, meant
+from shoal.cli.common import CommandError, command, meant
 
 UNITS = ((" * MILLISECOND", " ms"), (" * SECOND", " s"), (" * MB", " MB"))
 TIMING = "How long nodes wait for each other; a job sets it as [timing], in seconds."
 
 
-@click.command()
+@command
 @click.argument("name", required=False)
 def limits(name: str | None) -> None:
     """Print bounds and defaults: all, or those whose NAME contains this.

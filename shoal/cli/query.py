@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, Seconds, asks_for_keys
+from shoal.cli.common import Seconds, as_json, asks_for_keys, command, make_console, print_json, run_or_address
 from shoal.limits import COORDINATOR
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from shoal.inspect.query import QueriedModel
     from shoal.views.query import QuerySnapshot
 
 _LOOKS_LOST = 3  # failures in a row until the cluster counts as gone
 
 
-@click.command()
-@click.argument("where", metavar="RUN|ADDRESS")
+@command
+@run_or_address
 @click.option("--table", help="Show this table.  [default: weights, or the only one there is]")
 @click.option(
     "--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many of the largest weights."
@@ -36,7 +34,7 @@ _LOOKS_LOST = 3  # failures in a row until the cluster counts as gone
 @click.option(
     "--module", "modules", multiple=True, help="Import the question from here.  [default: the modules of the run's job]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON; with --watch, one line for each look.")
+@as_json("Print it as JSON; with --watch, one line for each look.")
 @asks_for_keys
 def query(
     where: str,
@@ -63,7 +61,7 @@ def query(
     shoal query runs/clicks-logistic-async-1 --ask norms
     shoal query runs/clicks-logistic-async-1 --ask heavy --module my_questions --set above=2
     """
-    from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.errors import Unanswered
     from shoal.inspect.query import opened
     from shoal.inspect.status import is_of_peers
 
@@ -71,8 +69,8 @@ def query(
         raise click.UsageError("--set and --module are for --ask, which is not there")
     if ask is not None and watch:
         raise click.UsageError("--ask asks once: leave --watch away")
+    given = _given(settings)
     try:
-        given = _given(settings)
         with contextlib.closing(opened(where, table, keys, insecure)) as asked:
             if ask is not None:
                 _answer(asked, where, ask, given, modules, as_json)
@@ -81,8 +79,6 @@ def query(
                 _watch(asked, where, top, every, as_json)
             else:
                 _print(_look(asked, where, top), as_json)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
     except Unanswered as error:
         if is_of_peers(where):
             raise click.ClickException(
@@ -93,8 +89,6 @@ def query(
         if "://" not in where:
             why += f"; if it was killed, go on with it: shoal train --resume {where}"
         raise click.ClickException(why) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
 
 
 def _given(settings: tuple[str, ...]) -> dict[str, float]:
@@ -153,21 +147,13 @@ def _look(asked: QueriedModel, where: str, top: int) -> QuerySnapshot:
     return look(opened(where), top)  # it has just ended
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-
-
 def _print(seen: QuerySnapshot, as_json: bool) -> None:
     from shoal.views.query import facts, page
 
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(facts(seen))))
+        print_json(facts(seen))
         return
-    console = _console()
+    console = make_console()
     console.print(page(seen, console.width), soft_wrap=False)
 
 
@@ -177,7 +163,7 @@ def _watch(asked: QueriedModel, where: str, top: int, every: float, as_json: boo
 
     from shoal.views.query import QueryHistory, facts, line, page
 
-    console = _console()
+    console = make_console()
     if as_json or not console.is_terminal:
         for seen, note in _looks(asked, where, top, every):
             if note:

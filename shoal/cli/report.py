@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import command, say
 
 if TYPE_CHECKING:
     from shoal.views.page import Section
@@ -95,7 +95,7 @@ def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
     return out
 
 
-@click.command()
+@command
 @click.argument("paths", metavar="RUN|SWEEP...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--out",
@@ -122,14 +122,10 @@ def report(paths: tuple[Path, ...], out: Path | None, as_markdown: bool, trace: 
     shoal report runs/clicks-logistic-async-1
     shoal report runs/sync runs/async --out both.html --trace both.json
     """
-    from shoal.errors import Invalid
     from shoal.views.axes import can_draw
 
-    try:
-        written = make(paths, out, as_markdown or (out is not None and out.suffix.lower() == ".md"), trace)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
+    written = make(paths, out, as_markdown or (out is not None and out.suffix.lower() == ".md"), trace)
     if not can_draw():
-        click.echo("no pictures: matplotlib is not installed; pip install matplotlib (or the extra `view`)", err=True)
+        say("no pictures: matplotlib is not installed; pip install matplotlib (or the extra `view`)")
     for path in written:
         click.echo(f"look at it: {click.format_filename(path)}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, asks_for_keys
+from shoal.cli.common import as_json, asks_for_keys, command, make_console, print_json, print_record, run_or_address
 from shoal.cli.join import show_peers
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ _EVERY = 1.0  # seconds between queries
 _GONE = 10.0  # seconds without an answer: enough for a restart of the coordinator
 
 
-@click.command()
-@click.argument("where", metavar="RUN|ADDRESS")
+@command
+@run_or_address
 @click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
 @click.option("--watch", is_flag=True, help="Look again until the run is over, or Ctrl-C.")
@@ -34,7 +34,7 @@ _GONE = 10.0  # seconds without an answer: enough for a restart of the coordinat
     show_default=True,
     help="2 also shows the numbers of the protocol.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@as_json()
 @asks_for_keys
 def status(
     where: str, ring: bool, segments: bool, watch: bool, verbosity: int, as_json: bool, keys: str | None, insecure: bool
@@ -59,20 +59,15 @@ def status(
 
     Of a run that has ended, its figures. Exit code 1 if nobody answers.
     """
-    from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.inspect.status import (
-        address_of,
-        is_of_peers,
-        look_at,
-        safety_for,
-    )
+    from shoal.errors import Invalid, Unanswered
+    from shoal.inspect.status import address_of, is_of_peers, look_at, safety_for
     from shoal.views.status import facts, page
 
+    if _has_ended(where):
+        _show_ended(where, as_json)
+        return
+    address = address_of(where)
     try:
-        if _has_ended(where):
-            _show_ended(where, as_json)
-            return
-        address = address_of(where)
         safety = safety_for(where, keys, insecure)
         if is_of_peers(where, safety):
             if watch:
@@ -85,23 +80,15 @@ def status(
                 if as_json:
                     raise Invalid("--watch is for people, --json for programs: leave one of them away")
                 sys.exit(_watch(looking, where, verbosity > 1))
-    except Invalid as error:
-        raise CommandError(str(error)) from None
     except Unanswered:
         why = f"nobody answers at {address}: it has ended, or is just being started again; look again in a moment"
         if address != where:
             why += f"; if it was killed, go on with it: shoal train --resume {where}"
         raise click.ClickException(why) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode({"coordinator": address, **facts(found)})))
+        print_json({"coordinator": address, **facts(found)})
         return
-    from rich.console import Console
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = make_console()
     shown = page(found, where, console.width, show_ring=ring, everything=segments, numbers=verbosity > 1)
     console.print(shown, soft_wrap=False)
     if address != where:
@@ -117,14 +104,11 @@ def _has_ended(where: str) -> bool:
 
 
 def _show_ended(where: str, as_json: bool) -> None:
-    from shoal.cli.show_run import print_record
     from shoal.views.run_record import read
 
     record = read(Path(where))
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode({"ended": True, **record.summary})))
+        print_json({"ended": True, **record.summary})
         return
     click.echo(f"the run in {where} has ended; if it was interrupted: shoal train --resume {where}")
     print_record(record)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import as_json, command, make_console, out_folder, print_json, say
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
@@ -16,15 +16,11 @@ if TYPE_CHECKING:
     from shoal.sweep.study import Study
 
 
-@click.command()
+@command
 @click.argument("study", metavar="STUDY.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the sweep to this folder.  [default: sweeps/NAME]",
-)
+@out_folder("Write the sweep to this folder.  [default: sweeps/NAME]")
 @click.option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@as_json("Print the figures as JSON.")
 def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
     """Run every combination of settings in STUDY.toml with several seeds, and hold them
     against each other.
@@ -36,7 +32,6 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
     shoal sweep studies/delay.toml --dry-run
     shoal sweep studies/delay.toml
     """
-    from shoal.errors import Invalid, ShoalError
     from shoal.sweep.study import Study
 
     try:
@@ -47,10 +42,6 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
             return
         found = _run(asked, folder, study, out)
         failed = _show(found, as_json)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     except BrokenPipeError:
         raise  # the reader has closed the pipe
     except OSError as error:
@@ -76,14 +67,12 @@ def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
         left = f"; {done:,} of {len(asked.runs):,} runs are finished; go on with the others: {again}"
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(left) from None
-        click.echo(f"terminated{left}", err=True)
+        say(f"terminated{left}")
         raise
 
 
 def _list(asked: Study, folder: Path, as_json: bool) -> None:
     """List the runs of a study with their states."""
-    import msgspec
-
     from shoal.sweep.disk import took
     from shoal.sweep.schedule import check_here, estimate, stands
     from shoal.views import format
@@ -94,7 +83,7 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
     seconds = estimate(took(results), len(left), beside)
     if as_json:
         runs = [{"run": one.run.name, "state": one.state, "reason": one.reason} for one in results]
-        click.echo(msgspec.json.format(msgspec.json.encode({"runs": runs, "left": len(left), "seconds_left": seconds})))
+        print_json({"runs": runs, "left": len(left), "seconds_left": seconds})
         return
     for one in results:
         reason = f": {format.clean(one.reason)}" if one.reason else ""
@@ -108,8 +97,6 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
 
 def _show(found: Sweep, as_json: bool) -> bool:
     """Print and write the results; returns whether a run failed."""
-    import msgspec
-
     from shoal.errors import Invalid
     from shoal.sweep.figures import figures
     from shoal.sweep.table import facts, printed, write_tables
@@ -117,18 +104,16 @@ def _show(found: Sweep, as_json: bool) -> bool:
     of = figures(found)
     write_tables(of, found.folder)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(facts(of))))
+        print_json(facts(of))
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+        console = make_console(140)
         console.print(printed(of, console.width))
     try:
         from shoal.sweep.pictures import write_pictures
 
         write_pictures(of, found.folder)
     except Invalid as error:
-        click.echo(f"no pictures: {error}", err=True)
+        say(f"no pictures: {error}")
     if not as_json:
         click.echo(f"look at it: {click.format_filename(found.folder)}")
     return any(one.state == "failed" for one in found.results)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import CommandError, as_json, at_least_one, command, out_file
 
 if TYPE_CHECKING:
     from shoal.strategies.gossip.topology import Graph
@@ -19,18 +19,18 @@ LEFT = (0.1, 0.01, 1e-6)  # of the distance
 NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random", "file")
 
 
-@click.command()
+@command
 @click.argument("name", type=click.Choice(NAMES))
-@click.option("--nodes", type=click.IntRange(1), help="How many workers.  [default: 8; of a file, as many as it names]")
+@at_least_one("--nodes", "How many workers.  [default: 8; of a file, as many as it names]")
 @click.option(
     "--edges",
     metavar="FILE",
     help='The file of a file graph: a line for each link, "0 1", or "0 -> 1" if it goes one way.',
 )
-@click.option("--degree", type=click.IntRange(1), help="How many links each node of a random graph has.  [default: 3]")
+@at_least_one("--degree", "How many links each node of a random graph has.  [default: 3]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draw a random graph from this seed.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg, .pdf).")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with all weights.")
+@out_file("Draw it here (.png, .svg, .pdf).")
+@as_json("Print it as JSON, with all weights.")
 def topology(
     name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int, out: Path | None, as_json: bool
 ) -> None:
@@ -46,20 +46,14 @@ def topology(
     learns meanwhile. Exit code 1 if not everybody hears of everybody: on such a graph they never
     agree.
     """
-    from shoal.errors import Invalid, ShoalError
-
+    graph = _graph(name, nodes, edges, degree, seed)
     try:
-        graph = _graph(name, nodes, edges, degree, seed)
         if out is not None:
             from shoal.views.graph import draw
 
             draw(graph.event(0.0, [str(node) for node in range(graph.nodes)]), out)
-    except Invalid as error:
-        raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(_as_json(facts(graph)))
     else:

@@ -23,7 +23,6 @@ PUBLIC = (
     "saved_store",
     "scheduler_process",
     "script",
-    "server_process",
     "shared_memory",
     "torchrun",
     "torchrun_cluster",

@@ -147,12 +147,7 @@ class ThreadCluster(Cluster):
                 self._threads.remove(thread)
 
     def _coordinate(self) -> None:
-        from shoal.launch.coordinator_process import (
-            moves_of,
-            saving_for,
-            scheduler_of,
-            timing_of,
-        )
+        from shoal.launch.coordinator_process import moves_of, saving_for, scheduler_of, timing_of
 
         facts, records = self._run_facts, self._journal.records
         scheduler, saving = (

@@ -25,12 +25,7 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, ShoalError, Unanswered
-from shoal.inspect.status import (
-    StatusClient,
-    address_of,
-    look_at,
-    safety_for,
-)
+from shoal.inspect.status import StatusClient, address_of, look_at, safety_for
 from shoal.job import Job
 from shoal.launch.addresses import advertised, beside, new_name
 from shoal.launch.process_main import prepare
@@ -80,7 +75,7 @@ class RemoteNode:
         self.asked = False  # to leave
         self._leave: Callable[[int], None] | None = None
 
-    def leave(self, number: int) -> None:
+    def leave(self, number: int, frame: object = None) -> None:
         """On a signal: the first asks it to leave in order, the second ends it at once."""
         if self.asked:
             raise SystemExit(128 + number)

@@ -7,18 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.launch.coordinator_process import (
-    ProcessEnded,
-    RunFacts,
-    hear,
-    saving_of,
-    scheduler_of,
-)
-from shoal.launch.process_main import (
-    Process,
-    ProcessOrders,
-    transport_of,
-)
+from shoal.launch.coordinator_process import ProcessEnded, RunFacts, hear, saving_of, scheduler_of
+from shoal.launch.process_main import Process, ProcessOrders, transport_of
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import needed

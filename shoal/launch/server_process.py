@@ -9,11 +9,10 @@ SIGINT in a terminal does the same. The exit code and one line say why it ended.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal
 
 from shoal import limits
@@ -145,7 +144,7 @@ class ServerProcess:
         self._server.calls.apart = QueryProcess(self.loop.poke_soon)
         run_apart()
 
-    def leave(self, number: int = signal.SIGTERM) -> None:
+    def leave(self, number: int, frame: object = None) -> None:
         """Ask to leave. The second call ends it at once."""
         if self.guest.asks:
             raise SystemExit(128 + number)
@@ -197,17 +196,12 @@ class ServerProcess:
             )
 
 
-def heard(signals: Iterable[int], call: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
-    """Call a function on these signals, within the context."""
-    return handled(signals, lambda which, frame: call(which))
-
-
 def main(orders: ProcessOrders, process: Process) -> None:
     """Run a server in this process."""
     transport = transport_of(orders, orders.bind)
     serving = ServerProcess(orders.name, orders.token, transport)
     serving.keep_apart()
-    with heard([signal.SIGTERM], serving.leave):
+    with handled([signal.SIGTERM], serving.leave):
         process.ready(transport.address)
         serving.run()
     if not serving.guest.asks:  # drained by others: it must not be restarted

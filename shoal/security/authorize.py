@@ -19,13 +19,7 @@ from shoal.security.keyring import PublicKey
 from shoal.wire import messages as m
 from shoal.wire.messages import gossip, peers
 from shoal.wire.messages.base import tag_of
-from shoal.wire.messages.groups import (
-    Allow,
-    Dissolve,
-    GroupProcessEnded,
-    dealer,
-    namespace,
-)
+from shoal.wire.messages.groups import Allow, Dissolve, GroupProcessEnded, dealer, namespace
 
 _ANYBODY = frozenset(("worker", "client", "server"))
 _USERS = frozenset(("worker", "client"))

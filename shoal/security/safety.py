@@ -20,12 +20,7 @@ from pathlib import Path
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.security import keyring
-from shoal.security.address import (
-    Address,
-    check_address,
-    is_local,
-    parsed,
-)
+from shoal.security.address import Address, check_address, is_local, parsed
 from shoal.security.keyring import OwnKey, PublicKey
 from shoal.wire.messages.groups import member_name
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal import limits
-from shoal.cli import multi as module
+from shoal.cli import launch as module
 from shoal.cli.launch import launch
 from shoal.launch import remote_node
 
@@ -45,7 +45,7 @@ def test_a_signal_ends_the_starting_and_reaches_each_that_was_started_once(
             return super().wait(timeout)
 
     monkeypatch.setattr(module.subprocess, "Popen", Process)
-    code = module.several("tcp://127.0.0.1:9", "server", {**OPTIONS, "count": 4}, lambda text: None)
+    code = module._start_several("tcp://127.0.0.1:9", "server", {**OPTIONS, "count": 4}, lambda text: None)
     assert code == 128 + signal.SIGTERM
     assert len(started) == (2 if when == "before it is known" else 4)
     assert sent == [signal.SIGTERM] * len(started)
@@ -65,7 +65,7 @@ def test_a_signal_ends_the_starting_and_reaches_each_that_was_started_once(
 def test_what_would_never_end_is_refused_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr("shoal.cli.multi.several", lambda *given: pytest.fail("it was started"))
+    monkeypatch.setattr("shoal.cli.launch._start_several", lambda *given: pytest.fail("it was started"))
     monkeypatch.setattr("shoal.launch.remote_node.RemoteNode", lambda *given: pytest.fail("it was started"))
     found = CliRunner().invoke(launch, ["server", "--at", "tcp://127.0.0.1:9", *words])
     assert found.exit_code == 2 and words[0] in found.output, found.output

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
 import select
 import sys
 import threading
@@ -78,7 +77,7 @@ class BackgroundQueue(Generic[Item]):
             self._news.wait_for(lambda: self.over or not self._left(), seconds)
             return 0 if self.over else self._left()
 
-    def close(self, seconds: float) -> int:
+    def close(self, seconds: float = limits.DRAIN / limits.SECOND) -> int:
         """Wait up to a time limit, then stop; returns how many items were dropped in all."""
         left = self.drain(seconds)
         with self._news:
@@ -125,7 +124,6 @@ class OutputThread:
 
     @property
     def gone(self) -> bool:
-        """Whether the reader is gone."""
         return self._aside.over
 
     def write(self, text: str) -> None:
@@ -195,27 +193,16 @@ def _handle(stream: TextIO) -> int | None:
 Listener = Callable[[RunEvent], None]
 
 
-class EventThread:
+class EventThread(BackgroundQueue[RunEvent]):
     """Events in, from any thread; out to one listener, in order."""
 
     def __init__(self, listener: Listener, label: str) -> None:
-        self._listener = listener
-        self._events: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._tell, name=f"shoal-{label}-events", daemon=True)
-        self._thread.start()
+        super().__init__(listener, f"{label}-events", failed=_report)
 
-    def __call__(self, event: RunEvent) -> None:
-        self._events.put(event)
+    __call__ = BackgroundQueue.put
 
-    def close(self) -> None:
-        """Hand on what was put in before, unless the listener takes too long."""
-        self._events.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(limits.DRAIN / limits.SECOND)
 
-    def _tell(self) -> None:
-        while (event := self._events.get()) is not None:
-            try:
-                self._listener(event)
-            except Exception as error:  # the listener's own: later events still come
-                print(f"shoal: {type(error).__name__}: {error} when told what happened", file=sys.stderr)
+def _report(error: BaseException) -> bool:
+    """Print an error of a listener; later events still come."""
+    print(f"shoal: {type(error).__name__}: {error} when told what happened", file=sys.stderr)
+    return True

@@ -34,6 +34,7 @@ from shoal.wire.messages.groups import GroupLimits, member_name
 
 if TYPE_CHECKING:
     from shoal.security.safety import Safety
+    from shoal.wire.zmq import ZmqTransport
 
 _open: weakref.WeakSet[KV] = weakref.WeakSet()
 _Seen = TypeVar("_Seen")
@@ -133,8 +134,8 @@ class KV:
 
     def save(self, seconds: float | None = None) -> None:
         """Write a checkpoint; returns when it is on disk. Raises if that fails or takes longer."""
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
-        if seconds is not None and not number:
+        number = isinstance(seconds, int | float | None) and not isinstance(seconds, bool)
+        if not number or not (seconds or 0) >= 0:
             raise Invalid(f"save({seconds!r}): give how many seconds to wait at most, or nothing")
         self._do(self._client.save).result(seconds)
 
@@ -175,8 +176,7 @@ class KV:
 
     def stats(self, table: str) -> dict[str, Any]:
         """Rows, bytes, versions; what was counted, repeated, held, refused; staleness."""
-        facts: dict[str, Any] = self._on_table(table, lambda: self._client.stats(table)).result()
-        return facts
+        return dict(self._on_table(table, lambda: self._client.stats(table)).result())
 
     def wait(self, tasks: Task | Sequence[Task], timeout: float | None = None) -> None:
         """Wait until all tasks are done; raises the first error among them."""
@@ -191,19 +191,15 @@ class KV:
 
     def close(self) -> None:
         """Leave the cluster once all pushes are counted; those that stall fail with Closed."""
-        self._close(drain=True)
+        try:
+            if not self._over():
+                self._drain()
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Leave at once: pending calls fail with Closed, whether they are counted or not."""
-        self._close(drain=False)
-
-    def _close(self, drain: bool) -> None:
-        if self._closed.is_set() or os.getpid() != self._pid:
-            return
-        try:
-            if drain and not self._over():
-                self._drain()
-        finally:
+        if not self._closed.is_set() and os.getpid() == self._pid:
             self._end()
 
     def _drain(self) -> None:
@@ -259,12 +255,14 @@ class KV:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._close(drain=exception[0] is None)  # report errors at once
+        if exception[0] is None:
+            self.close()
+        else:
+            self.abandon()  # report errors at once
 
     # ------------------------------------------------------------ who has the loop
 
     def joined(self, seconds: float) -> None:
-        """Wait until this client is a member."""
         self._worker.joined._waiter = self._wait
         self._worker.joined.result(seconds)
 
@@ -277,7 +275,8 @@ class KV:
 
     def _do(self, call: Callable[[], Task]) -> Task:
         """Prepare a call in this thread; the thread that runs the loop sends it."""
-        self._check_open()
+        if (ended := self._over()) != "":
+            raise Closed(ended)
         task = call()
         task._waiter = self._wait
         try:
@@ -327,7 +326,6 @@ class KV:
             self._release()
 
     def _over(self) -> str:
-        """Why this client cannot be used any more; empty if it can."""
         if os.getpid() != self._pid:
             return f"client {self.name} belongs to process {self._pid}: after a fork, shoal.connect(cluster.address)"
         if (ended := self._alive()) != "":
@@ -335,10 +333,6 @@ class KV:
         if self._closed.is_set():
             return f"client {self.name} was closed: get another one from the cluster"
         return self._broken
-
-    def _check_open(self) -> None:
-        if (ended := self._over()) != "":
-            raise Closed(ended)
 
     def _interrupted(self, error: BaseException) -> None:
         """Ctrl-C while waiting is harmless; in the middle of a loop turn the state is unknown."""
@@ -376,14 +370,11 @@ class KV:
         return 0.0
 
 
+@atexit.register
 def _close_all() -> None:
-    """Wait for pending pushes at exit."""
     for kv in list(_open):
         with contextlib.suppress(Exception):  # close the others, too
-            kv.close()
-
-
-atexit.register(_close_all)
+            kv.close()  # waits for pending pushes
 
 
 def _in_background(reference: weakref.ref[KV], closed: threading.Event) -> None:
@@ -425,19 +416,26 @@ def connect(
 
 def connect_by(safety: Safety, address: str, role: str = "client", name: str | None = None, group: str = "") -> KV:
     """``connect`` with loaded keys."""
+    name = member_name(name, group) if name else safety.named(f"{role}-{secrets.token_hex(4)}", role, group)
+    try:
+        return client_of(name, role, connected(name, address, safety), group=group)
+    except Unanswered as error:  # the name alone does not say which coordinator
+        raise Unanswered(error.what, f"{error.node} at {parsed(address).plain}", error.seconds) from None
+
+
+def connected(
+    name: str, coordinator: str, safety: Safety, bind: str | None = None, advertise: str = ""
+) -> ZmqTransport:
+    """The transport of a node, connected to the coordinator at this address."""
     from shoal.wire.zmq import ZmqTransport
 
-    name = member_name(name, group) if name else safety.named(f"{role}-{secrets.token_hex(4)}", role, group)
-    transport = ZmqTransport(name, safety=safety)
+    transport = ZmqTransport(name, bind, safety, advertise)
     try:
-        transport.connect("coordinator", address)
+        transport.connect(limits.COORDINATOR, coordinator)
     except BaseException:
         transport.close()
         raise
-    try:
-        return client_of(name, role, transport, group=group)
-    except Unanswered as error:  # the name alone does not say which coordinator
-        raise Unanswered(error.what, f"{error.node} at {parsed(address).plain}", error.seconds) from None
+    return transport
 
 
 def client_of(name: str, role: str, transport: Transport, ended: Callable[[], str] = lambda: "", group: str = "") -> KV:

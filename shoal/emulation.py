@@ -59,8 +59,12 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if any(number < 0 for number in self.slow):
             raise Invalid(f"emulate.slow={self.slow}: needs numbers of workers, 0 or more")
 
-    def check(self, workers: int) -> None:
-        """Refuse to slow workers that do not exist."""
+    def check(self, workers: int, on_servers: bool, processes: bool) -> None:
+        """Refuse workers that do not exist, and preemption where no slot is dealt again."""
+        if self.comes_and_goes and not on_servers:
+            raise Invalid("emulate.arrive, preempt and task are for workers of servers: choose sync, bounded or async")
+        if self.preempt and not processes:
+            raise Invalid("emulate.preempt takes processes away: leave launch.how=threads out")
         if missing := [number for number in self.slow if number >= workers]:
             raise Invalid(
                 f"emulate.slow={self.slow}: there is no worker {missing[0]}, only "
@@ -77,15 +81,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether workers join or leave during the run."""
         return self.arrive > 0 or self.preempt > 0 or self.task > 0
 
-    def check_goes(self, on_servers: bool, processes: bool) -> None:
-        """Refuse preemption where the slots of a lost worker are not dealt again."""
-        if self.comes_and_goes and not on_servers:
-            raise Invalid("emulate.arrive, preempt and task are for workers of servers: choose sync, bounded or async")
-        if self.preempt and not processes:
-            raise Invalid("emulate.preempt takes processes away: leave launch.how=threads out")
-
     def words(self) -> str:
-        """What is emulated, in words; empty if nothing is."""
         said = [f"emulated compute ({_short(self.per_example)} per example)"] if self.per_example else []
         if self.slows:
             how = [f"{self.factor:g}x slower"] if self.factor > 1 else []
@@ -106,7 +102,6 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ", ".join(said)
 
     def pace(self, worker: int, seed: int) -> Slowdown | None:
-        """The slowdown of this worker, if it has one."""
         chosen = self.slows and worker in self.slow
         return Slowdown(self, chosen, random.Random(f"{seed} {worker}")) if chosen or self.per_example else None
 
@@ -145,7 +140,5 @@ def _names(workers: list[int]) -> str:
 
 
 def _short(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size or unit == "us":
-            return f"{seconds / size:.3g} {unit}"
-    raise AssertionError
+    unit, size = next((one for one in (("s", 1.0), ("ms", 1e-3)) if seconds >= one[1]), ("us", 1e-6))
+    return f"{seconds / size:.3g} {unit}"

@@ -105,7 +105,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 if TYPE_CHECKING:
     Chosen = Strategy
 else:
-    Chosen = Any  # any registered strategy: ``_decode`` finds it by name
+    Chosen = Any  # any registered strategy: ``Job.of`` finds it by name
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -151,15 +151,21 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 f"strategy.{rare[0]}={getattr(self.strategy, rare[0])!r} is for linear models, whose weights have keys: a module has "
                 f"all its parameters from the start; leave it out"
             )
-        self.emulate.check(self.workers if self.has_workers else 1)
+        processes = self.launch.how == "processes"
+        self.emulate.check(self.workers if self.has_workers else 1, self.strategy.on_servers, processes)
         if self.emulate.link and not self.strategy.has_links:
             raise Invalid(
                 f"emulate.link={self.emulate.link:g} is for workers that talk to each other (gossip, peer-to-peer), and strategy "
                 f"{self.strategy.name!r} has none: leave it out"
             )
-        self.emulate.check_goes(self.strategy.on_servers, self.launch.how == "processes")
         self.update.check(self.launch.modules, self.strategy.on_servers)
-        self._check_filters()
+        if self.filters and not self.strategy.on_servers:
+            raise Invalid(
+                f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
+                f"choose sync, bounded or async"
+            )
+        wire = self.model.wire if isinstance(self.model, Module) else "float32"
+        check_named(self.filters, self.update.update(), wire, bool(self.launch.modules))
         self.strategy.check(self)
         try:
             self.toml()
@@ -168,19 +174,32 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 f"{error.object!a} is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale"
             ) from None
 
-    def _check_filters(self) -> None:
-        if self.filters and not self.strategy.on_servers:
-            raise Invalid(
-                f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
-                f"choose sync, bounded or async"
-            )
-        wire = self.model.wire if isinstance(self.model, Module) else "float32"
-        check_named(self.filters, self.update.update(), wire, bool(self.launch.modules))
-
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
         """A job from nested settings, as in a TOML file."""
-        return _decode(settings)
+        tree = changed(settings, {})
+        if isinstance(tree.get("strategy"), dict):
+            tree["strategy"].setdefault("name", "async")
+        if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
+            tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
+        chosen = tree["strategy"].get("name") if isinstance(tree.get("strategy"), dict) else None
+        if isinstance(chosen, str) and chosen not in strategies() and isinstance(tree.get("launch"), dict):
+            modules = tree["launch"].get("modules", [])  # one of them may register it
+            if isinstance(modules, list) and all(isinstance(one, str) for one in modules):
+                import_modules(modules)
+        if isinstance(chosen, str) and (kind := strategies().get(chosen)) is not None:
+            kind.defaults(tree)
+        if isinstance(model := tree.get("model"), dict):
+            model.setdefault("kind", "torch" if "net" in model else "linear")
+            if model["kind"] == "torch":  # AdaGrad's step for sparse rows makes a network diverge
+                tree["update"] = {"rule": "adam", **tree.get("update", {})}
+        _check_names(tree)
+        try:
+            if "strategy" in tree:
+                tree["strategy"] = _strategy(tree["strategy"])
+            return msgspec.convert(tree, Job, strict=True)
+        except msgspec.ValidationError as error:
+            raise Invalid(_readable(str(error))) from None
 
     @classmethod
     def load(cls, path: Path, changes: Mapping[str, Any] | None = None) -> Job:
@@ -204,22 +223,18 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def has_servers(self) -> bool:
-        """Whether servers hold the model."""
         return self.strategy.has_servers(self)
 
     @property
     def has_workers(self) -> bool:
-        """Whether there are worker processes."""
         return self.strategy.has_workers
 
     @property
     def linear(self) -> Linear:
-        """The model of a run on sparse rows."""
         assert isinstance(self.model, Linear)
         return self.model
 
     def slots(self, rows: int) -> SlotOrder:
-        """The slots of an epoch over so many rows."""
         return self.strategy.slots(rows, self.data.batch, self.seed)
 
     @property
@@ -245,32 +260,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return "".join(toml_lines(msgspec.to_builtins(self)))
 
 
-def _decode(settings: Mapping[str, Any]) -> Job:
-    tree = changed(settings, {})
-    if isinstance(tree.get("strategy"), dict):
-        tree["strategy"].setdefault("name", "async")
-    if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
-        tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
-    chosen = tree["strategy"].get("name") if isinstance(tree.get("strategy"), dict) else None
-    if isinstance(chosen, str) and chosen not in strategies() and isinstance(tree.get("launch"), dict):
-        modules = tree["launch"].get("modules", [])  # one of them may register it
-        if isinstance(modules, list) and all(isinstance(one, str) for one in modules):
-            import_modules(modules)
-    if isinstance(chosen, str) and (kind := strategies().get(chosen)) is not None:
-        kind.defaults(tree)
-    if isinstance(model := tree.get("model"), dict):
-        model.setdefault("kind", "torch" if "net" in model else "linear")
-        if model["kind"] == "torch":  # AdaGrad's step for sparse rows would make a network diverge
-            tree["update"] = {"rule": "adam", **tree.get("update", {})}
-    _check_names(tree)
-    try:
-        if "strategy" in tree:
-            tree["strategy"] = _strategy(tree["strategy"])
-        return msgspec.convert(tree, Job, strict=True)
-    except msgspec.ValidationError as error:
-        raise Invalid(_readable(str(error))) from None
-
-
 def _strategy(settings: dict[str, Any]) -> Strategy:
     try:
         return msgspec.convert(settings, strategies()[settings["name"]], strict=True)
@@ -279,57 +268,47 @@ def _strategy(settings: dict[str, Any]) -> Strategy:
         raise msgspec.ValidationError(f"{what} - at `$.strategy{where or '`'}") from None
 
 
+def _kinds_of(table: str) -> list[Any]:
+    """The structs of settings that a table may have; none if it is one value, or unknown."""
+    several: dict[str, Any] = {"strategy": strategies(), "model": MODELS}
+    kinds = several.get(table) or {table: _TYPES.get(table)}
+    return [kind for kind in kinds.values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+
+
 def _check_names(tree: Mapping[str, Any]) -> None:
     """Refuse unknown settings, and suggest the nearest name."""
-    known = {field.name: field.type for field in msgspec.structs.fields(Job)}
-    kinds = strategies()
+    tables, kinds = {name: _kinds_of(name) for name in Job.__struct_fields__}, strategies()
+    inner = {name: [one for kind in its for one in kind.__struct_fields__] for name, its in tables.items()}
+    known = list(dict.fromkeys(one for name in tables for one in (name, *(f"{name}.{its}" for its in inner[name]))))
     for name, value in tree.items():
         if name == "out":
             raise Invalid(
                 "no setting 'out': where a run goes is said beside the job: shoal train job.toml --out runs/mine"
             )
-        if name not in known:
-            raise Invalid(f"no setting {name!r}{_instead(name, _all_settings())}")
-        kind = known[name]
+        if name not in tables:
+            raise Invalid(f"no setting {name!r}{_instead(name, known)}")
+        table = tables[name][:1]
         if name == "strategy":
             chosen = value.get("name") if isinstance(value, Mapping) else None
             if not isinstance(chosen, str) or chosen not in kinds:
                 near = _instead(str(chosen), list(kinds))
                 raise Invalid(f"no strategy {chosen!r}{near} (strategies: {', '.join(kinds)})")
-            kind = kinds[chosen]
-        if name == "model" and isinstance(value, Mapping):
-            kind = MODELS.get(str(value["kind"]), Linear)
-        if isinstance(value, Mapping):
-            if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-                raise Invalid(f"{name} is one value and has no settings of its own: {name}={value!r}")
-            inside = [field.name for field in msgspec.structs.fields(kind)]
-            for inner in value:
-                if inner not in inside and (name, inner) not in (("strategy", "name"), ("model", "kind")):
-                    if name == "strategy" and (others := [one for one, its in kinds.items() if _has(its, inner)]):
-                        raise Invalid(f"strategy {value['name']!r} has no setting {inner!r}, only {', '.join(others)}")
-                    near = _instead(f"{name}.{inner}", _all_settings(), [f"{name}.{one}" for one in inside])
-                    raise Invalid(f"no setting {name}.{inner}{near}")
-
-
-def _has(kind: Any, setting: str) -> bool:
-    return setting in kind.__struct_fields__
-
-
-def _all_settings() -> list[str]:
-    found: list[str] = []
-    for field in msgspec.structs.fields(Job):
-        kinds = _kinds_of(field.name, field.type)
-        found.append(field.name)
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-                found += [f"{field.name}.{inner.name}" for inner in msgspec.structs.fields(kind)]
-    return list(dict.fromkeys(found))
-
-
-def _kinds_of(table: str, kind: Any) -> tuple[Any, ...]:
-    """The types that a table of settings may have."""
-    several = {"strategy": tuple(strategies().values()), "model": tuple(MODELS.values())}
-    return several.get(table, (kind,))
+            table = [kinds[chosen]]
+        if not isinstance(value, Mapping):
+            continue
+        if name == "model":
+            table = [MODELS.get(str(value["kind"]), Linear)]
+        if not table:
+            raise Invalid(f"{name} is one value and has no settings of its own: {name}={value!r}")
+        inside = [*table[0].__struct_fields__, *{"strategy": ["name"], "model": ["kind"]}.get(name, [])]
+        for setting in value:
+            if setting in inside:
+                continue
+            others = [one for one, kind in kinds.items() if setting in kind.__struct_fields__]
+            if name == "strategy" and others:
+                raise Invalid(f"strategy {value['name']!r} has no setting {setting!r}, only {', '.join(others)}")
+            near = _instead(f"{name}.{setting}", known, [f"{name}.{one}" for one in table[0].__struct_fields__])
+            raise Invalid(f"no setting {name}.{setting}{near}")
 
 
 def _instead(name: str, known: list[str], first: list[str] | None = None) -> str:
@@ -367,9 +346,8 @@ def _readable(error: str) -> str:
 def _choices(setting: str) -> list[str]:
     """The choices of a setting such as model.loss, with a note if it may be a number."""
     table, _, name = setting.partition(".")
-    kinds = next((_kinds_of(table, field.type) for field in msgspec.structs.fields(Job) if field.name == table), ())
     found: list[Any] = []
-    for kind in kinds:
+    for kind in _kinds_of(table):
         for field in msgspec.structs.fields(kind):
             parts = get_args(field.type) if field.name == name else ()
             found += [one for part in parts for one in (get_args(part) or (part,))]
@@ -378,3 +356,4 @@ def _choices(setting: str) -> list[str]:
 
 
 look_up(Job)
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(Job)}

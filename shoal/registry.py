@@ -17,7 +17,6 @@ from shoal.errors import Invalid
 
 
 def check_number(what: str, value: object) -> None:
-    """Refuse values that are not finite numbers."""
     try:
         finite = not isinstance(value, bool | str) and math.isfinite(value)  # type: ignore[arg-type]
     except (TypeError, OverflowError):
@@ -45,7 +44,6 @@ def check_taken(what: str, name: str, old: Any, new: Any) -> None:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """A known name near this one, if there is one."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f": did you mean {found[0]!r}?" if found else ""
 

@@ -48,7 +48,6 @@ def _is_another(table: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 
 def settings_of(changes: Iterable[str]) -> dict[str, Any]:
-    """The settings of several ``--set a.b=c``."""
     found: dict[str, Any] = {}
     for change in changes:
         name, equals, value = change.partition("=")
@@ -89,7 +88,6 @@ def beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _beside(given: Any, folder: Path) -> Any:
-    """The path of a file, or of "file.py:name"."""
     if not isinstance(given, str) or not given:
         return given
     path, colon, name = given.rpartition(":") if ".py:" in given else (given, "", "")

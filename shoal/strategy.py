@@ -68,7 +68,6 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def in_steps(self) -> bool:
-        """Whether several slots make one update."""
         return False
 
     @classmethod
@@ -97,16 +96,13 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Refuse a model that it does not support."""
 
     def slots(self, rows: int, batch: int, seed: int) -> SlotOrder:
-        """The slots of an epoch over so many rows."""
         return Slots(rows, batch, seed)
 
     def evaluates(self, job: Job, learner: Learner) -> Learner:
-        """The learner that evaluates its models."""
         return learner
 
 
 def register(kind: Kind) -> Kind:
-    """Register a strategy by its tag."""
     name = str(kind.__struct_config__.tag)
     if _known.get(name, kind) is not kind and _known[name].__qualname__ != kind.__qualname__:
         raise Invalid(f"a strategy {name!r} is known already: give yours another tag")

@@ -223,7 +223,6 @@ def checked(spec: Table) -> Table:
 
 
 def _check_rare(spec: Sparse) -> None:
-    """Check the settings of admission and eviction."""
     if not 0 <= spec.admit <= ADMIT:
         raise Invalid(f"admit={spec.admit}: a key gets a row at its n-th push, n from 0 (at once) to {ADMIT}")
     if spec.evict and not (isinstance(spec.initial, Constant) and spec.initial.value == 0):
@@ -277,7 +276,6 @@ def _plain(spec: Table) -> Table:
 
 
 def _number(value: object) -> int | float:
-    """A plain number from numpy's and similar types."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -177,7 +177,6 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def seconds_of(intervals: TimingSettings) -> dict[str, float]:
-    """The settings in seconds, by name."""
     return {name: getattr(intervals, name) / SECOND for name in TimingSettings.__struct_fields__}
 
 

@@ -139,7 +139,6 @@ class ForkedCall:
 
 
 def end_all(pid: int) -> None:
-    """Kill a session leader and its whole session."""
     for end in (os.killpg, os.kill):  # the second call: it may not have called setsid yet
         with contextlib.suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)

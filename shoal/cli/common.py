@@ -101,8 +101,6 @@ command = click.command(cls=ShoalCommand)
 
 
 def options_of(*options: Decorator) -> Decorator:
-    """Add several options to a command."""
-
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
             command = option(command)
@@ -116,7 +114,6 @@ def as_json(help: str = "Print it as JSON.") -> Decorator:
 
 
 def at_least_one(name: str, help: str) -> Decorator:
-    """An option that is a positive number."""
     return click.option(name, type=click.IntRange(1), help=help)
 
 

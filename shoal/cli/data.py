@@ -125,7 +125,6 @@ def split_data(
 
 
 def table(said: SplitInfo) -> list[str]:
-    """A table of clients by labels, as far as it fits a terminal."""
     labels = said.labels if len(said.labels) <= COLUMNS else []
     heads = ["", *(f"{label:g}" for label in labels), "rows"]
     lines = [heads]

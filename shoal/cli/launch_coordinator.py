@@ -102,7 +102,6 @@ def _check(job: Job) -> None:
 
 
 def store(options: Mapping[str, Any]) -> None:
-    """Run a coordinator without a job until it is stopped."""
     ignored = ("workers", "model", "strategy", "epochs", "seed", "verbosity")
     changes = options["changes"]
     others = [f"--set {name}" for name in changes if not name.startswith("timing.")]
@@ -166,7 +165,6 @@ def _reopen(cluster: RemoteCluster, found: SavedStore, settled: float) -> None:
 
 @contextlib.contextmanager
 def _kept(out: Path | None) -> Iterator[Path | None]:
-    """The locked folder of a store."""
     if out is None:
         yield None
         return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -26,7 +27,6 @@ from shoal.cli.status import status
 from shoal.cli.sweep import sweep
 from shoal.cli.topology import topology
 from shoal.cli.train import train
-from shoal.errors import Invalid
 from shoal.startup import INTERRUPTED, awake
 
 
@@ -40,18 +40,14 @@ class Commands(SuggestingGroup):
             del words[0]
         if words[:1] != ["train"]:
             return super().main(words, *rest, **extra)
-        from shoal.launch import mpirun_rank, torchrun
+        from shoal.launch import mpirun_rank
 
-        command = super().main
-        take_part: Callable[[Callable[[Any], object]], object] = _take_part
-        by_mpirun = mpirun_rank.rank() is not None
-        if by_mpirun or torchrun.is_rank():
-            awake()  # ranks agree on how to handle Ctrl-C
-        if by_mpirun:
-            from shoal.strategies.averaging import mpi
-
-            take_part = mpi.take_part
-        return take_part(lambda head: command(words, *rest, **extra, obj=head))
+        command, by_mpirun = super().main, mpirun_rank.rank() is not None
+        if not by_mpirun and "TORCHELASTIC_RUN_ID" not in os.environ:
+            return command(words, *rest, **extra)
+        awake()  # ranks agree on how to handle Ctrl-C
+        launcher = "shoal.strategies.averaging.mpi" if by_mpirun else "shoal.launch.torchrun"
+        return importlib.import_module(launcher).take_part(lambda head: command(words, *rest, **extra, obj=head))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in HELP.items():
@@ -65,24 +61,6 @@ class Commands(SuggestingGroup):
         except KeyboardInterrupt as error:
             click.echo(f"interrupted{error}", err=True)  # and its last output, if any
             ctx.exit(INTERRUPTED)
-
-
-def _take_part(call: Callable[[Any], object]) -> object:
-    """Run the command here, or, under torchrun, in the first rank with all others as nodes."""
-    from shoal.launch import exit_status, torchrun
-
-    try:
-        me = torchrun.rank()
-    except Invalid as error:
-        exit_status.refuse(str(error))
-    if me is None:
-        return call(None)
-    if me.number:
-        sys.exit(torchrun.follow(me))
-    from shoal.launch.torchrun_cluster import HeadRank
-
-    with HeadRank(me) as head:
-        return call(head)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -107,7 +107,6 @@ def _given(settings: tuple[str, ...]) -> dict[str, float]:
 def _answer(
     asked: QueriedModel, where: str, ask: str, given: dict[str, float], modules: tuple[str, ...], as_json: bool
 ) -> None:
-    """Run one query and print its raw answer."""
     import msgspec
 
     from shoal.inspect.query import modules_of

@@ -96,7 +96,6 @@ def status(
 
 
 def _has_ended(where: str) -> bool:
-    """Whether the folder has final figures and no live cluster."""
     from shoal.inspect.status import ADDRESS
 
     folder = Path(where)

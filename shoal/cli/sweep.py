@@ -72,7 +72,6 @@ def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
 
 
 def _list(asked: Study, folder: Path, as_json: bool) -> None:
-    """List the runs of a study with their states."""
     from shoal.sweep.disk import took
     from shoal.sweep.schedule import check_here, estimate, stands
     from shoal.views import format
@@ -96,7 +95,6 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
 
 
 def _show(found: Sweep, as_json: bool) -> bool:
-    """Print and write the results; returns whether a run failed."""
     from shoal.errors import Invalid
     from shoal.sweep.figures import figures
     from shoal.sweep.table import facts, printed, write_tables

@@ -82,7 +82,6 @@ def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, 
 
 
 def facts(graph: Graph) -> dict[str, object]:
-    """All facts, for programs."""
     return {
         "topology": graph.name,
         "nodes": graph.nodes,
@@ -108,7 +107,6 @@ def _as_json(told: dict[str, object]) -> str:
 
 
 def page(graph: Graph) -> list[str]:
-    """All facts, for people."""
     from shoal.views import format
 
     degrees = sorted(len(graph.tells[node]) for node in range(graph.nodes))

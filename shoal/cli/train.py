@@ -17,13 +17,13 @@ from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
     from shoal.job import Job
-    from shoal.launch import torchrun_cluster
+    from shoal.launch import torchrun
     from shoal.run.finished import Run
     from shoal.run.folder import RunFolder
     from shoal.strategies.averaging import mpi
     from shoal.strategies.parameter_server.run import Launcher
 
-    Head = torchrun_cluster.HeadRank | mpi.MpiHead
+    Head = torchrun.HeadRank | mpi.MpiHead
     Guests = tuple[str | None, str | None] | None  # other servers, and the group there
 
 

@@ -12,7 +12,6 @@ PUBLIC = (
     "cluster",
     "coordinator_process",
     "crew",
-    "exit_status",
     "local",
     "mpirun_rank",
     "process_main",
@@ -21,10 +20,8 @@ PUBLIC = (
     "remote_cluster",
     "remote_node",
     "saved_store",
-    "scheduler_process",
     "script",
     "shared_memory",
     "torchrun",
-    "torchrun_cluster",
     "worker_process",
 )  # for other packages; the other modules are private

@@ -127,7 +127,6 @@ class Arrivals:
                 self._start_one()
 
     def _replace(self) -> None:
-        """Replace workers that left after their task."""
         killed = sum(not name for _, name in self._away)
         for _ in range(self._started - killed - len(self._run.workers)):
             self._start_one()

@@ -47,7 +47,6 @@ SCHEDULERS = tuple(_SCHEDULERS)
 
 
 def submit(scheduler: str, file: str) -> str:
-    """The shell command that submits a script."""
     if scheduler == "slurm":
         return f"sbatch {shlex.quote(file)}"
     # it runs the file itself

@@ -122,7 +122,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def _forget_server(self, name: str) -> None:
-        """End what is left of a server that was drained."""
+        pass
 
     def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
         """The coordinator's status; raises Unanswered if it does not answer in time."""
@@ -194,8 +194,6 @@ class Cluster(ABC):
         return client
 
     def _run(self, loop: Loop) -> None:
-        """Run a node's loop in a thread; if it fails, the cluster reports why."""
-
         def run() -> None:
             try:
                 loop.run()
@@ -217,7 +215,6 @@ class Cluster(ABC):
         """Tell the coordinator, and so everybody, that we saw a node end."""
 
     def _wait_for_servers(self, names: Sequence[str]) -> None:
-        """Wait until all are members."""
         deadline = time.monotonic() + START_WITHIN
         missing, lost = list(names), dict[str, str]()
         while missing:

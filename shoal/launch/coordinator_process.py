@@ -1,4 +1,4 @@
-"""The coordinator's process, and the plain data it starts with.
+"""The process of a coordinator or of a group's scheduler, and the plain data it starts with.
 
 It can be killed and restarted: its state is in its journal, and its orders list the processes that
 ended while it was away. Events leave as lines on the report pipe. Process ends arrive on a pipe
@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.cluster.move_settings import MoveSettings
 from shoal.data.fingerprint import fingerprint
-from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders
+from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders, transport_of
 from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.factory import make_saving, make_scheduler
@@ -26,12 +26,12 @@ from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import needed
 from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_node import SchedulerNode
 from shoal.security.safety import Safety
-from shoal.timing import Timing, TimingSettings
+from shoal.timing import Timing
 from shoal.wire import messages as m
 from shoal.wire.effects import Dismiss, ProcessEnd
-from shoal.wire.messages.groups import member_name
-from shoal.wire.zmq import ZmqTransport
+from shoal.wire.messages.groups import dealer, member_name
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
@@ -57,13 +57,24 @@ class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         same = fingerprint(dataset.train.folder)
         return cls(job.toml(), dataset.name, rows, test_rows, dataset.features, checkpoints, same)
 
+    def load_job(self) -> Job:
+        from shoal.job import Job
+
+        return Job.of(tomllib.loads(self.job))
+
     def described(self) -> m.Described:
-        """The answer to a node that asks what it would join."""
         from shoal.launch.user_modules import code_of
 
-        code = code_of(_job(self.job))
-        same = self.fingerprint
-        return m.Described(0, self.job, self.data, self.rows, self.test_rows, self.features, same, code)
+        facts = (self.job, self.data, self.rows, self.test_rows, self.features, self.fingerprint)
+        return m.Described(0, *facts, code_of(self.load_job()))
+
+    def scheduler(self) -> Scheduler:
+        cores = 0 if self.elsewhere else len(os.sched_getaffinity(0))
+        facts = (self.data, self.rows, self.test_rows, self.features)
+        return make_scheduler(self.load_job(), *facts, cores=cores, elsewhere=self.elsewhere)
+
+    def saving(self) -> RollbackDriver:
+        return make_saving(self.load_job(), Path(self.checkpoints)) if self.checkpoints else RollbackDriver()
 
 
 class ProcessEnded(ProcessMessage, frozen=True, tag="saw"):
@@ -81,7 +92,7 @@ class RunEnds(ProcessMessage, frozen=True, tag="ends"):
 
 
 class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The orders of a coordinator process."""
+    """The orders of a coordinator process, or of the process of a worker group's scheduler."""
 
     journal: str  # path
     copies: int = 1
@@ -90,32 +101,50 @@ class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     moves: MoveSettings | None = None  # for a store without a run
     checkpoints: str = ""  # folder, for a store without a run; empty: none are written
     timing: Timing | None = None  # for a store without a run; None: as in the journal
+    group: str = ""  # a run that uses the servers of another cluster: only a scheduler is needed
+
+    def coordinator(self, records: list[bytes]) -> Coordinator:
+        run, timing = self.run, self.timing
+        if run is None:
+            saving = RollbackDriver(Path(self.checkpoints)) if self.checkpoints else None
+            times = None if timing is None else timing.intervals()
+            return Coordinator("coordinator", self.copies, records, None, saving, self.moves, times)
+        job = run.load_job()
+        times = job.timing.intervals()
+        node = Coordinator("coordinator", self.copies, records, run.scheduler(), run.saving(), job.moves, times)
+        node.doorway.about = run.described()
+        return node
+
+    def scheduler(self, token: str, address: str, records: list[bytes]) -> SchedulerNode:
+        assert self.run is not None
+        points = self.run.saving().points
+        return SchedulerNode(self.group, token, address, self.run.scheduler(), points, records)
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """Run the coordinator in this process until it ends."""
+    """Run the coordinator, or a group's scheduler, in this process until it ends."""
     work = msgspec.convert(orders.work, CoordinatorProcess)
-    safety = Safety.of_plain(orders.safety)
-    transport = ZmqTransport(orders.name, orders.bind, safety, orders.advertise)
+    transport = transport_of(orders, orders.bind, dealer(work.group) if work.group else "")
     journal = JournalFile(Path(work.journal))
     journal.rewrite(needed(journal.records))
-    scheduler = None if work.run is None else scheduler_of(work.run)
-    saving = saving_for(work.run, work.checkpoints)
-    moves, timing = moves_of(work.run) or work.moves, timing_of(work.run, work.timing)
-    node = Coordinator(orders.name, work.copies, journal.records, scheduler, saving, moves, timing)
-    node.also, node.check_address = transport.counters, safety.check
-    if work.run is not None:
-        node.doorway.about = work.run.described()
+    node: Coordinator | SchedulerNode
+    if work.group:
+        node = work.scheduler(orders.token, transport.address, journal.records)
+        node.manager = orders.coordinator
+    else:
+        node = work.coordinator(journal.records)
+        node.check_address = Safety.of_plain(orders.safety).check
+    node.also = transport.counters
     loop = Loop(node, transport, journal)
     loop.listener = process.tell
     for one in work.ended:
-        loop.tell(ProcessEnd(one.name, one.reason, one.token))
-    threading.Thread(target=hear, args=(process.inbox, loop), name="shoal-inbox", daemon=True).start()
+        loop.tell(ProcessEnd(member_name(one.name, work.group), one.reason, one.token))
+    threading.Thread(target=_hear, args=(process.inbox, loop, work.group), name="shoal-inbox", daemon=True).start()
     process.ready(transport.address)
     loop.run()
 
 
-def hear(inbox: int, loop: Loop, group: str = "") -> None:
+def _hear(inbox: int, loop: Loop, group: str) -> None:
     """Pass on process ends that the forkserver reports; it names processes within their group."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:
@@ -124,39 +153,3 @@ def hear(inbox: int, loop: Loop, group: str = "") -> None:
                     loop.tell(ProcessEnd(member_name(name, group), reason, token))
                 case RunEnds(why):
                     loop.tell(Dismiss(why))
-
-
-def scheduler_of(facts: RunFacts) -> Scheduler:
-    """The scheduler of a run."""
-    cores = 0 if facts.elsewhere else len(os.sched_getaffinity(0))
-    numbers = (facts.rows, facts.test_rows, facts.features)
-    return make_scheduler(_job(facts.job), facts.data, *numbers, cores=cores, elsewhere=facts.elsewhere)
-
-
-def moves_of(facts: RunFacts | None) -> MoveSettings | None:
-    """The run's settings for moving segments; None: the defaults."""
-    return None if facts is None else _job(facts.job).moves
-
-
-def timing_of(facts: RunFacts | None, otherwise: Timing | None) -> TimingSettings | None:
-    """The timing of all nodes: the run's, else what the cluster was started with, else None."""
-    chosen = otherwise if facts is None else _job(facts.job).timing
-    return None if chosen is None else chosen.intervals()
-
-
-def saving_of(facts: RunFacts) -> RollbackDriver:
-    """The checkpoint driver of a run."""
-    return make_saving(_job(facts.job), Path(facts.checkpoints)) if facts.checkpoints else RollbackDriver()
-
-
-def saving_for(run: RunFacts | None, checkpoints: str) -> RollbackDriver | None:
-    """The checkpoint driver of a run, or of a store that saves on request."""
-    if run is not None:
-        return saving_of(run)
-    return RollbackDriver(Path(checkpoints)) if checkpoints else None
-
-
-def _job(text: str) -> Job:
-    from shoal.job import Job
-
-    return Job.of(tomllib.loads(text))

@@ -19,7 +19,7 @@ import tomllib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -59,7 +59,6 @@ class CrewSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return cls(job=job.toml(), rows=str(dataset.train.folder), kept="" if kept is None else str(kept.path))
 
     def load(self) -> tuple[Job, Data]:
-        """The job, and its training rows."""
         job = self.load_job()
         return job, train_rows(Path(self.rows), job.data, job.seed)
 
@@ -108,23 +107,11 @@ class Crew:
         """Until the forkserver runs, and the private folder is there."""
         self._processes.wait_until_settled(time.monotonic() + START_WITHIN)
 
-    def fork(
-        self,
-        name: str,
-        spec: CrewSpec,
-        *,
-        token: str = "",
-        bind: str = "",
-        coordinator: str = "",
-        safety: str = "local",
-        inbox: bool = False,
-    ) -> None:
-        """Start a worker process; see ``wait_until_running``. ``inbox``: for ``pass_on``."""
+    def fork(self, name: str, spec: CrewSpec, **orders: Any) -> None:
+        """Start a worker process; see ``wait_until_running``. ``orders``: of ``ProcessOrders``."""
         self.wait_until_settled()
         work = msgspec.to_builtins(spec)
-        self._processes.order(
-            ProcessOrders(name, self._main, token, bind, coordinator, self.folder, work, safety=safety, inbox=inbox)
-        )
+        self._processes.order(ProcessOrders(name, self._main, folder=self.folder, work=work, **orders))
 
     def wait_until_running(self, names: Sequence[str]) -> list[str]:
         """The addresses of these worker processes, as soon as all run."""
@@ -136,8 +123,6 @@ class Crew:
         self._processes.pass_on(name, line)
 
     def run_thread(self, name: str, call: Callable[[], None]) -> None:
-        """Start a worker as a thread of this process."""
-
         def run() -> None:
             why = DONE
             try:
@@ -150,17 +135,11 @@ class Crew:
         thread.start()
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a process."""
         if self._pool is None:
             raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
-        if name not in self._pool.known:
-            raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
-        if number not in signal.valid_signals():
-            raise Invalid(f"signal={number!r}: there is none of that number")
         self._pool.signal(name, number)
 
     def is_stopped(self, name: str) -> bool:
-        """Somebody has sent it a SIGSTOP."""
         pid = self.pids.get(name)
         return pid is not None and state_of(pid) == "T"
 
@@ -212,10 +191,7 @@ class CrewRun(TrackedRun):
         return self.crew.pids
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a process."""
         self.crew.signal(name, number)
-
-    # ------------------------------------------------------------ what a strategy adds
 
     @abstractmethod
     def _listen(self) -> bool: ...
@@ -228,15 +204,13 @@ class CrewRun(TrackedRun):
 
     @abstractmethod
     def _start_done(self) -> bool:
-        """Every worker is ready, or lost."""
+        pass
 
     def _announce(self) -> None:
-        """Nothing, unless there is something to tell."""
+        pass
 
     def _ready(self) -> None:
         """All workers are ready, and the first model is evaluated next."""
-
-    # ------------------------------------------------------------ what it uses
 
     def _begin(self) -> None:
         """Wait until all workers are ready or lost, then evaluate the first model."""
@@ -264,7 +238,6 @@ class CrewRun(TrackedRun):
         self._quiet, self._reminders = 0.0, 0
 
     def _attend(self) -> None:
-        """Listen to the workers for a moment, and see to those that are silent."""
         began = time.perf_counter()
         if self._listen():
             self._reset_patience()

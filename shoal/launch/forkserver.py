@@ -173,8 +173,10 @@ class Forkserver:
                 case SignalOrder(name, number):
                     for pid in [pid for pid, one in self._children.items() if one == name]:
                         os.kill(pid, number)  # not reaped yet, so the id is still its own
-                case PassLine(name, text):
-                    self._pass_on(name, text)
+                case PassLine(name, text) if name in self._inboxes:
+                    # Never blocks: a stopped process gets what it missed with its next orders.
+                    with contextlib.suppress(OSError):
+                        os.write(self._inboxes[name], text.encode() + b"\n")
 
     def _fork(self, orders: ProcessOrders) -> None:
         inbox = -1
@@ -210,12 +212,6 @@ class Forkserver:
         finally:
             flush()
             os._exit(code)
-
-    def _pass_on(self, name: str, line: str) -> None:
-        """Never blocks: a stopped process gets what it missed with its next orders."""
-        if name in self._inboxes:
-            with contextlib.suppress(OSError):
-                os.write(self._inboxes[name], line.encode() + b"\n")
 
     def _close_inbox(self, name: str, other: int = -1) -> None:
         for descriptor in (self._inboxes.pop(name, -1), other):

@@ -13,7 +13,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from shoal import limits
 from shoal.client import connect as connect
@@ -21,15 +21,11 @@ from shoal.errors import Invalid
 from shoal.launch.cluster import START_WITHIN as START_WITHIN
 from shoal.launch.cluster import Cluster as Cluster
 from shoal.launch.saved_store import hold, saved_in
-from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.timing import Timing, timing_from
 from shoal.wire import Transport
 from shoal.wire.effects import ProcessEnd
-
-if TYPE_CHECKING:
-    pass
 
 
 def local(
@@ -147,21 +143,11 @@ class ThreadCluster(Cluster):
                 self._threads.remove(thread)
 
     def _coordinate(self) -> None:
-        from shoal.launch.coordinator_process import moves_of, saving_for, scheduler_of, timing_of
+        from shoal.launch.coordinator_process import CoordinatorProcess
 
-        facts, records = self._run_facts, self._journal.records
-        scheduler, saving = (
-            None if facts is None else scheduler_of(facts),
-            saving_for(facts, str(self.checkpoints or "")),
-        )
-        node = Coordinator(
-            copies=self._copies,
-            journal=records,
-            scheduler=scheduler,
-            saving=saving,
-            moves=moves_of(facts),
-            timing=timing_of(facts, self.timing),
-        )
+        folder = str(self.checkpoints or "")
+        facts = CoordinatorProcess("", self._copies, self._run_facts, checkpoints=folder, timing=self.timing)
+        node = facts.coordinator(self._journal.records)
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
         if self._telling is not None:
             self._coordinator.listener = self._telling

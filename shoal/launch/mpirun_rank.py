@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 _VARIABLES = (
     # Open MPI; the last is its launcher's
@@ -13,6 +15,7 @@ _VARIABLES = (
 )
 OURS = "SHOAL_MPI"  # set where shoal itself started mpirun
 _DIGITS = 9
+REFUSED = 2  # click's exit code for wrong usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,9 @@ def rank(variables: Mapping[str, str] | None = None) -> MpirunRank | None:
         if number.isdecimal() and size.isdecimal() and max(len(number), len(size)) <= _DIGITS and known.get(launcher):
             return MpirunRank(int(number), int(size)) if int(size) > 1 or known.get(OURS) else None
     return None
+
+
+def refuse(why: str) -> NoReturn:
+    """End a rank that cannot take part, as click ends a command with wrong usage."""
+    print(f"Error: {why}", file=sys.stderr)
+    sys.exit(REFUSED)

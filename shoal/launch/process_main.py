@@ -19,7 +19,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ MAINS = {  # of a cluster's nodes; a strategy names the module of its own worker
     "server": "shoal.launch.server_process",
     "worker": "shoal.launch.worker_process",
     "coordinator": "shoal.launch.coordinator_process",
-    "scheduler": "shoal.launch.scheduler_process",
+    "scheduler": "shoal.launch.coordinator_process",
 }
 
 
@@ -53,10 +53,10 @@ class ProcessOrders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     main: str  # the module whose ``main(orders, process)`` it runs
-    token: str
-    bind: str  # where it listens, if others connect to it
-    coordinator: str
-    folder: str  # of sockets; empty: none
+    token: str = ""
+    bind: str = ""  # where it listens, if others connect to it
+    coordinator: str = ""
+    folder: str = ""  # of sockets; empty: none
     work: dict[str, Any] = {}  # plain data for its main
     safety: str = "local"  # Safety.plain: where its keys are; never a key itself
     advertise: str = ""  # the host name that others use for this one
@@ -112,32 +112,24 @@ class Process:
         say(self.reports, line)
 
     def tell(self, event: RunEvent) -> None:
-        """Send an event to the top process."""
         for piece in ProcessEvent.pieces(self.name, event):
             say(self.reports, piece)
 
 
 def event_of(text: str) -> RunEvent:
-    """Decode an event from its joined pieces."""
     event: RunEvent = msgspec.msgpack.decode(base64.b64decode(text), type=RunEvent)
     return event
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Import the kernels and the modules that the user named."""
     importlib.import_module("shoal.store.table.kernels")
     import_modules(modules)
-
-
-def moved_by(transport: Transport) -> Callable[[], dict[str, int]]:
-    """Counts the bytes a transport sent and received, for a server's status."""
-    return lambda: dict(zip(("sent", "received"), transport.traffic, strict=True))
 
 
 def run(orders: ProcessOrders, forkserver: int, hangup: int, reports: int, inbox: int = -1) -> int:
     """Run the ordered main to its end; returns the exit code. ``hangup`` is watched for its end."""
     # late: it imports all messages, and --help needs none
-    from shoal.security.connection_limit import raise_descriptors
+    from shoal.security.connections import raise_descriptors
 
     raise_descriptors()
     watch = threading.Thread(target=end_with, args=(forkserver, hangup, orders.folder), name="shoal-watch", daemon=True)

@@ -26,7 +26,6 @@ from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent
 from shoal.launch import forkserver
-from shoal.launch.exit_status import ExitReasons
 from shoal.launch.forkserver import (
     ChildEnded,
     ChildForked,
@@ -48,6 +47,41 @@ from shoal.launch.process_main import (
     event_of,
 )
 
+_COUNTS = Path("/proc/vmstat")
+_COUNT = "oom_kill "
+
+
+class ExitReasons:
+    """Explains how a process ended, by its exit code and the kernel's count of out-of-memory kills.
+
+    Such a kill looks like any other, and the count is of the whole machine: if it has risen, the
+    message says that the kernel has killed *a* process.
+    """
+
+    def __init__(self, counts: Path = _COUNTS) -> None:
+        self._counts = counts
+        self._before = self._starved()
+
+    def how(self, code: int) -> str:
+        """In words, for an exit code as Python has it: negative for a signal."""
+        if code >= 0:
+            return f"exit code {code}"
+        words = f"killed by signal {-code}"
+        if -code != signal.SIGKILL:
+            return words
+        before, self._before = self._before, self._starved()
+        if self._before <= before:
+            return words
+        return f"{words}; the kernel killed a process for lack of memory: add memory, or use more servers"
+
+    def _starved(self) -> int:
+        try:
+            lines = self._counts.read_text().splitlines()
+        except OSError:  # another kernel
+            return 0
+        return next((int(line.removeprefix(_COUNT)) for line in lines if line.startswith(_COUNT)), 0)
+
+
 DONE = "it ended"  # in order
 _LOOK = 500  # milliseconds between two checks of the forkserver: its children hold its pipe, too
 _SOON = 20  # milliseconds: the same, once it is gone
@@ -66,7 +100,6 @@ class ProcessFactory(Protocol):
 
 
 def start_forkserver(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Start a forkserver, which waits for its setup."""
     return subprocess.Popen(
         # -P: never import from the current folder
         [sys.executable, "-P", "-m", "shoal.launch.forkserver"],
@@ -90,7 +123,6 @@ class ChildState:
     retired: bool = False  # drained, so not to be restarted
 
     def is_decided(self) -> bool:
-        """Whether it has started, or never will."""
         return bool(self.ended) or (self.running and self.pid > 0)
 
 
@@ -137,11 +169,9 @@ class ProcessPool:
             return {name: child.pid for name, child in self.known.items() if child.pid and not child.ended}
 
     def wait_until_settled(self, deadline: float) -> None:
-        """Wait until the socket folder exists."""
         self._wait(lambda: self._settled, "the forkserver", deadline)
 
     def order(self, orders: ProcessOrders) -> None:
-        """Order a process."""
         if threading.current_thread() is self._listener:
             raise Invalid("on_ended runs on the thread that would report the new process: fork from another thread")
         with self._news:
@@ -174,6 +204,11 @@ class ProcessPool:
             return bool(self._news.wait_for(lambda: self.known[name].ended or self.gone, left))
 
     def signal(self, name: str, number: int) -> None:
+        """Nothing happens if it has ended."""
+        if name not in self.known:
+            raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
+        if number not in signal.valid_signals():
+            raise Invalid(f"signal={number!r}: no such signal")
         self._order(SignalOrder(name, number))
 
     def pass_on(self, name: str, line: ProcessMessage) -> None:
@@ -181,12 +216,10 @@ class ProcessPool:
         self._order(PassLine(name, msgspec.json.encode(line).decode()))
 
     def hang_up(self) -> None:
-        """Let them all end, without waiting for it."""
         self._closing = True
         self._hang_up()
 
     def close(self) -> None:
-        """End them all, and wait for it."""
         self.hang_up()
         if self._forkserver is None:
             return

@@ -18,14 +18,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGKILL, valid_signals
+from signal import SIGKILL
 from typing import Any
 
 import msgspec
 
 from shoal import limits
+from shoal.client import connected
 from shoal.cluster.move_settings import MoveSettings
-from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
+from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free, host_of
@@ -34,11 +35,59 @@ from shoal.launch.coordinator_process import CoordinatorProcess, ProcessEnded, R
 from shoal.launch.forkserver import ForkserverSetup
 from shoal.launch.process_main import MAINS, ProcessOrders, sweep
 from shoal.launch.process_pool import ProcessPool
-from shoal.launch.restarts import Supervisor
 from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.wire import Transport
-from shoal.wire.zmq import ZmqTransport
+
+MOST = 10  # restarts of one name
+WITHIN = 60.0  # seconds
+_SOON = 0.05  # seconds before the third restart, doubled for each further one
+_LATEST = 5.0  # seconds at most
+
+
+class Supervisor:
+    """Restarts processes with exponential backoff, until one ends too often: that is a fault.
+
+    The first two restarts are made at once (or after ``delay``). Each has its own thread, since the
+    thread that reports an end must not block.
+    """
+
+    def __init__(self, again: Callable[[str], None], give_up: Callable[[str], None], most: int = 0) -> None:
+        self.delay = 0.0  # seconds before any restart
+        self.restarts: dict[str, int] = {}
+        self._again, self._give_up, self._most = again, give_up, most
+        self._times: dict[str, deque[float]] = {}
+        self._closed = threading.Event()
+
+    def ended(self, name: str, why: str) -> None:
+        """Restart it, or give up. Returns at once."""
+        if self._closed.is_set():
+            return
+        now = time.monotonic()
+        times = self._times.setdefault(name, deque())
+        while times and now - times[0] > WITHIN:
+            times.popleft()
+        if len(times) >= (most := self._most or MOST):
+            self._give_up(
+                f"{name} was restarted {most} times in {WITHIN:g} s, and ended each time (the last time: {why})"
+            )
+            return
+        wait = self.delay + (min(_LATEST, _SOON * 2.0 ** (len(times) - 2)) if len(times) >= 2 else 0.0)
+        times.append(now)
+        threading.Thread(target=self._restart, args=(name, wait), name=f"shoal-restart-{name}", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _restart(self, name: str, wait: float) -> None:
+        if self._closed.wait(wait):
+            return
+        try:
+            self._again(name)
+            self.restarts[name] = self.restarts.get(name, 0) + 1
+        except ShoalError as error:
+            self.ended(name, str(error))
+
 
 _DISMISS = 2.0  # seconds for nodes that others started to learn that it is over
 REASON = 500  # characters: keeps the line shorter than PIPE_BUF, even if all are escaped
@@ -46,6 +95,8 @@ REASON = 500  # characters: keeps the line shorter than PIPE_BUF, even if all ar
 
 class ProcessCluster(Cluster):
     """A process for the coordinator, each server and each worker; clients are in this process."""
+
+    lead = "coordinator"  # our process that schedules: it is restarted, and learns of process ends
 
     def __init__(
         self,
@@ -104,13 +155,12 @@ class ProcessCluster(Cluster):
 
     @property
     def pids(self) -> dict[str, int]:
-        """The running processes: coordinator, servers, workers."""
         return self._children.pids
 
     def start(self) -> None:
         deadline = time.monotonic() + START_WITHIN
         self._start_forkservers(deadline)
-        self._fork_coordinator(deadline)
+        self._fork_lead(deadline)
         for name in self._names:
             self._of(name).order(self._orders(name, "server", {}))
         for name in self._names:
@@ -134,10 +184,6 @@ class ProcessCluster(Cluster):
     def signal(self, name: str, signal: int) -> None:
         """Send a signal to a process that was forked here; nothing happens if it has ended."""
         self._check_usable()
-        if name not in self._of(name).known:
-            raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
-        if signal not in valid_signals():
-            raise Invalid(f"signal={signal!r}: no such signal")
         self._of(name).signal(name, signal)
 
     def close(self) -> None:
@@ -163,7 +209,6 @@ class ProcessCluster(Cluster):
     # ------------------------------------------------------------ starting
 
     def _of(self, name: str) -> ProcessPool:
-        """The pool whose forkserver forks this node."""
         return self._children
 
     def _start_forkservers(self, deadline: float) -> None:
@@ -204,8 +249,8 @@ class ProcessCluster(Cluster):
             children.signal(name, SIGKILL)
         self._servers.discard(name)
 
-    def _fork_coordinator(self, deadline: float) -> None:
-        journal = self._journal.path or f"{self._folder}/coordinator.journal"
+    def _fork_lead(self, deadline: float) -> None:
+        journal = self._journal.path or f"{self._folder}/{self.lead}.journal"
         with self._report_ends:
             facts = CoordinatorProcess(
                 str(journal),
@@ -215,10 +260,12 @@ class ProcessCluster(Cluster):
                 self.moves,
                 str(self.checkpoints or ""),
                 self.timing,
+                self.group,
             )
-            self._children.order(self._orders("coordinator", "coordinator", msgspec.to_builtins(facts)))
-        self._children.wait_until_running(["coordinator"], deadline)
-        self._address = self._children.known["coordinator"].address
+            self._children.order(self._orders(self.lead, self.lead, msgspec.to_builtins(facts)))
+        self._children.wait_until_running([self.lead], deadline)
+        if not self.group:
+            self._address = self._children.known[self.lead].address
 
     def _orders(self, name: str, kind: str, work: dict[str, Any]) -> ProcessOrders:
         if kind == "server":
@@ -246,12 +293,12 @@ class ProcessCluster(Cluster):
     # ------------------------------------------------------------ ends and restarts
 
     def _lost(self, name: str, reason: str) -> None:
-        if name == "coordinator":
+        if name == self.lead:
             return
         saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
         with self._report_ends:
             self._saw.append(saw)
-            self._children.pass_on("coordinator", saw)
+            self._children.pass_on(self.lead, saw)
 
     def _child_ended(self, name: str, why: str) -> None:
         try:
@@ -267,11 +314,11 @@ class ProcessCluster(Cluster):
         """Whether it is restarted when it ends. A drained server is not."""
         child = self._of(name).known.get(name)
         kept = self._restart and name in self._servers and not (child is not None and child.retired)
-        return name == "coordinator" or kept
+        return name == self.lead or kept
 
     def _again(self, name: str) -> None:
-        if name == "coordinator":
-            self._fork_coordinator(time.monotonic() + START_WITHIN)
+        if name == self.lead:
+            self._fork_lead(time.monotonic() + START_WITHIN)
         elif name in self._removing or name not in self._servers:  # it is being removed, or was
             if name in self._removing:
                 self._removing[name] = "it was to be restarted"
@@ -300,9 +347,7 @@ class ProcessCluster(Cluster):
         self._children.close()
 
     def _transport(self, name: str) -> Transport:
-        transport = ZmqTransport(name, safety=self._safety)
-        transport.connect("coordinator", self.address)
-        return transport
+        return connected(name, self._address, self._safety)
 
 
 def safety_of(job: Job) -> Safety:

@@ -68,7 +68,7 @@ class RemoteCluster(ProcessCluster):
     def start(self) -> None:
         deadline = time.monotonic() + START_WITHIN
         self._start_forkservers(deadline)
-        self._fork_coordinator(deadline)
+        self._fork_lead(deadline)
         self._say(f"the coordinator listens at {self.address}")
         self._wait_for_some()
 
@@ -108,7 +108,6 @@ def stands(journal: JournalFile) -> bool:
 
 
 def stands_in(folder: Path) -> bool:
-    """The same for the run in this folder."""
     path = folder / "coordinator.journal"
     if not path.is_file():
         return False

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from shoal import limits
+from shoal.client import connected
 from shoal.errors import ClusterError, Invalid, ShoalError, Unanswered
 from shoal.inspect.status import StatusClient, address_of, look_at, safety_for
 from shoal.job import Job
@@ -33,13 +34,10 @@ from shoal.launch.processes import short_folder
 from shoal.launch.server_process import ServerProcess, SilenceReport
 from shoal.launch.user_modules import allowed
 from shoal.nodes.drainable import DrainableNode
-from shoal.nodes.loop import Loop
 from shoal.wire import messages as m
-from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
-    from shoal.nodes.trainer import Trainer
 
 ANSWER = 5.0  # seconds for the coordinator to answer before the first line about its silence
 LATER = 60.0  # the longest time between two such lines
@@ -72,6 +70,8 @@ class RemoteNode:
         self.address = address_of(terms.where)
         self.safety = safety_for(terms.where, terms.keys, terms.insecure)
         self.name = terms.name or self.safety.named(new_name(role), role)
+        given = terms.patience
+        self._patience: int | Literal["timing"] = "timing" if given is None else int(given * limits.SECOND)
         self.asked = False  # to leave
         self._leave: Callable[[int], None] | None = None
 
@@ -89,7 +89,9 @@ class RemoteNode:
         """Run to the end; returns why it ended. Raises what went wrong."""
         address = self.address
         with contextlib.closing(look_at(address, self.safety)) as looking:
-            about = self._about(looking, address)
+            about = self._ask(looking, address)
+            if about.ended:
+                raise ClusterError(f"the run at {address} is over: no more nodes are needed")
             said = tomllib.loads(about.job).get("launch", {})  # the job decides for all nodes
             self.safety = self.safety.checking(said.get("checksums") is not False)
             self._check_name(looking)
@@ -107,12 +109,6 @@ class RemoteNode:
                         f"the name {self.name!r} is taken by a {one.role} that is alive: choose another (--name)"
                     )
 
-    def _about(self, looking: StatusClient, address: str) -> m.Described:
-        about = self._ask(looking, address)
-        if about.ended:
-            raise ClusterError(f"the run at {address} is over: no more nodes are needed")
-        return about
-
     def _ask(self, looking: StatusClient, address: str) -> m.Described:
         """Ask until it answers: hosts start in any order, and packing data takes time."""
         why = "it may still be packing its data; or check the address, and whether it accepts this host's key"
@@ -129,27 +125,13 @@ class RemoteNode:
                 )
             self.say(f"{self.name}: no answer from {address} yet: {why}; it tries for {left:.0f} s more")
 
-    def _transport(self, bind: str | None = None, advertise: str = "") -> ZmqTransport:
-        transport = ZmqTransport(self.name, bind, self.safety, advertise)
-        try:
-            transport.connect("coordinator", self.address)
-        except BaseException:
-            transport.close()
-            raise
-        return transport
-
-    @property
-    def _patience(self) -> int | Literal["timing"]:
-        given = self.terms.patience
-        return "timing" if given is None else int(given * limits.SECOND)
-
-    # ------------------------------------------------------------ a server
-
     def _serve(self, address: str) -> str:
         prepare(self.terms.modules)
         with _sockets(address) as folder:
             bind = beside(address, self.terms.listen, self.name, folder)
-            transport = self._transport(bind, advertised(bind, self.terms.advertise, address))
+            transport = connected(
+                self.name, address, self.safety, bind, advertised(bind, self.terms.advertise, address)
+            )
             serving = ServerProcess(self.name, secrets.token_hex(8), transport, self._patience, self.say, address)
             serving.keep_apart()
             self._leave = serving.leave
@@ -157,10 +139,8 @@ class RemoteNode:
             serving.run()
             return _ended(serving.guest, "other servers have its segments")
 
-    # ------------------------------------------------------------ a worker
-
     def _work(self, address: str, looking: StatusClient, about: m.Described) -> str:
-        from shoal.launch.worker_process import WorkerSpec, cache_bytes, trainer_of
+        from shoal.launch.worker_process import WorkerSpec, cache_bytes, run, trainer_of
 
         if not about.job:
             raise Invalid(
@@ -172,7 +152,7 @@ class RemoteNode:
         except ShoalError as error:
             looking.tell(m.Unfit(self.name, str(error)))
             raise
-        transport = self._transport()
+        transport = connected(self.name, address, self.safety)
         try:
             orders = WorkerSpec(job.toml(), str(dataset.train.folder), cache_bytes(job, self.terms.share))
             trainer = trainer_of(self.name, secrets.token_hex(8), transport, orders)
@@ -183,11 +163,11 @@ class RemoteNode:
         guest = DrainableNode(trainer.worker, trainer.worker.member, self._patience)
         self._leave = lambda number: trainer.leave()
         self.say(f"{self.name} works for {address}: {job.model.told}, {dataset.name}")
-        _train(trainer, guest, Loop(guest, transport), SilenceReport(guest, address, self.say))
+        silence = SilenceReport(guest, address, self.say)
+        run(trainer, transport, silence.look, guest)
         return _ended(guest, "it left" if self.asked or not trainer.over else "the run is over")
 
     def _prepare(self, about: m.Described) -> tuple[Job, Dataset]:
-        """The job with this host's own code and rows."""
         from shoal.data.datasets import load
         from shoal.training.preflight import import_own
 
@@ -220,20 +200,6 @@ def serve(
     own = "" if keys is None else os.fspath(keys)
     terms = JoinTerms(address, name, listen, advertise, modules, keys=own, insecure=insecure, within=within)
     return RemoteNode(terms, "server", say).run()
-
-
-def _train(trainer: Trainer, guest: DrainableNode, loop: Loop, silence: SilenceReport) -> None:
-    try:
-        done = trainer.start()
-        while not done.done and not guest.end:
-            loop.turn()
-            silence.look()
-        if done.done and done.error is not None:
-            raise done.error
-        loop.carry_out(trainer.worker.leave())
-    finally:
-        trainer.close()
-        loop.close()
 
 
 def _ended(guest: DrainableNode, otherwise: str) -> str:

@@ -38,7 +38,6 @@ class SavedStore:
     manifest: checkpoint.Manifest
 
     def is_here(self, kv: KV) -> bool:
-        """Whether all its tables exist and no segment of them is lost."""
         here = kv.tables()
         return all(one.name in here and not _is_lost(kv, one.name) for one in self.manifest.tables)
 

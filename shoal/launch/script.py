@@ -67,14 +67,14 @@ class ScriptLauncher:
         cluster = local(self._servers, copies=self._copies, processes=True)
         assert isinstance(cluster, ProcessCluster)
         self._cluster = cluster
-        self._cluster.on_ended = self._server_ended
-        self._cluster.parting = ""  # we end the workers ourselves, first
-        self._cluster.on_back = lambda name: self._news.put(f"shoal: {name} was restarted\n")
+        cluster.on_ended = self._server_ended
+        cluster.parting = ""  # we end the workers ourselves, first
+        cluster.on_back = lambda name: self._news.put(f"shoal: {name} was restarted\n")
         try:
-            self._kv: KV = self._cluster.client("launcher")
+            self._kv: KV = cluster.client("launcher")
             self._kv.create(ENDED, Dense(rows=self.workers, update=Sum()))
         except BaseException:
-            self._cluster.close()
+            cluster.close()
             raise
         return self
 
@@ -84,7 +84,6 @@ class ScriptLauncher:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes of the servers and the coordinator."""
         return self._cluster.pids
 
     def start(self, command: Sequence[str]) -> None:
@@ -110,7 +109,9 @@ class ScriptLauncher:
         ends: list[WorkerExit] = []
         failed: list[WorkerExit] = []  # not shown yet: perhaps all fail alike
         while len(ends) < len(self._processes):
-            news = self._next(_ALIKE if failed else None)
+            news: WorkerExit | str | None = None
+            with contextlib.suppress(queue.Empty):
+                news = self._news.get(timeout=_ALIKE if failed else None)
             if isinstance(news, str):
                 self._show(news, True)
             elif news is not None:
@@ -130,18 +131,11 @@ class ScriptLauncher:
                 "optimizer = shoal.torch.distribute(model, optimizer)\n",
                 True,
             )
-        return sorted((self._compared(end) for end in ends), key=lambda end: end.rank)
-
-    def _compared(self, end: WorkerExit) -> WorkerExit:
-        """Note the worker that printed the same last line before."""
-        first = self._said.get(self._last.get(end.rank, ""), end.rank)
-        return end if first == end.rank else replace(end, like=f", as worker-{first}")
-
-    def _next(self, seconds: float | None) -> WorkerExit | str | None:
-        try:
-            return self._news.get(timeout=seconds)
-        except queue.Empty:
-            return None
+        for number, end in enumerate(ends):  # who printed the same last line first?
+            first = self._said.get(self._last.get(end.rank, ""), end.rank)
+            if first != end.rank:
+                ends[number] = replace(end, like=f", as worker-{first}")
+        return sorted(ends, key=lambda end: end.rank)
 
     def stop(self, number: int) -> None:
         """Send this signal to the workers, and kill those that do not end."""
@@ -170,7 +164,6 @@ class ScriptLauncher:
             return True
 
     def _report_end(self, end: WorkerExit) -> None:
-        """Let nobody wait for this worker."""
         name = f"worker-{end.rank}"
         with contextlib.suppress(ShoalError):
             self._kv.push(ENDED, [end.rank], [1.0]).result(_GRACE)

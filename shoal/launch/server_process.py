@@ -48,24 +48,22 @@ class SilenceReport:
         self._guest, self._say, self._address = guest, say, address
         self._reported = 0  # nanoseconds of silence at the last report
 
-    def look(self) -> None:
-        """To be called after every turn of the loop."""
-        silence, left = self._guest.silence, self._guest.waits
-        first = max(self.FIRST, self._guest.member.timing.suspect)
+    def look(self) -> bool:
+        """To be called after every turn of the loop; whether the node has ended."""
+        guest, first = self._guest, max(self.FIRST, self._guest.member.timing.suspect)
+        silence, left = guest.silence, guest.waits
+        due = self._reported + self.AGAIN if self._reported else first
         if self._reported and silence < first:
             self._reported = 0
-            self._say(f"{self._guest.name} hears the coordinator again, and goes on")
-        elif (
-            left is not None
-            and not self._guest.end
-            and silence >= (self._reported + self.AGAIN if self._reported else first)
-        ):
+            self._say(f"{guest.name} hears the coordinator again, and goes on")
+        elif left is not None and not guest.end and silence >= due:
             self._reported = silence
             self._say(
-                f"{self._guest.name} has heard nothing from the coordinator at {self._address} for "
+                f"{guest.name} has heard nothing from the coordinator at {self._address} for "
                 f"{silence // limits.SECOND} s: it waits {left / limits.SECOND:.0f} s more in case it is restarted, "
                 f"then ends (--patience; Ctrl-C twice: now)"
             )
+        return bool(guest.end)
 
 
 class RunningQuery:
@@ -79,7 +77,6 @@ class RunningQuery:
         self._found, self.done = found, True
 
     def found(self) -> Found:
-        """Its result; raises Invalid if it failed."""
         if isinstance(self._found, Invalid):
             raise self._found
         return self._found
@@ -129,10 +126,8 @@ class ServerProcess:
         coordinator: str = "",
     ) -> None:
         """``coordinator`` is its address, for messages about its silence."""
-        from shoal.launch.process_main import moved_by
-
         server = self._server = Server(name, token, transport.address)
-        server.also = moved_by(transport)
+        server.also = lambda: dict(zip(("sent", "received"), transport.traffic, strict=True))
         self.guest = DrainableNode(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
         self._say, self._signal, self._joined = say, 0, False
@@ -197,7 +192,6 @@ class ServerProcess:
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """Run a server in this process."""
     transport = transport_of(orders, orders.bind)
     serving = ServerProcess(orders.name, orders.token, transport)
     serving.keep_apart()

@@ -47,7 +47,6 @@ class SharedMemory:
 
     @classmethod
     def make(cls, shapes: Shapes) -> SharedMemory:
-        """New memory, all zeros."""
         arrays, size = {}, 0
         for name, (shape, kind) in shapes.items():
             arrays[name] = (size, list(shape), kind)
@@ -67,7 +66,6 @@ class SharedMemory:
 
     @classmethod
     def open(cls, place: SharedLayout) -> SharedMemory:
-        """Map the memory of another process, or of this one again."""
         return cls(open_of(place.pid, place.descriptor, os.O_RDWR), place)
 
     def __getitem__(self, name: str) -> Any:

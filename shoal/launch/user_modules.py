@@ -47,6 +47,5 @@ def allowed(job: Job, modules: Sequence[str]) -> Job:
 
 
 def _known_as(named: str) -> str:
-    """The reference, without the folder of a file."""
     path, colon, name = named.rpartition(":") if ".py:" in named else (named, "", "")
     return f"{Path(path).name}{colon}{name}" if colon else named

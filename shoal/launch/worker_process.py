@@ -27,6 +27,7 @@ from shoal.wire.messages.groups import member_name
 
 if TYPE_CHECKING:
     from shoal.launch.process_main import Process, ProcessOrders
+    from shoal.nodes.drainable import DrainableNode
 
 
 _CACHE_SHARE = 4  # a quarter of the free memory may cache rows for the next epoch
@@ -41,11 +42,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: str = ""  # the prefix of its name
 
 
-def orders_of(job: Job, rows: Path, group: str = "") -> WorkerSpec:
-    """The orders for a worker of this job with these rows."""
-    return WorkerSpec(job.toml(), str(rows), cache_bytes(job), group)
-
-
 def cache_bytes(job: Job, workers: int | None = None) -> int:
     """How many bytes of rows one of this host's workers may cache."""
     if job.launch.cache_mb is not None:
@@ -57,7 +53,6 @@ def cache_bytes(job: Job, workers: int | None = None) -> int:
 
 
 def warm() -> None:
-    """Load the kernels before the first slot."""
     for module in ("shoal.data.kernels", "shoal.models.kernels"):
         importlib.import_module(module)
 
@@ -74,17 +69,24 @@ def trainer_of(name: str, token: str, transport: Transport, work: WorkerSpec) ->
 
 
 def number_of(worker: str) -> int:
-    """The n of worker-n."""
     number = worker.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0
 
 
-def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None = None) -> None:
-    """Run to the end, or until ``stopped`` is set; raises what ended it early."""
-    loop = Loop(trainer.worker, transport)
+def run(
+    trainer: Trainer,
+    transport: Transport,
+    over: Callable[[], object] = lambda: False,
+    node: DrainableNode | None = None,
+) -> None:
+    """Run to the end, or until ``over``, asked at every turn; raises what ended it early.
+
+    ``node``: a node around the worker.
+    """
+    loop = Loop(node or trainer.worker, transport)
     try:
         done = trainer.start()
-        while not done.done and not (stopped is not None and stopped.is_set()):
+        while not done.done and not over():
             loop.turn()
         if done.error is not None:
             raise done.error  # no orderly leave: our parent reports why we ended

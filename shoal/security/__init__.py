@@ -7,6 +7,5 @@ PUBLIC = (
     "curve",
     "expiry",
     "keyring",
-    "reconnect",
     "safety",
 )  # for other packages; the other modules are private

@@ -42,7 +42,6 @@ def with_key(address: str, key: str) -> str:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine can reach it."""
     plain = parsed(address).plain
     return plain.startswith(_LOCAL) or _LOOPBACK.fullmatch(plain) is not None
 

@@ -100,7 +100,6 @@ class CallerList:
         return True
 
     def tell(self, keys: Sequence[PublicKey]) -> None:
-        """Take over the coordinator's list."""
         self._told = list(keys)
         self._merge()
 
@@ -136,7 +135,6 @@ class CallerList:
         return None
 
     def all(self) -> list[PublicKey]:
-        """All keys, revoked ones included."""
         return [key for key in self._by_key.values() if key not in self._always]
 
     def _merge(self) -> None:
@@ -234,7 +232,6 @@ class CurveAuthenticator:
         return Allowed([(key.role, key.name, key.public, key.group, key.until) for key in self.guests.all()])
 
     def take_list(self, message: Allowed) -> None:
-        """Take over the coordinator's list."""
         self.guests.tell([PublicKey(*one) for one in message.keys if one[0] in _KNOWN])
         self._told.clear()
         self._decide()
@@ -249,7 +246,6 @@ class CurveAuthenticator:
     # ------------------------------------------------------------ who comes in
 
     def answer(self) -> None:
-        """Answer pending handshakes."""
         self._fresh()
         while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             caller, _, version, request, _, address, _, mechanism, *rest = self.socket.recv_multipart(zmq.DONTWAIT)

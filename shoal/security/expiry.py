@@ -22,7 +22,6 @@ _LONG = {"d": 86_400, "h": 3_600}
 
 
 def now() -> int:
-    """The time by this host's clock."""
     return int(time.time())
 
 

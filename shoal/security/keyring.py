@@ -17,10 +17,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import errno
+import fcntl
 import os
 import re
 import stat
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,8 +35,56 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.files import replace_file
 from shoal.security import expiry
-from shoal.security.file_lock import alone
 from shoal.wire.messages.groups import is_group
+
+# seconds: the system has no waiting for a lock that ends by itself, so it is tried again
+_AGAIN = 0.02
+_LOCKS = Path("/proc/locks")  # where the system says who has which
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of this folder within the context; it ends with its process.
+
+    Raises Invalid, with the holder, after ``limits.ALONE_WITHIN``: a stopped one would never end.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Invalid(f"cannot read {folder}: {error.strerror}: shoal key new makes it") from None
+    try:
+        _hold(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _hold(handle: int, folder: Path) -> None:
+    within = limits.ALONE_WITHIN / limits.SECOND
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(_AGAIN)
+                continue
+        who, move = _holder(handle)
+        raise Invalid(
+            f"{who} has held {folder} for more than {within:g} s, so nothing was changed: {move}, then try again"
+        )
+
+
+def _holder(handle: int) -> tuple[str, str]:
+    """The holder, if the system tells, and the next move."""
+    inode = str(os.fstat(handle).st_ino)
+    with contextlib.suppress(OSError, ValueError):
+        for line in _LOCKS.read_text().splitlines():
+            words = line.split()  # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131072 0 EOF
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode and int(words[4]) > 0:
+                return f"process {words[4]}", f"see what it does (ps -fp {words[4]}), and let it go on (fg) or end it"
+    return "another process", "look for a shoal key that was stopped (jobs), and let it go on (fg) or end it"
+
 
 ROLES = ("coordinator", "server", "worker", "client")
 CONFINED = ("worker", "client")  # roles whose keys may be confined to a group
@@ -72,7 +124,6 @@ class PublicKey:
 
     @property
     def called(self) -> str:
-        """The names that nodes with this key have."""
         if not self.group:
             return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
         return f"{self.group}/SOMETHING" if self.group == self.name else f"{self.group}/{self.name}.SOMETHING"
@@ -103,14 +154,12 @@ def bytes_of(text: str) -> bytes:
 
 
 def default_folder() -> Path:
-    """The default folder of this user's keys."""
     if (given := os.environ.get("SHOAL_KEYS")) is not None and given:
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shoal" / "keys"
 
 
 def parse(line: str) -> PublicKey:
-    """Parse ROLE:NAME:KEY and its bounds."""
     first, *words = line.split() or [""]
     parts = first.split(":")
     if len(parts) != 3 or parts[0] not in (*ROLES, REVOKED):
@@ -124,7 +173,6 @@ def parse(line: str) -> PublicKey:
 
 
 def _bounds(role: str, words: list[str]) -> tuple[str, int]:
-    """The group and expiry of a line."""
     found: dict[str, str] = {}
     for word in words:
         kind, _, value = word.partition("=")
@@ -156,7 +204,6 @@ def check_name(name: str) -> None:
 
 
 def make(folder: Path, name: str, role: str) -> OwnKey:
-    """Create a key pair."""
     check_name(name)
     if role not in ROLES:
         raise Invalid(f"role {role!r} is none of {', '.join(ROLES)}")
@@ -179,7 +226,6 @@ def make(folder: Path, name: str, role: str) -> OwnKey:
 
 
 def own_keys(folder: Path) -> list[OwnKey]:
-    """All key pairs of this host by name."""
     try:
         files = sorted(folder.glob("*.secret"))
     except OSError as error:
@@ -311,7 +357,6 @@ def _check_same(key: PublicKey, before: PublicKey, group: str | None, until: int
 
 
 def revoke(folder: Path, name: str) -> list[PublicKey]:
-    """Revoke the keys of this name."""
     with alone(folder):
         return _revoke(folder, name)
 

@@ -80,7 +80,6 @@ class Safety:
 
     @property
     def plain(self) -> str:
-        """A string for ``Safety.of_plain``, without secrets."""
         told = "insecure" if self.is_insecure else "local" if self.folder is None else f"keys:{self.folder}"
         return told if self.checksums else _UNCHECKED + told
 
@@ -102,7 +101,6 @@ class Safety:
         return self.has_keys or self.is_insecure
 
     def check(self, address: str) -> None:
-        """Raises Invalid if this address may not be used."""
         check_address(address, self.reaches_anywhere)
 
     def own(self, node: str) -> OwnKey:
@@ -151,9 +149,7 @@ class Safety:
         return known.pop()
 
     def _coordinators(self) -> set[str]:
-        """Coordinators' keys: this host's own, and known ones."""
         return {key.public for key in (*self._own, *self.list()) if key.role == "coordinator"}
 
     def list(self) -> list[PublicKey]:
-        """The keys on the list, revoked ones included."""
         return [] if self.folder is None else keyring.read_list(self.folder)[0]

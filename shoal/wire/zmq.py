@@ -27,10 +27,14 @@ from shoal import limits
 from shoal.errors import Damaged, Invalid, OtherVersion, WireError
 from shoal.security.address import check_address, parsed, with_key
 from shoal.security.authorize import objection
-from shoal.security.connection_limit import ConnectionLimit
+from shoal.security.connections import (
+    EVENTS,
+    ConnectionLimit,
+    Reconnect,
+    monitor,
+)
 from shoal.security.curve import CallerList, CurveAuthenticator, RefusalLog
 from shoal.security.keyring import PublicKey, bytes_of
-from shoal.security.reconnect import EVENTS, Reconnect, monitor
 from shoal.security.safety import Safety
 from shoal.wire.coding import decode, encode, name_of, too_large
 from shoal.wire.effects import Received

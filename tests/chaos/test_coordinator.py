@@ -23,7 +23,7 @@ from shoal.data.datasets import load
 from shoal.errors import Closed, RunFailed, Unanswered
 from shoal.events import Gone, Joined, RunEvent, Started, Stopped
 from shoal.job import Job
-from shoal.launch import restarts
+from shoal.launch import processes
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
 from shoal.run.finished import Run
@@ -136,7 +136,7 @@ def test_a_server_that_is_to_run_again_joins_as_a_new_one() -> None:
 def test_a_coordinator_that_cannot_come_back_ends_the_cluster_which_says_why(
     cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "MOST", 2)
+    monkeypatch.setattr(processes, "MOST", 2)
     kv = cluster.client()
     Path(cluster._folder, "coordinator.journal").write_bytes(b"somebody's thesis")
     os.kill(cluster.pids["coordinator"], signal.SIGKILL)
@@ -256,7 +256,7 @@ def test_a_listener_that_takes_its_time_holds_up_nobody() -> None:
 def test_a_coordinator_that_keeps_dying_ends_the_run_which_says_so_and_keeps_what_was_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "MOST", 2)
+    monkeypatch.setattr(processes, "MOST", 2)
 
     def strike(training: ServerRun) -> None:
         reach(training, 0.3)

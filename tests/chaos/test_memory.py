@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal import limits
-from shoal.launch.exit_status import ExitReasons
+from shoal.launch.process_pool import ExitReasons
 from shoal.launch.processes import ProcessCluster
 from tests.support import PATIENCE
 from tests.support.sandbox import soon

@@ -29,7 +29,7 @@ from shoal.inspect.status import look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.security import keyring
 from shoal.security.address import parsed
-from shoal.security.connection_limit import room
+from shoal.security.connections import room
 from shoal.wire import coding
 from shoal.wire import messages as m
 from tests.support import PATIENCE

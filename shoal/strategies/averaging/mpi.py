@@ -39,8 +39,7 @@ import numpy as np
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.crew import CrewSpec, name_of
-from shoal.launch.exit_status import REFUSED, refuse
-from shoal.launch.mpirun_rank import OURS, MpirunRank, rank
+from shoal.launch.mpirun_rank import OURS, REFUSED, MpirunRank, rank, refuse
 from shoal.launch.process_main import ProcessMessage, flush, state_of
 from shoal.models.linear import Floats
 

@@ -18,7 +18,6 @@ import time
 
 import msgspec
 
-from shoal import limits
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
 from shoal.events import counted
 from shoal.inspect.status import (
@@ -30,9 +29,7 @@ from shoal.inspect.status import (
 )
 from shoal.job import Job
 from shoal.launch.cluster import START_WITHIN, Cluster
-from shoal.launch.coordinator_process import ProcessEnded
-from shoal.launch.processes import REASON, ProcessCluster
-from shoal.launch.scheduler_process import SchedulerProcess
+from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.strategies.parameter_server.run import Launcher
@@ -45,7 +42,6 @@ from shoal.wire.messages.groups import (
     is_group,
     namespace,
 )
-from shoal.wire.zmq import ZmqTransport
 
 _LOOK = 0.02  # seconds between checks whether the scheduler has joined
 
@@ -129,6 +125,8 @@ def check_free(address: str, group: str, safety: Safety | None = None) -> m.Stat
 class GroupCluster(ProcessCluster):
     """The processes of one group, and the cluster that they are guests of."""
 
+    lead = SCHEDULER
+
     def __init__(self, manager: str, group: str, job: Job, journal: JournalFile) -> None:
         safety = _safety(job, manager)
         # With keys the scheduler is called by its key, too, and a Unix socket has none: the
@@ -149,11 +147,8 @@ class GroupCluster(ProcessCluster):
     def start(self) -> None:
         deadline = time.monotonic() + START_WITHIN
         self._start_forkservers(deadline)
-        self._fork_scheduler(deadline)
+        self._fork_lead(deadline)
         self._wait_until_joined(deadline)
-
-    def restarts(self, name: str) -> bool:
-        return name == SCHEDULER
 
     def close(self) -> None:
         if os.getpid() == self._pid and self._joined and not self._closed:
@@ -175,14 +170,6 @@ class GroupCluster(ProcessCluster):
         with self.client("closing") as kv:
             kv.dissolve(self.group)
 
-    def _fork_scheduler(self, deadline: float) -> None:
-        assert self._run_facts is not None
-        journal = self._journal.path or f"{self._folder}/scheduler.journal"
-        with self._report_ends:
-            facts = SchedulerProcess(self.group, str(journal), self._run_facts, list(self._saw))
-            self._children.order(self._orders(SCHEDULER, SCHEDULER, msgspec.to_builtins(facts)))
-        self._children.wait_until_running([SCHEDULER], deadline)
-
     def _bind(self, name: str) -> str:
         if name == SCHEDULER and self.address:
             return self.address  # a public name
@@ -202,24 +189,6 @@ class GroupCluster(ProcessCluster):
                 self._joined = True
                 return
             threading.Event().wait(_LOOK)
-
-    def _again(self, name: str) -> None:
-        self._fork_scheduler(time.monotonic() + START_WITHIN)
-        if self.on_back is not None:
-            self.on_back(name)
-
-    def _lost(self, name: str, reason: str) -> None:
-        if name == SCHEDULER:
-            return
-        saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
-        with self._report_ends:
-            self._saw.append(saw)
-            self._children.pass_on(SCHEDULER, saw)
-
-    def _transport(self, name: str) -> Transport:
-        transport = ZmqTransport(name, safety=self._safety)
-        transport.connect(limits.COORDINATOR, self._manager)
-        return transport
 
     def _to_scheduler(self, name: str) -> Transport:
         """For one who looks: the scheduler answers as a coordinator would."""

@@ -184,7 +184,8 @@ class ServerRun:
         """Start one more; it takes part as soon as it has joined."""
         with self._lock:
             name, self._numbers = f"worker-{self._numbers}", self._numbers + 1
-        orders = worker_process.orders_of(self.job, self.dataset.train.folder, self._cluster.group)
+        folder, cache = str(self.dataset.train.folder), worker_process.cache_bytes(self.job)
+        orders = worker_process.WorkerSpec(self.job.toml(), folder, cache, self._cluster.group)
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = worker_process.trainer_of(name, secrets.token_hex(8), transport, orders)
@@ -343,7 +344,7 @@ class ServerRun:
 
     def _in_thread(self, name: str, trainer: Trainer, transport: Any) -> None:
         try:
-            worker_process.run(trainer, transport, self._closed)
+            worker_process.run(trainer, transport, self._closed.is_set)
         except BaseException as error:
             if not self._over.is_set() and not self._cluster.ended:
                 self._cluster._lost(name, f"{type(error).__name__}: {error}")

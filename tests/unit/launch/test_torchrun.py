@@ -13,11 +13,11 @@ from contextlib import closing, contextmanager, nullcontext
 import msgspec
 import pytest
 
-from shoal.cli.main import _take_part
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
-from shoal.launch import torchrun_cluster
+from shoal.launch import torchrun
 from shoal.launch.torchrun import (
+    HeadRank,
     RankClosed,
     RankForkserver,
     RankHello,
@@ -26,8 +26,8 @@ from shoal.launch.torchrun import (
     rank,
     roles,
     staffed,
+    take_part,
 )
-from shoal.launch.torchrun_cluster import HeadRank
 from tests.support import PATIENCE
 
 VARIABLES = {
@@ -98,7 +98,7 @@ def test_variables_that_cannot_be_are_refused_in_one_line(
     for name, value in (VARIABLES | lies).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match="2"):
-        _take_part(lambda _: pytest.fail("it ran"))
+        take_part(lambda _: pytest.fail("it ran"))
     said = capsys.readouterr().err
     assert said.startswith(f"Error: {words}") and said.count("\n") == 1
 
@@ -187,7 +187,7 @@ def test_only_ranks_that_are_awaited_are_let_in() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun_cluster, "MEET_WITHIN", 1.0)
+    monkeypatch.setattr(torchrun, "MEET_WITHIN", 1.0)
     words = "rank 1, 3 did not connect in 1 s: look at what it printed"
     with (
         head_of(of(4)) as head,

@@ -12,8 +12,7 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.security import keyring
 from shoal.security.expiry import moment
-from shoal.security.file_lock import alone
-from shoal.security.keyring import PublicKey
+from shoal.security.keyring import PublicKey, alone
 
 
 def mode(path: Path) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from shoal.errors import StartFailed
-from shoal.launch import restarts
-from shoal.launch.restarts import MOST, Supervisor
+from shoal.launch import processes
+from shoal.launch.processes import MOST, Supervisor
 from tests.support import PATIENCE
 
 
@@ -42,8 +42,8 @@ class Shop:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "_SOON", 1e-4)
-    monkeypatch.setattr(restarts, "_LATEST", 1e-4)
+    monkeypatch.setattr(processes, "_SOON", 1e-4)
+    monkeypatch.setattr(processes, "_LATEST", 1e-4)
 
 
 def test_who_ends_is_started_again_each_time() -> None:

@@ -1,4 +1,4 @@
-"""Limits the connections of a listening node, so that it never runs out of file descriptors.
+"""Watches connections: bounds those of a listening node, and sees why calls are refused.
 
 Without a limit, a storm of callers would use up the descriptors, and the files and calls of
 members would fail. libzmq accepts every connection, and to stop listening would end all
@@ -11,19 +11,124 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import resource
 import socket as sockets
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from shoal import limits
-from shoal.security.reconnect import monitor
+from shoal.security.curve import EXPIRED
+
+EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+)
+# seconds: what lasts longer was no refusal, the other side did not get round to it
+_BROKEN_OFF = 2.0
+_numbers = itertools.count()
+
+
+def monitor(context: zmq.Context[Any], socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A monitor of a socket's connections. Unbounded: libzmq would block on a full one."""
+    where = f"inproc://monitor-{next(_numbers)}"
+    socket.monitor(where, events)
+    watch: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    watch.setsockopt(zmq.LINGER, 0)
+    watch.setsockopt(zmq.RCVHWM, 0)
+    watch.connect(where)
+    return watch
+
+
+@dataclass(slots=True)
+class Reconnect:
+    """One outgoing connection. libzmq does not report a refusal to the caller, so it is watched.
+
+    It is refused by key, there is no common mechanism (one side has no keys), or every handshake is
+    broken off (the other side has another key than the address says): the node gets a ``Refusal``
+    by the called node. Or libzmq gives it up, since something that is no message arrived: then it
+    is opened again after a while.
+    """
+
+    name: str
+    address: str  # without the key
+    key: str  # that the other side must have; empty: it is called in the clear
+    watch: zmq.Socket[bytes]
+    answered: bool = False  # it has let us in, once at least
+    broken: int = 0  # greetings that it broke off, since then
+    connected: float = 0.0
+    dead: float = 0.0  # when libzmq gave it up
+
+    def look(self) -> str:
+        """Why the other side refuses us; empty if nothing is new."""
+        why = ""
+        while self.watch.poll(0):
+            event: Any = parse_monitor_message(self.watch.recv_multipart(zmq.DONTWAIT))
+            why = self._happened(event["event"], event["value"]) or why
+        return why
+
+    def may_dial(self) -> bool:
+        return bool(self.dead) and time.monotonic() - self.dead >= limits.REDIAL / limits.SECOND
+
+    def _happened(self, event: int, value: int) -> str:
+        now = time.monotonic()
+        if event == zmq.EVENT_CONNECTED:
+            self.connected = now
+        elif event == zmq.EVENT_DISCONNECTED:
+            # libzmq says nothing when it gives a connection up; if it does not, it says in the
+            # same breath that it tries again.
+            self.dead = now
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self.dead = 0.0
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.answered, self.broken, self.dead = True, 0, 0.0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.dead = now
+            if value == EXPIRED:
+                return (
+                    f"{self.address} did not let us in: the key of this host has expired there: on the coordinator's host it is let in again "
+                    f"(shoal key add LINE --until LATER, with the line that shoal key list shows here)"
+                )
+            return (
+                f"{self.address} did not let us in: the key of this host is not on the list there (shoal key list shows it here, "
+                f"shoal key add puts it on the coordinator's list), or was revoked (then shoal key new makes another)"
+            )
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self.dead = now
+            return "" if self.answered else self._no_language()
+        elif now - self.connected < _BROKEN_OFF:
+            self.broken += 1
+            if self.broken % limits.REFUSED_AFTER == 0 and not self.answered:
+                return self._no_language() if not self.key else self._wrong_key()
+        return ""
+
+    def _no_language(self) -> str:
+        if self.key:
+            return f"{self.address} runs without keys, or is no shoal: call it without KEY@, or start it with --keys"
+        return (
+            f"{self.address} runs with keys and was called without (or is no shoal): give its whole address, tcp://KEY@HOST:PORT, "
+            f"and a key of this host (shoal key new)"
+        )
+
+    def _wrong_key(self) -> str:
+        return (
+            f"{self.address} breaks off whenever it is greeted: it has another key than the address says, or runs without keys: take the address that it "
+            f"prints now, or shoal key list there"
+        )
+
 
 # whichever side sees it first
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -61,7 +166,6 @@ class ConnectionLimit:
         return self._endpoint
 
     def look(self) -> None:
-        """Handle new and ended connections."""
         for _ in range(_AT_ONCE):
             if not self.watch.poll(0):
                 break

@@ -96,8 +96,7 @@ def job_file() -> Iterator[str]:
 
 
 def tables(field: Any) -> list[Any]:
-    kinds = job._kinds_of(field.name, field.type)
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    return job._kinds_of(field.name)
 
 
 def event_page() -> Iterator[str]:

@@ -77,48 +77,34 @@ class TimingSettings(msgspec.Struct, frozen=True, array_like=True):
                 raise Invalid(
                     f"{_told(self, name)}: needs {_seconds(LEAST):g} to {_seconds(MOST):g} seconds; timing.scale changes all"
                 )
-        for less, more, why in _BELOW:
-            if not getattr(self, less) < getattr(self, more):
+        for factor, less, more, why in _BELOW:
+            low, high = getattr(self, less), getattr(self, more)
+            if high < low or (factor and high <= factor * low):
                 raise Invalid(
-                    f"{_told(self, more)}: needs more than {_told(self, less)}, or {why}: raise timing.{more}, or lower timing.{less}"
+                    f"{_told(self, more)}: needs {_FACTORS[factor]} {_told(self, less)}, {why}: raise timing.{more}, or lower timing.{less}"
                 )
-        if self.resend_first > self.resend_most:
-            raise Invalid(
-                f"{_told(self, 'resend_most')}: needs at least {_told(self, 'resend_first')}, from which the wait doubles up to it: "
-                f"raise timing.resend_most, or lower timing.resend_first"
-            )
-        if self.save_retry > self.save_retry_most:
-            raise Invalid(
-                f"{_told(self, 'save_retry_most')}: needs at least {_told(self, 'save_retry')}, from which the wait doubles up to it: "
-                f"raise timing.save_retry_most, or lower timing.save_retry"
-            )
-        if not 3 * self.notice < self.silence:
-            raise Invalid(
-                f"{_told(self, 'silence')}: needs more than three times {_told(self, 'notice')}, or whoever waits gives up on one that is "
-                f"only late with a notice: raise timing.silence, or lower timing.notice"
-            )
-        if not 3 * self.copy_resend < self.shrink:
-            raise Invalid(
-                f"{_told(self, 'shrink')}: needs more than three times {_told(self, 'copy_resend')}, or a backup is given up before it was "
-                f"asked again: raise timing.shrink, or lower timing.copy_resend"
-            )
 
 
+_FACTORS = {0: "at least", 1: "more than", 3: "more than three times"}
 # Pairs in order, and what goes wrong otherwise.
 _BELOW = (
-    ("heartbeat", "suspect", "every node is suspected between two heartbeats"),
-    ("suspect", "dead", "nodes are removed before they are suspected"),
-    ("shrink", "dead", "a server that is cut off from its backups is removed before it can go on without them"),
-    ("level_again", "shrink", "a survivor is given up before it was asked again"),
-    ("notice", "shrink", "what a primary asks of the coordinator is said again after the next of its kind"),
-    ("resend_most", "silence", "a request is given up before it was sent again"),
-    ("dead", "silence", "requests to a dead server are given up before another has taken its place"),
-    ("dead", "patience", "nodes of other hosts end before the coordinator has missed them"),
-    ("dead", "gone", "the run of a group fails before the coordinator has missed it"),
-    ("dead", "leave_still", "a server that leaves goes before those that are dead were replaced by others who can take over"),
-    ("snap_again", "snap_within", "a checkpoint is given up before a server was asked again"),
-    ("dead", "join_within", "peers that start late are held for dead"),
-    ("dead", "called", "a peer that was cut off is never called"),
+    (1, "heartbeat", "suspect", "or every node is suspected between two heartbeats"),
+    (1, "suspect", "dead", "or nodes are removed before they are suspected"),
+    (1, "shrink", "dead", "or a server that is cut off from its backups is removed before it can go on without them"),
+    (1, "level_again", "shrink", "or a survivor is given up before it was asked again"),
+    (1, "notice", "shrink", "or what a primary asks of the coordinator is said again after the next of its kind"),
+    (1, "resend_most", "silence", "or a request is given up before it was sent again"),
+    (1, "dead", "silence", "or requests to a dead server are given up before another has taken its place"),
+    (1, "dead", "patience", "or nodes of other hosts end before the coordinator has missed them"),
+    (1, "dead", "gone", "or the run of a group fails before the coordinator has missed it"),
+    (1, "dead", "leave_still", "or a server that leaves goes before those that are dead were replaced by others who can take over"),
+    (1, "snap_again", "snap_within", "or a checkpoint is given up before a server was asked again"),
+    (1, "dead", "join_within", "or peers that start late are held for dead"),
+    (1, "dead", "called", "or a peer that was cut off is never called"),
+    (0, "resend_first", "resend_most", "from which the wait doubles up to it"),
+    (0, "save_retry", "save_retry_most", "from which the wait doubles up to it"),
+    (3, "notice", "silence", "or whoever waits gives up on one that is only late with a notice"),
+    (3, "copy_resend", "shrink", "or a backup is given up before it was asked again"),
 )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ _COUNT = "oom_kill "
 
 
 class ExitReasons:
-    """Explains how a process ended, by its exit code and the kernel's count of out-of-memory kills.
+    """Explains how processes ended, by exit codes and the kernel's out-of-memory count.
 
     Such a kill looks like any other, and the count is of the whole machine: if it has risen, the
     message says that the kernel has killed *a* process.

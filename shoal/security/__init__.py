@@ -3,7 +3,7 @@
 PUBLIC = (
     "address",
     "authorize",
-    "connection_limit",
+    "connections",
     "curve",
     "expiry",
     "keyring",

@@ -52,6 +52,8 @@ class Proxy:
     def __init__(self) -> None:
         self.apart: set[tuple[str, str]] = set()  # sender and receiver
         self._context = zmq.Context()
+        self._context.setsockopt(zmq.SNDHWM, limits.QUEUE)  # of every socket made from now on
+        self._context.setsockopt(zmq.RCVHWM, limits.QUEUE)
         self._poller = zmq.Poller()
         self._nodes: dict[str, ProxiedNode] = {}  # by their own addresses
         self._forward: dict[zmq.Socket[bytes], Callable[[list[Any]], None]] = {}
@@ -64,9 +66,10 @@ class Proxy:
         """The proxy's address for the node at that address."""
         with self._lock:
             if address not in self._nodes:
-                socket = self._socket(zmq.ROUTER, lambda frames: self._to_node(address, frames))
+                socket = self._context.socket(zmq.ROUTER)
                 socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
                 port = socket.bind_to_random_port("tcp://127.0.0.1")
+                self._watch(socket, lambda frames: self._to_node(address, frames))
                 self._nodes[address] = ProxiedNode(name, socket, f"tcp://127.0.0.1:{port}")
             return self._nodes[address].address
 
@@ -83,12 +86,10 @@ class Proxy:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _socket(self, kind: int, forward: Callable[[list[Any]], None]) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.set_hwm(limits.QUEUE)
+    def _watch(self, socket: zmq.Socket[bytes], forward: Callable[[list[Any]], None]) -> None:
+        """The proxy's thread may use this socket from now on, and no other thread may."""
         self._forward[socket] = forward
         self._poller.register(socket, zmq.POLLIN)
-        return socket
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -106,9 +107,10 @@ class Proxy:
         if socket is None or route != known:
             if socket is not None:  # of a process of this name that has ended
                 self._drop(socket)
-            socket = self._socket(zmq.DEALER, lambda answer: self._to_caller(node, caller, [route, *answer]))
+            socket = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.IDENTITY, route)
             socket.connect(address)
+            self._watch(socket, lambda answer: self._to_caller(node, caller, [route, *answer]))
             node.callers[caller] = route, socket
         if (caller, node.name) not in self.apart:
             _send(socket, frames)

@@ -53,9 +53,6 @@ def by_name(view: m.View) -> dict[str, GroupLimits]:
     return {group.name: group for group in view.groups}
 
 
-# ---------------------------------------------------------------- members
-
-
 def refuses(roster: Roster, hello: m.Hello) -> str:
     """Why this node may not join as a member of its group; empty if it may."""
     group = hello.group
@@ -96,9 +93,6 @@ def ended(roster: Roster, sender: str, lost: GroupProcessEnded) -> bool:
     )
 
 
-# ---------------------------------------------------------------- changes of tables
-
-
 def check_change(roster: Roster, sender: str, change: m.Message) -> None:
     """Raises why this member may not have it so; nothing is changed."""
     group = roster.people[sender].member.group
@@ -132,7 +126,6 @@ def allow(roster: Roster, group: GroupLimits) -> None:
 
 
 def unallow(roster: Roster, name: str, before: GroupLimits | None) -> None:
-    """As it was before."""
     if before is None:
         roster.groups.pop(name, None)
     else:
@@ -223,9 +216,6 @@ def weights_of(specs: Iterable[Table]) -> int | None:
 
 def _mb(size: int) -> str:
     return f"{size / limits.MB:,.1f}"
-
-
-# ---------------------------------------------------------------- pushes and pulls
 
 
 def refused(name: str, group: str, groups: Mapping[str, GroupLimits], table: str, push: bool) -> str:

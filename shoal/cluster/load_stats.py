@@ -69,7 +69,6 @@ class LoadStats:
         self._patience = min(limits.LOAD_PATIENCE, 2 * max(self._patience, limits.LOAD_STEADY))
 
     def keep(self, tables: Mapping[str, TablePlaces]) -> None:
-        """Forget tables that are no more."""
         numbers = {table.number for table in tables.values()}
         for known in (self.rates, self.halves):
             for number in [number for number in known if number not in numbers]:

@@ -100,8 +100,7 @@ def backup_for(
 ) -> str:
     """The next server on the ring that could hold this segment, too; empty if there is none.
 
-    ``loads`` says how many segments each server holds or is being given: who has its share is
-    passed by, as long as another has not.
+    Servers whose ``loads`` (segments held or coming) are their share are passed by if possible.
     """
     loads = loads or {}
     names = tuple(sorted(servers))
@@ -177,9 +176,8 @@ def point(text: str) -> int:
 def halved(table: TablePlaces, segment: int, at: int, view: int) -> TablePlaces:
     """The table with this segment split at that key, by the view of that number.
 
-    Both halves stay where they are, and later segments are renumbered. All segments are of that
-    view from then on, so that clients send again what they had cut otherwise. It is done only while
-    no segment of the table moves, and when all servers have the table as it is.
+    Both halves stay where they are. All segments are of that view then, so that clients send
+    again what they had cut otherwise. Not while a segment of the table moves.
     """
     if (why := why_not(table, segment, at)) != "":
         raise Invalid(f"segment {segment} of table {table.name!r} cannot be split at {at}: {why}")

@@ -42,9 +42,8 @@ def plan(
 ) -> list[WantedMove]:
     """The next moves; none if all is balanced, or if other moves have to arrive first.
 
-    ``servers`` may hold more, ``leaving`` ones may not and hold something still; any other server
-    keeps what it has. ``under_way`` are segments (table's number, segment) that are not to be
-    touched, beside those that are being filled.
+    ``servers`` may hold more, ``leaving`` ones must not; any other server keeps what it has.
+    ``under_way`` are segments (table's number, segment) that are not to be touched.
     """
     names = sorted(name for name in servers if name not in leaving)
     if not names:
@@ -76,9 +75,6 @@ def _empty(part: TablePlacement, leaving: Collection[str]) -> None:
             part.give(segment, rank, min(free, key=lambda name: part.order(counts, name)), "leaving")
         elif len(holders) > 1:
             part.give(segment, rank, "", "leaving")
-
-
-# ------------------------------------------------------------ count
 
 
 def _even(part: TablePlacement, counts: dict[str, int], ranks: Callable[[Sequence[str]], range]) -> None:
@@ -123,8 +119,7 @@ def _fitting(
 ) -> _One | None:
     """Of these, one that brings the target near its share of what is asked.
 
-    One of which it has a copy, since the two swap places then; but where it lacks copies, too, one
-    of which it has none.
+    Preferably one of which it has a copy (the two swap), unless it lacks copies, too.
     """
     cluster = part.cluster
     lacks = max(1, sum(counts.values()) // len(counts) - counts[target])
@@ -136,7 +131,6 @@ def _fitting(
 
 
 def _nearest(those: Sequence[_One], ideal: float) -> Iterator[_One]:
-    """In order of how near their first number is."""
     high = bisect_left(those, ideal, key=lambda one: one[0])
     low = high - 1
     while low >= 0 or high < len(those):
@@ -146,9 +140,6 @@ def _nearest(those: Sequence[_One], ideal: float) -> Iterator[_One]:
         else:
             yield those[low]
             low -= 1
-
-
-# ------------------------------------------------------------ as much as may be on its way
 
 
 def together(wanted: Sequence[WantedMove]) -> Iterator[list[WantedMove]]:
@@ -215,17 +206,13 @@ def estimated(table: TablePlaces, segment: int) -> int:
 
 
 def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
-    """The first key, and the one after the last."""
     stop = table.starts[segment + 1] if segment + 1 < len(table.starts) else table.spec.span
     return table.starts[segment], stop
 
 
 @dataclass(slots=True)
 class BalancePlan:
-    """All servers while a plan is made: what they hold, their load, and the moves wanted so far.
-
-    A segment moves once in a plan, and not at all while something of it is on its way (``fixed``).
-    """
+    """All servers while a plan is made: what they hold, their load, and the moves wanted so far."""
 
     names: list[str]
     loads: Loads
@@ -299,7 +286,6 @@ class TablePlacement:
                 self._count(segment, 0, name, 1)
 
     def _swap(self, segment: int, target: str) -> None:
-        """Its primary and one of its backups change places."""
         holders = self.sets[segment]
         source, rank = holders[0], holders.index(target)
         self.fixed[segment] = True
@@ -337,9 +323,8 @@ def hottest(asked: Mapping[str, float], above: float | None = None) -> str | Non
 def trade(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> None:
     """Trade between the hottest server and the coldest that helps, as long as it helps.
 
-    It begins when a server is well above the mean (``LOAD_ABOVE``) and goes on until none is by
-    half as much: else chance would begin it again. Each trade spares the busier of two a part of
-    the mean (``LOAD_GAIN``). It is an exchange, or one segment alone where the giver has one more.
+    It begins when a server is above the mean by ``LOAD_ABOVE`` and ends when none is by half as
+    much. A trade is an exchange, or one segment alone where the giver has one more.
     """
     above = limits.LOAD_ABOVE
     for number in range(1, limits.LOAD_TRADES + 1):
@@ -367,7 +352,6 @@ def _traded(cluster: BalancePlan, parts: Sequence[TablePlacement], hot: str, num
 
 
 def _best(part: TablePlacement, hot: str, cold: str, swaps: bool) -> _Trade:
-    """The move, or exchange, that does most for these two."""
     gap = part.cluster.asked[hot] - part.cluster.asked[cold]
     givers = [segment for segment in _owned(part, hot) if (cold in part.sets[segment]) == swaps]
     takers = [segment for segment in _owned(part, cold) if (hot in part.sets[segment]) == swaps]
@@ -403,10 +387,7 @@ def split(
     halves: Mapping[int, Mapping[int, int]] | None = None,
     under_way: Collection[tuple[int, int]] = (),
 ) -> SplitSegment | None:
-    """A segment that should be split, if there is one; not while its table is moving.
-
-    ``halves`` says at which key a segment's load is cut in two, where a server could tell.
-    """
+    """A segment to split, if there is one; ``halves``: the keys that halve a segment's load."""
     cluster = BalancePlan(sorted(servers), loads, {})
     parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
     if not parts or any(part.is_moving for part in parts):

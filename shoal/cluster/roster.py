@@ -109,7 +109,6 @@ class Roster:
     # ------------------------------------------------------------ members
 
     def may_join(self, name: str, role: str, token: str) -> str:
-        """Why this node may not join; empty if it may."""
         if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
             return f"a name has 1 to {limits.NAME_CHARS} printable characters"
         if name == "coordinator":
@@ -135,8 +134,7 @@ class Roster:
     def is_undecided(self, name: str, token: str) -> bool:
         """Whether a process wants its name back from one that has only said hello.
 
-        That hello may be the last word of a dead process that came late. It is heard again soon, or
-        suspected.
+        That hello may be a late one of a dead process: it is heard again soon, or suspected.
         """
         holder = self.people.get(name)
         unheard = holder is not None and holder.view == 0 and not holder.suspected
@@ -202,7 +200,6 @@ class Roster:
         return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
 
     def hear(self, now: int, person: MemberRecord) -> None:
-        """This member said something."""
         self._hear(now)
         person.heard = now
 
@@ -231,7 +228,6 @@ class Roster:
     # ------------------------------------------------------------ tables
 
     def check_create(self, name: str, spec: Table) -> None:
-        """Raises what is wrong with it."""
         checked(spec)
         if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
             raise Invalid(f"a table's name has 1 to {limits.NAME_CHARS} printable characters")
@@ -243,7 +239,6 @@ class Roster:
             raise Invalid("no server has joined yet: start one, then create the table")
 
     def number_table(self) -> int:
-        """A number that no table ever had."""
         self.tables_made += 1
         return self.tables_made
 
@@ -275,11 +270,7 @@ class Roster:
         return placed
 
     def _until_they_go(self, copies: int) -> list[str]:
-        """Servers that are leaving, as many as a new segment lacks copies.
-
-        Where so few stay, the only one that stays may be dead already, and nobody has noticed. They
-        let go of it as of all that they hold: when one that stays was heard since.
-        """
+        """Leaving servers, as many as a new segment lacks copies: the only one that stays may be dead."""
         leaving = [name for name in self.servers() if name not in self.staying()]
         return leaving[: max(0, self.copies - copies)]
 
@@ -302,8 +293,7 @@ class Roster:
     def roll_back(self, origins: dict[str, tuple[list[int], str]]) -> None:
         """Begin again: tables under new numbers, from ``origins`` or their initial values.
 
-        All but servers are removed, and join as new incarnations: what they sent before
-        counts nowhere.
+        All but servers are removed: what they sent before counts nowhere.
         """
         self.generation += 1
         for name in [name for name, person in self.people.items() if person.member.role != "server"]:
@@ -346,13 +336,11 @@ class Roster:
 class Assignment:
     """Which servers hold each segment of a roster's tables, and how that changes.
 
-    A server is brought up to hold a segment while the set serves on (``Replicas.filling``). When it
-    has everything, its primary says so (``full``), and it becomes one more of the set, or takes the
-    place of another (``Replicas.instead``): so a segment moves, whether it is the primary's place
-    or a backup's. Two members of one set may also change places: nothing is copied. Every change of
-    a set is of a new epoch and ends the filling: what is said of an older epoch counts for nothing.
-    A server is filled only after it has confirmed a view in which it does not hold the segment: by
-    then it has dropped its old copy.
+    A server is filled with a segment while the set serves on (``Replicas.filling``). When its
+    primary says that it has everything (``full``), it joins the set or replaces a member of it
+    (``Replicas.instead``): so a segment moves. Two members of a set may also swap: nothing is
+    copied. Every change of a set has a new epoch, and messages of an older one count for nothing.
+    A server is filled only after it has confirmed a view without the segment, and so dropped it.
     """
 
     roster: Roster
@@ -434,7 +422,6 @@ class Assignment:
 
     @property
     def has_copies(self) -> bool:
-        """Every segment has as many as it should."""
         return self._shortage()[1]
 
     def begin(self, now: int, wanted: Sequence[WantedMove]) -> list[WantedMove]:
@@ -494,7 +481,6 @@ class Assignment:
         return changed
 
     def has_lost(self) -> bool:
-        """Whether some segment is held by nobody."""
         return self._shortage()[0]
 
     def _shortage(self) -> tuple[bool, bool]:
@@ -506,11 +492,7 @@ class Assignment:
         return self._short[1:]
 
     def is_needed(self, name: str) -> bool:
-        """Whether it holds a segment of which every other holder is suspected.
-
-        Nobody could take its place: another one that is silent, too, is no better, and may be the
-        one that is dead.
-        """
+        """Whether every other holder of some segment that it holds is suspected, too."""
         places = (place for table in self.roster.tables.values() for place in table.places if name in place.servers)
         return any(all(one == name or self.roster.people[one].suspected for one in place.servers) for place in places)
 

@@ -129,11 +129,9 @@ class CheckpointProtocol:
 
     @property
     def newest(self) -> str:
-        """The folder of the last checkpoint of this process; empty if there is none."""
         return str(checkpoint.folder_of(self.root, self.saved)) if self.saved else ""
 
     def save(self, asker: str, request: int) -> list[Effect]:
-        """Begin a checkpoint soon, and answer when it is saved or has failed."""
         if (asker, request) in self._askers:
             return [Send(asker, m.PushHeld(request, "the checkpoint that is being written"))]
         self._askers.append((asker, request))
@@ -165,8 +163,6 @@ class CheckpointProtocol:
             return []
         return [self._store(lambda: checkpoint.mark_best(self.disk, self.root, number, loss))]
 
-    # ------------------------------------------------------------ what happens
-
     def tick(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
         """To be called after every event; ``number`` is that of the newest view."""
         return [*self._advance(now, number, view, run), *self._answer()]
@@ -197,7 +193,6 @@ class CheckpointProtocol:
         return self._ask(now, one) if now - one.asked >= self.timing.snap_again else []
 
     def snapped(self, now: int, sender: str, told: m.Snapped) -> list[Effect]:
-        """A server wrote some of its segments, or cannot."""
         one = self._try
         if one is None or one.view is None or told.number != one.number or one.finishing:
             return []
@@ -214,7 +209,6 @@ class CheckpointProtocol:
         return []
 
     def stored(self, now: int, event: Stored) -> list[Effect]:
-        """The disk is done with something."""
         one = self._try
         if one is None or event.token != one.token:
             return []  # a folder removed, a best one marked: nothing to do if that failed
@@ -227,8 +221,6 @@ class CheckpointProtocol:
             one.number = self._number = int(event.result)
             return []
         return self._done(now, one, event.result)
-
-    # ------------------------------------------------------------ its steps
 
     def _begin(self, now: int, view: m.View, run: CheckpointedRun) -> list[Effect]:
         cut = run.cut
@@ -307,8 +299,6 @@ class CheckpointProtocol:
             effects.append(Tell(Warned(seconds=self._seconds, what=trouble)))
         return effects
 
-    # ------------------------------------------------------------ what goes wrong
-
     def _stalls(self, now: int, one: _CheckpointAttempt) -> list[Effect]:
         """The disk is at it: there is nothing to do but wait, and to say so."""
         if one.stalled or now - one.began <= self.timing.snap_within:
@@ -352,7 +342,6 @@ class CheckpointProtocol:
 
 
 def nowhere(request: int) -> m.Refusal:
-    """The answer where no checkpoints are kept."""
     why = (
         "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
         "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
@@ -361,7 +350,6 @@ def nowhere(request: int) -> m.Refusal:
 
 
 def _not_now(view: m.View, cut: int | None) -> str:
-    """Why no checkpoint can be begun at this moment; empty if one can."""
     if not view.tables:
         return "there is no table yet"
     if not all(place.servers for table in view.tables for place in table.places):
@@ -448,14 +436,12 @@ class RollbackDriver:
         return self.points is not None and self.points.is_under_way
 
     def lost(self, now: int, why: str) -> None:
-        """A part of the model is nowhere any more."""
         self._lost = self._lost or (now, why)
 
     def save(self, asker: str, request: int) -> list[Effect]:
         return [Send(asker, nowhere(request))] if self.points is None else self.points.save(asker, request)
 
     def tick(self, now: int, of: Coordinator) -> list[Effect]:
-        """To be called whenever anything has happened."""
         roster, scheduler = of.roster, of.scheduler
         self._servers = max(self._servers, len(roster.servers()))
         if scheduler is None:
@@ -483,8 +469,6 @@ class RollbackDriver:
         if event.token == _LOOK:
             return self._go_back(now, event, of)
         return [] if self.points is None else self.points.stored(now, event)
-
-    # ------------------------------------------------------------ back
 
     def _look(self, now: int, of: Coordinator) -> list[Effect]:
         assert self._lost is not None

@@ -23,13 +23,8 @@ from shoal.events import LEFT
 from shoal.nodes import membership_journal
 from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.rebalancer import Rebalancer
-from shoal.nodes.scheduler import (
-    Scheduler,
-)
-from shoal.nodes.scheduler_journal import (
-    JOURNAL_TOKEN,
-    Line,
-)
+from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_journal import JOURNAL_TOKEN, Line
 from shoal.nodes.status import PublicInfo, standing
 from shoal.nodes.table_admin import TableAdmin
 from shoal.security.address import check_address
@@ -37,12 +32,7 @@ from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Dismiss, Durable, Effect, Event, Persist, ProcessEnd, Received, Send, Stored, Wake
-from shoal.wire.messages.groups import (
-    Allow,
-    Dissolve,
-    GroupProcessEnded,
-    dealer,
-)
+from shoal.wire.messages.groups import Allow, Dissolve, GroupProcessEnded, dealer
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 _WHY = 200  # characters of a reason that others give
@@ -80,7 +70,6 @@ class Coordinator:
 
     @property
     def timing(self) -> TimingSettings:
-        """What all members go by."""
         return self.roster.timing
 
     def _replay(self, journal: list[bytes], timing: TimingSettings | None) -> None:
@@ -151,8 +140,6 @@ class Coordinator:
         elif now - self._last > self.timing.suspect:
             self.roster.forgive(now - self._last)
         self._last = now
-
-    # ------------------------------------------------------------ the journal
 
     @property
     def told(self) -> bool:
@@ -253,8 +240,6 @@ class Coordinator:
             return [Send(sender, m.Refusal(ask.request, "setting", "there is no run here to take part in"))]
         return self.scheduler.take(now, person.member, ask)
 
-    # ------------------------------------------------------------ members
-
     def _is(self, name: str, incarnation: int) -> bool:
         person = self.roster.people.get(name)
         return person is not None and person.member.incarnation == incarnation
@@ -325,7 +310,6 @@ class Coordinator:
         return [*effects, Send(sender, m.Refusal(0, "setting", why))] if why else effects
 
     def let_go(self, now: int, name: str) -> list[Effect]:
-        """Nobody needs it any more."""
         self.roster.release(name)
         return self._remove(now, name, f"{LEFT}: others have what it had", died=False)
 
@@ -368,7 +352,6 @@ _CALLED = ("server", "scheduler")  # by others, so they must say where they are 
 
 
 def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]) -> str:
-    """Why this node may not join; empty if it may."""
     return (
         _too_long(hello)
         or roster.may_join(hello.name, hello.role, hello.token)
@@ -393,7 +376,6 @@ def _crowded(roster: Roster, hello: m.Hello) -> str:
 
 
 def _unreachable(hello: m.Hello, check_address: Callable[[str], None]) -> str:
-    """Why others could not call this node; empty if they can, or need not."""
     if hello.role not in _CALLED and not hello.address:
         return ""
     try:

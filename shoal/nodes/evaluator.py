@@ -27,12 +27,7 @@ from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.models.learner import Learner
 from shoal.nodes.strategy import TABLE
-from shoal.nodes.time_accounting import (
-    COMMUNICATE,
-    EVALUATE,
-    IDLE,
-    TimeAccounting,
-)
+from shoal.nodes.time_accounting import COMMUNICATE, EVALUATE, IDLE, TimeAccounting
 from shoal.nodes.worker import Worker, goes_back
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
@@ -84,7 +79,6 @@ class Evaluator:
         self._closed = False  # what is judged from now on comes too late
 
     def start(self) -> Task:
-        """The task is done when the run is over."""
         return self.worker.start(self._judge())
 
     def judge_now(self, pulled: Values | KeyValues) -> Judgement:
@@ -98,7 +92,6 @@ class Evaluator:
         return judged
 
     def _take(self, judged: Judgement) -> bool:
-        """Whether it is the best."""
         self.last = judged
         if self.best is None or judged.loss < self.best.loss:
             self.best = judged

@@ -115,7 +115,6 @@ def make_trainer(
 def make_batches(
     job: Job, worker: Worker, learner: Learner, data: CsrFile | DenseFile, slots: SlotOrder, cache_bytes: int
 ) -> BatchSource:
-    """Reads the rows of a worker's slots."""
     own: BatchSource | None = servers_strategy(job).batches(job, learner, slots)
     if own is not None:
         return own
@@ -131,7 +130,6 @@ def make_judge(job: Job, train: CsrFile | DenseFile) -> Learner:
 
 
 def make_table(job: Job, learner: Learner, slots_per_pass: int) -> Table:
-    """The table of the weights of a linear model."""
     table = servers_strategy(job).table(learner.keys, job.update.update(), slots_per_pass)
     return msgspec.structs.replace(table, filters=described(job.filters))
 

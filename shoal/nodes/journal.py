@@ -80,10 +80,7 @@ class JournalFile:
             self._whole = None
 
     def rewrite(self, records: Sequence[bytes]) -> None:
-        """Replace all records; the old ones stay until the new ones are on disk.
-
-        Where there is no room for both, the old ones stay.
-        """
+        """Replace all records; the old ones stay until the new ones are on disk, or have no room."""
         if self.path is None or records == self.records:
             return
         beside = self.path.with_name(f"{self.path.name}.new")

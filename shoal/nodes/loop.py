@@ -61,7 +61,6 @@ class Loop:
         self.listener: Callable[[RunEvent], None] = lambda event: None
 
     def run(self) -> None:
-        """Turn until told to stop."""
         try:
             while not self.stopped.is_set():
                 self.turn()
@@ -137,7 +136,6 @@ class Loop:
                         self.transport.connect(name, address, mutual)
 
     def stop(self) -> None:
-        """End ``run``, from any thread."""
         self.stopped.set()
         self.transport.wake()
 

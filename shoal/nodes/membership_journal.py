@@ -59,7 +59,6 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
 
 
 def replay(roster: Roster, record: bytes) -> MembershipRecord:
-    """Make the roster what it was when this was written."""
     kept = msgspec.msgpack.decode(record, type=MembershipRecord)
     roster.term, roster.number, roster.generation = kept.term, kept.number, kept.generation
     roster.incarnations, roster.tables_made = kept.incarnations, kept.tables_made
@@ -103,7 +102,6 @@ def afresh(records: Sequence[bytes]) -> list[bytes]:
 
 
 def members_and_tables(records: Sequence[bytes]) -> MembershipRecord | None:
-    """As they were last; None if there were none."""
     last, _ = split(records)
     return None if last is None else msgspec.msgpack.decode(last, type=MembershipRecord)
 

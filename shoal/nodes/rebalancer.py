@@ -75,8 +75,6 @@ class Rebalancer:
         """Bytes a second that a server may send of what changes hands."""
         return self.moves.rate
 
-    # ------------------------------------------------------------ what is asked for
-
     def leave(self, now: int, name: str, why: str, of: Coordinator) -> tuple[str, list[Effect]]:
         """A node is to go. Why it cannot; empty if it can, or is on its way already."""
         person = of.roster.people.get(name)
@@ -120,10 +118,7 @@ class Rebalancer:
             del self._asked[one]
         return [Send(asker, m.Done(request)) for asker, request in done]
 
-    # ------------------------------------------------------------ what is heard
-
     def full(self, now: int, taken: Sequence[NewReplica], of: Coordinator) -> list[Effect]:
-        """Segments have a new member by the next view."""
         effects: list[Effect] = []
         groups: dict[tuple[str, str, bool], list[NewReplica]] = {}
         for one in taken:
@@ -154,7 +149,6 @@ class Rebalancer:
         return effects
 
     def told(self, now: int, of: Coordinator) -> list[Effect]:
-        """The view is on disk, and sent to all members."""
         view = of.view
         for one in self._openings:
             if not one.told and one.view <= view.number:
@@ -167,7 +161,6 @@ class Rebalancer:
         return [*effects, *self._holders.told(view, of.scheduler)]
 
     def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
-        """A new primary serves these."""
         effects: list[Effect] = []
         for one in list(self._openings):
             if (one.number, one.target) != (opened.table, sender) or opened.view < one.view:
@@ -198,10 +191,7 @@ class Rebalancer:
         )
         return [Tell(handed)]
 
-    # ------------------------------------------------------------ what is to be done
-
     def tick(self, now: int, of: Coordinator) -> list[Effect]:
-        """To be called whenever anything has happened."""
         self._forget(now, of)
         effects = self._release(now, of)
         if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
@@ -320,10 +310,7 @@ class Rebalancer:
             effects += of.let_go(now, name)
         return effects
 
-    # ------------------------------------------------------------ how it stands
-
     def standing(self, now: int, of: Coordinator) -> list[m.Move]:
-        """All that is on its way."""
         found: list[m.Move] = []
         for table in of.roster.tables.values():
             for segment, place in enumerate(table.places):
@@ -349,7 +336,6 @@ class OwnershipEvents:
         self._last: tuple[dict[str, int], dict[str, int]] = {}, {}
 
     def told(self, view: m.View, scheduler: Scheduler | None) -> list[Effect]:
-        """This view is on disk, and sent to all members."""
         if scheduler is None or scheduler.ended or not view.tables:
             return []
         found = held(view)
@@ -360,10 +346,7 @@ class OwnershipEvents:
 
 
 def held(view: m.View) -> tuple[dict[str, int], dict[str, int]]:
-    """How many segments of the run's tables each server serves, and how many copies it keeps.
-
-    Not of the tables of groups, which come and go as these like.
-    """
+    """Segments that each server serves, and copies it keeps; not of the tables of groups."""
     places = [place for table in view.tables if not namespace(table.name) for place in table.places]
     first = Counter(place.servers[0] for place in places if place.servers)
     more = Counter(name for place in places for name in place.servers[1:])

@@ -198,7 +198,6 @@ class Scheduler:
 
     @property
     def alone(self) -> bool:
-        """No worker is left."""
         return bool(self._alone_since)
 
     @property
@@ -216,7 +215,6 @@ class Scheduler:
         return (self.begun, self.over, self._finished, asked.asked, asked.held, asked.found, newer)
 
     def progress(self) -> m.RunProgress:
-        """How far the run is, as one answer."""
         work = self.workload
         return m.RunProgress(
             work.done,
@@ -279,7 +277,6 @@ class Scheduler:
         return self.journal.follow(now, [Tell(gone), *self._one_less(now, f"{member.name}: {why}")])
 
     def never_came(self, now: int, name: str, why: str) -> list[Effect]:
-        """A process ended before it had joined."""
         self._advance_time(now)
         if self.begun or self.ended:
             return []
@@ -299,7 +296,6 @@ class Scheduler:
         return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
 
     def started_again(self, now: int, term: int) -> list[Effect]:
-        """This coordinator took over from one that ended."""
         self._advance_time(now)
         self.counts["coordinator restarts"] += 1
         what = f"the coordinator ended and was started again (term {term}): it goes on where it was"
@@ -383,7 +379,6 @@ class Scheduler:
     # ------------------------------------------------------------ workers
 
     def take(self, now: int, member: m.Member, ask: m.Want | m.EvaluationReady) -> list[Effect]:
-        """Answer a worker that wants slots, or the evaluator."""
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if member.role != role:
             why = f"only a {role} may ask this, you are a {member.role}"
@@ -393,7 +388,6 @@ class Scheduler:
         return self.ready(now, member.name, ask)
 
     def want(self, now: int, sender: str, want: m.Want) -> list[Effect]:
-        """A worker reports what is counted and asks for more slots."""
         self._advance_time(now)
         known = self._answers.get(want.incarnation)
         if known is not None and want.request <= known.request:
@@ -500,7 +494,6 @@ class Scheduler:
     # ------------------------------------------------------------ evaluations
 
     def ready(self, now: int, sender: str, ready: m.EvaluationReady) -> list[Effect]:
-        """The evaluator reports what it has read or judged, and asks for more."""
         self._advance_time(now)
         self._evaluator_gone, self._evaluator_unheard = (0, ""), None
         if not self.is_told and ready.request == self._evaluator_request:
@@ -655,10 +648,7 @@ class Scheduler:
         return ScheduleState(counted, dict(work.voids), refusals, deaths, self.summary())
 
     def completed(self, state: ScheduleState) -> ScheduleState:
-        """What ``state`` said, when all segments are cut: slots may have become void meanwhile.
-
-        Or they read newer weights, which are in the model then: so the counts are those of now.
-        """
+        """``state``, once all segments are cut: with the voids and counts of now, which are in the model."""
         account = msgspec.structs.replace(state.account, counts=dict(self.counts))
         return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids}, account=account)
 
@@ -693,11 +683,10 @@ class Scheduler:
     def resume(self, lines: Iterable[Line], workers: Iterable[int] = ()) -> None:
         """Continue a run from the journal of an earlier process; all other nodes are as they were.
 
-        Workers hold slots that the journal does not name. Those that they report as counted are
-        counted, those that they hold stay theirs, and all others are dealt again. So nothing is
-        dealt, and no rule decides where the run ends, before all ``workers`` (by incarnation) have
-        said what they hold, or are gone: two that compute the same slot would not read the same
-        weights in step mode, and a run that ends would leave out what is in flight.
+        Workers hold slots that the journal does not name: they stay theirs, or are counted; all
+        others are dealt again. Nothing is dealt, and no rule ends the run, before all ``workers`` (by
+        incarnation) have said what they hold or are gone: two that compute the same slot would read
+        different weights in step mode, and a run that ends would leave out what is in flight.
         """
         state = folded(lines)
         self._take_state(state, state.counted, state.account.dealt)
@@ -722,8 +711,7 @@ class Scheduler:
     ) -> list[Effect]:
         """Do everything after this checkpoint again; without one, from the beginning.
 
-        Workers and the evaluator are fenced and join again as new incarnations. Time goes on. Later
-        evaluations are forgotten here; a slot that no worker could compute stays void.
+        Workers and the evaluator join again as new incarnations. Time goes on, and voids stay void.
         """
         self._advance_time(now)
         if self.ended:

@@ -79,7 +79,6 @@ class TrafficTotals:
         return left
 
     def through(self) -> dict[str, list[int]]:
-        """Bytes into and out of each filter, in all."""
         found: dict[str, list[int]] = {}
         for one in self.filtered.values():
             for name, counts in one.items():
@@ -87,7 +86,6 @@ class TrafficTotals:
         return found
 
     def remainder(self) -> tuple[float, float]:
-        """The sizes of what filters left for later, and of what was lost, added up."""
         return sum(left for left, _ in self.left.values()), sum(lost for _, lost in self.left.values())
 
     def over(self) -> TrafficTotals:
@@ -162,7 +160,6 @@ Line = JournalMark | JournalSnapshot
 
 
 def folded(lines: Iterable[Line]) -> ScheduleState:
-    """What a journal says in the end."""
     state, account = ScheduleState(), RunSummary()
     counted: Runs = []
     voids: dict[int, str] = {}
@@ -208,8 +205,7 @@ def counted_everywhere(books: Iterable[m.SegmentBooks], per_pass: int) -> Runs:
 def to_begin_with(state: ScheduleState, counted: Runs | None = None, seconds: float = 0.0) -> ScheduleState:
     """The state of a new run that continues a checkpoint: no member, no open evaluation.
 
-    ``counted``, if the model says better than the state what it contains. Time is never taken back:
-    at least so many ``seconds`` have passed.
+    ``counted``, if the model knows better what it contains; time is never taken back.
     """
     account = state.account
     found = account.judgements.found
@@ -352,8 +348,6 @@ class ScheduleJournal:
         self._untold: list[Said] = []  # events that an earlier process may not have sent
         self._lately, self._last_next = 0, 0  # step mode: slots dealt since the last mark
 
-    # ------------------------------------------------------------ what happened
-
     def count(self, slots: Iterable[int]) -> None:
         self._counted += slots
 
@@ -369,8 +363,6 @@ class ScheduleJournal:
     def resume(self, untold: list[Said]) -> None:
         """The journal has all that the scheduler knows; these events may not have been told."""
         self._untold, self._noted = untold, self._scheduler.milestone
-
-    # ------------------------------------------------------------ effects and lines
 
     @property
     def is_empty(self) -> bool:

@@ -22,22 +22,12 @@ from shoal.cluster.membership_client import MembershipClient
 from shoal.events import LEFT
 from shoal.nodes.checkpointing import CheckpointProtocol, nowhere
 from shoal.nodes.membership_journal import split
-from shoal.nodes.scheduler import (
-    Scheduler,
-)
-from shoal.nodes.scheduler_journal import (
-    JOURNAL_TOKEN,
-    Line,
-)
+from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_journal import JOURNAL_TOKEN, Line
 from shoal.nodes.strategy import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Wake
-from shoal.wire.messages.groups import (
-    SCHEDULER,
-    GroupProcessEnded,
-    dealer,
-    whole,
-)
+from shoal.wire.messages.groups import SCHEDULER, GroupProcessEnded, dealer, whole
 
 
 @dataclass(slots=True)
@@ -124,7 +114,6 @@ class SchedulerNode:
         return effects
 
     def _set_delay(self, now: int) -> list[Effect]:
-        """Ask the coordinator to set the delay that was found."""
         auto, name = self.scheduler.auto, whole(TABLE, self.group)
         spec = next((one.spec for one in self.member.view.tables if one.name == name), None)
         if auto is None or spec is None or spec.max_delay == auto.delay or now < self._delay_at:
@@ -133,8 +122,6 @@ class SchedulerNode:
         self._requests += 1
         request = self.member.incarnation << 32 | self._requests
         return [Send(self.member.coordinator, m.Delay(request, name, auto.delay))]
-
-    # ------------------------------------------------------------ who is here
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
         change, effects = self.member.handle(now, message)
@@ -189,8 +176,6 @@ class SchedulerNode:
         if any(one.name == name for one in self._here.values()):
             self._lost[name] = _ServerQuestion(GroupProcessEnded(self.member.incarnation, name, token, reason))
         return []
-
-    # ------------------------------------------------------------ what is asked
 
     def _asked(self, now: int, sender: str, message: m.Message) -> list[Effect]:
         match message:

@@ -37,12 +37,7 @@ class Server:
     """One server, without its loop."""
 
     def __init__(
-        self,
-        name: str,
-        token: str,
-        address: str = "",
-        inline: int = limits.INLINE_ELEMENTS,
-        disk: Disk | None = None,
+        self, name: str, token: str, address: str = "", inline: int = limits.INLINE_ELEMENTS, disk: Disk | None = None
     ) -> None:
         self.name = name
         self.member = MembershipClient(name, "server", token, address)
@@ -71,7 +66,6 @@ class Server:
 
     @property
     def computing(self) -> bool:
-        """Something is being computed, and all else waits."""
         return bool(self._works)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
@@ -128,8 +122,6 @@ class Server:
             else {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
         )
         self.member.loads, self.member.halves = load_report(own, seconds)
-
-    # ------------------------------------------------------------ views
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
         change, effects = self.member.handle(now, message)
@@ -208,8 +200,6 @@ class Server:
                     raise
                 what = said(error) if isinstance(error, ShoalError) else told(error)
                 self.member.failed[table.number] = f"{self.name}: {what}"  # other tables go on
-
-    # ------------------------------------------------------------ requests
 
     def _queue(self, now: int, event: Received) -> list[Effect]:
         if not self._works:
@@ -366,12 +356,8 @@ Levelling = m.Level | m.Levels | m.Adopt | m.Adopted
 class Backlog:
     """Requests that wait while a server computes: first come, first served, but levelling first.
 
-    A segment that moves is served by no server until its new primary is level with the others,
-    which takes a few messages between servers. Behind waiting pushes each of them would take as
-    long as those. They are few and mostly need no computation, and on the wire they may overtake,
-    too.
-
-    At most ``limits.BACKLOG`` of a kind wait: for others there is no room, and they are sent again.
+    No server serves a moving segment until its new primary is level with the others. Behind
+    waiting pushes those few messages would take long. At most ``limits.BACKLOG`` of a kind wait.
     """
 
     def __init__(self) -> None:
@@ -385,7 +371,6 @@ class Backlog:
         return event in self._line(event)
 
     def add(self, event: Received) -> bool:
-        """False if there is no room."""
         line = self._line(event)
         if len(line) >= limits.BACKLOG:
             return False
@@ -398,7 +383,6 @@ class Backlog:
             self._line(event).appendleft(event)
 
     def next(self) -> Received:
-        """The one whose turn it is; there must be one."""
         return (self._first or self._others).popleft()
 
     def clear(self) -> None:
@@ -420,9 +404,8 @@ def longest(timing: TimingSettings) -> int:
 class EarlyRequests:
     """Requests of a view that this server lacks, or for segments that it is about to open.
 
-    Both take milliseconds and concern all clients of a table, so these requests wait here instead
-    of being sent again and again. A request waits once and for a short time; then its sender hears
-    why it has to wait. Nothing here has been looked at: it is as if it were still on the wire.
+    Both take milliseconds and concern all clients of a table, so these requests wait here, once
+    and for a short time, instead of being sent again. Then their sender hears why it has to wait.
     """
 
     def __init__(self) -> None:
@@ -442,11 +425,9 @@ class EarlyRequests:
         return True
 
     def changed(self, how: object) -> list[Received]:
-        """All of them, if things are not as they were."""
         return self._taken(list(self._kept)) if how != self._then else []
 
     def late(self, now: int, timing: TimingSettings) -> list[Received]:
-        """Those that have waited as long as they may."""
         return self._taken([key for key, (since, _) in self._kept.items() if now - since >= longest(timing)])
 
     def clear(self) -> None:

@@ -27,12 +27,7 @@ from shoal.store.server.table_server import Loader, TableServer
 from shoal.tables import Given
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Stored
-from shoal.wire.messages.groups import (
-    SCHEDULER,
-    dealer,
-    namespace,
-    seen,
-)
+from shoal.wire.messages.groups import SCHEDULER, dealer, namespace, seen
 
 
 class ServerCheckpoints:

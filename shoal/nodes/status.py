@@ -64,8 +64,7 @@ Asked = m.Describe | m.Feed | m.Unfit
 class PublicInfo:
     """Answers those who are no members: what the run is about, and its recent events.
 
-    A request changes nothing, except that a node that cannot take part may say why. That is
-    reported as a warning, a bounded number of times, since anyone may say it.
+    A node that cannot take part may say why: a warning, a bounded number of times.
     """
 
     def __init__(self, about: m.Described | None = None) -> None:

@@ -47,7 +47,6 @@ class ServerStrategy(Strategy, frozen=True, kw_only=True):
     can_be_watched: ClassVar[bool] = True
 
     def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
-        """The table that holds the weights of a linear model."""
         apply, max_delay = self.consistency(slots_per_pass)
         if rows <= _DENSE_ROWS:
             return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
@@ -67,6 +66,5 @@ class ServerStrategy(Strategy, frozen=True, kw_only=True):
 
 
 def servers_strategy(job: Job) -> ServerStrategy:
-    """The strategy of a run that has servers and a scheduler."""
     assert job.strategy.on_servers
     return cast("ServerStrategy", job.strategy)

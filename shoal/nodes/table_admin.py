@@ -50,7 +50,6 @@ class TableAdmin:
         return [(asker, request, number) for (asker, request), number in self._changes.items()]
 
     def replay(self, changes: Iterable[tuple[str, int, int]]) -> None:
-        """A former life of ours did these."""
         self._changes = {(asker, request): number for asker, request, number in changes}
 
     def cannot_write(self, why: str, of: Coordinator) -> list[Effect]:

@@ -62,11 +62,9 @@ class TimeAccounting:
         self._account(kind, now)
 
     def did(self, kind: int) -> None:
-        """Everything since the last call was this."""
         self._account(kind)
 
     def skip(self) -> None:
-        """What was before is nobody's business."""
         self._mark = max(self._mark, self._clock())
 
     def told(self) -> tuple[list[int], list[Told]]:

@@ -65,8 +65,6 @@ class SlotStream:
         self._admits: Task | None = None
         self.closed: Exception | None = None
 
-    # ------------------------------------------------------------ slots
-
     @property
     def over(self) -> bool:
         """No more slots will come."""
@@ -116,8 +114,6 @@ class SlotStream:
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""
         self._trainer.refuse(self._number(slot), why)
-
-    # ------------------------------------------------------------ pull, compute, push
 
     @property
     def client(self) -> Client:
@@ -179,8 +175,6 @@ class SlotStream:
     def _number(self, slot: Slot) -> int:
         return slot[0] * self._trainer.slots.per_pass + slot[1]
 
-    # ------------------------------------------------------------ for the trainer
-
     def wake(self) -> None:
         if self._waits is not None:
             self._waits.finish()
@@ -241,7 +235,6 @@ class Trainer:
         self._most, self._taken = most, 0  # slots that it may have, and has had; 0: no bound
 
     def start(self) -> Task:
-        """The task is done when this worker has nothing more to do."""
         return self.worker.start(self._work())
 
     def leave(self) -> None:
@@ -251,8 +244,6 @@ class Trainer:
     def close(self) -> None:
         """End the delays of emulated computation."""
         self._closed.set()
-
-    # ------------------------------------------------------------ for streams
 
     def ask_now(self) -> None:
         """Few slots are left: do not wait for the next report."""
@@ -304,8 +295,6 @@ class Trainer:
         """Finish this task when the scheduler has been told."""
         self._newer.append(newer)
         self.ask_now()
-
-    # ------------------------------------------------------------ incarnations
 
     async def _work(self) -> None:
         """One incarnation after another, until nothing is left: a fenced one joins again."""
@@ -393,8 +382,6 @@ class Trainer:
         self._mine, self._highest, self._back, self._newer = set(), 0, [], []
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
 
-    # ------------------------------------------------------------ reports and deals
-
     async def _report(self, idle: bool = False) -> None:
         """Report what is counted and ask for more slots; ``idle``: ask for none."""
         back, self._back = self._back, []
@@ -427,7 +414,6 @@ class Trainer:
             task.finish()
 
     def _wanted(self) -> int:
-        """How many slots to ask for."""
         slots = self._rate * _AHEAD / limits.SECOND if self._rate else max(_FIRST, self._done)
         ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
@@ -470,7 +456,6 @@ class Trainer:
             stream.queue = deque(slot for slot in stream.queue if slot not in gone)
 
     def _pause(self) -> int:
-        """How long to wait before the next report."""
         now = self.worker.now
         if now - self._measured >= _REPORT:
             if self._measured:

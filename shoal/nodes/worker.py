@@ -55,7 +55,6 @@ class Worker:
         self._due = 0  # when there is something to do, whatever comes
 
     def start(self, coroutine: Coroutine[Task, None, Any]) -> Task:
-        """Run this; the task is done when it has returned."""
         whole, first = Task(getattr(coroutine, "__name__", "a coroutine")), Task("start")
         first.finish()
         self._coroutines.append((coroutine, first, whole))
@@ -142,7 +141,6 @@ class Worker:
             self.client.fail_all(error)
 
     def _resume(self) -> bool:
-        """Resume each coroutine whose task is done. True if any was."""
         resumed = False
         for entry in list(self._coroutines):
             coroutine, waits, whole = entry

@@ -253,7 +253,6 @@ class RunFolder:
             raise Invalid(f"cannot write to {self.path}: {error.strerror}: make room, or make it writable") from None
 
     def release(self) -> None:
-        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

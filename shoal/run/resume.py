@@ -105,10 +105,7 @@ def check_same(path: Path, was: Job, now: Job) -> None:
 
 
 def check_further(path: Path, was: Job, now: Job) -> None:
-    """Refuse stop rules that a finished run has passed: its model would get worse.
-
-    An interrupted run may end sooner than planned: it continues from where it was.
-    """
+    """Refuse stop rules that a finished run has passed: its model would get worse."""
     if not is_finished(path):
         return
     try:

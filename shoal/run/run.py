@@ -25,21 +25,8 @@ from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Sta
 from shoal.job import Job
 from shoal.limits import MB
 from shoal.run.finished import Run
-from shoal.run.folder import (
-    EventCall,
-    EventListener,
-    EventLog,
-    RunFolder,
-    keep_aside,
-)
-from shoal.run.resume import (
-    ResumedRun,
-    finished,
-    go_on,
-    open_folder,
-    reopen,
-    take_up,
-)
+from shoal.run.folder import EventCall, EventListener, EventLog, RunFolder, keep_aside
+from shoal.run.resume import ResumedRun, finished, go_on, open_folder, reopen, take_up
 from shoal.settings import changed
 from shoal.signals import deferred
 from shoal.timing import Timing, timing_from
@@ -194,12 +181,7 @@ def execute(
     """
     from shoal.data.datasets import load
     from shoal.launch.processes import check_listening
-    from shoal.training.preflight import (
-        check,
-        check_same,
-        import_own,
-        starting,
-    )
+    from shoal.training.preflight import check, check_same, import_own, starting
     from shoal.training.run import RunStart
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
@@ -360,11 +342,7 @@ def _cpu() -> float:
 
 
 def summarise(
-    job: Job,
-    dataset: Dataset,
-    outcome: RunResult,
-    events: Sequence[RunEvent],
-    cost: tuple[float, float] | None = None,
+    job: Job, dataset: Dataset, outcome: RunResult, events: Sequence[RunEvent], cost: tuple[float, float] | None = None
 ) -> dict[str, Any]:
     """The figures of a run, the same for every strategy; ``cost``: CPU and elapsed seconds."""
     from shoal.views import figures

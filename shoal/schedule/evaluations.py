@@ -78,10 +78,7 @@ class Evaluations:
     def cut(self, work: SlotQueue) -> int | None:
         """The step at which a checkpoint may be cut now; None: not now.
 
-        All evaluations before it have their loss, and no later step is taken.
-
-        An evaluation at that very step is no trouble: the process that resumes the run from
-        there asks for it again.
+        Earlier evaluations have their loss; one at that very step is asked for again on resume.
         """
         ends = [work.limit] if work.barrier is None else [work.limit, work.barrier]
         step = min(work.steps_until(work.next) + 1, *(work.steps_until(end) for end in ends))

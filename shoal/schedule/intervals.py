@@ -45,7 +45,6 @@ class Intervals:
 
     @property
     def end(self) -> int:
-        """Past the highest."""
         return self._stops[-1] if self._stops else 0
 
     def add(self, found: Iterable[tuple[int, int]]) -> int:

@@ -95,7 +95,6 @@ class SlotQueue:
         return sum(stop - first for first, stop in spans)
 
     def counted(self) -> Runs:
-        """All slots that are counted, in runs."""
         found = Intervals([(0, self._whole * self.per_pass)])
         for number in sorted(self._passes):
             one = self._passes[number]
@@ -103,7 +102,6 @@ class SlotQueue:
         return found.runs
 
     def blame(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Refusals and deaths of slots that are not counted."""
         refused, died = (
             {slot: times for slot, times in found.items() if not self.is_counted(slot)}
             for found in (self._refusals, self._deaths)
@@ -171,7 +169,6 @@ class SlotQueue:
         return len(missing)
 
     def refuse(self, worker: int, slot: int, why: str) -> None:
-        """The gradient of this slot cannot be pushed."""
         if self._out.get(worker, {}).pop(slot, 0) is None:
             self._refusals[slot] += 1
             if self._refusals[slot] >= REFUSALS:
@@ -223,7 +220,6 @@ class SlotQueue:
         self._again = deque(again[: max(0, self.limit - self.done - len(held))])
 
     def _uncounted(self) -> set[int]:
-        """What workers have."""
         return {slot for out in self._out.values() for slot in out if not self.is_counted(slot)}
 
     def _come_again(self, worker: int, most: int) -> list[int]:
@@ -242,9 +238,8 @@ class SlotQueue:
     def _room(self) -> int:
         """Each mode: how many slots may come again before the barrier.
 
-        A pass is dealt in any order, so that the number of a slot does not say how many were dealt
-        before it. One that was dealt may lie past the barrier: if it did not come again, nothing
-        would ever move the barrier.
+        A pass is dealt in any order: a slot that was dealt may lie past the barrier, and if it did
+        not come again, nothing would ever move the barrier.
         """
         if self.barrier is None or self.step is not None or not self._again:
             return MOST
@@ -282,15 +277,13 @@ class SlotQueue:
         self.next += 1
 
     def _in_turn_is(self, slot: int) -> int:
-        """The worker whose turn it is."""
         workers = [one for one in sorted(self._names) if one not in self._going]
         return workers[slot % self.per_pass % self.order.turns % len(workers)]
 
     def _oldest(self, worker: int) -> list[int]:
         """Slots of the oldest step, asked for or not.
 
-        A worker may be full of what a former life dealt it, and wait for a slot that nobody has any
-        more: it never asks.
+        A worker that is full of a former life's slots may wait for one that nobody has: it never asks.
         """
         end, mine = self.limit if self.barrier is None else min(self.limit, self.barrier), self._pending[worker]
         while self.next < end and self.step_of(self.next) <= self.steps:
@@ -338,10 +331,7 @@ class SlotQueue:
         return new
 
     def claim(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
-        """Count slots that were dealt before a restart; the ones that were not counted yet.
-
-        In step mode what lies before them was dealt, too, by that life: it comes again.
-        """
+        """Count slots that were dealt before a restart; in step mode, earlier ones come again."""
         new = [slot for slot in spread(found, CLAIMED) if slot < self._end and self._mark(slot, self._names[worker])]
         self._was_dealt(new)
         self._move_up()
@@ -387,11 +377,10 @@ class SlotQueue:
         refusals: Mapping[int, int] | None = None,
         deaths: Mapping[int, int] | None = None,
     ) -> None:
-        """Take up a run that somebody else dealt: what is not counted comes again.
+        """Continue a run that somebody else dealt: what is not counted comes again.
 
-        Each mode: of the passes that were begun, and no more than is still to do. Step mode: up to
-        the last that is counted. ``dealt``: workers hold slots of a former life's deals, in step
-        mode up to this one at least.
+        Each mode: of the epochs that were begun, up to the limit. Step mode: up to the last that is
+        counted, or to ``dealt``: workers hold slots of an earlier process up to there.
         """
         self._taken_up = dealt is not None
         self._refusals.update(refusals or {})

@@ -28,8 +28,7 @@ ENDLESS = 1 << 60
 class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The stop rules of a job; the first ends it, but the last two must both hold.
 
-    Without any, five passes; with a loss to reach, a hundred; with an objective to be solved, a
-    thousand.
+    Without any, 5 epochs; with a loss to reach, 100; with an objective to be solved, 1000.
     """
 
     epochs: float | None = None  # passes over the data
@@ -51,7 +50,6 @@ class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def passes(self) -> float:
-        """At most so many."""
         if self.epochs is not None:
             return self.epochs
         if self.steps is not None or self.seconds is not None:
@@ -62,7 +60,6 @@ class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_solved_by_rule(self) -> bool:
-        """An objective is looked at."""
         return self.objective is not None or self.violation is not None
 
     @property

@@ -24,13 +24,11 @@ PATIENCE = 16  # windows before the one below is tried again; doubled each time 
 
 
 class AutoDelay:
-    """Finds the smallest delay at which workers hardly wait.
+    """Finds the smallest delay at which workers hardly wait (Li et al., OSDI'14, section 5).
 
-    A short delay means fresh weights and long waiting, a long one the reverse (Li et al., OSDI'14,
-    section 5). Workers report how long they waited for slower ones. If the share in a window is too
-    large, the delay was too small: double it, or go halfway to one that was enough. Otherwise go
-    halfway to one that was too small, until the two are neighbours. From time to time, less and
-    less often, the next smaller one is tried again: a straggler may have left.
+    If workers waited too much of a window, the delay was too small: double it, or go halfway to one
+    that was enough. Otherwise go halfway to one that was too small, until the two are neighbours.
+    Less and less often the next smaller one is tried again: a straggler may have left.
     """
 
     def __init__(self, delay: int = 0) -> None:
@@ -107,10 +105,9 @@ MOST = 64  # slots lent at once
 class SpeculativeCopies:
     """Deals the slots of a straggler to other workers, too: the first to finish counts.
 
-    A worker is slow if a slot takes it more than twice as long as the others (waiting not counted),
-    or if the oldest step has been open for long and it holds slots of it. In step mode all copies
-    of a slot read the same weights, so that any may count (hedged requests: Dean and Barroso,
-    2013).
+    A worker is slow if a slot takes it more than twice as long as the others, or if it holds slots
+    of a step that has been open for long. In step mode all copies of a slot read the same weights
+    (hedged requests: Dean and Barroso, 2013).
     """
 
     def __init__(self) -> None:

@@ -94,7 +94,6 @@ class LocalCheckpoint:
             raise BadCheckpoint(str(self.path), f"has a model of {self.slab.shape}, and this run's is of {shape}")
 
     def later(self, seconds: float) -> LocalCheckpoint:
-        """The same checkpoint, with the clock at so many seconds."""
         standing = msgspec.structs.replace(self.facts.standing, seconds=max(seconds, self.facts.standing.seconds))
         return replace(self, facts=msgspec.structs.replace(self.facts, standing=standing))
 
@@ -157,10 +156,7 @@ def is_finite(slab: Floats) -> bool:
 
 
 def newest(root: Path, job: str) -> tuple[LocalCheckpoint | None, list[BadCheckpoint]]:
-    """The newest good checkpoint of this job, and the errors of newer ones.
-
-    Raises OSError if the folder cannot be read.
-    """
+    """The newest good checkpoint of this job, and the errors of newer ones."""
     refused: list[BadCheckpoint] = []
     for number in reversed(_numbers(root)):
         path = _path(root, number)

@@ -61,7 +61,6 @@ class StepModel:
 
     @property
     def weights(self) -> Floats:
-        """A copy of the current weights."""
         return self.weights_in(self.slab).copy()
 
     def weights_in(self, slab: Floats) -> Floats:
@@ -96,7 +95,6 @@ class StepModel:
             out[:] = self.summed.gradient(self._batches.local((0, 0)), weights, self._mean, share=0.0)[1].reshape(-1)
 
     def apply(self, total: Floats, slots: int) -> None:
-        """Take a step by the sum of the gradients of so many slots."""
         gradient = total[: self._size]
         if self._mean and slots > 1:
             gradient = gradient / np.float32(slots)
@@ -127,9 +125,7 @@ class StepModel:
     def _marks(self) -> bool:
         """The keys of the rows are summed beside the gradient.
 
-        A rule may change a weight whose gradient is 0 (momentum), and the rule of a linear model is
-        only for the keys of the step's rows, as on a server. So for such rules it matters which
-        these are.
+        A rule may change a weight whose gradient is 0 (momentum), but only at keys of the step's rows.
         """
         if self._linear is None:
             return False
@@ -158,8 +154,7 @@ class StepModel:
 class LocalModel(StepModel):
     """Takes a step for each of many slots.
 
-    Of a linear model the key lists of the slots within ``reach`` are made beforehand (all, if not
-    given); when other slots come, all are made.
+    Of a linear model the key lists of the slots within ``reach`` (default: all) are made beforehand.
     """
 
     def __init__(

@@ -154,8 +154,7 @@ class OneCore:
     ) -> None:
         """``rows`` lie in slot order: slot s has rows s * batch_size to (s + 1) * batch_size.
 
-        ``counts`` is for l2_per_count, one for each key; ``bare``: without key lists that are made
-        beforehand; ``slab``: where the weights are, if not in an array of its own.
+        ``counts`` (for l2_per_count) is by key; ``bare``: no key lists are made beforehand.
         """
         if not len(rows) or batch_size < 1:
             raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
@@ -183,7 +182,6 @@ class OneCore:
 
     @property
     def weights(self) -> Floats:
-        """A copy of the current weights."""
         return self._slab[:, 0].copy()
 
     def run(self, slots: Ids) -> float:
@@ -206,10 +204,7 @@ def serial_fit(
     counts: Floats | None = None,
     bare: bool = False,
 ) -> tuple[Floats, list[float]]:
-    """The weights after so many epochs, from zero, and the seconds of each epoch.
-
-    ``order`` has a row for each epoch: its slots in order.
-    """
+    """The weights after so many epochs, and the seconds of each; ``order``: slots by epoch."""
     order = np.ascontiguousarray(order, np.int64)
     if order.ndim != 2 or len(order) < passes:
         raise Invalid(f"order has shape {order.shape} for {passes} passes: give a row of slots for each pass")

@@ -95,7 +95,6 @@ class Tracker:
         return min(self.limit, self._slots_in(self._steps_in(until))) - self.done
 
     def step_by(self, slots: int) -> None:
-        """Change the number of slots in a step."""
         if slots != self._per_step:
             self._per_step = slots
             self._find_limit()
@@ -125,7 +124,6 @@ class Tracker:
 
     @property
     def due(self) -> bool:
-        """Whether an evaluation is due."""
         return self.unjudged and (self.done // self._every > self._judged_at // self._every or self.done >= self.limit)
 
     @property
@@ -138,13 +136,7 @@ class Tracker:
         self._listener(started(self.job, self.dataset, self.seconds, workers, servers))
 
     def add(
-        self,
-        slots: int,
-        rows: int,
-        loss: float,
-        seconds: float,
-        spent: Mapping[str, float],
-        steps: int | None = None,
+        self, slots: int, rows: int, loss: float, seconds: float, spent: Mapping[str, float], steps: int | None = None
     ) -> None:
         """Count work, and end the run if its time is over."""
         self.count(slots, rows, loss, seconds, spent, steps)
@@ -186,7 +178,6 @@ class Tracker:
         return bool(self._stopping.out_of_time(self.seconds + seconds))
 
     def state(self) -> LocalProgress:
-        """The state for a checkpoint."""
         return LocalProgress(
             self.done,
             self.examples,
@@ -200,7 +191,6 @@ class Tracker:
         )
 
     def restore(self, state: LocalProgress) -> None:
-        """Continue a run from such a state."""
         self.done, self.examples, self._number = state.done, state.examples, state.evaluations
         self.steps = state.done if state.steps is None else state.steps
         self._find_limit()
@@ -251,7 +241,6 @@ class Tracker:
                 self._best.write(judged)
 
     def end(self) -> RunResult:
-        """The run is over."""
         self.ended = True
         if not self.failed and self.why != self._reason:
             self.limit = self.done
@@ -260,7 +249,6 @@ class Tracker:
         return self.outcome()
 
     def fail(self, why: str) -> None:
-        """The run cannot continue."""
         self.failed, self.why = True, why
 
     def outcome(self) -> RunResult:
@@ -303,7 +291,6 @@ class Tracker:
         self._listener(Warned(seconds=self.seconds, what=what))
 
     def joined(self, name: str) -> None:
-        """A worker is ready."""
         self._listener(Joined(seconds=self.seconds, name=name, role="worker"))
 
     def gone(self, name: str, why: str, slots: int = 0, role: str = "worker", lost: bool = True) -> None:

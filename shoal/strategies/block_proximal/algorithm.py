@@ -37,11 +37,7 @@ from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import SOLVED, CscColumns
 from shoal.models.learner import Learner, LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.strategy import (
-    TABLE,
-    ServerStrategy,
-    Slot,
-)
+from shoal.nodes.strategy import TABLE, ServerStrategy, Slot
 from shoal.store.client.task import Task
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer
@@ -180,7 +176,6 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         return ObjectiveLearner(learner.model, learner.train, job.update.l1, job.update.l2)
 
     def batches(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
-        """The rows in parts, column by column."""
         importlib.import_module("shoal.models.column_kernels")  # compile before joining
         from shoal.models.columns import ColumnBlocks
         from shoal.strategies.block_proximal.columns import ColumnParts
@@ -191,7 +186,6 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         return ColumnParts(data, slots, blocks, bias, learner.model.loss)
 
     async def run(self, stream: SlotStream) -> None:
-        """Slot after slot, until it is over."""
         held: dict[int, HeldPart] = {}  # the parts that are with this lane
         pushed: deque[Task] = deque()
         while True:
@@ -247,8 +241,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
     async def _begin(self, stream: SlotStream, slot: Slot, part: RowPart) -> HeldPart | None:
         """Begin with a part that was elsewhere: pull its weights as before this iteration.
 
-        Those of the last ``max_delay`` iterations may be among them already, or come later: they
-        are asked for again.
+        Those of the last ``max_delay`` iterations are asked for again: they may come later.
         """
         turns, t = part.turns, part.turns.iteration(slot)
         columns: CscColumns = await stream.compute(part.columns, part.nonzeros, 0)

@@ -53,8 +53,6 @@ class BlockOrder:
         """From the first up to, not including, the second."""
         return self.total * part // self.parts, self.total * (part + 1) // self.parts
 
-    # ------------------------------------------------------------ what a Workload asks
-
     def contents(self, of_pass: int) -> Numbers:
         return np.arange(self.per_pass, dtype=np.int64)
 
@@ -71,8 +69,6 @@ class BlockOrder:
     def rows_in(self, contents: Numbers) -> int:
         """How many rows all of these count, each named once."""
         return sum(stop - start for start, stop in map(self.span, contents.tolist()))
-
-    # ------------------------------------------------------------ inside
 
     def _order(self, of_pass: int) -> Numbers:
         order = self._orders.get(of_pass)

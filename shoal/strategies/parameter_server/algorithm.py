@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import BadValues, Invalid
 from shoal.limits import ADMIT, SLOTS_PER_STEP
-from shoal.nodes.strategy import (
-    TABLE,
-    ServerStrategy,
-    Slot,
-    SlotRows,
-)
+from shoal.nodes.strategy import TABLE, ServerStrategy, Slot, SlotRows
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.strategy import register
@@ -66,14 +61,12 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                 raise Invalid(f"strategy.{name}={value}: needs {least} to {most:,}")
 
     def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
-        """The table that holds the weights of a linear model."""
         if self.admit < 2 and not self.evict:
             return super().table(rows, update, slots_per_pass)
         apply, max_delay = self.consistency(slots_per_pass)
         return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay, admit=self.admit, evict=self.evict)
 
     async def run(self, stream: SlotStream) -> None:
-        """Slot after slot, until it is over."""
         begun: deque[InflightStep] = deque()  # slots whose weights are being pulled, in order
         pushed: deque[Task] = deque()
         clock: int | None = None  # our steps, once we know where we were entered

@@ -20,13 +20,7 @@ import msgspec
 
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
 from shoal.events import counted
-from shoal.inspect.status import (
-    PATIENCE,
-    StatusClient,
-    address_of,
-    look_at,
-    transport_to,
-)
+from shoal.inspect.status import PATIENCE, StatusClient, address_of, look_at, transport_to
 from shoal.job import Job
 from shoal.launch.cluster import START_WITHIN, Cluster
 from shoal.launch.processes import ProcessCluster
@@ -36,12 +30,7 @@ from shoal.strategies.parameter_server.run import Launcher
 from shoal.timing import Timing
 from shoal.wire import Transport
 from shoal.wire import messages as m
-from shoal.wire.messages.groups import (
-    SCHEDULER,
-    dealer,
-    is_group,
-    namespace,
-)
+from shoal.wire.messages.groups import SCHEDULER, dealer, is_group, namespace
 
 _LOOK = 0.02  # seconds between checks whether the scheduler has joined
 

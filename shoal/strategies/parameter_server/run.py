@@ -28,13 +28,7 @@ from shoal import limits
 from shoal.data.datasets import Dataset
 from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
 from shoal.events import Evaluated, RunEvent, Stopped, Warned
-from shoal.inspect.status import (
-    ADDRESS,
-    PATIENCE,
-    ClusterStatus,
-    further,
-    write_address,
-)
+from shoal.inspect.status import ADDRESS, PATIENCE, ClusterStatus, further, write_address
 from shoal.job import Job
 from shoal.launch import coordinator_process, worker_process
 from shoal.launch.arrivals import Arrivals
@@ -44,10 +38,7 @@ from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.evaluator import Evaluator, Judgement
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
-from shoal.nodes.scheduler_journal import (
-    JournalSnapshot,
-    ScheduleState,
-)
+from shoal.nodes.scheduler_journal import JournalSnapshot, ScheduleState
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
@@ -157,11 +148,9 @@ class ServerRun:
         return self._course
 
     def status(self) -> ClusterStatus:
-        """Members, owners of segments, and versions."""
         return self._cluster.status()
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a process."""
         self._processes.signal(name, number)
 
     def kill(self, name: str) -> None:
@@ -227,7 +216,6 @@ class ServerRun:
         return self.outcome()
 
     def outcome(self) -> RunResult:
-        """How it stands: at the end, or after an interruption."""
         course, evaluator = self.course, self._evaluator
         ended = self._over.is_set() and not course.failed
         judged = None
@@ -294,8 +282,6 @@ class ServerRun:
         for thread, _ in list(self._threads.values()):
             thread.join(limits.DRAIN / limits.SECOND)
 
-    # ------------------------------------------------------------ inside
-
     def _start(self) -> None:
         worker_process.warm()
         self.learner.settle()  # the evaluator takes no core from the workers
@@ -358,7 +344,6 @@ class ServerRun:
             self._gone.notify_all()
 
     def _heard(self, event: RunEvent) -> None:
-        """Handle an event on a thread of the cluster."""
         if self._over.is_set() and isinstance(event, Stopped):
             return  # a coordinator that was killed at the very end may say it twice
         self._course = further(self._course, event)

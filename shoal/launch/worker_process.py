@@ -92,7 +92,7 @@ def run(
             raise done.error  # no orderly leave: our parent reports why we ended
         loop.carry_out(trainer.worker.leave())
     finally:
-        trainer.close()
+        trainer.closed.set()
         loop.close()
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -34,7 +35,6 @@ from shoal.wire.effects import Effect, Send, Store, Stored, Tell
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
-    from shoal.nodes.scheduler import Scheduler
 
 
 _QUIET = 5  # tries in a row without a fault before a warning
@@ -44,25 +44,16 @@ Owners = dict[tuple[int, int], tuple[str, int]]  # table, segment -> primary, it
 
 
 class CheckpointedRun(Protocol):
-    """What is being saved, beside the tables: the dealing."""
+    """What is saved beside the tables: the scheduler's state."""
 
     @property
-    def seconds(self) -> float:
-        """Since training began."""
-
+    def seconds(self) -> float: ...
     @property
-    def steps(self) -> int:
-        """Counted so far."""
-
+    def steps(self) -> int: ...
     @property
-    def cut(self) -> int | None:
-        """A step that all servers have yet to reach; NO_CLOCK without steps; None: not now."""
-
-    def state(self, cut: int) -> Any:
-        """All that it takes to go on from there, as something that JSON can hold."""
-
-    def completed(self, state: Any) -> Any:
-        """The same when all is written, with what became known only meanwhile."""
+    def cut(self) -> int | None: ...  # a step that all servers have yet to reach; NO_CLOCK; None: not now
+    def state(self, cut: int) -> Any: ...  # for JSON
+    def completed(self, state: Any) -> Any: ...  # when all is written, with what became known meanwhile
 
 
 @dataclass(slots=True)
@@ -88,17 +79,18 @@ class _CheckpointAttempt:
 
 
 class CheckpointProtocol:
-    """A run's checkpoints, one at a time."""
+    """A run's checkpoints, one at a time. Without a folder (``root``) none is made."""
 
     def __init__(
         self,
         disk: Disk,
-        root: Path,
+        root: Path | None = None,
         job: str = "",
         every: int | None = None,  # nanoseconds; None: only when asked
         keep: int = limits.CHECKPOINTS_KEPT,
     ) -> None:
-        self.disk, self.root, self.job, self.every, self.keep = disk, root, job, every, keep
+        self.disk, self.job, self.every, self.keep = disk, job, every, keep
+        self.has_folder, self.root = root is not None, root or Path()
         self.group = ""  # of workers, whose they are; empty: the cluster's
         self.timing = DEFAULT  # until the view says otherwise
         self.saved = 0  # the number of the last one that is on disk, of this life
@@ -132,6 +124,12 @@ class CheckpointProtocol:
         return str(checkpoint.folder_of(self.root, self.saved)) if self.saved else ""
 
     def save(self, asker: str, request: int) -> list[Effect]:
+        if not self.has_folder:
+            why = (
+                "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
+                "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
+            )
+            return [Send(asker, m.Refusal(request, "setting", why))]
         if (asker, request) in self._askers:
             return [Send(asker, m.PushHeld(request, "the checkpoint that is being written"))]
         self._askers.append((asker, request))
@@ -165,7 +163,7 @@ class CheckpointProtocol:
 
     def tick(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
         """To be called after every event; ``number`` is that of the newest view."""
-        return [*self._advance(now, number, view, run), *self._answer()]
+        return [*self._advance(now, number, view, run), *self._answer()] if self.has_folder else []
 
     def _advance(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
         self._seconds = run.seconds
@@ -341,14 +339,6 @@ class CheckpointProtocol:
         return Store(self._token, function)
 
 
-def nowhere(request: int) -> m.Refusal:
-    why = (
-        "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
-        "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
-    )
-    return m.Refusal(request, "setting", why)
-
-
 def _not_now(view: m.View, cut: int | None) -> str:
     if not view.tables:
         return "there is no table yet"
@@ -381,24 +371,19 @@ _LOOK = -2  # token of the look for the newest checkpoint
 _RETURN = 3 * limits.SECOND  # a server that was lost may be started again meanwhile
 
 
-class BareTable(msgspec.Struct, frozen=True):
-    """What a checkpoint of a store without a run says beside its tables."""
+class BareStore(msgspec.Struct, frozen=True):
+    """A store without a run, for a checkpoint: it has no steps, and is cut as it is."""
 
     incarnations: int  # given out by then: their pushes are in the ledgers, so none is given again
 
+    seconds: ClassVar[float] = 0.0
+    steps: ClassVar[int] = 0
+    cut: ClassVar[int] = m.NO_CLOCK
 
-class BareStore:
-    """A store without a run, for a checkpoint: it has no steps, and is cut as it is."""
+    def state(self, cut: int) -> BareStore:
+        return self
 
-    seconds, steps, cut = 0.0, 0, m.NO_CLOCK
-
-    def __init__(self, incarnations: int) -> None:
-        self._incarnations = incarnations
-
-    def state(self, cut: int) -> BareTable:
-        return BareTable(self._incarnations)
-
-    def completed(self, state: BareTable) -> BareTable:
+    def completed(self, state: BareStore) -> BareStore:
         return state
 
 
@@ -419,64 +404,39 @@ class RollbackDriver:
         keep: int = limits.CHECKPOINTS_KEPT,
         disk: Disk | None = None,
     ) -> None:
-        self.disk, self.root, self._job = disk or Disk(), root, job
-        self.points = None if root is None else CheckpointProtocol(self.disk, root, job, every, keep)
+        self.points = CheckpointProtocol(disk or Disk(), root, job, every, keep)
         self._lost: tuple[int, str] | None = None  # since when, and why
         self._servers = 0  # the most there were
         self._looking = False
         self._alone = False  # no worker is there
 
-    @property
-    def newest(self) -> str:
-        return "" if self.points is None else self.points.newest
-
-    @property
-    def is_writing(self) -> bool:
-        """A checkpoint is being written, or will be tried again: a move would undo it."""
-        return self.points is not None and self.points.is_under_way
-
     def lost(self, now: int, why: str) -> None:
         self._lost = self._lost or (now, why)
-
-    def save(self, asker: str, request: int) -> list[Effect]:
-        return [Send(asker, nowhere(request))] if self.points is None else self.points.save(asker, request)
 
     def tick(self, now: int, of: Coordinator) -> list[Effect]:
         roster, scheduler = of.roster, of.scheduler
         self._servers = max(self._servers, len(roster.servers()))
-        if scheduler is None:
-            return self._write(now, of, BareStore(roster.incarnations))
-        if roster.assignment.has_lost() and not scheduler.ended:
-            self.lost(now, "a segment of the model is held by nobody")
-            return self._look(now, of)
-        if scheduler.alone and not self._alone and self.points is not None:
-            self.points.soon()  # if no worker comes, this is all that is left
-        self._alone = scheduler.alone
-        return self._write(now, of, scheduler)
-
-    def _write(self, now: int, of: Coordinator, run: BareStore | Scheduler) -> list[Effect]:
-        if self.points is None:
-            return []
+        if scheduler is not None:
+            if roster.assignment.has_lost() and not scheduler.ended:
+                self.lost(now, "a segment of the model is held by nobody")
+                return self._look(now, of)
+            if scheduler.alone and not self._alone:
+                self.points.soon()  # if no worker comes, this is all that is left
+            self._alone = scheduler.alone
+        run: CheckpointedRun = scheduler or BareStore(roster.incarnations)
         return self.points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), run)
 
-    def evaluated(self, effects: list[Effect]) -> list[Effect]:
-        return [] if self.points is None else self.points.evaluated(effects)
-
-    def snapped(self, now: int, sender: str, told: m.Snapped) -> list[Effect]:
-        return [] if self.points is None else self.points.snapped(now, sender, told)
-
     def stored(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
-        if event.token == _LOOK:
-            return self._go_back(now, event, of)
-        return [] if self.points is None else self.points.stored(now, event)
+        return self._go_back(now, event, of) if event.token == _LOOK else self.points.stored(now, event)
 
     def _look(self, now: int, of: Coordinator) -> list[Effect]:
         assert self._lost is not None
         here = len(of.roster.servers())
         if self._looking or not here or (here < self._servers and now - self._lost[0] < _RETURN):
             return []  # one that is started again shares the work
-        self._looking, root, disk, job = True, self.root, self.disk, self._job
-        return [Store(_LOOK, lambda: (None, []) if root is None else checkpoint.newest(disk, root, job))]
+        self._looking, points = True, self.points
+        found = partial(checkpoint.newest, points.disk, points.root, points.job)
+        return [Store(_LOOK, found if points.has_folder else lambda: (None, []))]
 
     def _go_back(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
         self._looking = False

@@ -82,8 +82,7 @@ class Coordinator:
             self.roster.term += 1
             self.roster.timing = timing or self.roster.timing
             self.roster.changed()
-        if self.saving.points is not None:
-            self.saving.points.timing = self.timing
+        self.saving.points.timing = self.timing
         if self.scheduler is not None:
             self.scheduler.timing = self.timing
         if self.scheduler is not None and others:
@@ -125,7 +124,7 @@ class Coordinator:
         self.counts["refills"] += self.roster.assignment.refill(now)
         effects += self.elastic.tick(now, self)
         effects += self.saving.tick(now, self)
-        effects += self.saving.evaluated(effects)
+        effects += self.saving.points.evaluated(effects)
         effects += self._write(now)
         effects += self.changing.settle(self)
         effects.append(Wake(now + self.timing.heartbeat))
@@ -219,12 +218,12 @@ class Coordinator:
             case m.Shrink() | m.Full():
                 return self._copies(now, sender, message)
             case m.Snapped(_, incarnation) if self._is(sender, incarnation):
-                return self.saving.snapped(now, sender, message)
+                return self.saving.points.snapped(now, sender, message)
             case m.Save(request) if sender in self.roster.people:
                 if group := self.roster.people[sender].member.group:
                     why = f"{sender} is of group {group!r}: its own checkpoints are asked for of {dealer(group)}"
                     return [Send(sender, m.Refusal(request, "setting", why))]
-                return self.saving.save(sender, request)
+                return self.saving.points.save(sender, request)
             case _:
                 self.counts["unexpected"] += 1
         return []

@@ -233,96 +233,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class HeldEvents:
-    """Effects in order, behind the journal lines that they wait for.
-
-    One line is written at a time. Effects that follow from it wait for it; effects of a later
-    change wait for the next line. If the disk refuses a line, the next try a second later is a
-    snapshot, so that nothing is missing. A disk that refuses for long does not stop the run: its
-    effects are then only as durable as the process.
-
-    A process may end after a line is durable and before its events are sent. So a line contains its
-    events: the next process sends those of the last line again, and writes a line that says so.
-    """
-
-    def __init__(self) -> None:
-        self.writing = False  # a line is on its way
-        self.lacks = False  # the journal is wrong, not only old: the next line is a snapshot
-        self._whole = False  # the line that is on its way says everything
-        self._behind: list[Effect] | None = None  # for the line being written; None: none wait
-        self._next: list[Effect] | None = None  # the line after it; None: none is due
-        self._retry = 0
-        self._refused_since = 0
-        self.is_told_only_here = False  # the last line's events were sent; no line says so
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing waits."""
-        return self._behind is None and self._next is None
-
-    @property
-    def is_behind(self) -> bool:
-        """The journal says what no longer holds, until the next snapshot is in it."""
-        return self.lacks or self._whole
-
-    def has_given_up(self, now: int, patience: int) -> bool:
-        return bool(self._refused_since) and now - self._refused_since > patience
-
-    def may_write(self, now: int) -> bool:
-        return not self.writing and now >= self._retry
-
-    def is_due(self, now: int) -> bool:
-        """Time for a line: something waits for it, or it was refused before."""
-        return self.may_write(now) and (self.lacks or self.is_told_only_here or self._next is not None)
-
-    def begin(self) -> tuple[bool, list[Said]]:
-        """A line is written: is it a snapshot, and which events follow from it."""
-        self.writing, self._whole, self.lacks = True, self.lacks, False
-        self._behind, self._next = self._next, None
-        self.is_told_only_here = False
-        return self._whole, said(self._behind or [])
-
-    def wait(self, effects: list[Effect]) -> None:
-        """These follow from what is in no line yet."""
-        self._next = _added(self._next or [], effects)
-
-    def after(self, effects: list[Effect]) -> list[Effect]:
-        """These are said after all that waits: at once, if nothing does."""
-        if self._next is not None:
-            self._next = _added(self._next, effects)
-        elif self._behind is not None:
-            self._behind = _added(self._behind, effects)
-        else:
-            return effects
-        return []
-
-    def behind(self, effects: list[Effect]) -> list[Effect]:
-        """These follow from what is in the line that is on its way: nothing of them is said now."""
-        if self._next is None and self._behind is None:
-            self._behind = []
-        return self.after(effects)
-
-    def written(self) -> list[Effect]:
-        """The line is in the journal: what waited for it."""
-        released, self._behind = self._behind or [], None
-        self.is_told_only_here = bool(said(released))
-        self.writing = self._whole = False
-        self._refused_since = 0
-        return released
-
-    def refused(self, now: int) -> None:
-        """The disk did not take the line."""
-        if self._behind is not None:
-            self._next = [*self._behind, *(self._next or [])]
-        self._behind, self.writing, self._whole, self.lacks = None, False, False, True
-        self._retry, self._refused_since = now + _RETRY, self._refused_since or now
-
-    def give_up(self) -> list[Effect]:
-        """All that waits for a line that is not written."""
-        waited, self._next = self._next or [], None
-        return waited
-
-
 def said(effects: list[Effect]) -> list[Said]:
     """The events among them that nobody may miss."""
     return [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Said)]
@@ -335,11 +245,26 @@ def _added(held: list[Effect], effects: list[Effect]) -> list[Effect]:
 
 
 class ScheduleJournal:
-    """Journals a scheduler's state, and holds its effects until their line is durable."""
+    """Journals a scheduler's state, and holds effects until the line they follow from is durable.
+
+    One line is written at a time. Effects that follow from it wait for it; effects of a later
+    change wait for the next line. If the disk refuses a line, the next try a second later is a
+    snapshot, so that nothing is missing. A disk that refuses for long does not stop the run: its
+    effects are then only as durable as the process.
+
+    A process may end after a line is durable and before its events are sent. So a line contains its
+    events: the next process sends those of the last line again, and writes a line that says so.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.held = HeldEvents()
+        self.writing = False  # a line is on its way
+        self._lacks = False  # the journal is wrong, not only old: the next line is a snapshot
+        self._whole = False  # the line that is on its way is a snapshot
+        self._behind: list[Effect] | None = None  # wait for the line being written; None: none do
+        self._next: list[Effect] | None = None  # wait for the line after it; None: none is due
+        self._retry = self._refused_since = 0
+        self._told_only_here = False  # the last line's events were sent; no line says so
         self.promised = 0  # step mode: by the journal no slot past this was dealt
         self.promising = 0  # the same, by the line that is being written
         self._counted: list[int] = []  # slots that no line has yet
@@ -367,68 +292,87 @@ class ScheduleJournal:
     @property
     def is_empty(self) -> bool:
         """No effect is held."""
-        return self.held.is_empty
+        return self._behind is None and self._next is None
 
     def is_behind(self, now: int) -> bool:
         """The journal says what no longer holds, and the next snapshot is not durable yet."""
-        return self.held.is_behind and not self._has_given_up(now)
+        return (self._lacks or self._whole) and not self._has_given_up(now)
 
     def after(self, effects: list[Effect]) -> list[Effect]:
         """These after all effects that are held: at once, if there are none."""
-        return self.held.after(effects)
+        if self._next is not None:
+            self._next = _added(self._next, effects)
+        elif self._behind is not None:
+            self._behind = _added(self._behind, effects)
+        else:
+            return effects
+        return []
 
     def follow(self, now: int, effects: list[Effect]) -> list[Effect]:
         """These as soon as what they follow from is durable, and a line for that, if one is due."""
         if self._untold:
             effects, self._untold = [*(Tell(event) for event in self._untold), *effects], []
-            self.held.is_told_only_here = True
+            self._told_only_here = True
         milestone = self._scheduler.milestone
         if self._has_given_up(now):
             self._noted, self._voided = milestone, {}  # the next line has everything
-            return [*self.held.give_up(), *effects, *self.write(now)]
+            waited, self._next = self._next or [], None
+            return [*waited, *effects, *self._write(now)]
         if milestone == self._noted and not self._voided and not self._deals_past(self.promising):
-            past = self._deals_past(self.promised)  # and the line that is being written says so
-            return [*(self.held.behind(effects) if past else self.held.after(effects)), *self.write(now)]
-        self.held.wait(effects)
+            if self.is_empty and self._deals_past(self.promised):
+                self._behind = []  # the line that is being written says so: nothing is said before
+            return [*self.after(effects), *self._write(now)]
         self._noted = milestone
-        return self.write(now)
+        self._next = _added(self._next or [], effects)
+        return self._write(now)
 
     def rewrite(self, now: int, effects: list[Effect]) -> list[Effect]:
         """The journal is wrong about the model: these follow from the next snapshot."""
-        self.held.lacks = True
-        self.held.wait(effects)
-        return self.write(now)
-
-    def write(self, now: int) -> list[Effect]:
-        """The next line, if effects wait for it and none is being written."""
-        return self._line() if self.held.is_due(now) else []
+        self._lacks = True
+        self._next = _added(self._next or [], effects)
+        return self._write(now)
 
     def mark(self, now: int) -> list[Effect]:
         """A line that nothing waits for: the slots that were counted, if any were."""
         slots = self._scheduler.workload.next
         self._lately, self._last_next = slots - self._last_next, slots
-        return self._line() if self._counted and self.held.may_write(now) else []
+        return self._line() if self._counted and self._may_write(now) else []
 
     def durable(self, now: int, error: str) -> list[Effect]:
         """A line is durable, or was refused: what waited for it, and the next line."""
-        if not self.held.writing:
+        if not self.writing:
             return []
+        self.writing = self._whole = False
+        waited, self._behind = self._behind, None
         if error:
-            self.held.refused(now)
-            self.promising = self.promised
+            if waited is not None:
+                self._next = [*waited, *(self._next or [])]
+            self._lacks, self.promising = True, self.promised
+            self._retry, self._refused_since = now + _RETRY, self._refused_since or now
             return self._scheduler.warn(f"the journal cannot be written: {error}")
-        self.promised = self.promising
-        return [*self.held.written(), *self.write(now)]
+        self.promised, self._refused_since = self.promising, 0
+        self._told_only_here = bool(said(waited or []))
+        return [*(waited or []), *self._write(now)]
 
     def _has_given_up(self, now: int) -> bool:
-        return self.held.has_given_up(now, self._scheduler.timing.journal)
+        return bool(self._refused_since) and now - self._refused_since > self._scheduler.timing.journal
+
+    def _may_write(self, now: int) -> bool:
+        return not self.writing and now >= self._retry
+
+    def _write(self, now: int) -> list[Effect]:
+        """The next line, if effects wait for it and none is being written."""
+        due = self._lacks or self._told_only_here or self._next is not None
+        return self._line() if due and self._may_write(now) else []
 
     def _line(self) -> list[Effect]:
-        whole, said = self.held.begin()
+        self.writing, self._whole, self._lacks = True, self._lacks, False
+        self._behind, self._next = self._next, None
+        self._told_only_here = False
         self.promising = self._promise()
-        summary = self._scheduler.summary(said)
+        summary = self._scheduler.summary(said(self._behind or []))
         line: Line = JournalMark(runs(sorted(self._counted)), self._voided, summary)
-        if whole:
+        if self._whole:
             line = JournalSnapshot(msgspec.structs.replace(self._scheduler.state(), account=summary))
         self._counted, self._voided, self._noted = [], {}, self._scheduler.milestone
         return [Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(line))]

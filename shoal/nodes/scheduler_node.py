@@ -20,7 +20,8 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership_client import MembershipClient
 from shoal.events import LEFT
-from shoal.nodes.checkpointing import CheckpointProtocol, nowhere
+from shoal.files import Disk
+from shoal.nodes.checkpointing import CheckpointProtocol
 from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JOURNAL_TOKEN, Line
@@ -51,9 +52,8 @@ class SchedulerNode:
         journal: list[bytes] | None = None,
     ) -> None:
         self.group, self.name = group, dealer(group)
-        self.scheduler, self.points = scheduler, points
-        if points is not None:
-            points.group = group
+        self.scheduler, self.points = scheduler, points or CheckpointProtocol(Disk())
+        self.points.group = group
         self.member = MembershipClient(self.name, SCHEDULER, token, address)
         self.member.group, self.member.reaches = group, {"server"}
         self.counts: Counter[str] = Counter()
@@ -85,7 +85,7 @@ class SchedulerNode:
                 effects += self._asked(now, sender, message)
             case ProcessEnd(name, reason, token):
                 effects += self._ended(now, name, reason, token)
-            case Stored() if self.points is not None:
+            case Stored():
                 effects += self.points.stored(now, event)
             case Durable(token, error) if token == JOURNAL_TOKEN:
                 effects += self.scheduler.durable(now, error)
@@ -94,8 +94,7 @@ class SchedulerNode:
         effects += self.member.tick(now)
         if self.member.view.number:
             effects += self._tick(now)
-        if self.points is not None:
-            effects += self.points.evaluated(effects)
+        effects += self.points.evaluated(effects)
         effects.append(Wake(min(self.member.next, now + self.member.timing.heartbeat)))
         return effects
 
@@ -109,9 +108,7 @@ class SchedulerNode:
             if now - one.since >= timing.resend_first:
                 one.since = now
                 effects.append(Send(self.member.coordinator, one.message))
-        if self.points is not None:
-            effects += self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.scheduler)
-        return effects
+        return [*effects, *self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.scheduler)]
 
     def _set_delay(self, now: int) -> list[Effect]:
         auto, name = self.scheduler.auto, whole(TABLE, self.group)
@@ -128,9 +125,8 @@ class SchedulerNode:
         if change.refused and not change.may_pass:
             effects += self.scheduler.fail(f"group {self.group!r} cannot take part: {change.refused}")
         if change.view:
-            self.member.shown, self.scheduler.timing = self.member.view.number, self.member.timing
-            if self.points is not None:
-                self.points.timing = self.member.timing
+            self.member.shown = self.member.view.number
+            self.scheduler.timing = self.points.timing = self.member.timing
             effects += self._take_view(now, self.member.view)
         return effects
 
@@ -193,8 +189,8 @@ class SchedulerNode:
             case m.Feed(request):  # what happens is in the events of its own run
                 return [Send(sender, m.Fed(request, 0))]
             case m.Save(request) if any(one.name == sender for one in self._here.values()):
-                return [Send(sender, nowhere(request))] if self.points is None else self.points.save(sender, request)
-            case m.Snapped() if self.points is not None:
+                return self.points.save(sender, request)
+            case m.Snapped():
                 return self.points.snapped(now, sender, message)
         self.counts["unexpected"] += 1
         return []
@@ -227,7 +223,7 @@ class SchedulerNode:
             members,
             {},
             self.scheduler.progress(),
-            "" if self.points is None else self.points.newest,
+            self.points.newest,
             counts,
             timing=self.member.timing,
         )

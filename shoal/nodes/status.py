@@ -51,7 +51,7 @@ def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Sta
         members,
         dict(roster.lost),
         None if scheduler is None else scheduler.progress(),
-        "" if namespace(to) else coordinator.saving.newest,
+        "" if namespace(to) else coordinator.saving.points.newest,
         counts,
         coordinator.elastic.standing(now, coordinator),
         roster.timing,

@@ -37,8 +37,6 @@ _SOON = 2 * limits.MILLISECOND  # when there is nothing to do: at first, then tw
 _LATER = 10 * limits.MILLISECOND  # up to this
 _FEWEST = 4  # slots asked for
 _FIRST = 16  # slots asked for at first, while it is not known how long one takes
-_NOTHING = Task("nothing to count")
-_NOTHING.finish()
 
 
 class BatchSource(Protocol):
@@ -99,8 +97,19 @@ class SlotStream:
         return self._number(slot) in self._trainer.void
 
     def leaves(self, slot: Slot) -> bool:
-        """Some of its weights are newer than its step: give it back, if another can take it."""
-        return self._trainer.give_back(self._number(slot))
+        """Give a slot back, some of whose weights are newer than its step.
+
+        The worker that pushed it sees to it, with the weights of its step. False if it was given
+        back before: then that worker is dead.
+        """
+        trainer, number = self._trainer, self._number(slot)
+        if number in trainer._left:
+            return False
+        trainer._left.add(number)
+        trainer._mine.discard(number)
+        trainer._back.append(number)
+        trainer.ask_now()
+        return True
 
     def admits(self) -> Task:
         """Done when the scheduler knows that a slot with newer weights will be pushed."""
@@ -108,12 +117,14 @@ class SlotStream:
         if self.closed is not None:
             self._admits.finish(error=self.closed)
         else:
-            self._trainer.admit(self._admits)
+            self._trainer._newer.append(self._admits)
+            self._trainer.ask_now()
         return self._admits
 
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""
-        self._trainer.refuse(self._number(slot), why)
+        self._trainer._mine.discard(self._number(slot))
+        self._trainer.refused[self._number(slot)] = why
 
     @property
     def client(self) -> Client:
@@ -132,7 +143,7 @@ class SlotStream:
     def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
         """The summed loss and the gradient."""
         function = partial(self._trainer.learner.gradient, local, weights, mean)
-        return self._trainer.compute(function, local.nonzeros // 2, len(local))
+        return self.compute(function, local.nonzeros // 2, len(local))
 
     def early(self, local: SlotRows, weights: Any, mean: bool) -> Task | None:
         """The same, while another gradient is computed; None where that would delay other work."""
@@ -143,25 +154,47 @@ class SlotStream:
 
     def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
         """Any other long computation: ``cost`` elements, for so many rows."""
-        return self._trainer.compute(function, cost, rows)
+        trainer = self._trainer
+        trainer.spent.computing()
+        if (pace := trainer.pace) is not None:
+
+            def delayed() -> Any:  # off the loop, which stays awake; ``close`` does not wait for it
+                began = trainer.worker.clock()
+                result = function()
+                trainer.closed.wait(pace.extra(rows, (trainer.worker.clock() - began) / limits.SECOND))
+                return result
+
+            task = trainer.worker.compute(delayed, limits.INLINE_ELEMENTS + 1)
+        else:
+            task = trainer.worker.compute(function, cost)
+        task.then(lambda _: trainer.spent.computed())
+        return task
 
     def push(self, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
         """This push is in flight: report the slot when it is counted."""
-        rows = 0 if local is None else len(local)
-        pushed = partial(self._pushed, self._number(slot), rows, loss)
+        pushed = partial(self._pushed, self._number(slot), 0 if local is None else len(local), loss)
         tally = self._tally(slot)
-        tally.then(lambda _: task.then(pushed) if tally.error is None else None)
+        if tally is None:
+            task.then(pushed)
+        else:
+            tally.then(lambda _: task.then(pushed) if tally.error is None else None)
 
     def _pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
+        trainer = self._trainer
+        trainer._mine.discard(slot)
         if task.error is not None:
             # The strategy may wait in a pull for this very push: the trainer ends this incarnation.
             self.close(task.error)
-        self._trainer.pushed(slot, rows, loss, task)
+        else:
+            trainer._counted.append(slot)
+            trainer._examples += rows
+            trainer._loss += loss
+            trainer._done += 1
 
-    def _tally(self, slot: Slot) -> Task:
+    def _tally(self, slot: Slot) -> Task | None:
         """Add 1 to the slot's own key, where there is a tally; done when that is counted."""
         if TALLY not in self.client.session.layouts:
-            return _NOTHING
+            return None
         task = self.client.push(TALLY, [self._number(slot)], [1.0], slot=slot, step=0)
         self._trainer.tallies[task] = None
         task.then(self._tallied)
@@ -218,7 +251,7 @@ class Trainer:
         worker.on_fenced, worker.on_leaving = self._fenced, self.leave
         worker.client.dispatcher.patient = True  # a silent node may return; else the view says so
         self._traffic = traffic
-        self._closed = threading.Event()
+        self.closed = threading.Event()  # ends the delays of emulated computation
         self._stream = SlotStream(self)
         self._streams: dict[SlotStream, Task] = {}  # the first, and those of slots that came again
         self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
@@ -241,60 +274,10 @@ class Trainer:
         """Finish what is begun, give the rest back, and leave. From any thread."""
         self.leaving = True
 
-    def close(self) -> None:
-        """End the delays of emulated computation."""
-        self._closed.set()
-
     def ask_now(self) -> None:
         """Few slots are left: do not wait for the next report."""
         if self._nap is not None:
             self._nap.finish()
-
-    def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
-        self.spent.computing()
-        if self.pace is not None:
-            task = self.worker.compute(partial(self._delayed, self.pace, function, rows), limits.INLINE_ELEMENTS + 1)
-        else:
-            task = self.worker.compute(function, cost)
-        task.then(lambda _: self.spent.computed())
-        return task
-
-    def _delayed(self, pace: Slowdown, function: Callable[[], Any], rows: int) -> Any:
-        """Off the loop, which stays awake; ``close`` does not wait for it."""
-        began = self.worker.clock()
-        result = function()
-        self._closed.wait(pace.extra(rows, (self.worker.clock() - began) / limits.SECOND))
-        return result
-
-    def pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
-        self._mine.discard(slot)
-        if task.error is None:
-            self._counted.append(slot)
-            self._examples += rows
-            self._loss += loss
-            self._done += 1
-
-    def refuse(self, slot: int, why: str) -> None:
-        self._mine.discard(slot)
-        self.refused[slot] = why
-
-    def give_back(self, slot: int) -> bool:
-        """The worker that pushed it sees to it, with the weights of its step.
-
-        False if it was given back before: then that worker is dead.
-        """
-        if slot in self._left:
-            return False
-        self._left.add(slot)
-        self._mine.discard(slot)
-        self._back.append(slot)
-        self.ask_now()
-        return True
-
-    def admit(self, newer: Task) -> None:
-        """Finish this task when the scheduler has been told."""
-        self._newer.append(newer)
-        self.ask_now()
 
     async def _work(self) -> None:
         """One incarnation after another, until nothing is left: a fenced one joins again."""

@@ -43,7 +43,7 @@ def slot_reported_before_it_is_counted(_: Any) -> Any:
 
     def push(self: SlotStream, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
         self._tally(slot)
-        self._trainer.pushed(self._number(slot), 0 if local is None else len(local), loss, Task("sent"))
+        self._pushed(self._number(slot), 0 if local is None else len(local), loss, Task("sent"))
 
     return push
 

@@ -231,7 +231,7 @@ def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
         desk.hands[who] = spread(dealt.slots, 99)
     assert not said and run.journal.promised < work.next <= folded(scheduler_lines([line.record])).account.dealt
     (deal,) = (one.message for one in run.durable(desk.now, "") if isinstance(one, Send))
-    assert isinstance(deal, m.Deal) and not run.journal.held.writing  # and no other line had to be written for it
+    assert isinstance(deal, m.Deal) and not run.journal.writing  # and no other line had to be written for it
 
 
 @BOTH

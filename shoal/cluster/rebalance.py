@@ -35,7 +35,6 @@ def plan(
     *,
     leaving: Collection[str] = (),
     loads: Loads | None = None,
-    sizes: Sizes | None = None,
     under_way: Collection[tuple[int, int]] = (),
     balance: str = "load",
     most: int = limits.MOVE_BYTES,
@@ -48,7 +47,7 @@ def plan(
     names = sorted(name for name in servers if name not in leaving)
     if not names:
         return []
-    cluster = BalancePlan(names, loads or {}, sizes or {})
+    cluster = BalancePlan(names, loads or {})
     parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
     for part in parts:
         _empty(part, leaving)
@@ -60,7 +59,7 @@ def plan(
     quiet = not cluster.wanted and not any(part.is_moving for part in parts)
     if balance == "load" and quiet:
         trade(cluster, parts)
-    return list(_at_once(cluster.wanted, {table.name: table for table in tables}, sizes or {}, most))
+    return list(_at_once(cluster.wanted, {table.name: table for table in tables}, most))
 
 
 def _empty(part: TablePlacement, leaving: Collection[str]) -> None:
@@ -148,9 +147,7 @@ def together(wanted: Sequence[WantedMove]) -> Iterator[list[WantedMove]]:
         yield [one for _, one in those]
 
 
-def _at_once(
-    wanted: Sequence[WantedMove], tables: Mapping[str, TablePlaces], sizes: Sizes, most: int
-) -> Iterator[WantedMove]:
+def _at_once(wanted: Sequence[WantedMove], tables: Mapping[str, TablePlaces], most: int) -> Iterator[WantedMove]:
     """Limit the bytes from one primary to one server; a trade goes in full or not at all."""
     room: dict[tuple[str, str], int] = {}
     for table in tables.values():
@@ -159,17 +156,16 @@ def _at_once(
                 room[place.servers[0], place.filling] = 0
     for those in together(wanted):
         after = dict(room)
-        if all(_has_room(after, one, tables[one.table], sizes, most) for one in those):
+        if all(_has_room(after, one, tables[one.table], most) for one in those):
             room = after
             yield from those
 
 
-def _has_room(room: dict[tuple[str, str], int], one: WantedMove, table: TablePlaces, sizes: Sizes, most: int) -> bool:
+def _has_room(room: dict[tuple[str, str], int], one: WantedMove, table: TablePlaces, most: int) -> bool:
     holders = table.places[one.segment].servers
     if not one.target or one.target in holders:
         return True  # nothing is copied
-    known = sizes.get(table.number, {})
-    size = known[one.segment] if one.segment in known else estimated(table, one.segment)
+    size = estimated(table, one.segment)
     left = room.get((holders[0], one.target), most)
     if left < most and size > left:
         return False
@@ -178,7 +174,6 @@ def _has_room(room: dict[tuple[str, str], int], one: WantedMove, table: TablePla
 
 
 Loads = Mapping[int, Mapping[int, float]]  # rows a second by table's number and segment
-Sizes = Mapping[int, Mapping[int, int]]  # bytes, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +211,6 @@ class BalancePlan:
 
     names: list[str]
     loads: Loads
-    sizes: Sizes
     wanted: list[WantedMove] = field(default_factory=list)
     held: dict[str, int] = field(init=False)  # segments of all tables
     asked: dict[str, float] = field(init=False)  # rows a second
@@ -388,7 +382,7 @@ def split(
     under_way: Collection[tuple[int, int]] = (),
 ) -> SplitSegment | None:
     """A segment to split, if there is one; ``halves``: the keys that halve a segment's load."""
-    cluster = BalancePlan(sorted(servers), loads, {})
+    cluster = BalancePlan(sorted(servers), loads)
     parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
     if not parts or any(part.is_moving for part in parts):
         return None

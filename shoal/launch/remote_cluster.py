@@ -26,7 +26,7 @@ from shoal.launch.cluster import START_WITHIN
 from shoal.launch.coordinator_process import RunFacts
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.journal import JournalFile
-from shoal.nodes.membership_journal import MembershipRecord, members_and_tables
+from shoal.nodes.membership_journal import MembershipRecord, split
 from shoal.security.safety import Safety
 from shoal.training.preflight import describe_nodes
 
@@ -103,7 +103,7 @@ class RemoteCluster(ProcessCluster):
 
 def stands(journal: JournalFile) -> bool:
     """Whether a coordinator before had servers with tables, which may still run."""
-    kept: MembershipRecord | None = members_and_tables(journal.records)
+    kept: MembershipRecord | None = split(journal.records)[0]
     return kept is not None and bool(kept.tables) and any(one.role == "server" for one, _ in kept.people)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from shoal.errors import Invalid
 from shoal.files import Disk, Lock
 from shoal.nodes.checkpointing import BareStore
-from shoal.nodes.membership_journal import MembershipRecord, members_and_tables
+from shoal.nodes.membership_journal import MembershipRecord, split
 from shoal.store.checkpoint import manifest as checkpoint
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
         print(f"shoal: skipped a checkpoint: {one}", file=sys.stderr)
     path, manifest = found
     state = msgspec.json.decode(manifest.state, type=BareStore)
-    kept = members_and_tables(cluster._journal.records) or MembershipRecord(0, 0, 0, 0, 0)
+    kept = split(cluster._journal.records)[0] or MembershipRecord(0, 0, 0, 0, 0)
     if kept.incarnations < state.incarnations:  # the journal is not the one of the checkpoint
         cluster.begin_with(msgspec.msgpack.encode(msgspec.structs.replace(kept, incarnations=state.incarnations)))
     return SavedStore(path, manifest)

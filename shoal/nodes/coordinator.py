@@ -24,7 +24,7 @@ from shoal.nodes import membership_journal
 from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.rebalancer import Rebalancer
 from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.scheduler_journal import JOURNAL_TOKEN, Line
+from shoal.nodes.scheduler_journal import JOURNAL_TOKEN
 from shoal.nodes.status import PublicInfo, standing
 from shoal.nodes.table_admin import TableAdmin
 from shoal.security.address import check_address
@@ -73,10 +73,10 @@ class Coordinator:
         return self.roster.timing
 
     def _replay(self, journal: list[bytes], timing: TimingSettings | None) -> None:
-        last, others = membership_journal.split(journal)
+        last, lines = membership_journal.split(journal)
         if last is not None:
-            kept = membership_journal.replay(self.roster, last)
-            self.changing.replay(kept.changes)
+            membership_journal.replay(self.roster, last)
+            self.changing.replay(last.changes)
         self.view = self.roster.view()  # the newest that is on disk, and so may be told
         if last is not None:  # another term; its first view is written before all else
             self.roster.term += 1
@@ -85,10 +85,10 @@ class Coordinator:
         self.saving.points.timing = self.timing
         if self.scheduler is not None:
             self.scheduler.timing = self.timing
-        if self.scheduler is not None and others:
+        if self.scheduler is not None and lines:
             members = (person.member for person in self.roster.people.values())
             workers = [member.incarnation for member in members if member.role == "worker" and not member.group]
-            self.scheduler.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
+            self.scheduler.resume(lines, workers)
             self._again = bool(self.roster.people)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
@@ -184,7 +184,7 @@ class Coordinator:
                 del self._welcomes[name]
                 if self.scheduler is not None and not hello.group:
                     effects += self.scheduler.joined(now, name, hello.role)
-                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.elastic.move_rate)))
+                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.elastic.moves.rate)))
         return effects
 
     def _received(self, now: int, sender: str, message: m.Message) -> list[Effect]:
@@ -262,7 +262,7 @@ class Coordinator:
             self.roster.hear(now, known)
             if hello.name in self._welcomes:
                 return []  # a repeat: the first is still on its way to the disk
-            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, self.elastic.move_rate))]
+            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, self.elastic.moves.rate))]
         if self.roster.is_over(hello.name, hello.token):
             # A repeat from a former life, or one that was removed before it ever heard that it had
             # joined.
@@ -351,34 +351,17 @@ _CALLED = ("server", "scheduler")  # by others, so they must say where they are 
 
 
 def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]) -> str:
-    return (
-        _too_long(hello)
-        or roster.may_join(hello.name, hello.role, hello.token)
-        or groups.refuses(roster, hello)
-        or _unreachable(hello, check_address)
-        or _crowded(roster, hello)
-    )
-
-
-def _too_long(hello: m.Hello) -> str:
-    """Whatever is said here is in the journal, and in part in every view."""
-    if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:
+    """Why this node may not join; empty if it may."""
+    if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:  # they are in the journal
         return f"a token or the name of a group has {limits.NAME_CHARS} characters at most"
-    return ""
-
-
-def _crowded(roster: Roster, hello: m.Hello) -> str:
-    """A view that no message could tell would keep everybody from hearing of anything."""
+    if why := roster.may_join(hello.name, hello.role, hello.token) or groups.refuses(roster, hello):
+        return why
+    if hello.role in _CALLED or hello.address:
+        try:
+            check_address(hello.address)
+        except Invalid as error:
+            return str(error)
+    # A view that no message could tell would keep everybody from hearing of anything.
     if hello.name in roster.people or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
         return ""
     return "the cluster is full: its members, tables and groups are as many as one message can tell"
-
-
-def _unreachable(hello: m.Hello, check_address: Callable[[str], None]) -> str:
-    if hello.role not in _CALLED and not hello.address:
-        return ""
-    try:
-        check_address(hello.address)
-    except Invalid as error:
-        return str(error)
-    return ""

@@ -156,22 +156,13 @@ class Evaluator:
             await self._off_the_loop(partial(self._keep_it, judged))
         return judged
 
-    async def _ready(
-        self,
-        holds: int = -1,
-        found: int = -1,
-        loss: float = 0.0,
-        metrics: dict[str, float | None] | None = None,
-        error: str = "",
-        clock: int = m.NO_CLOCK,
-    ) -> m.EvaluateNow:
+    async def _ready(self, **said: Any) -> m.EvaluateNow:
+        """Tell the coordinator the fields of ``EvaluationReady``, and ask what to judge."""
         client = self.worker.client
         spans = [one for one in self._spent.told()[1] if one[0] != IDLE]
 
         def ready(request: int) -> m.Message:
-            return m.EvaluationReady(
-                request, client.session.incarnation, holds, found, loss, metrics or {}, error, spans, clock
-            )
+            return m.EvaluationReady(request, client.session.incarnation, spans=spans, **said)
 
         while True:
             with contextlib.suppress(Unanswered):  # a coordinator that is away comes back

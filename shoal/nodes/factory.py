@@ -57,13 +57,28 @@ def make_scheduler(
     every = ENDLESS
     if job.evaluate.every < ENDLESS / slots.per_pass:
         every = max(1, round(job.evaluate.every * slots.per_pass))
-    started = Started(
+    started = started_event(job, data, rows, test_rows, features, cores, job.workers, job.servers)
+    auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
+    second = SpeculativeCopies() if getattr(job.strategy, "second_copies", False) else None
+    found = Scheduler(workload, stopping, started, every, reason, auto, second)
+    found.elsewhere = elsewhere
+    if job.emulate.arrive:
+        found.await_only(1)
+    return found
+
+
+def started_event(
+    job: Job, data: str, rows: int, test_rows: int, features: int, cores: int, workers: int, servers: int
+) -> Started:
+    """The first event of a run."""
+    slots = job.slots(rows)
+    return Started(
         seconds=0.0,
         data=data,
         model=job.model.told,
         strategy=job.strategy.name,
-        workers=job.workers,
-        servers=job.servers,
+        workers=workers,
+        servers=servers,
         seed=job.seed,
         cores=cores,
         rows=rows,
@@ -73,13 +88,6 @@ def make_scheduler(
         slots=slots.per_pass,
         emulated=job.emulate.words(),
     )
-    auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
-    second = SpeculativeCopies() if getattr(job.strategy, "second_copies", False) else None
-    found = Scheduler(workload, stopping, started, every, reason, auto, second)
-    found.elsewhere = elsewhere
-    if job.emulate.arrive:
-        found.await_only(1)
-    return found
 
 
 def scheduler_for(job: Job, dataset: Dataset) -> Scheduler:

@@ -6,7 +6,7 @@ dealing lie between them, and are its own matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -39,74 +39,54 @@ class MembershipRecord(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     timing: TimingSettings = DEFAULT
 
 
+# What the roster and its record call by the same name.
+_SAME = ("term", "number", "generation", "incarnations", "tables_made", "retired", "lost", "released", "timing")
+
+
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
     kept = MembershipRecord(
-        roster.term,
-        roster.number,
-        roster.generation,
-        roster.incarnations,
-        roster.tables_made,
-        [(person.member, person.token) for person in roster.people.values()],
-        list(roster.tables.values()),
-        roster.retired,
-        roster.lost,
-        list(changes),
-        roster.released,
-        list(roster.groups.values()),
-        roster.timing,
+        people=[(person.member, person.token) for person in roster.people.values()],
+        tables=list(roster.tables.values()),
+        changes=list(changes),
+        groups=list(roster.groups.values()),
+        **{name: getattr(roster, name) for name in _SAME},
     )
     return msgspec.msgpack.encode(kept)
 
 
-def replay(roster: Roster, record: bytes) -> MembershipRecord:
-    kept = msgspec.msgpack.decode(record, type=MembershipRecord)
-    roster.term, roster.number, roster.generation = kept.term, kept.number, kept.generation
-    roster.incarnations, roster.tables_made = kept.incarnations, kept.tables_made
+def replay(roster: Roster, kept: MembershipRecord) -> None:
+    for name in _SAME:
+        setattr(roster, name, getattr(kept, name))
     roster.people = {member.name: MemberRecord(member, token, 0) for member, token in kept.people}
     roster.tables = {placed.name: placed for placed in kept.tables}
-    roster.retired, roster.lost, roster.released = kept.retired, kept.lost, kept.released
     roster.groups = {group.name: group for group in kept.groups}
-    roster.timing = kept.timing
-    return kept
 
 
-def split(records: Sequence[bytes]) -> tuple[bytes | None, list[bytes]]:
-    """The last record of the roster, and all that are none."""
+def split(records: Iterable[bytes]) -> tuple[MembershipRecord | None, list[Line]]:
+    """Members and tables as they were last, and the scheduler's lines."""
     last: bytes | None = None
-    others: list[bytes] = []
+    lines: list[Line] = []
     for record in records:
-        if _is_roster(record):
+        first = msgspec.msgpack.decode(record, type=list[msgspec.Raw])[0]  # its tag
+        if bytes(first) == msgspec.msgpack.encode(_TAG):
             last = record
         else:
-            others.append(record)
-    return last, others
+            lines.append(msgspec.msgpack.decode(record, type=Line))
+    return None if last is None else msgspec.msgpack.decode(last, type=MembershipRecord), lines
 
 
-def needed(records: Sequence[bytes]) -> list[bytes]:
+def needed(records: Iterable[bytes]) -> list[bytes]:
     """The same journal, without what nobody needs any more."""
-    last, others = split(records)
-    if len(others) > 1:
-        lines = [msgspec.msgpack.decode(record, type=Line) for record in others]
-        others = [msgspec.msgpack.encode(JournalSnapshot(folded(lines)))]
-    return others if last is None else [last, *others]
+    last, lines = split(records)
+    if len(lines) > 1:
+        lines = [JournalSnapshot(folded(lines))]
+    return [msgspec.msgpack.encode(one) for one in (last, *lines) if one is not None]
 
 
-def afresh(records: Sequence[bytes]) -> list[bytes]:
+def afresh(records: Iterable[bytes]) -> list[bytes]:
     """What a new cluster takes over from one that has ended: the counters and the timing."""
-    last, _ = split(records)
-    if last is None:
+    old, _ = split(records)
+    if old is None:
         return []
-    old = msgspec.msgpack.decode(last, type=MembershipRecord)
     kept = MembershipRecord(old.term, old.number, old.generation, old.incarnations, old.tables_made, timing=old.timing)
     return [msgspec.msgpack.encode(kept)]
-
-
-def members_and_tables(records: Sequence[bytes]) -> MembershipRecord | None:
-    last, _ = split(records)
-    return None if last is None else msgspec.msgpack.decode(last, type=MembershipRecord)
-
-
-def _is_roster(record: bytes) -> bool:
-    """By its first element, which is its tag."""
-    found = msgspec.msgpack.decode(record, type=list[msgspec.Raw])
-    return bool(found) and bytes(found[0]) == msgspec.msgpack.encode(_TAG)

@@ -33,7 +33,6 @@ from shoal.wire.messages.groups import namespace
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
-    from shoal.nodes.scheduler import Scheduler
 
 
 _Key = tuple[int, int]  # table's number, segment
@@ -68,12 +67,7 @@ class Rebalancer:
         self._again = 0  # when to look again, whatever happened
         self._asked: dict[tuple[str, int], int] = {}  # who asked for a drain -> the view with it
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
-        self._holders = OwnershipEvents()
-
-    @property
-    def move_rate(self) -> int:
-        """Bytes a second that a server may send of what changes hands."""
-        return self.moves.rate
+        self._shared: tuple[dict[str, int], dict[str, int]] = {}, {}  # as last reported
 
     def leave(self, now: int, name: str, why: str, of: Coordinator) -> tuple[str, list[Effect]]:
         """A node is to go. Why it cannot; empty if it can, or is on its way already."""
@@ -157,8 +151,11 @@ class Rebalancer:
         gone = [(name, one) for name, one in self._going.items() if name not in members]
         for name, _ in gone:
             del self._going[name]
-        effects = [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
-        return [*effects, *self._holders.told(view, of.scheduler)]
+        effects: list[Effect] = [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
+        if of.scheduler is None or of.scheduler.ended or not view.tables or (found := held(view)) == self._shared:
+            return effects
+        self._shared = found
+        return [*effects, Tell(Shared(seconds=of.scheduler.seconds, serves=found[0], copies=found[1]))]
 
     def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
         effects: list[Effect] = []
@@ -327,22 +324,6 @@ class Rebalancer:
                 for segment in one.segments
             ]
         return found
-
-
-class OwnershipEvents:
-    """Reports how many segments each server holds, whenever that has changed on disk."""
-
-    def __init__(self) -> None:
-        self._last: tuple[dict[str, int], dict[str, int]] = {}, {}
-
-    def told(self, view: m.View, scheduler: Scheduler | None) -> list[Effect]:
-        if scheduler is None or scheduler.ended or not view.tables:
-            return []
-        found = held(view)
-        if found == self._last:
-            return []
-        self._last = found
-        return [Tell(Shared(seconds=scheduler.seconds, serves=found[0], copies=found[1]))]
 
 
 def held(view: m.View) -> tuple[dict[str, int], dict[str, int]]:

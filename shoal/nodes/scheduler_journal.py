@@ -18,7 +18,6 @@ checkpoint were cut at different moments: a slot counts as done if all of them h
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -172,15 +171,6 @@ def folded(lines: Iterable[Line]) -> ScheduleState:
         voids |= line.voids
         account = line.account or account
     return ScheduleState(Intervals(counted).runs, voids, state.refusals, state.deaths, account)
-
-
-def scheduler_lines(records: Iterable[bytes]) -> list[Line]:
-    """The lines about dealing among the records of a journal."""
-    lines: list[Line] = []
-    for record in records:
-        with contextlib.suppress(msgspec.MsgspecError):  # it is about something else
-            lines.append(msgspec.msgpack.decode(record, type=Line))
-    return lines
 
 
 def counted_everywhere(books: Iterable[m.SegmentBooks], per_pass: int) -> Runs:

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-import msgspec
 
 from shoal import limits
 from shoal.cluster import groups
@@ -24,19 +21,11 @@ from shoal.files import Disk
 from shoal.nodes.checkpointing import CheckpointProtocol
 from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.scheduler_journal import JOURNAL_TOKEN, Line
+from shoal.nodes.scheduler_journal import JOURNAL_TOKEN
 from shoal.nodes.strategy import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Wake
 from shoal.wire.messages.groups import SCHEDULER, GroupProcessEnded, dealer, whole
-
-
-@dataclass(slots=True)
-class _ServerQuestion:
-    """Something that the coordinator is to do, said again until the view shows it."""
-
-    message: m.Message
-    since: int = 0
 
 
 class SchedulerNode:
@@ -62,11 +51,12 @@ class SchedulerNode:
         self._here: dict[int, m.Member] = {}  # of our group, and the servers
         self._came: set[str] = set()  # names of those that were ever here
         self._going: set[int] = set()  # workers that leave, or know that the run is over
-        self._lost: dict[str, _ServerQuestion] = {}  # ended processes that are still members
+        self._lost: dict[str, GroupProcessEnded] = {}  # ended processes that are still members
+        self._said: dict[str, int] = {}  # when the coordinator was last told of each
         self._generation: int | None = None
         self._requests = 0
         self._delay_at = 0  # when the bound on delay may be asked for again
-        self._journal = [msgspec.msgpack.decode(record, type=Line) for record in split(journal or [])[1]]
+        self._journal = split(journal or [])[1]
 
     @property
     def _of_ours(self) -> m.View:
@@ -104,10 +94,10 @@ class SchedulerNode:
         if now - self.member.heard > timing.gone:  # one that was killed is back sooner
             why = f"the cluster's coordinator did not answer for {timing.gone / limits.SECOND:g} s"
             effects += self.scheduler.fail(f"{why}: see that it runs, and resume this run")
-        for one in self._lost.values():
-            if now - one.since >= timing.resend_first:
-                one.since = now
-                effects.append(Send(self.member.coordinator, one.message))
+        for name, lost in self._lost.items():
+            if now - self._said.get(name, 0) >= timing.resend_first:
+                self._said[name] = now
+                effects.append(Send(self.member.coordinator, lost))
         return [*effects, *self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.scheduler)]
 
     def _set_delay(self, now: int) -> list[Effect]:
@@ -143,8 +133,8 @@ class SchedulerNode:
             self._journal = []
         for number in [number for number in self._here if number not in here]:
             member = self._here[number]
-            asked = self._lost.pop(member.name, None)
-            lost = asked.message.why if asked is not None and isinstance(asked.message, GroupProcessEnded) else ""
+            ended = self._lost.pop(member.name, None)
+            lost = "" if ended is None else ended.why
             died = bool(lost) or not (number in self._going or (member.role == "server" and member.leaving))
             effects += self.scheduler.gone(now, member, lost or ("it is no member any more" if died else LEFT), died)
             self._going.discard(number)
@@ -170,7 +160,8 @@ class SchedulerNode:
         if name not in self._came:
             return self.scheduler.never_came(now, name, reason) if "/worker" in name else []
         if any(one.name == name for one in self._here.values()):
-            self._lost[name] = _ServerQuestion(GroupProcessEnded(self.member.incarnation, name, token, reason))
+            self._lost[name] = GroupProcessEnded(self.member.incarnation, name, token, reason)
+            self._said.pop(name, None)
         return []
 
     def _asked(self, now: int, sender: str, message: m.Message) -> list[Effect]:

@@ -140,6 +140,13 @@ class SlotStream:
         """This task was awaited: account for the time since the last call or computation."""
         self._trainer.spent.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
 
+    async def settle(self, pushed: deque[Task], most: int = 0) -> None:
+        """Await pushes so that at most so many are open; a failed one ends this incarnation."""
+        while pushed and (len(pushed) > most or pushed[0].done):
+            task = pushed.popleft()
+            await task
+            self.waited(task)
+
     def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
         """The summed loss and the gradient."""
         function = partial(self._trainer.learner.gradient, local, weights, mean)

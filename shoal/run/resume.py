@@ -198,12 +198,13 @@ def _state(
     """The coordinator's initial state, and warnings about it."""
     from shoal.nodes.factory import state_to_resume
     from shoal.nodes.journal import JournalFile
-    from shoal.nodes.scheduler_journal import folded, scheduler_lines
+    from shoal.nodes.membership_journal import split
+    from shoal.nodes.scheduler_journal import folded
     from shoal.schedule.intervals import Intervals
 
     state = state_to_resume(manifest, was, job, dataset.train.rows, seconds)
     journal = JournalFile(path / "coordinator.journal")
-    known = folded(scheduler_lines(journal.records)).counted
+    known = folded(split(journal.records)[1]).counted
     journal.close()
     again = Intervals(known).without(state.counted).runs
     resumed = Resumed(seconds=state.account.seconds, checkpoint=manifest.number, steps=manifest.steps, slots=again)

@@ -39,11 +39,6 @@ class AutoDelay:
         self._since, self._settling = 0, 0
         self._waited = self._whole = self._steps = 0
 
-    @property
-    def too_short(self) -> bool:
-        """Even the longest delay is: somebody is far slower than the others."""
-        return self._short >= LONGEST
-
     def take(self, waited: int, whole: int, steps: int) -> None:
         """A worker's report: it waited so much of the whole time, and took so many steps."""
         self._waited += waited

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from random import Random
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -178,9 +179,7 @@ class PartsWatch:
             self._read[client, slot] = min(pull.steps, default=0)
             return is_newer(client, pull, slot)
 
-        async def begun(
-            strategy: BlockProximal, lane: SlotStream, slot: Slot, part: algorithm.RowPart
-        ) -> HeldPart | None:
+        async def begun(strategy: BlockProximal, lane: SlotStream, slot: Slot, part: Any) -> HeldPart | None:
             client = lane.client
             held = await begin(strategy, lane, slot, part)
             if held is not None:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Warned
@@ -28,6 +30,7 @@ from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
 from shoal.nodes.evaluator import Judgement
+from shoal.nodes.factory import started_event
 from shoal.schedule.stop_rules import ENDLESS, StopDecision
 from shoal.training.local_checkpoint import BestModel, LocalProgress, is_finite
 from shoal.wire.messages import RunProgress
@@ -318,19 +321,5 @@ class Tracker:
 
 def started(job: Job, dataset: Dataset, seconds: float, workers: int, servers: int = 0) -> Started:
     """The first event of a run without a coordinator."""
-    return Started(
-        seconds=seconds,
-        data=dataset.name,
-        model=job.model.told,
-        strategy=job.strategy.name,
-        workers=workers,
-        servers=servers,
-        seed=job.seed,
-        cores=len(os.sched_getaffinity(0)),
-        rows=dataset.train.rows,
-        test_rows=dataset.test.rows,
-        features=dataset.features,
-        batch=job.data.batch,
-        slots=Slots(dataset.train.rows, job.data.batch, job.seed).per_pass,
-        emulated=job.emulate.words(),
-    )
+    rows, cores = (dataset.train.rows, dataset.test.rows, dataset.features), len(os.sched_getaffinity(0))
+    return replace(started_event(job, dataset.name, *rows, cores, workers, servers), seconds=seconds)

@@ -25,7 +25,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import msgspec
 import numpy as np
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.data.slots import SlotOrder
     from shoal.job import Job
     from shoal.nodes.trainer import SlotStream
+    from shoal.strategies.block_proximal.columns import ColumnPart
 
 _BLOCKS = 1 << 16
 _DELAY = 32  # iterations; servers hold 64 steps ahead
@@ -55,19 +56,6 @@ _DELAY = 32  # iterations; servers hold 64 steps ahead
 # the minimum.
 _SOLVED_AT = {"objective": 3e-6, "violation": 1.0}
 NIPS, OSDI = 0.1, 0.5  # of l1: what kkt_delta is if it is not given
-
-
-class RowPart(Protocol):
-    """One part of the rows, in one iteration: what a shelf hands to this strategy."""
-
-    turns: BlockOrder
-    nonzeros: int
-
-    def columns(self) -> CscColumns:
-        """The part, column by column: made when it is first asked for, which may take a while."""
-
-    def __len__(self) -> int:
-        """How many rows this slot counts."""
 
 
 @register
@@ -193,21 +181,18 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
             if slot is not None:
                 if (push := await self._iterate(stream, slot, held)) is not None:
                     pushed.append(push)
-                while pushed and (pushed[0].done or len(pushed) > SLOTS_PER_STEP):
-                    await pushed.popleft()  # a failed one ends this incarnation: others may wait
+                await stream.settle(pushed, SLOTS_PER_STEP)
             elif stream.over:
                 break
             else:
                 more = stream.more()
                 await more
                 stream.waited(more)
-        while pushed:
-            await pushed[0]
-            stream.waited(pushed.popleft())
+        await stream.settle(pushed)
 
     async def _iterate(self, stream: SlotStream, slot: Slot, held: dict[int, HeldPart]) -> Task | None:
         """One part's side of an iteration: apply new weights, push gradient and curvature."""
-        part: Any = stream.local(slot)
+        part = cast("ColumnPart", stream.local(slot))
         turns: BlockOrder = part.turns
         t, number = turns.iteration(slot), turns.part(slot)
         one = held.pop(number, None)
@@ -238,7 +223,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         stream.push(slot, part, loss * len(part) / max(1, one.standing.columns.rows), push)
         return push
 
-    async def _begin(self, stream: SlotStream, slot: Slot, part: RowPart) -> HeldPart | None:
+    async def _begin(self, stream: SlotStream, slot: Slot, part: ColumnPart) -> HeldPart | None:
         """Begin with a part that was elsewhere: pull its weights as before this iteration.
 
         Those of the last ``max_delay`` iterations are asked for again: they may come later.

@@ -85,18 +85,20 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                     pushed.append(push.pull)
                     if push.local is not None:
                         begun.append(push)
-                await self._settle(stream, pushed)
+                # A slot of a step is counted only when the step is whole; a push that looks ahead is
+                # done when that pull is, which may wait for all of ours that are begun.
+                await stream.settle(pushed, SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2))
             elif stream.over:
                 break
             else:
                 clock = None
                 if not self.in_steps:
-                    await _all(stream, pushed)
+                    await stream.settle(pushed)
                     await stream.client.park()  # others do not wait for an idle worker
                 more = stream.more()
                 await more
                 stream.waited(more)
-        await _all(stream, pushed)
+        await stream.settle(pushed)
         if not self.in_steps:  # in steps no worker waits, and another stream may run
             await stream.client.park()
 
@@ -164,14 +166,6 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
         if not (self.in_steps and is_newer(stream.client, one.pull, one.slot)):
             one.found = stream.early(one.local, pull.value, self.combine == "mean")
 
-    async def _settle(self, stream: SlotStream, pushed: deque[Task]) -> None:
-        """Await pushes so that few are open; a failed one ends this incarnation."""
-        # A slot of a step is counted only when the step is whole; a push that looks ahead is done
-        # when that pull is, which may wait for all of ours that are begun.
-        most = SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2)
-        while len(pushed) > most or (pushed and pushed[0].done):
-            await _one(stream, pushed)
-
 
 @register
 class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
@@ -217,14 +211,3 @@ def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
     step = apply.step_of(slot)
     taken = [version > step for found in pull.versions.values() for version in found]
     return any(taken) and not all(taken)  # all: it was counted before
-
-
-async def _all(stream: SlotStream, tasks: deque[Task]) -> None:
-    while tasks:
-        await _one(stream, tasks)
-
-
-async def _one(stream: SlotStream, tasks: deque[Task]) -> None:
-    task = tasks.popleft()
-    await task
-    stream.waited(task)

@@ -16,6 +16,7 @@ from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided, 
 from shoal.job import Job
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.evaluator import Judgement
+from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import (
     Scheduler,
 )
@@ -25,7 +26,6 @@ from shoal.nodes.scheduler_journal import (
     ScheduleState,
     counted_everywhere,
     folded,
-    scheduler_lines,
 )
 from shoal.schedule.intervals import Intervals, runs, spread
 from shoal.schedule.stop_rules import StopRules
@@ -48,7 +48,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def next_life(desk: Desk, workers: Sequence[int] = (), **made: Any) -> Desk:
     """The coordinator is started again, and waits for these workers; all keep what is in their hands."""
     again = scheduler(**made)
-    again.resume(scheduler_lines(desk.journal), workers)
+    again.resume(split(desk.journal)[1], workers)
     return Desk(again, desk.now + 5 * SECOND, journal=list(desk.journal), hands=desk.hands, requests=desk.requests)
 
 
@@ -229,7 +229,7 @@ def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
             break
         (dealt,) = (one for one in said if isinstance(one, m.Deal))
         desk.hands[who] = spread(dealt.slots, 99)
-    assert not said and run.journal.promised < work.next <= folded(scheduler_lines([line.record])).account.dealt
+    assert not said and run.journal.promised < work.next <= folded(split([line.record])[1]).account.dealt
     (deal,) = (one.message for one in run.durable(desk.now, "") if isinstance(one, Send))
     assert isinstance(deal, m.Deal) and not run.journal.writing  # and no other line had to be written for it
 

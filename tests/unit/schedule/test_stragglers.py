@@ -37,7 +37,7 @@ def test_the_smallest_delay_that_is_enough_is_found_and_kept(enough: int) -> Non
 def test_a_worker_that_is_far_slower_than_the_others_is_no_matter_of_the_delay() -> None:
     auto = AutoDelay()
     run(auto, lambda delay, _: 0.6, 30)
-    assert auto.delay == LONGEST and auto.too_short
+    assert auto.delay == LONGEST and auto._short >= LONGEST
 
 
 def test_room_that_is_still_being_used_up_is_not_taken_for_enough() -> None:
@@ -49,7 +49,7 @@ def test_room_that_is_still_being_used_up_is_not_taken_for_enough() -> None:
         auto.take(100_000 * waits, 200_000, 1)
         if auto.look((tick + 1) * 10 * MILLISECOND, 2):
             delays.append(auto.delay)
-    assert delays == sorted(delays) and delays[-1] == LONGEST and auto.too_short
+    assert delays == sorted(delays) and delays[-1] == LONGEST and auto._short >= LONGEST
 
 
 def test_when_the_slow_one_has_gone_the_delay_gets_smaller_again() -> None:

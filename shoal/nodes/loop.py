@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
@@ -56,8 +55,7 @@ class Loop:
         self._journal = journal if journal is not None else JournalFile()
         self._wake_at = self._now = 0
         self._events: deque[Event] = deque()  # from the compute thread, the journal, other threads
-        self._compute: ThreadPoolExecutor | None = None
-        self._disk: DiskThread | None = None
+        self._threads: dict[str, WorkThread] = {}  # one to compute, one for the disk
         self.listener: Callable[[RunEvent], None] = lambda event: None
 
     def run(self) -> None:
@@ -122,9 +120,9 @@ class Loop:
                 case Wake(at):
                     self._wake_at = at
                 case Compute(token, function):
-                    self._start(token, function)
+                    self._work("compute", Computed, token, function)
                 case Store(token, function):
-                    self._store(token, function)
+                    self._work("disk", Stored, token, function)
                 case Persist(token, record):
                     self._events.append(Durable(token, self._journal.append(record)))
                 case Tell(event):
@@ -140,10 +138,8 @@ class Loop:
         self.transport.wake()
 
     def close(self) -> None:
-        if self._compute is not None:
-            self._compute.shutdown(wait=True, cancel_futures=True)
-        if self._disk is not None:
-            self._disk.close()
+        for kind, thread in self._threads.items():
+            thread.close(None if kind == "compute" else limits.DRAIN / limits.SECOND)  # a disk may hang
         self.transport.close()
         self._journal.close()
 
@@ -155,49 +151,36 @@ class Loop:
         self._now = max(self._now, time.monotonic_ns())
         return self._now
 
-    def _start(self, token: int, function: Callable[[], Any]) -> None:
-        if self._compute is None:
-            self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{self.node.name}-compute")
-
-        def run() -> None:
-            here = os.getpid()
-            try:
-                event = Computed(token, function())
-            except BaseException as error:
-                event = Computed(token, error=error)
-            if os.getpid() != here:  # a fork, made by the computation: it must not speak for us
-                os._exit(0)
-            self.tell(event)
-
-        self._compute.submit(run)
-
-    def _store(self, token: int, function: Callable[[], Any]) -> None:
-        if self._disk is None:
-            self._disk = DiskThread(f"{self.node.name}-disk", self.tell)
-        self._disk.work.put((token, function))
+    def _work(self, kind: str, done: type[Computed] | type[Stored], token: int, function: Callable[[], Any]) -> None:
+        if kind not in self._threads:
+            self._threads[kind] = WorkThread(f"{self.node.name}-{kind}", done, self.tell)
+        self._threads[kind].work.put((token, function))
 
 
-class DiskThread:
+class WorkThread:
     """Runs one function after another, and reports each. A disk that hangs blocks no exit."""
 
-    def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
+    def __init__(self, name: str, done: type[Computed] | type[Stored], tell: Callable[[Event], None]) -> None:
         self.work: SimpleQueue[tuple[int, Callable[[], Any]] | None] = SimpleQueue()
-        self._tell, self._closed = tell, False
+        self._done, self._tell, self._closed = done, tell, False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """What has not begun never will; what has is waited for, but not for ever."""
+    def close(self, seconds: float | None) -> None:
+        """What has not begun never will; what has is waited for, but no longer than this."""
         self._closed = True
         self.work.put(None)
-        self._thread.join(limits.DRAIN / limits.SECOND)
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         while (item := self.work.get()) is not None and not self._closed:
             token, function = item
+            here = os.getpid()
             try:
-                event = Stored(token, function())
+                event = self._done(token, function())
             except BaseException as error:
-                event = Stored(token, error=error)
+                event = self._done(token, error=error)
+            if os.getpid() != here:  # a fork, made by the computation: it must not speak for us
+                os._exit(0)
             if not self._closed:
                 self._tell(event)

@@ -9,15 +9,15 @@ takes the steps of one worker and one server with nothing prefetched, bit for bi
 messages, indexes or ledgers. The results of clusters are compared with it.
 
 Repeated inputs are made once and not timed: the key list of each slot, and its columns as positions
-in that list, as in the cache of a worker. ``bare`` uses the plain rows.
+in that list, as in the cache of a worker.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,19 @@ from shoal.data.local_keys import Localiser
 from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
 from shoal.store.table import codegen
-from shoal.store.table.update import rule_named
+from shoal.store.table.update import UpdateRule, rule_named
 from shoal.tables import Update
 
-LOOP = '''
+IMPORTS = """
 
 import shoal.models.kernels as _shoal_m  # {models}
 
 from numba import types as _shoal_types
 
 _shoal_lists = _shoal_k.rows_in
+"""
 
+LOOP = '''
 
 @_shoal_njit(
     _shoal_f8(
@@ -81,58 +83,6 @@ def serial_pass(
             part = mine[start : min(start + _shoal_k.BLOCK, count)]
             _shoal_rows(slab, part, len(part), 0, gradients, start, settings, scratch)
     return total
-
-
-@_shoal_njit(
-    _shoal_f8(
-        _shoal_k.slab_out, _shoal_m.indptr_in, _shoal_m.columns_in, _shoal_m.floats_in, _shoal_m.floats_in,
-        _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_types.boolean, _shoal_lists, _shoal_k.settings_in
-    ),
-    **_shoal_options,
-)
-def bare_pass(slab, indptr, columns, values, labels, size, kind, bias, mean, order, given):
-    """The same without key lists: columns are features, and a slot's keys are found while it is computed."""
-    settings = _shoal_Settings({{given}})
-    keys = len(slab)
-    sums, seen = _shoal_np.zeros(keys), _shoal_np.zeros(keys, _shoal_np.int64)
-    touched = _shoal_np.empty(keys, _shoal_np.int64)
-    gradients = _shoal_np.empty((keys, 1), _shoal_np.float32)
-    scratch = _shoal_np.empty(({{last}} + 1, _shoal_k.BLOCK))
-    given_values = len(values) > 0
-    total, stamp = 0.0, 0
-    for slot in order:
-        stamp += 1
-        count = 0
-        if bias:
-            touched[0], seen[keys - 1], count = keys - 1, stamp, 1
-        first, beyond = slot * size, min((slot + 1) * size, len(labels))
-        for i in range(first, beyond):
-            begin, end = _shoal_u8(indptr[i]), _shoal_u8(indptr[i + 1])
-            margin = _shoal_f8(slab[keys - 1, 0]) if bias else 0.0
-            for j in range(begin, end):
-                weight = _shoal_f8(slab[_shoal_u8(columns[j]), 0])
-                margin += weight * _shoal_f8(values[j]) if given_values else weight
-            label = _shoal_f8(labels[i])
-            total += _shoal_m.loss_at(kind, margin, label)
-            slope = _shoal_m.slope_at(kind, margin, label)
-            if bias:
-                sums[keys - 1] += slope
-            for j in range(begin, end):
-                key = _shoal_u8(columns[j])
-                if seen[key] != stamp:
-                    seen[key] = stamp
-                    touched[count] = key
-                    count += 1
-                sums[key] += slope * _shoal_f8(values[j]) if given_values else slope
-        scale = 1.0 / (beyond - first) if mean else 1.0
-        for i in range(_shoal_u8(count)):
-            key = _shoal_u8(touched[i])
-            gradients[i, 0] = _shoal_f4(sums[key] * scale)
-            sums[key] = 0.0
-        for start in range(0, count, _shoal_k.BLOCK):
-            part = touched[start : min(start + _shoal_k.BLOCK, count)]
-            _shoal_rows(slab, part, len(part), 0, gradients, start, settings, scratch)
-    return total
 '''
 
 
@@ -149,36 +99,27 @@ class OneCore:
         *,
         mean: bool = True,
         counts: Floats | None = None,
-        bare: bool = False,
         slab: Floats | None = None,
     ) -> None:
         """``rows`` lie in slot order: slot s has rows s * batch_size to (s + 1) * batch_size.
 
-        ``counts`` (for l2_per_count) is by key; ``bare``: no key lists are made beforehand.
+        ``counts`` (for l2_per_count) is by key.
         """
         if not len(rows) or batch_size < 1:
             raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
         model.check_labels(rows.labels)
         rule = rule_named(update.name)
-        kernels = codegen._module(rule, codegen.ROWS + LOOP.format(models=_hash_of_kernels()))
+        kernels = loops(rule, LOOP)
         self._slots = -(-len(rows) // batch_size)
         self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32) if slab is None else slab
         values = NONE if rows.values is None else rows.values
         self._given = np.array(rule.settings(update.settings), np.float64)
-        self.starts = self.keys = np.empty(0, np.int64)  # keys, and where each slot's start
-        how = (batch_size, model.number, model.bias, mean)
-        if bare:
-            if model.l2_per_count:
-                raise Invalid("l2_per_count is not there without key lists: leave bare out")
-            self._run = partial(kernels.bare_pass, self._slab, rows.indptr, rows.columns, values, rows.labels, *how)
-        else:
-            starts, keys, columns = _plan(model, rows, batch_size, features)
-            self.starts, self.keys = starts, keys
-            counts = _checked_counts(model, features, keys, counts)
-            self._run = partial(
-                kernels.serial_pass, self._slab, starts, keys, rows.indptr, columns, values, rows.labels, counts, *how,
-                model.l2_per_count,
-            )  # fmt: skip
+        self.starts, self.keys, columns = _plan(model, rows, batch_size, features)
+        counts = _checked_counts(model, features, self.keys, counts)
+        self._run = partial(
+            kernels.serial_pass, self._slab, self.starts, self.keys, rows.indptr, columns, values, rows.labels, counts,
+            batch_size, model.number, model.bias, mean, model.l2_per_count,
+        )  # fmt: skip
 
     @property
     def weights(self) -> Floats:
@@ -189,32 +130,6 @@ class OneCore:
         if slots.size and not 0 <= slots.min() <= slots.max() < self._slots:
             raise Invalid(f"slots {slots.min()} to {slots.max()}: there are {self._slots}, numbered from 0")
         return float(self._run(slots, self._given))
-
-
-def serial_fit(
-    model: Linear,
-    update: Update,
-    rows: Batch,
-    batch_size: int,
-    features: int,
-    passes: int,
-    order: Ids,
-    *,
-    mean: bool = True,
-    counts: Floats | None = None,
-    bare: bool = False,
-) -> tuple[Floats, list[float]]:
-    """The weights after so many epochs, and the seconds of each; ``order``: slots by epoch."""
-    order = np.ascontiguousarray(order, np.int64)
-    if order.ndim != 2 or len(order) < passes:
-        raise Invalid(f"order has shape {order.shape} for {passes} passes: give a row of slots for each pass")
-    one = OneCore(model, update, rows, batch_size, features, mean=mean, counts=counts, bare=bare)
-    seconds = []
-    for of_pass in range(passes):
-        start = time.perf_counter()
-        one.run(order[of_pass])
-        seconds.append(time.perf_counter() - start)
-    return one.weights, seconds
 
 
 def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[Ids, Ids, npt.NDArray[np.uint32]]:
@@ -240,8 +155,9 @@ def _checked_counts(model: Linear, features: int, keys: Ids, counts: Floats | No
     return np.ascontiguousarray(counts, np.float32)
 
 
-def _hash_of_kernels() -> str:
-    """For the generated text: the kernels are inlined, and numba would not notice an edit."""
+def loops(rule: UpdateRule, text: str) -> ModuleType:
+    """Compile such loops. The kernels are inlined, and numba would not notice an edit of theirs."""
     from shoal.models import kernels
 
-    return hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()
+    models = hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()
+    return codegen._module(rule, codegen.ROWS + (IMPORTS + text).format(models=models))

@@ -48,33 +48,19 @@ class RunHandle(Protocol):
 
     @property
     def learner(self) -> Learner: ...
-
+    @property
+    def pids(self) -> dict[str, int]: ...  # of the processes that were started: worker-0 and so on
+    @property
+    def workers(self) -> list[str]: ...  # that take part now
+    @property
+    def course(self) -> RunProgress: ...  # thread-safe
     def __enter__(self) -> RunHandle: ...
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """The processes that were started, by name: worker-0 and so on."""
-
-    @property
-    def workers(self) -> list[str]:
-        """The workers that take part now."""
-
-    @property
-    def course(self) -> RunProgress:
-        """The progress of the run; thread-safe."""
-
-    def wait(self, seconds: float | None = None) -> RunResult | None:
-        """Run to the end; None if ``seconds`` pass first, where the run checks deadlines."""
-
-    def interrupted(self) -> RunResult:
-        """End now, and evaluate the current model."""
-
-    def outcome(self) -> RunResult:
-        """The result as it is now."""
+    def wait(self, seconds: float | None = None) -> RunResult | None: ...  # None: they passed first
+    def interrupted(self) -> RunResult: ...  # end now, and evaluate the current model
+    def outcome(self) -> RunResult: ...  # as it is now
 
 
 class RunDeadline(Exception):

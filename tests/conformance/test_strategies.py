@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.serial_fit import serial_fit
 from shoal.data.slots import Slots
 from shoal.simulation.reference import serial
 from shoal.testing.conformance import Candidate, Check, plain, suite
-from shoal.training.one_core import serial_fit
 
 # Three who learn alone take a third of the steps: held against the serial run where that learns fast.
 AVERAGING = (("strategy.every", 4), ("update.step", 1.0))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from benchmarks.serial_fit import serial_fit
 from shoal.data.batch import Batch
 from shoal.data.datasets import DataSource, load
 from shoal.data.local_keys import Localiser
@@ -26,7 +27,6 @@ from shoal.store.table.update import (
     rule_named,
 )
 from shoal.tables import Sparse, Update
-from shoal.training.one_core import serial_fit
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

@@ -24,9 +24,8 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.cluster import placement
-from shoal.cluster.load_stats import LoadStats
 from shoal.cluster.placement import backup_for, halved, segments_of
-from shoal.cluster.rebalance import WantedMove, together
+from shoal.cluster.rebalance import LoadStats, WantedMove, together
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
 from shoal.timing import DEFAULT, TimingSettings
@@ -184,7 +183,7 @@ class Roster:
         """A node is to leave: it is given nothing more, and others are filled in its place."""
         person = self.people[name]
         person.member = replace(person.member, leaving=True)
-        self.assignment.stop_filling(name)
+        self.assignment.replace_places(lambda at: replace(at, filling="") if at.filling == name else at)
         self.changed()
 
     def note_lost(self, name: str, reason: str) -> None:
@@ -227,7 +226,15 @@ class Roster:
 
     # ------------------------------------------------------------ tables
 
-    def check_create(self, name: str, spec: Table) -> None:
+    def create(
+        self,
+        name: str,
+        spec: Table,
+        starts: Sequence[int] = (),
+        origin: str = "",
+        like: str = "",
+    ) -> TablePlaces:
+        """Place a table's segments on the servers there are, or where those of another one are."""
         checked(spec)
         if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
             raise Invalid(f"a table's name has 1 to {limits.NAME_CHARS} printable characters")
@@ -237,28 +244,13 @@ class Roster:
             raise Invalid(f"there are {limits.TABLES} tables already: drop one")
         if not self.servers():
             raise Invalid("no server has joined yet: start one, then create the table")
-
-    def number_table(self) -> int:
-        self.tables_made += 1
-        return self.tables_made
-
-    def create(
-        self,
-        name: str,
-        spec: Table,
-        starts: Sequence[int] = (),
-        origin: str = "",
-        number: int | None = None,
-        like: str = "",
-    ) -> TablePlaces:
-        """Place a table's segments on the servers there are, or where those of another one are."""
-        self.check_create(name, spec)
         servers = self.staying()
         model = self._like(name, spec, starts, like) if like else None
         starts = list(starts) if model is None else model.starts
         starts = starts or [keys.start for keys in segments_of(spec, len(servers))]
         _check_starts(starts, spec)
-        number = self.number_table() if number is None else number
+        self.tables_made += 1  # a number that no table ever had
+        number = self.tables_made
         if model is None:
             holders = placement.place(number, len(starts), servers, self.copies)
             holders = [(*names, *self._until_they_go(len(names))) for names in holders]
@@ -327,7 +319,7 @@ class Roster:
         if name not in self.tables:
             raise Invalid(f"no table {name!r}")
         table = self.tables[name]
-        spec = checked(_with_delay(table.spec, max_delay))
+        spec = checked(replace(table.spec, max_delay=max_delay))
         self.tables[name] = replace(table, spec=spec)
         self.changed()
 
@@ -365,7 +357,7 @@ class Assignment:
                 return replace(place, filling="")
             return place
 
-        return self._new_view_if(self._replace(without))
+        return self._new_view_if(self.replace_places(without))
 
     def full(self, primary: str, full: Full) -> list[NewReplica]:
         """A server has been filled with these segments: add it to their sets, unless stale."""
@@ -442,11 +434,12 @@ class Assignment:
         if (
             place.filling
             or one.source not in place.servers
-            or not all(self._knows(name, place) for name in place.servers)
+            or any(self._shown(name) < place.epoch for name in place.servers)  # who held it before is not known there
         ):
             return False
         if not one.target:
-            if not any(self._is_here(name) for name in place.servers if name != one.source):
+            left = [name for name in place.servers if name != one.source and self._shown(name) >= self.roster.number]
+            if all(self.roster.people[name].suspected for name in left):
                 return False  # who is left may be dead, and nobody has noticed yet
             return self._put_one(table, one.segment, self._left(place, one.source))
         person = self.roster.people.get(one.target)
@@ -458,15 +451,10 @@ class Assignment:
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
-    def _knows(self, name: str, place: Replicas) -> bool:
-        """Whether this server has shown the view of that set: it knows the former holder."""
+    def _shown(self, name: str) -> int:
+        """The newest view that this server is known to have."""
         person = self.roster.people.get(name)
-        return person is not None and person.view >= place.epoch
-
-    def _is_here(self, name: str) -> bool:
-        """Whether this server has shown the newest view: it was alive lately."""
-        person = self.roster.people.get(name)
-        return person is not None and not person.suspected and person.view >= self.roster.number
+        return -1 if person is None else person.view
 
     def holds(self, name: str) -> int:
         """The parts that a server has, or is being given."""
@@ -504,7 +492,7 @@ class Assignment:
                 return self._left(place, server)
             return replace(place, filling="", instead="") if place.filling == server else place
 
-        self._replace(without)
+        self.replace_places(without)
 
     def _left(self, place: Replicas, server: str) -> Replicas:
         """Its set without this one: the next is primary, if that was it."""
@@ -518,7 +506,7 @@ class Assignment:
         since = place.since if servers[0] == place.servers[0] else self.roster.number + 1
         return Replicas(self.roster.number + 1, servers, since=since)
 
-    def _replace(self, change: Callable[[Replicas], Replicas]) -> bool:
+    def replace_places(self, change: Callable[[Replicas], Replicas]) -> bool:
         """Change places: a set that changes gets a new epoch, and filling begins again."""
         changed = False
         for table in list(self.roster.tables.values()):
@@ -542,10 +530,6 @@ class Assignment:
         self.roster.tables[table.name] = replace(table, places=places)
         return True
 
-    def stop_filling(self, server: str) -> None:
-        """This server is to leave: other servers are filled in its place."""
-        self._replace(lambda place: replace(place, filling="") if place.filling == server else place)
-
 
 def _note(known: dict[str, T], name: str, what: T, most: int) -> None:
     """As the newest; the oldest go."""
@@ -565,8 +549,3 @@ def _check_starts(starts: Sequence[int], spec: Table) -> None:
         raise Invalid(f"{len(starts)} segments: they begin at 0, and all of them lie below {spec.span}")
     if any(one >= other for one, other in pairwise(starts)):
         raise Invalid("the starts of segments are sorted, each once")
-
-
-def _with_delay(spec: Table, max_delay: int | None) -> Table:
-    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
-    return type(spec)(**{**fields, "max_delay": max_delay})

@@ -62,11 +62,10 @@ class BatchCache:
         missing = [one for one in contents if one not in self._kept and one not in self._ready]
         if missing:
             some = missing[: max(1, _AT_ONCE // self._per_slot)]
-            self._working = self._worker.compute(partial(self._read_all, some), limits.INLINE_ELEMENTS + 1)
+            self._working = self._worker.compute(
+                lambda: [self._read(self._there, content) for content in some], limits.INLINE_ELEMENTS + 1
+            )
             self._working.then(partial(self._are_ready, some))
-
-    def _read_all(self, contents: list[int]) -> list[Local]:
-        return [self._read(self._there, content) for content in contents]
 
     def _are_ready(self, contents: list[int], task: Task) -> None:
         self._working = None

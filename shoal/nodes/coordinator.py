@@ -9,8 +9,8 @@ A change of tables is answered once every server has the view that shows it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -19,20 +19,19 @@ from shoal.cluster import groups
 from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
-from shoal.events import LEFT
+from shoal.events import LEFT, Evaluated, Progress, RunEvent, Shared, Spans
 from shoal.nodes import membership_journal
 from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.rebalancer import Rebalancer
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JOURNAL_TOKEN
-from shoal.nodes.status import PublicInfo, standing
 from shoal.nodes.table_admin import TableAdmin
 from shoal.security.address import check_address
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import coding
 from shoal.wire import messages as m
-from shoal.wire.effects import Dismiss, Durable, Effect, Event, Persist, ProcessEnd, Received, Send, Stored, Wake
-from shoal.wire.messages.groups import Allow, Dissolve, GroupProcessEnded, dealer
+from shoal.wire.effects import Dismiss, Durable, Effect, Event, Persist, ProcessEnd, Received, Send, Stored, Tell, Wake
+from shoal.wire.messages.groups import Allow, Dissolve, GroupProcessEnded, dealer, namespace
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 _WHY = 200  # characters of a reason that others give
@@ -202,7 +201,7 @@ class Coordinator:
             case m.Refresh(request):
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
             case m.StatusRequest(request):
-                return [Send(sender, standing(self, now, request, sender))]
+                return [Send(sender, self._status(now, request, sender))]
             case m.Describe() | m.Feed() | m.Unfit():
                 return self.doorway.take(sender, message, self.scheduler)
             case m.Create() | m.Drop() | m.Delay() | Allow() | Dissolve():
@@ -346,6 +345,43 @@ class Coordinator:
         self.counts["filled"] += bool(taken)
         return self.elastic.full(now, taken, self)
 
+    def _status(self, now: int, request: int, to: str) -> m.StatusReply:
+        """``to`` a group's member: where the cluster's own checkpoints lie is not for it."""
+        roster, view, scheduler = self.roster, self.view, self.scheduler
+        known = {member.incarnation for member in view.members}  # not those that are still joining
+        loads = roster.loads.by_server(roster.tables)
+        members = [
+            m.MemberStatus(
+                name,
+                one.member.role,
+                one.member.incarnation,
+                one.view,
+                max(0, now - (one.heard or now)),
+                one.suspected,
+                one.member.leaving,
+                one.member.group,
+                loads.get(name, 0.0),
+                one.member.address,
+            )
+            for name, one in roster.people.items()
+            if one.member.incarnation in known
+        ]
+        counts = {**self.counts, **self.also()}
+        return m.StatusReply(
+            request,
+            view.term,
+            view.number,
+            view.generation,
+            roster.copies,
+            members,
+            dict(roster.lost),
+            None if scheduler is None else scheduler.progress(),
+            "" if namespace(to) else self.saving.points.newest,
+            counts,
+            self.elastic.standing(now, self),
+            roster.timing,
+        )
+
 
 _CALLED = ("server", "scheduler")  # by others, so they must say where they are reached
 
@@ -365,3 +401,47 @@ def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]
     if hello.name in roster.people or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
         return ""
     return "the cluster is full: its members, tables and groups are as many as one message can tell"
+
+
+Asked = m.Describe | m.Feed | m.Unfit
+
+
+class PublicInfo:
+    """Answers those who are no members: what the run is about, and its recent events.
+
+    A node that cannot take part may say why: a warning, a bounded number of times.
+    """
+
+    def __init__(self, about: m.Described | None = None) -> None:
+        self.about = about or m.Described(0)
+        self._events: deque[RunEvent] = deque(maxlen=limits.FEED)
+        self._number = 0  # of the last event
+        self._unfit = 0
+
+    def take(self, sender: str, asked: Asked, scheduler: Scheduler | None) -> list[Effect]:
+        match asked:
+            case m.Describe(request):
+                ended = scheduler is not None and scheduler.ended
+                return [Send(sender, msgspec.structs.replace(self.about, request=request, ended=ended))]
+            case m.Feed(request, after):
+                return [Send(sender, m.Fed(request, self._number, self._since(after)))]
+            case m.Unfit(name, why):
+                self._unfit += 1
+                if scheduler is None or self._unfit > limits.UNFIT:
+                    return []
+                return scheduler.warn(f"{name[: limits.NAME_CHARS]} cannot take part: {why[: limits.UNFIT_CHARS]}")
+
+    def heard(self, effects: Iterable[Effect]) -> None:
+        """Remember events for a feed, but not those that come all the time."""
+        for effect in effects:
+            if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Shared | Spans):
+                self._number += 1
+                # An evaluation has a line for each worker: who looks on needs none of them.
+                short = (
+                    msgspec.structs.replace(event, each={}) if isinstance(event := effect.event, Evaluated) else event
+                )
+                self._events.append(short)
+
+    def _since(self, after: int) -> list[RunEvent]:
+        new = max(0, self._number - after) if after <= self._number else self._number
+        return list(self._events)[-new:] if new else []

@@ -63,7 +63,7 @@ def make_scheduler(
     found = Scheduler(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = elsewhere
     if job.emulate.arrive:
-        found.await_only(1)
+        found.awaited = 1  # enough for the first slot, however many are to join
     return found
 
 

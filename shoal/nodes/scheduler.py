@@ -29,7 +29,6 @@ from shoal import limits
 from shoal.cluster.roster import Roster
 from shoal.events import Delayed, Evaluated, Gone, Joined, Progress, RolledBack, Spans, Started, Stopped, Voided, Warned
 from shoal.nodes.scheduler_journal import (
-    JournalSnapshot,
     Judgements,
     Line,
     LossTally,
@@ -40,7 +39,6 @@ from shoal.nodes.scheduler_journal import (
     TrafficTotals,
     finite,
     folded,
-    to_begin_with,
 )
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.time_accounting import COMPUTE, IDLE, KINDS, WAIT
@@ -57,30 +55,24 @@ NEWER = "slots with newer weights"  # as they are counted
 _REPORT = 250 * limits.MILLISECOND  # how often progress is reported and journalled
 _LATE = 30 * limits.SECOND  # after the first worker: then the run begins without the others
 _STALLED = 30 * limits.SECOND  # without any slot counted: worth a warning
-# A run without any worker, or evaluator, for so long has failed: a restarted process takes its
-# time.
-_NOBODY = 10 * limits.SECOND
+_NOBODY = 10 * limits.SECOND  # without any worker or evaluator: then the run has failed
 _VOIDS = 100  # void slots that a progress report names: one answer has an end
 
 
 class WorkerReports:
     """Losses and times that workers reported since the last progress event and evaluation."""
 
-    def __init__(self, between: LossTally | None = None) -> None:
+    def __init__(self) -> None:
         self.progress = LossTally()  # since the last progress event
-        self.between = between or LossTally()  # since the last evaluation
+        self.between = LossTally()  # since the last evaluation
         self._spent = [0] * len(KINDS)  # microseconds, since the last progress event
-        self._by_worker: dict[str, dict[str, float]] = {}  # since the last evaluation
-
-    def add_loss(self, examples: int, loss: float) -> None:
-        self.progress.add(examples, loss)
-        self.between.add(examples, loss)
+        self.by_worker: dict[str, dict[str, float]] = {}  # since the last evaluation
 
     def add_time(self, worker: str | None, spent: list[int], slots: int) -> None:
         self._spent = [a + b for a, b in zip(self._spent, spent, strict=True)]
         if worker is None:
             return
-        mine = self._by_worker.setdefault(worker, {"slots": 0})
+        mine = self.by_worker.setdefault(worker, {"slots": 0})
         seconds = ((kind, one / 1e6) for kind, one in zip(KINDS, spent, strict=True))
         for what, one in (("slots", slots), *seconds):
             if one:
@@ -92,26 +84,6 @@ class WorkerReports:
         spent = {kind: one / 1e6 for kind, one in zip(KINDS, self._spent, strict=True) if one}
         self.progress, self._spent = LossTally(), [0] * len(KINDS)
         return mean, spent
-
-    def take_by_worker(self) -> dict[str, dict[str, float]]:
-        found, self._by_worker = self._by_worker, {}
-        return found
-
-
-class StallWatch:
-    """Notices that no slot was counted for a long time, although nodes answer."""
-
-    def __init__(self) -> None:
-        self._done, self._since, self._looked = -1, 0, 0
-
-    def is_stalled(self, now: int, done: int, idle: bool, suspect: int) -> bool:
-        gap, self._looked = now - self._looked, now
-        if gap > suspect:  # this process slept: no other node is blamed for that
-            self._since += gap
-        if done != self._done or idle:
-            self._done, self._since = done, now
-            return False
-        return now - self._since >= _STALLED
 
 
 class Scheduler:
@@ -152,9 +124,9 @@ class Scheduler:
         self._reports, self._reported = WorkerReports(), 0
         self._last_loss: float | None = None
         self._known_voids: set[int] = set()
-        self._stall = StallWatch()
+        self._stall = (-1, 0, 0)  # slots that were done, since when, and when that was last looked at
         # Workers, by incarnation
-        self._awaited = started.workers  # before the first slot is dealt
+        self.awaited = started.workers  # before the first slot is dealt
         self._first_seen = 0  # when the first one asked for work
         self._seen: dict[int, str] = {}  # those that have asked for work
         self._answers: dict[int, m.Deal] = {}
@@ -244,10 +216,6 @@ class Scheduler:
 
     # ------------------------------------------------------------ members
 
-    def await_only(self, workers: int) -> None:
-        """So many workers are enough for the first slot, however many are to join."""
-        self._awaited = workers
-
     def joined(self, now: int, name: str, role: str) -> list[Effect]:
         self._advance_time(now)
         self._new.add(name)
@@ -288,12 +256,12 @@ class Scheduler:
         """Before the beginning, a worker that is gone is not waited for."""
         if self.begun or self.elsewhere:
             return []
-        self._awaited -= 1
-        if self._awaited < 1 and not self._seen:
+        self.awaited -= 1
+        if self.awaited < 1 and not self._seen:
             return self._fail(
                 f"no worker was there for the first slot: they ended, or were asked to leave (the last was {last})"
             )
-        return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
+        return self._begin(now) if self._seen and len(self._seen) >= self.awaited else []
 
     def started_again(self, now: int, term: int) -> list[Effect]:
         self._advance_time(now)
@@ -315,7 +283,7 @@ class Scheduler:
             self._stop(self.over)
             self._check_finished()
         if not self.begun and not self.ended and self._seen and now - self._first_seen > _LATE:
-            missing = self._awaited - len(self._seen)
+            missing = self.awaited - len(self._seen)
             effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
             effects += self._begin(now)
         if not self.begun or self.ended:
@@ -356,8 +324,13 @@ class Scheduler:
         return ""
 
     def _warn_if_stalled(self, now: int) -> list[Effect]:
-        done, idle = self.workload.done, self.workload.finished or not self._seen
-        if not self._stall.is_stalled(now, done, idle, self.timing.suspect):
+        done, (before, since, looked) = self.workload.done, self._stall
+        if now - looked > self.timing.suspect:  # this process slept: no other node is blamed for that
+            since += now - looked
+        if done != before or self.workload.finished or not self._seen:
+            since = now
+        self._stall = (done, since, now)
+        if now - since < _STALLED:
             return []
         what = f"after slot {done:,} nothing was counted for {_STALLED // limits.SECOND} s"
         if self.silent:
@@ -394,7 +367,7 @@ class Scheduler:
             # The answer was lost: nothing is counted or dealt twice. An older request is not waited
             # for any more. While effects are held the answer may be among them: the worker asks
             # again.
-            return [Send(sender, known)] if want.request == known.request and self.is_told else []
+            return [Send(sender, known)] if want.request == known.request and self.journal.is_empty else []
         work, who = self.workload, want.incarnation
         if not self.is_done and not want.leaving and who not in self._seen:
             self._seen[who] = sender
@@ -414,9 +387,11 @@ class Scheduler:
         if want.newer:
             self.counts[NEWER] += want.newer
             effects += self.warn("a slot that was dealt again read weights of which some were one step newer")
-        if not self.begun and not self.ended and len(self._seen) >= self._awaited:
+        if not self.begun and not self.ended and len(self._seen) >= self.awaited:
             effects += self._begin(now)
-        again, fresh, late = self._deal(now, want) if self._may_deal(want) else ([], [], [])
+        may = self.begun and not want.leaving and not self.is_done and who in self._seen
+        waits = self._unheard or self._stops_later
+        again, fresh, late = self._deal(now, want) if may and not waits else ([], [], [])
         self._check_finished()
         void = [slot for slot in (*again, *fresh) if slot in work.voids]
         over = self.over if self.is_done else "you left" if want.leaving else ""
@@ -432,11 +407,6 @@ class Scheduler:
         lent = self.speculative.choose(now, want.incarnation, self.workload)
         self.counts["second copies"] += len(lent)
         return sorted([*again, *lent]), fresh, self.workload.late(want.incarnation)
-
-    def _may_deal(self, want: m.Want) -> bool:
-        if self._unheard or self._stops_later:
-            return False
-        return self.begun and not want.leaving and not self.is_done and want.incarnation in self._seen
 
     def _hold(self, who: int, holds: Runs | None) -> None:
         if holds is not None and who in self._unheard and who in self._seen:
@@ -469,7 +439,8 @@ class Scheduler:
             examples = min(examples, work.rows(new))
             loss *= examples / want.examples
         self.examples += examples
-        self._reports.add_loss(examples, loss)
+        self._reports.progress.add(examples, loss)
+        self._reports.between.add(examples, loss)
 
     def _begin(self, now: int) -> list[Effect]:
         """All workers are here: judge the first weights, and start the clock."""
@@ -496,7 +467,7 @@ class Scheduler:
     def ready(self, now: int, sender: str, ready: m.EvaluationReady) -> list[Effect]:
         self._advance_time(now)
         self._evaluator_gone, self._evaluator_unheard = (0, ""), None
-        if not self.is_told and ready.request == self._evaluator_request:
+        if not self.journal.is_empty and ready.request == self._evaluator_request:
             return []  # its answer is held
         self._evaluator_request = ready.request
         effects = self._tell_spans(sender, ready.spans)
@@ -537,6 +508,7 @@ class Scheduler:
 
     def _judged(self, ready: m.EvaluationReady, slots: int, examples: int, workers: int) -> list[Effect]:
         best, why = self.stopping.judged(ready.loss, ready.metrics)
+        by_worker, self._reports.by_worker = self._reports.by_worker, {}
         if ready.found > 0:
             between, self._reports.between = self._reports.between, LossTally()
             self._last_loss = between.mean() if between.examples else self._last_loss
@@ -552,7 +524,7 @@ class Scheduler:
             workers=workers,
             best=best,
             read=self._read_at,
-            each=self._reports.take_by_worker(),
+            each=by_worker,
         )
         effects: list[Effect] = [Tell(evaluated)]
         if not math.isfinite(ready.loss):
@@ -628,11 +600,6 @@ class Scheduler:
     # ------------------------------------------------------------ checkpoints and restarts
 
     @property
-    def is_told(self) -> bool:
-        """No effect waits for the journal."""
-        return self.journal.is_empty
-
-    @property
     def is_behind(self) -> bool:
         """The journal lacks the last rollback: no record that follows from it is written."""
         return self.journal.is_behind(self._now)
@@ -701,10 +668,6 @@ class Scheduler:
         self._unheard = dict.fromkeys(workers)
         self._set_barrier()
         self.journal.resume(state.account.said)
-
-    def restore(self, now: int, state: ScheduleState, counted: Runs | None = None) -> None:
-        """Begin where a checkpoint ends, as ``resume`` does with a journal of this one line."""
-        self.resume([JournalSnapshot(to_begin_with(state, counted))])
 
     def rollback(
         self, now: int, state: ScheduleState | None, counted: Runs, why: str, checkpoint: int | None = None

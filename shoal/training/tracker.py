@@ -57,6 +57,12 @@ class RunResult:
     left: tuple[float, float] = (0.0, 0.0)  # held back by filters; and the lost share of it
 
 
+def result_of(course: RunProgress, judged: Judgement | None, why: str, failed: bool, staleness: list[int]) -> RunResult:
+    """The result of a run that has come so far."""
+    counted = (course.seconds, course.computing, course.steps, course.examples, course.sent, course.received)
+    return RunResult(judged, why, failed, *counted, staleness, course.counts, course.filtered, course.left)
+
+
 class Tracker:
     """The progress of one run, and the quality of its model."""
 
@@ -256,19 +262,8 @@ class Tracker:
 
     def outcome(self) -> RunResult:
         judged = self._kept if self.job.stop.keeps_best or self.failed else self._last
-        return RunResult(
-            judged,
-            self.why or "interrupted",
-            self.failed or not self.ended,
-            self.seconds,
-            self.seconds,
-            self.steps,
-            self.examples,
-            self.sent,
-            self.received,
-            self.staleness if self.staleness or not self.ended else [self.done],
-            dict(self.counts),
-        )
+        staleness = self.staleness if self.staleness or not self.ended else [self.done]
+        return result_of(self.course(), judged, self.why or "interrupted", self.failed or not self.ended, staleness)
 
     def course(self) -> RunProgress:
         """The progress, as a coordinator would report it."""

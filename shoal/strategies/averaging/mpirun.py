@@ -41,7 +41,7 @@ from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
 from shoal.strategies.averaging.worker import make_shards
 from shoal.training.preflight import check
 from shoal.training.run import RunHandle, RunStart
-from shoal.training.tracker import RunResult, Tracker
+from shoal.training.tracker import RunResult, Tracker, result_of
 from shoal.wire.messages import RunProgress
 
 SOCKET, JOB, WEIGHTS = "socket", "job.toml", "weights.npy"  # in the private folder
@@ -197,10 +197,7 @@ class MpirunRun:
         if self._outcome is not None:
             return self._outcome
         so_far = self._course
-        return RunResult(
-            self._judged(self._judged_as), so_far.over or "interrupted", True, so_far.seconds, so_far.computing, so_far.steps, so_far.examples,
-            so_far.sent, so_far.received, [], so_far.counts,
-        )  # fmt: skip
+        return result_of(so_far, self._judged(self._judged_as), so_far.over or "interrupted", True, [])
 
     # ------------------------------------------------------------ inside
 

@@ -55,7 +55,11 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
         )
     address = address_of(where) if isinstance(where, str) else where.address
     safety = _safety(job, address)
-    _check_key(safety, group)
+    if safety.has_keys and not safety.may_be(dealer(group), "client"):
+        raise Invalid(
+            f"a run of group {group!r} needs the key of that name in {safety.folder}, a client's: shoal key new {group} --role client, and on the "
+            f"coordinator's machine shoal key add LINE --group {group}"
+        )
     standing = check_free(address, group, safety)
     servers = sum(one.role == "server" for one in standing.members)
     found = msgspec.structs.replace(job, servers=servers, copies=min(standing.copies, servers))
@@ -78,16 +82,6 @@ class GroupAttachment:
 def _safety(job: Job, address: str) -> Safety:
     """As the job says; the usual folder of keys serves, if the cluster is one of another host."""
     return Safety.chosen(job.launch.keys, job.launch.insecure, at=address).checking(job.launch.checksums)
-
-
-def _check_key(safety: Safety, group: str) -> None:
-    """Whether a key here is the group's own: it names the group's scheduler and workers."""
-    if not safety.has_keys or safety.may_be(dealer(group), "client"):
-        return
-    raise Invalid(
-        f"a run of group {group!r} needs the key of that name in {safety.folder}, a client's: shoal key new {group} --role client, and on the "
-        f"coordinator's machine shoal key add LINE --group {group}"
-    )
 
 
 def check_free(address: str, group: str, safety: Safety | None = None) -> m.StatusReply:
@@ -125,7 +119,7 @@ class GroupCluster(ProcessCluster):
         self.group, self._manager = group, manager
         self._address = manager  # what our processes call the coordinator's
         self._taken.add(SCHEDULER)
-        self._looking = StatusClient(self._to_scheduler)
+        self._looking = StatusClient(lambda name: transport_to(self.address, self._safety)(name))
         self._joined = False
 
     @property
@@ -178,7 +172,3 @@ class GroupCluster(ProcessCluster):
                 self._joined = True
                 return
             threading.Event().wait(_LOOK)
-
-    def _to_scheduler(self, name: str) -> Transport:
-        """For one who looks: the scheduler answers as a coordinator would."""
-        return transport_to(self.address, self._safety)(name)

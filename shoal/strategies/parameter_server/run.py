@@ -35,7 +35,7 @@ from shoal.launch.arrivals import Arrivals
 from shoal.launch.cluster import Cluster
 from shoal.launch.local import ThreadCluster
 from shoal.launch.processes import ProcessCluster, safety_of
-from shoal.nodes.evaluator import Evaluator, Judgement
+from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.scheduler_journal import JournalSnapshot, ScheduleState
@@ -43,10 +43,11 @@ from shoal.nodes.strategy import TABLE
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.store.checkpoint.manifest import Manifest
+from shoal.store.client.task import Task
 from shoal.training.local_checkpoint import BestModel
 from shoal.training.preflight import check, table_of
 from shoal.training.run import RunStart
-from shoal.training.tracker import RunResult
+from shoal.training.tracker import RunResult, result_of
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import member_name
 
@@ -212,7 +213,8 @@ class ServerRun:
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
-        self._see_off()
+        with self._gone:  # the last reports of the workers are part of the figures
+            self._gone.wait_for(lambda: not self.workers or self._cluster.ended, limits.DRAIN / limits.SECOND)
         return self.outcome()
 
     def outcome(self) -> RunResult:
@@ -221,21 +223,11 @@ class ServerRun:
         judged = None
         if evaluator is not None:
             judged = evaluator.best if self.job.stop.keeps_best or course.failed else evaluator.last
-        return RunResult(
-            judged,
-            self._why or "interrupted",
-            not ended,
-            course.seconds,
-            course.computing,
-            course.steps,
-            course.examples,
-            course.sent,
-            course.received,
-            self._staleness() if ended else [],
-            course.counts,
-            course.filtered,
-            course.left,
-        )
+        staleness: list[int] = []
+        if ended:
+            with contextlib.suppress(ClusterError, StoreError):
+                staleness = self._client.stats(TABLE)["staleness"]
+        return result_of(course, judged, self._why or "interrupted", not ended, staleness)
 
     def interrupted(self) -> RunResult:
         """End now: save and evaluate the model, if the servers answer."""
@@ -252,24 +244,22 @@ class ServerRun:
             judged = self._evaluator.judge_now(pulled)
             with self._telling:
                 self._judged_last = True
-                self._listener(self._told(judged, workers))
+                course = self.course
+                self._listener(
+                    Evaluated(
+                        seconds=course.seconds,
+                        number=judged.number,
+                        passes=course.done / course.per_pass,
+                        steps=course.steps,
+                        examples=course.examples,
+                        train_loss=None,
+                        test_loss=judged.loss,
+                        metrics=judged.metrics,
+                        workers=workers,
+                        best=self._evaluator.best is judged,
+                    )
+                )
         return self.outcome()
-
-    def _told(self, judged: Judgement, workers: int) -> Evaluated:
-        """Handle an unrequested evaluation."""
-        course = self.course
-        return Evaluated(
-            seconds=course.seconds,
-            number=judged.number,
-            passes=course.done / course.per_pass,
-            steps=course.steps,
-            examples=course.examples,
-            train_loss=None,
-            test_loss=judged.loss,
-            metrics=judged.metrics,
-            workers=workers,
-            best=self._evaluator is not None and self._evaluator.best is judged,
-        )
 
     def close(self) -> None:
         """End all processes; unfinished work is lost."""
@@ -315,18 +305,14 @@ class ServerRun:
         )
         done = self._evaluator.start()
         loop = Loop(worker, self._cluster._transport(name))
-        done.then(lambda task: self._evaluator_ended(task.error))
-        done.then(lambda task: loop.stop())
+
+        def ended(task: Task) -> None:
+            if task.error is not None and not self._over.is_set():
+                self._broken = f"the evaluator failed: {task.error}"
+            loop.stop()
+
+        done.then(ended)
         self._cluster._run(loop)
-
-    def _evaluator_ended(self, error: Exception | None) -> None:
-        if error is not None and not self._over.is_set():
-            self._broken = f"the evaluator failed: {error}"
-
-    def _see_off(self) -> None:
-        """Wait until the workers have left: their last reports are part of the figures."""
-        with self._gone:
-            self._gone.wait_for(lambda: not self.workers or self._cluster.ended, limits.DRAIN / limits.SECOND)
 
     def _in_thread(self, name: str, trainer: Trainer, transport: Any) -> None:
         try:
@@ -358,13 +344,6 @@ class ServerRun:
         """Of something that the coordinator does not see."""
         with self._telling:
             self._listener(Warned(seconds=self._course.seconds, what=what))
-
-    def _staleness(self) -> list[int]:
-        try:
-            found: list[int] = self._client.stats(TABLE)["staleness"]
-        except (ClusterError, StoreError):
-            return []
-        return found
 
 
 def _cluster_of(job: Job, journal: JournalFile) -> Cluster:

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.events import Evaluated, Joined, Progress, Warned
-from shoal.nodes.status import PublicInfo
+from shoal.nodes.coordinator import PublicInfo
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 

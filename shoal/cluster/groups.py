@@ -102,8 +102,15 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             if like:
                 _check_own(group, sender, like)
             if group:
-                _check_file(group, sender, spec)
-                _check_folder(group, sender, origin)
+                # Servers read these with their own rights: not whatever a guest would like to see.
+                if isinstance(spec.initial, Given) and not spec.initial.path.endswith(WEIGHTS):
+                    raise Invalid(
+                        f"{sender} is of group {group!r}: the file of its weights is named ...{WEIGHTS}, so that it is no other"
+                    )
+                if origin and PLACE.search(origin) is None:
+                    raise Invalid(
+                        f"{sender} is of group {group!r}: the folder that its table comes from is that of a checkpoint, .../checkpoints/00000001"
+                    )
                 _check_room(roster, group, name, spec)
         case m.Drop(_, name) | m.Delay(_, name):
             _check_own(group, sender, name)
@@ -123,13 +130,6 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
 def allow(roster: Roster, group: GroupLimits) -> None:
     roster.groups[group.name] = group
     roster.changed()
-
-
-def unallow(roster: Roster, name: str, before: GroupLimits | None) -> None:
-    if before is None:
-        roster.groups.pop(name, None)
-    else:
-        roster.groups[name] = before
 
 
 def may_send_away(roster: Roster, sender: str, name: str) -> str:
@@ -158,21 +158,6 @@ def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
 def _check_own(group: str, sender: str, table: str) -> None:
     if group and namespace(table) != group:
         raise Invalid(f"{sender} is of group {group!r}, and table {table!r} is not: its own are named {group}/...")
-
-
-def _check_file(group: str, sender: str, spec: Table) -> None:
-    """Servers read it with their own rights: not whatever a guest would like to see."""
-    if isinstance(spec.initial, Given) and not spec.initial.path.endswith(WEIGHTS):
-        raise Invalid(
-            f"{sender} is of group {group!r}: the file of its weights is named ...{WEIGHTS}, so that it is no other"
-        )
-
-
-def _check_folder(group: str, sender: str, origin: str) -> None:
-    if origin and PLACE.search(origin) is None:
-        raise Invalid(
-            f"{sender} is of group {group!r}: the folder that its table comes from is that of a checkpoint, .../checkpoints/00000001"
-        )
 
 
 def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:

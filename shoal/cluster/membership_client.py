@@ -28,8 +28,6 @@ class ViewChange:
 
 
 class MembershipClient:
-    """One node's place in the cluster."""
-
     def __init__(self, name: str, role: str, token: str, address: str = "", coordinator: str = "coordinator") -> None:
         self.name, self.role, self.address, self.coordinator = name, role, address, coordinator
         self.incarnation = 0  # none yet
@@ -43,9 +41,9 @@ class MembershipClient:
         self.move_rate = limits.MOVE_RATE  # bytes a second, of a server
         self.heard = 0  # when the coordinator last said anything
         self._token, self._life = token, 0
-        self._next = 0  # when to say hello, or send a heartbeat, next
+        self.next = 0  # when to say hello, or send a heartbeat, next
         self._wait = self.timing.resend_first
-        self._asked_since = 0
+        self.asking_since = 0  # since when hello goes unanswered
         self._connected: dict[str, str] = {}
 
     @property
@@ -57,26 +55,17 @@ class MembershipClient:
     def joined(self) -> bool:
         return self.incarnation > 0
 
-    @property
-    def next(self) -> int:
-        return self._next
-
-    @property
-    def asking_since(self) -> int:
-        """Since when hello goes unanswered."""
-        return self._asked_since
-
     def tick(self, now: int) -> list[Effect]:
         """Say hello until it is answered; then a heartbeat now and then."""
-        if now < self._next:
+        if now < self.next:
             return []
         if not self.joined:
-            self._asked_since = self._asked_since or now
-            self._next = now + self._wait
+            self.asking_since = self.asking_since or now
+            self.next = now + self._wait
             self._wait = min(2 * self._wait, self.timing.resend_most)
             hello = m.Hello(self.name, self.role, f"{self._token}.{self._life}", self.address, self.group)
             return [Send(self.coordinator, hello)]
-        self._next = now + self.timing.heartbeat
+        self.next = now + self.timing.heartbeat
         return [self.heartbeat()]
 
     def show(self, view: int) -> list[Effect]:
@@ -96,8 +85,8 @@ class MembershipClient:
             ):
                 self.incarnation, self.move_rate = incarnation, rate
                 effects = self._take(view)
-                self._asked_since, self._wait = 0, self.timing.resend_first
-                self._next = now + self.timing.heartbeat
+                self.asking_since, self._wait = 0, self.timing.resend_first
+                self.next = now + self.timing.heartbeat
                 return ViewChange(view=True), effects
             case m.View() if self.joined and self._newer(message):
                 if any(one.name == self.name and one.incarnation != self.incarnation for one in message.members):
@@ -117,7 +106,7 @@ class MembershipClient:
         """This life is over: say hello as a new one."""
         self.incarnation = self.shown = 0
         self._life += 1
-        self._next = now
+        self.next = now
         return self.tick(now)
 
     def leave(self) -> list[Effect]:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -69,30 +70,26 @@ def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int
     """The placement after servers joined or left: holders stay, unless over the bound."""
     if not servers or copies < 1:
         raise Invalid(f"{copies} copies on {len(servers)} servers: needs at least one of each")
+    if len(frozenset(servers)) < len(servers):
+        raise Invalid(f"servers {sorted(servers)}: each is named once")
     ring = _ring(tuple(sorted(servers)))
     new: list[list[str]] = [[] for _ in old]
     for rank in range(min(copies, len(servers))):
-        room = _Capacity.for_primaries(servers, len(old)) if rank == 0 else _Capacity.for_backups(servers, len(old))
+        floor, extras = divmod(len(old), len(servers))
+        if rank:  # backups
+            floor, extras = int(-(-len(old) * BACKUPS_PER_MEAN // len(servers))), 0
+        room = _Capacity(floor, extras, dict.fromkeys(servers, 0))
         # All that can stay do so before anyone moves: a newcomer must not push out one who had the
         # place.
-        for stays in (_stays, _kept):
+        for stays in (slice(rank, rank + 1), slice(None)):  # who had this very place; who has a copy
             for names, holders in zip(new, old, strict=True):
                 if len(names) == rank:
-                    names.extend(stays(holders, rank, names, room))
+                    held = (name for name in holders[stays] if name not in names and room.take(name))
+                    names.extend(islice(held, 1))
         for number, names in enumerate(new):
             if len(names) == rank:
                 names.append(room.take_first(name for name in ring.walk(table, number) if name not in names))
     return [tuple(names) for names in new]
-
-
-def _stays(holders: Holders, rank: int, names: list[str], room: _Capacity) -> list[str]:
-    """Who had this very place."""
-    return [name for name in holders[rank : rank + 1] if name not in names and room.take(name)]
-
-
-def _kept(holders: Holders, rank: int, names: list[str], room: _Capacity) -> list[str]:
-    """One that holds the segment already: it needs no copying."""
-    return next(([name] for name in holders if name not in names and room.take(name)), [])
 
 
 def backup_for(
@@ -112,22 +109,9 @@ def backup_for(
 
 @dataclass(slots=True)
 class _Capacity:
-    """How many more segments each server may take."""
-
     floor: int
     extras: int  # servers that may still go one over the floor
     loads: dict[str, int]
-
-    @classmethod
-    def for_primaries(cls, servers: Sequence[str], segments: int) -> _Capacity:
-        loads = dict.fromkeys(servers, 0)
-        if len(loads) < len(servers):
-            raise Invalid(f"servers {sorted(servers)}: each is named once")
-        return cls(*divmod(segments, len(servers)), loads)
-
-    @classmethod
-    def for_backups(cls, servers: Sequence[str], segments: int) -> _Capacity:
-        return cls(-(-segments * BACKUPS_PER_MEAN // len(servers)), 0, dict.fromkeys(servers, 0))
 
     def take(self, server: str) -> bool:
         load = self.loads.get(server)

@@ -195,7 +195,6 @@ class WantedMove:
 
 
 def estimated(table: TablePlaces, segment: int) -> int:
-    """Bytes of a segment, as far as its table's settings tell."""
     start, stop = keys_of(table, segment)
     if isinstance(table.spec, Dense):
         return (stop - start) * table.spec.push_width * FLOAT_BYTES
@@ -290,7 +289,6 @@ class TablePlacement:
         holders[0], holders[rank] = target, source
 
     def order(self, counts: Mapping[str, int], name: str) -> tuple[int, int, int]:
-        """Who has least comes first."""
         return counts[name], self.cluster.held[name], self._points[name]
 
 
@@ -399,21 +397,16 @@ def split(
 
 
 def _hot_alone(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> list[tuple[TablePlacement, int]]:
-    """Segments above the mean on their own that may be split; the hottest first."""
     if (hot := hottest(cluster.asked)) is None:
         return []
     found = [
         (-part.load(segment), at, segment)
         for at, part in enumerate(parts)
+        if len(part.table.starts) < limits.SEGMENTS_PER_TABLE
         for segment, holders in enumerate(part.sets)
-        if holders[:1] == [hot] and part.load(segment) > cluster.mean and _may_split(part, segment)
+        if holders[:1] == [hot] and part.load(segment) > cluster.mean
     ]
     return [(parts[at], segment) for _, at, segment in sorted(found)]
-
-
-def _may_split(part: TablePlacement, segment: int) -> bool:
-    start, stop = keys_of(part.table, segment)
-    return stop - start >= 2 and len(part.table.starts) < limits.SEGMENTS_PER_TABLE
 
 
 @dataclass(slots=True)

@@ -39,8 +39,6 @@ _LIVES = 16  # of one name, that are remembered
 
 @dataclass(slots=True)
 class MemberRecord:
-    """One member, as the coordinator knows it."""
-
     member: Member
     token: str
     heard: int  # when
@@ -195,7 +193,6 @@ class Roster:
         _note(self.released, name, self.people[name].member.incarnation, limits.FORMER)
 
     def suspects(self) -> list[str]:
-        """Servers of which nothing was heard for a while."""
         return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
 
     def hear(self, now: int, person: MemberRecord) -> None:
@@ -267,7 +264,6 @@ class Roster:
         return leaving[: max(0, self.copies - copies)]
 
     def _like(self, name: str, spec: Table, starts: Sequence[int], like: str) -> TablePlaces:
-        """The table that this one is to be placed like, if it can be."""
         model = self.tables.get(like)
         if model is None:
             raise Invalid(f"table {name!r} like {like!r}: there is no such table (tables: {', '.join(self.tables)})")
@@ -296,7 +292,6 @@ class Roster:
             self.create(name, table.spec, starts, origin)
 
     def split(self, name: str, segment: int, at: int) -> None:
-        """Make two segments of one: the second begins at this key."""
         if name not in self.tables:
             raise Invalid(f"no table {name!r} to split a segment of")
         table = self.tables[name]
@@ -457,7 +452,6 @@ class Assignment:
         return -1 if person is None else person.view
 
     def holds(self, name: str) -> int:
-        """The parts that a server has, or is being given."""
         places = (place for table in self.roster.tables.values() for place in table.places)
         return sum(name in place.servers or place.filling == name for place in places)
 
@@ -472,7 +466,6 @@ class Assignment:
         return self._shortage()[0]
 
     def _shortage(self) -> tuple[bool, bool]:
-        """Both, looked at once for each view."""
         if self._short is None or self._short[0] != self.roster.number:
             most = min(self.roster.copies, len(self.roster.staying()))
             sets = [len(place.servers) for table in self.roster.tables.values() for place in table.places]
@@ -495,7 +488,6 @@ class Assignment:
         self.replace_places(without)
 
     def _left(self, place: Replicas, server: str) -> Replicas:
-        """Its set without this one: the next is primary, if that was it."""
         left = [one for one in place.servers if one != server]
         since = place.since if left[:1] == place.servers[:1] else self.roster.number + 1
         return Replicas(self.roster.number + 1, left, "" if left else server, since=since)

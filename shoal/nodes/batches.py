@@ -31,8 +31,6 @@ _ORDERS = 3  # passes whose order is remembered
 
 
 class BatchCache:
-    """What one worker has read."""
-
     def __init__(self, worker: Worker, data: CsrFile, slots: Slots, bias: bool, room: int) -> None:
         self._worker, self._data, self._slots, self._bias, self._room = worker, data, slots, bias, room
         self._here, self._there = (

@@ -58,8 +58,6 @@ class CheckpointedRun(Protocol):
 
 @dataclass(slots=True)
 class _CheckpointAttempt:
-    """One checkpoint under way."""
-
     began: int
     token: int  # of what the disk is doing for it, if it is
     wanted: bool  # somebody asked for it
@@ -146,7 +144,6 @@ class CheckpointProtocol:
         return [Send(name, m.Refusal(request, "disk", why)) for name, request in askers]
 
     def soon(self) -> None:
-        """Begin one as soon as may be, whatever the time: at an evaluation, at the end."""
         self._wanted, self._not_before = True, 0
 
     def evaluated(self, effects: Sequence[Effect]) -> list[Effect]:
@@ -234,7 +231,6 @@ class CheckpointProtocol:
         return [store]
 
     def _ask_all(self, now: int, one: _CheckpointAttempt, view: m.View, run: CheckpointedRun) -> list[Effect]:
-        """There is a folder: say which step, and what is known of the run then."""
         cut = run.cut
         why = _not_now(view, cut)
         if why or cut is None:
@@ -298,7 +294,6 @@ class CheckpointProtocol:
         return effects
 
     def _stalls(self, now: int, one: _CheckpointAttempt) -> list[Effect]:
-        """The disk is at it: there is nothing to do but wait, and to say so."""
         if one.stalled or now - one.began <= self.timing.snap_within:
             return []
         one.stalled = True

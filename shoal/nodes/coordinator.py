@@ -38,8 +38,6 @@ _WHY = 200  # characters of a reason that others give
 
 
 class Coordinator:
-    """One coordinator, without its loop."""
-
     def __init__(
         self,
         name: str = "coordinator",
@@ -175,7 +173,6 @@ class Coordinator:
         return [*effects, *self.changing.cannot_write(why, self)]
 
     def _welcome(self, now: int) -> list[Effect]:
-        """Those who are members by the record that is now on disk."""
         effects: list[Effect] = []
         here = {member.name: member.incarnation for member in self.view.members}
         for name, hello in list(self._welcomes.items()):
@@ -335,7 +332,6 @@ class Coordinator:
         return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]
 
     def _copies(self, now: int, sender: str, ask: m.Shrink | m.Full) -> list[Effect]:
-        """A primary wants its set changed; the next view is the answer."""
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
         if isinstance(ask, m.Shrink):

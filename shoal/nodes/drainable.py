@@ -26,8 +26,6 @@ End = Literal["", "released", "dismissed", "refused", "deserted"]
 
 
 class DrainableNode:
-    """One node and its end."""
-
     def __init__(
         self, node: Node, member: MembershipClient, patience: int | Literal["timing"] | None = "timing"
     ) -> None:

@@ -46,16 +46,12 @@ class Judgement:
 
 
 class EvaluationOrder(NamedTuple):
-    """What was to be judged."""
-
     generation: int
     number: int
     clock: int
 
 
 class Evaluator:
-    """The judge of one run."""
-
     def __init__(
         self,
         worker: Worker,
@@ -138,7 +134,6 @@ class Evaluator:
                 await self._ready(holds=found, found=found, loss=judged.loss, metrics=judged.metrics, clock=step)
 
     async def _answer(self, asked: EvaluationOrder) -> Judgement:
-        """Read, say so, judge; or what was found when this was asked before."""
         if self._found is not None and self._found[0] == asked:
             return self._found[1]
         if self._read is None or self._read[0] != asked:

@@ -91,7 +91,6 @@ def started_event(
 
 
 def scheduler_for(job: Job, dataset: Dataset) -> Scheduler:
-    """What the coordinator of such a run on this data deals."""
     return make_scheduler(job, dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
 
 
@@ -110,7 +109,6 @@ def make_trainer(
     traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
     number: int = 0,
 ) -> Trainer:
-    """A worker's part in a run on these rows; ``number`` is its own among the workers."""
     from shoal.nodes.trainer import Trainer
 
     learner, slots = learner_of(job.model, data, job.seed, number), job.slots(data.rows)

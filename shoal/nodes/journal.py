@@ -19,8 +19,6 @@ _HEAD = 8  # length and checksum, four bytes each
 
 
 class JournalFile:
-    """One file, or none."""
-
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.records: list[bytes] = []

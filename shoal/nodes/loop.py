@@ -108,7 +108,6 @@ class Loop:
         self.tell(Tick())
 
     def tell(self, event: Event) -> None:
-        """Hand an event in, from any thread."""
         self._events.append(event)
         self.transport.wake()
 

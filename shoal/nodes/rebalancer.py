@@ -56,8 +56,6 @@ class OpeningMove:
 
 
 class Rebalancer:
-    """The moves and departures of one cluster."""
-
     def __init__(self, moves: MoveSettings | None = None) -> None:
         self.moves = moves or MoveSettings()
         self._begun: dict[_Key, tuple[int, str, str]] = {}  # when, why, and what it gains
@@ -256,7 +254,6 @@ class Rebalancer:
         )
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
-        """Split a segment that is too hot; None if there is none, or it has to wait."""
         roster = of.roster
         tables = list(roster.tables.values())
         found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
@@ -296,7 +293,6 @@ class Rebalancer:
         return person is not None and person.member.leaving
 
     def _release(self, now: int, of: Coordinator) -> list[Effect]:
-        """Servers that are to go, and that nobody needs any more."""
         effects: list[Effect] = []
         for name, person in list(of.roster.people.items()):
             if not person.member.leaving or person.member.role != "server" or of.roster.assignment.holds(name):

@@ -79,7 +79,6 @@ class WorkerReports:
                 mine[what] = round(mine.get(what, 0) + one, 6)
 
     def take_progress(self) -> tuple[float | None, dict[str, float]]:
-        """The mean loss, and seconds by kind; both begin again."""
         mean = self.progress.mean()
         spent = {kind: one / 1e6 for kind, one in zip(KINDS, self._spent, strict=True) if one}
         self.progress, self._spent = LossTally(), [0] * len(KINDS)
@@ -152,7 +151,6 @@ class Scheduler:
 
     @property
     def computing_seconds(self) -> float:
-        """From the first slot to the last, without the evaluation after it."""
         return self.seconds if self._computed is None else self._computed
 
     @property
@@ -253,7 +251,6 @@ class Scheduler:
         return self.journal.follow(now, [gone, *self._one_less(now, f"{name}: {why}")])
 
     def _one_less(self, now: int, last: str) -> list[Effect]:
-        """Before the beginning, a worker that is gone is not waited for."""
         if self.begun or self.elsewhere:
             return []
         self.awaited -= 1
@@ -307,7 +304,6 @@ class Scheduler:
         return max(least, 2 * self.timing.dead)
 
     def _whom_it_lacks(self, now: int) -> str:
-        """Why the run cannot go on: no worker or no evaluator is left. Empty if it can."""
         if self._seen or self.workload.finished:
             self._alone_since = 0
         else:
@@ -400,7 +396,6 @@ class Scheduler:
         return self.journal.follow(now, [*effects, Send(sender, deal)])
 
     def _deal(self, now: int, want: m.Want) -> tuple[list[int], list[int], list[int]]:
-        """Slots that come again, new ones, and its own that another worker finished first."""
         again, fresh = self.workload.deal(want.incarnation, want.more)
         if self.speculative is None:
             return again, fresh, []
@@ -416,7 +411,6 @@ class Scheduler:
         self._unheard.pop(who, None)
 
     def _measure(self, want: m.Want) -> None:
-        """Where the worker's time went, for the delay and the speculative copies."""
         spent = [*want.spent[: len(KINDS)], *[0] * (len(KINDS) - len(want.spent))]
         done = count(want.counted)
         self._reports.add_time(self._seen.get(want.incarnation), spent, done)
@@ -443,7 +437,6 @@ class Scheduler:
         self._reports.between.add(examples, loss)
 
     def _begin(self, now: int) -> list[Effect]:
-        """All workers are here: judge the first weights, and start the clock."""
         self.begun, self._since, self._reported = True, now, now
         if self.evaluations.asked < 0:
             self._ask()

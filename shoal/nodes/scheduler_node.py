@@ -29,8 +29,6 @@ from shoal.wire.messages.groups import SCHEDULER, GroupProcessEnded, dealer, who
 
 
 class SchedulerNode:
-    """One group's, without its loop."""
-
     def __init__(
         self,
         group: str,

@@ -34,8 +34,6 @@ _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others 
 
 
 class Server:
-    """One server, without its loop."""
-
     def __init__(
         self, name: str, token: str, address: str = "", inline: int = limits.INLINE_ELEMENTS, disk: Disk | None = None
     ) -> None:
@@ -111,7 +109,6 @@ class Server:
         return effects
 
     def _tell_loads(self, now: int) -> None:
-        """Now and then the next heartbeat says how much is asked of our segments."""
         if now - self._told_loads < self.member.timing.load_every:
             return
         seconds = (now - self._told_loads) / limits.SECOND
@@ -146,7 +143,6 @@ class Server:
         return effects
 
     def _take_view(self, now: int) -> list[Effect]:
-        """Put the newest view into effect: new tables are made off the loop."""
         if self._works:  # a table is in use: the view waits until it is free
             self._view_waits = True
             return []

@@ -97,7 +97,6 @@ class ServerCheckpoints:
         return outcome + found
 
     def _write(self, sender: str, snap: m.Snap, holding: TableServer, own: Primary, cut: list[int]) -> HandlerResult:
-        """Copy them, one after another, and hand each to the disk."""
         snapping = self._snapping.of(sender, snap)
 
         def copy(segment: int) -> LongComputation:

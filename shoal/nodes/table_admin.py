@@ -37,8 +37,6 @@ class TableChange:
 
 
 class TableAdmin:
-    """The changes of tables that one coordinator was asked for."""
-
     def __init__(self) -> None:
         self._settling: list[TableChange] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # a resent one is not done twice
@@ -91,7 +89,6 @@ class TableAdmin:
         return []
 
     def _carry_out(self, sender: str, change: Change, of: Coordinator) -> tuple[str, int]:
-        """The name and the number of a table that was made: what there would be to undo."""
         match change:
             case m.Create():
                 return self._create(change, of)
@@ -107,10 +104,10 @@ class TableAdmin:
         return "", 0
 
     def _allow(self, group: GroupLimits, of: Coordinator) -> None:
-        before = of.roster.groups.get(group.name)
+        before = dict(of.roster.groups)
         groups.allow(of.roster, group)
         if not _fits(of):
-            groups.unallow(of.roster, group.name, before)
+            of.roster.groups = before
             raise Invalid(
                 f"group {group.name!r} may read too many others: all that is told of groups has no room in a view"
             )
@@ -125,7 +122,6 @@ class TableAdmin:
         return placed.name, placed.number
 
     def settle(self, of: Coordinator) -> list[Effect]:
-        """Answer the changes that are on disk, and that every server has seen."""
         shown = [of.roster.people[name].view for name in of.roster.servers()]
         seen = min([of.view.number, *shown])
         effects: list[Effect] = []

@@ -31,8 +31,6 @@ _SPARSE = 600 * limits.SECOND  # so long every tenth
 
 
 class TimeAccounting:
-    """The time of one node."""
-
     def __init__(self, clock: Callable[[], int], most: int) -> None:
         self._clock, self._most = clock, most
         self._began = self._mark = clock()  # up to the mark all is accounted for
@@ -44,11 +42,11 @@ class TimeAccounting:
     def computing(self) -> None:
         """A computation begins: since the last wait its rows were made ready."""
         if not self._computing:
-            self._account(COMPUTE)
+            self.did(COMPUTE)
         self._computing += 1
 
     def computed(self) -> None:
-        self._account(COMPUTE)
+        self.did(COMPUTE)
         self._computing -= 1
 
     def waited(self, held: int = 0, kind: int = COMMUNICATE) -> None:
@@ -57,12 +55,9 @@ class TimeAccounting:
             return
         now = self._clock()
         if held and now > (since := max(held, self._mark)):
-            self._account(kind, since)
+            self.did(kind, since)
             kind = WAIT
-        self._account(kind, now)
-
-    def did(self, kind: int) -> None:
-        self._account(kind)
+        self.did(kind, now)
 
     def skip(self) -> None:
         self._mark = max(self._mark, self._clock())
@@ -74,7 +69,8 @@ class TimeAccounting:
         spans, self._spans = self._spans, []
         return totals, [(kind, (now - start) // 1_000, (stop - start) // 1_000) for kind, start, stop in spans]
 
-    def _account(self, kind: int, now: int = 0) -> None:
+    def did(self, kind: int, now: int = 0) -> None:
+        """Everything since the last call was this."""
         now = now or self._clock()
         start = self._mark
         if now <= start:

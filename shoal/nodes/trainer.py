@@ -140,13 +140,6 @@ class SlotStream:
         """This task was awaited: account for the time since the last call or computation."""
         self._trainer.spent.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
 
-    async def settle(self, pushed: deque[Task], most: int = 0) -> None:
-        """Await pushes so that at most so many are open; a failed one ends this incarnation."""
-        while pushed and (len(pushed) > most or pushed[0].done):
-            task = pushed.popleft()
-            await task
-            self.waited(task)
-
     def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
         """The summed loss and the gradient."""
         function = partial(self._trainer.learner.gradient, local, weights, mean)
@@ -229,8 +222,6 @@ class SlotStream:
 
 
 class Trainer:
-    """One worker's part in a run."""
-
     def __init__(
         self,
         worker: Worker,
@@ -282,7 +273,6 @@ class Trainer:
         self.leaving = True
 
     def ask_now(self) -> None:
-        """Few slots are left: do not wait for the next report."""
         if self._nap is not None:
             self._nap.finish()
 
@@ -437,7 +427,6 @@ class Trainer:
             stream.wake()
 
     def _drop(self, late: list[tuple[int, int]]) -> None:
-        """Others were faster with these."""
         if not late:
             return
         gone = set(spread(late, limits.LEDGER_WINDOW))

@@ -90,7 +90,6 @@ class EventLog:
 
     @property
     def new(self) -> list[RunEvent]:
-        """The events of this process."""
         return self.events[self._former :]
 
     def __call__(self, event: RunEvent) -> None:
@@ -311,7 +310,6 @@ class RunFolder:
         return other
 
     def keep(self, model: ReportsMetrics) -> None:
-        """Write the model only, for a run that has no other results."""
         with contextlib.suppress(OSError):
             model.save(self.path / "model.safetensors")
 

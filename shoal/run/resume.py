@@ -63,7 +63,6 @@ def open_folder(out: Path, job: Job) -> RunFolder:
 
 
 def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
-    """The finished run in this folder, unless new stop rules make it go on."""
     if not is_finished(path) or job_of(path, changes).stop != job_of(path).stop:
         return None
     return Run.load(path.absolute())
@@ -125,7 +124,6 @@ def check_further(path: Path, was: Job, now: Job) -> None:
 
 
 def differences(was: Job, now: Job) -> list[str]:
-    """The settings in which two jobs are different runs."""
     found = []
     before, after = (_flat(msgspec.to_builtins(one)) for one in (was, now))
     for name in dict.fromkeys([*before, *after]):
@@ -182,7 +180,6 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
 
 
 def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | LocalCheckpoint | None, Sequence[BadCheckpoint]]:
-    """The newest complete checkpoint, and the errors of newer ones."""
     from shoal.files import Disk
     from shoal.store.checkpoint.manifest import newest
     from shoal.training import local_checkpoint
@@ -195,7 +192,6 @@ def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | LocalCheckpoi
 def _state(
     path: Path, manifest: Manifest, was: Job, job: Job, dataset: Dataset, seconds: float
 ) -> tuple[msgspec.Raw, list[RunEvent]]:
-    """The coordinator's initial state, and warnings about it."""
     from shoal.nodes.factory import state_to_resume
     from shoal.nodes.journal import JournalFile
     from shoal.nodes.membership_journal import split

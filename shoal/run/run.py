@@ -184,6 +184,7 @@ def execute(
     from shoal.training.preflight import check, check_same, import_own, starting
     from shoal.training.run import RunStart
 
+    say: Callable[[str], None] = progress or (lambda what: None)
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: ResumedRun | None = None
     log: EventLog | None = None
@@ -192,7 +193,7 @@ def execute(
         import_own(job)
         dataset = load(job.data, job.seed, progress=progress)
         for note in dataset.notes:
-            _say(progress, note)
+            say(note)
         learner = check(job, dataset)
         _check_room(learner, dataset)
         if folder is not None and not folder.is_new:
@@ -216,8 +217,8 @@ def execute(
             folder.discard()
         raise
     try:
-        _say(progress, starting(job, launcher))
-        return _run(job, dataset, training, log, folder, progress, started)
+        say(starting(job, launcher))
+        return _run(job, dataset, training, log, folder, started)
     finally:
         try:
             log.close()  # after the results are saved: it may be slow
@@ -232,7 +233,6 @@ def _run(
     training: RunHandle,
     log: EventLog,
     folder: RunFolder | None,
-    progress: Callable[[str], None] | None,
     started: Callable[[Any], None] | None,
 ) -> Run:
     from shoal.launch import mpirun_rank
@@ -268,7 +268,20 @@ def _run(
                 log(Stopped(seconds=outcome.seconds, why=outcome.why))
             log.settle()
             cost = None if mpirun_rank.rank() else (_cpu() - began, time.monotonic() - clock)
-            run = _finished(job, dataset, training, outcome, log, folder, cost)
+            model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
+            try:
+                summary = summarise(job, dataset, outcome, log.events, cost)
+            except BaseException:
+                if folder is not None and model is not None:
+                    folder.keep(model)  # a failing summary must not lose the model
+                raise
+            run = Run(job, model, summary, log.events, None if folder is None else folder.path)
+            if folder is not None:
+                try:
+                    run.folder, run.rescued = folder.save(run), folder.rescued
+                except RunFailed as error:
+                    run.folder, error.run = None, run
+                    raise
     except (KeyboardInterrupt, SystemExit) as error:
         if run is None:
             raise
@@ -290,33 +303,6 @@ def _fail_if_nothing_learned(outcome: RunResult, log: EventLog) -> RunResult:
         return outcome
     why = f"nothing was learned: all {counted(len(voids), 'slot')} were given up, the last because {voids[-1].why}"
     return replace(outcome, failed=True, why=why)
-
-
-def _finished(
-    job: Job,
-    dataset: Dataset,
-    training: RunHandle,
-    outcome: RunResult,
-    log: EventLog,
-    folder: RunFolder | None,
-    cost: tuple[float, float] | None,
-) -> Run:
-    model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
-    try:
-        summary = summarise(job, dataset, outcome, log.events, cost)
-    except BaseException:
-        if folder is not None and model is not None:
-            folder.keep(model)  # a failing summary must not lose the model
-        raise
-    run = Run(job, model, summary, log.events, None if folder is None else folder.path)
-    if folder is not None:
-        try:
-            run.folder = folder.save(run)
-            run.rescued = folder.rescued
-        except RunFailed as error:
-            run.folder, error.run = None, run
-            raise
-    return run
 
 
 def _check_room(learner: Learner, dataset: Dataset) -> None:
@@ -412,18 +398,12 @@ def machine() -> dict[str, Any]:
 
 
 def _spent(events: Sequence[RunEvent]) -> dict[str, float]:
-    """The shares of time in which workers computed, communicated and waited."""
     total: Counter[str] = Counter()
     for event in events:
         if isinstance(event, Progress):
             total.update(event.spent)
     whole = sum(total.values())
     return {kind: round(seconds / whole, 4) for kind, seconds in total.items()} if whole else {}
-
-
-def _say(progress: Callable[[str], None] | None, what: str) -> None:
-    if progress is not None:
-        progress(what)
 
 
 def underway(start: RunStart, begin: Callable[[], None] = lambda: None) -> RunHandle:

@@ -13,8 +13,6 @@ from shoal.schedule.stop_rules import ENDLESS
 
 
 class Evaluations:
-    """Of one run, every so many slots."""
-
     def __init__(self, every: int) -> None:
         self.every = every
         self.asked = -1  # the last one asked for

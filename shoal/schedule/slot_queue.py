@@ -35,8 +35,6 @@ IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
 
 
 class SlotQueue:
-    """All the slots of a run."""
-
     def __init__(self, order: EpochOrder, limit: int, step: Step | None = None) -> None:
         self.order, self.limit, self.step = order, limit, step
         self.per_pass = order.per_pass
@@ -65,13 +63,11 @@ class SlotQueue:
 
     @property
     def steps(self) -> int:
-        """Steps that are whole."""
         if self.step is None:
             return self.done
         return self.step_of(self.lowest) if self.lowest < self.limit else self.steps_until(self.limit)
 
     def has(self, worker: int) -> int:
-        """How many slots it was dealt that are not counted."""
         return len(self._out.get(worker, ()))
 
     def among(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
@@ -80,7 +76,6 @@ class SlotQueue:
         return [slot for slot in self._out.get(worker, ()) if slot in wanted]
 
     def rows(self, slots: Iterable[int]) -> int:
-        """How many rows are in these, but for the void ones."""
         return self._rows_of(slot for slot in slots if slot not in self.voids)
 
     @property
@@ -214,7 +209,6 @@ class SlotQueue:
         return again, new
 
     def _leave_out(self) -> None:
-        """Workers may hold other slots of the last epoch than those that were to come again."""
         held = self._uncounted()
         again = [slot for slot in self._again if slot not in held and not self.is_counted(slot)]
         self._again = deque(again[: max(0, self.limit - self.done - len(held))])
@@ -270,7 +264,6 @@ class SlotQueue:
         return [mine.popleft() for _ in range(min(most, len(mine)))]
 
     def _hand_round(self) -> None:
-        """The next slot is meant for the worker whose turn it is."""
         if not self.is_counted(self.next):
             self._open(self.next // self.per_pass)
             self._pending[self._in_turn_is(self.next)].append(self.next)

@@ -84,8 +84,6 @@ class Patience(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class StopDecision:
-    """The rules, asked along the way."""
-
     rules: StopRules
     best: float = math.inf
     _mark: float = math.inf  # what an evaluation must beat to count as an improvement
@@ -110,7 +108,6 @@ class StopDecision:
         return best, self._solved(metrics or {})
 
     def _solved(self, metrics: Mapping[str, float | None]) -> str:
-        """What says that the objective is solved, or nothing."""
         rules, now, violation = self.rules, metrics.get("objective"), metrics.get("violation")
         before, self._objective = self._objective, now
         why: list[str] = []

@@ -46,7 +46,6 @@ class AutoDelay:
         self._steps += steps
 
     def look(self, now: int, workers: int) -> bool:
-        """Whether the delay is another one from now on."""
         age = now - self._since
         settled = age >= SETTLING and self._steps >= self._settling * workers
         if not self._since or (self._settling and settled):
@@ -121,7 +120,6 @@ class SpeculativeCopies:
         self._took.pop(worker, None)
 
     def slow(self) -> set[int]:
-        """Those that take much longer for a slot than the others."""
         pace = {worker: took / slots for worker, (took, slots) in self._took.items() if slots >= KNOWN}
         return {
             worker
@@ -161,7 +159,6 @@ class SpeculativeCopies:
         return found
 
     def _is_stuck(self, now: int, work: SlotQueue) -> bool:
-        """No step was taken for far longer than one takes."""
         if work.steps != self._step or not self._since:
             if self._since:
                 each = (now - self._since) / max(1, work.steps - self._step)

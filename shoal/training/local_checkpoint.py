@@ -54,8 +54,6 @@ class LocalProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The metadata of a checkpoint."""
-
     format: int
     number: int
     job: str  # Job.identity
@@ -67,8 +65,6 @@ class CheckpointFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalCheckpoint:
-    """A loaded checkpoint."""
-
     path: Path
     facts: CheckpointFacts
     slab: Floats
@@ -126,7 +122,6 @@ class LocalCheckpoints:
         return self._root is not None and bool(_numbers(self._root))
 
     def keep(self, slab: Floats, of_pass: int, left: Ids, standing: LocalProgress, steps: int) -> None:
-        """Write one now, unless the last one was of this step."""
         began = time.monotonic()
         if self._root is None or steps == self._steps:
             self._last = began

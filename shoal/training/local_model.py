@@ -69,7 +69,6 @@ class StepModel:
 
     @property
     def size(self) -> int:
-        """The length of a summed gradient."""
         return self._size * (2 if self._marks else 1)
 
     def gradient(self, slot: tuple[int, int], out: Floats) -> float:
@@ -136,7 +135,6 @@ class StepModel:
         return not np.array_equal(slab, before)
 
     def _local_rows(self, content: int) -> Local:
-        """The rows of a slot of a linear model; cached within the limit."""
         local = self._cache.get(content)
         if local is None:
             rows = sparse(self._train).slice(*self._slots.span(content))

@@ -87,8 +87,6 @@ def serial_pass(
 
 
 class OneCore:
-    """Trains weights on one core."""
-
     def __init__(
         self,
         model: Linear,
@@ -126,7 +124,6 @@ class OneCore:
         return self._slab[:, 0].copy()
 
     def run(self, slots: Ids) -> float:
-        """A step for each of these slots; the sum of the losses, each before its own step."""
         if slots.size and not 0 <= slots.min() <= slots.max() < self._slots:
             raise Invalid(f"slots {slots.min()} to {slots.max()}: there are {self._slots}, numbered from 0")
         return float(self._run(slots, self._given))

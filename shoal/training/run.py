@@ -105,7 +105,6 @@ class TrackedRun(ABC):
         self.close()
 
     def close(self) -> None:
-        """End everything that was started."""
         self.learner.release()
 
     @property

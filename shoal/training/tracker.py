@@ -64,8 +64,6 @@ def result_of(course: RunProgress, judged: Judgement | None, why: str, failed: b
 
 
 class Tracker:
-    """The progress of one run, and the quality of its model."""
-
     def __init__(
         self,
         job: Job,
@@ -99,7 +97,6 @@ class Tracker:
         self._kept: Judgement | None = None
 
     def room(self) -> int:
-        """Slots until the next evaluation or the end; whole steps."""
         until = min(self.limit, (self.done // self._every + 1) * self._every)
         return min(self.limit, self._slots_in(self._steps_in(until))) - self.done
 
@@ -177,7 +174,6 @@ class Tracker:
             self.report_progress()
 
     def take_back(self, slots: int, rows: int) -> None:
-        """Subtract lost slots, which will be added again."""
         self.done -= slots
         self.steps -= slots
         self.examples -= rows
@@ -315,6 +311,5 @@ class Tracker:
 
 
 def started(job: Job, dataset: Dataset, seconds: float, workers: int, servers: int = 0) -> Started:
-    """The first event of a run without a coordinator."""
     rows, cores = (dataset.train.rows, dataset.test.rows, dataset.features), len(os.sched_getaffinity(0))
     return replace(started_event(job, dataset.name, *rows, cores, workers, servers), seconds=seconds)

@@ -40,7 +40,7 @@ from shoal.models.linear import Linear
 from shoal.nodes.strategy import TABLE, ServerStrategy, Slot
 from shoal.store.client.task import Task
 from shoal.strategies.block_proximal.order import BlockOrder
-from shoal.strategies.parameter_server.algorithm import is_newer
+from shoal.strategies.parameter_server.algorithm import is_newer, settle
 from shoal.strategy import register
 from shoal.tables import Apply, Step, Table, Update
 
@@ -95,7 +95,6 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
 
     @property
     def combine(self) -> Literal["mean", "sum"]:
-        """The objective is a sum over all rows."""
         return "sum"
 
     def slots(self, rows: int, batch: int, seed: int) -> BlockOrder:
@@ -181,14 +180,14 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
             if slot is not None:
                 if (push := await self._iterate(stream, slot, held)) is not None:
                     pushed.append(push)
-                await stream.settle(pushed, SLOTS_PER_STEP)
+                await settle(stream, pushed, SLOTS_PER_STEP)
             elif stream.over:
                 break
             else:
                 more = stream.more()
                 await more
                 stream.waited(more)
-        await stream.settle(pushed)
+        await settle(stream, pushed)
 
     async def _iterate(self, stream: SlotStream, slot: Slot, held: dict[int, HeldPart]) -> Task | None:
         """One part's side of an iteration: apply new weights, push gradient and curvature."""

@@ -18,8 +18,6 @@ _UNUSED = 2  # epochs that an unused part is kept
 
 
 class ColumnParts:
-    """What one worker has made ready."""
-
     def __init__(self, data: CsrFile, turns: BlockOrder, blocks: ColumnBlocks, bias: bool, loss: Loss) -> None:
         self._data, self._turns, self._blocks, self._bias, self._loss = data, turns, blocks, bias, loss
         self._kept: dict[int, CscColumns] = {}  # by part
@@ -51,8 +49,6 @@ class ColumnParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnPart:
-    """One part of the rows, in one slot."""
-
     turns: BlockOrder
     number: int
     counts: int  # rows, of this slot

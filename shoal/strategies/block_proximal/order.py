@@ -23,8 +23,6 @@ Numbers = npt.NDArray[np.int64]
 
 
 class BlockOrder:
-    """The slots of a run that goes block by block."""
-
     def __init__(self, rows: int, parts: int, blocks: int, seed: int, gap: int = 1) -> None:
         if not 1 <= parts <= rows:
             raise Invalid(f"{rows:,} rows in {parts} parts: take fewer (--set strategy.parts={max(1, rows)})")
@@ -45,7 +43,6 @@ class BlockOrder:
         return slot[1] % self.parts
 
     def block(self, iteration: int) -> int:
-        """Which block an iteration sees to."""
         of_pass, place = divmod(iteration, self.blocks)
         return int(self._order(of_pass)[place])
 

@@ -33,8 +33,6 @@ _UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they coun
 
 @dataclass(slots=True, eq=False)
 class InflightStep:
-    """A slot whose weights are being pulled."""
-
     slot: Slot
     local: SlotRows | None  # None: void
     pull: Task
@@ -87,18 +85,18 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                         begun.append(push)
                 # A slot of a step is counted only when the step is whole; a push that looks ahead is
                 # done when that pull is, which may wait for all of ours that are begun.
-                await stream.settle(pushed, SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2))
+                await settle(stream, pushed, SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2))
             elif stream.over:
                 break
             else:
                 clock = None
                 if not self.in_steps:
-                    await stream.settle(pushed)
+                    await settle(stream, pushed)
                     await stream.client.park()  # others do not wait for an idle worker
                 more = stream.more()
                 await more
                 stream.waited(more)
-        await stream.settle(pushed)
+        await settle(stream, pushed)
         if not self.in_steps:  # in steps no worker waits, and another stream may run
             await stream.client.park()
 
@@ -211,3 +209,11 @@ def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
     step = apply.step_of(slot)
     taken = [version > step for found in pull.versions.values() for version in found]
     return any(taken) and not all(taken)  # all: it was counted before
+
+
+async def settle(stream: SlotStream, pushed: deque[Task], most: int = 0) -> None:
+    """Await pushes so that at most so many are open; a failed one ends this incarnation."""
+    while pushed and (len(pushed) > most or pushed[0].done):
+        task = pushed.popleft()
+        await task
+        stream.waited(task)

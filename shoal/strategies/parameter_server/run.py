@@ -109,14 +109,12 @@ class ServerRun:
 
     @property
     def workers(self) -> list[str]:
-        """Those that were started here and have not ended."""
         return [name for name in self.pids if name.startswith("worker")] + [
             name for name, (thread, _) in list(self._threads.items()) if thread.is_alive()
         ]
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes, by name: the coordinator, the servers, the workers."""
         return self._cluster.pids if isinstance(self._cluster, ProcessCluster) else {}
 
     @property
@@ -134,7 +132,6 @@ class ServerRun:
         return dict(self._processes.supervisor.restarts)
 
     def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
-        """Ask the coordinator how far it is; raises Unanswered if no answer comes in time."""
         standing = self._cluster.look(seconds)
         if standing.course is not None:
             self._course = standing.course

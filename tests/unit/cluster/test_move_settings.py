@@ -16,7 +16,7 @@ from shoal.wire import messages as m
 
 @pytest.mark.parametrize("rate", [math.inf, 1e300, 1e14, 200.0, 1e-12])
 def test_any_rate_above_zero_can_be_told_to_who_joins(rate: float) -> None:
-    told = Rebalancer(MoveSettings(mb_per_second=rate)).move_rate
+    told = Rebalancer(MoveSettings(mb_per_second=rate)).moves.rate
     assert 1 <= told <= limits.MOVE_RATE_MOST
     assert coding.encode(m.Welcome("t", 1, m.View(0, 0, 0, [], []), told))
 

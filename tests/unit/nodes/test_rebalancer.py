@@ -7,6 +7,8 @@ is enough to look at those.
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,13 +21,14 @@ from shoal.events import Gone, Handed, Joined, Leaving, Shared, Warned
 from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableNode
-from shoal.nodes.rebalancer import OpeningMove, OwnershipEvents
+from shoal.nodes.rebalancer import OpeningMove, Rebalancer
+from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE
 from shoal.store.server.table_server import TableServer
 from shoal.tables import Dense
 from shoal.wire import messages as m
-from shoal.wire.effects import Received, Tell
+from shoal.wire.effects import Effect, Received, Tell
 from tests.support.fake_run import scheduler
 from tests.support.one_thread_run import JOB, Ship
 
@@ -389,26 +392,32 @@ def view(*places: list[str], servers: tuple[str, ...] = ("a", "b")) -> m.View:
     return m.View(1, 1, 0, members, [table] if places else [])
 
 
+def shared(rebalancer: Rebalancer, view: m.View, run: Scheduler | None) -> list[Effect]:
+    """What is reported once this view is on disk."""
+    of: Any = SimpleNamespace(view=view, scheduler=run)
+    return rebalancer.told(0, of)
+
+
 def test_parts_and_copies_are_told_by_server_once_for_each_change() -> None:
-    holders, run = OwnershipEvents(), scheduler()
-    assert holders.told(view(), run) == []  # no table yet
+    holders, run = Rebalancer(), scheduler()
+    assert shared(holders, view(), run) == []  # no table yet
     two = view(["a", "b"], ["b"], ["a", "b"])
-    assert holders.told(two, run) == [Tell(Shared(seconds=0.0, serves={"a": 2, "b": 1}, copies={"a": 0, "b": 2}))]
-    assert holders.told(msgspec.structs.replace(two, number=7), run) == []
-    (told,) = holders.told(view(["a", "b"], ["b"], [], servers=("a", "b", "c")), run)
+    assert shared(holders, two, run) == [Tell(Shared(seconds=0.0, serves={"a": 2, "b": 1}, copies={"a": 0, "b": 2}))]
+    assert shared(holders, msgspec.structs.replace(two, number=7), run) == []
+    (told,) = shared(holders, view(["a", "b"], ["b"], [], servers=("a", "b", "c")), run)
     assert isinstance(told, Tell) and isinstance(told.event, Shared)
     assert told.event.serves == {"a": 1, "b": 1, "c": 0}  # a part that nobody has is nobody's; a newcomer has none
 
 
 def test_of_a_store_and_of_a_run_that_is_over_nothing_is_told() -> None:
     run = scheduler()
-    assert OwnershipEvents().told(view(["a"], ["b"]), None) == []
+    assert shared(Rebalancer(), view(["a"], ["b"]), None) == []
     run.failed = "somebody ended it"
-    assert OwnershipEvents().told(view(["a"], ["b"]), run) == []
+    assert shared(Rebalancer(), view(["a"], ["b"]), run) == []
 
 
 def test_parts_of_a_groups_tables_are_not_the_runs() -> None:
     ours, run = view(["a"], ["b"]), scheduler()
     theirs = msgspec.structs.replace(ours.tables[0], number=2, name="b/weights")
-    (told,) = OwnershipEvents().told(msgspec.structs.replace(ours, tables=[*ours.tables, theirs]), run)
+    (told,) = shared(Rebalancer(), msgspec.structs.replace(ours, tables=[*ours.tables, theirs]), run)
     assert told == Tell(Shared(seconds=0.0, serves={"a": 1, "b": 1}, copies={"a": 0, "b": 0}))

@@ -2,12 +2,8 @@
 
 A member of a group makes, drops and pushes to tables of its own namespace only, and pulls from
 these and from those that the operator lets its group read. A member of no group is the cluster's
-own, or the operator's, and may do all. What a group may have is checked when a table is asked for
-or a member joins: bytes are those of the weights that a table may come to have, so that nothing has
-to be taken away later.
-
-The coordinator asks before it changes anything, servers before they count or answer. Nothing here
-sends or decides when.
+own, or the operator's, and may do all. Limits are checked when a table is asked for or a member
+joins; bytes are those that a table's weights may come to have.
 """
 
 from __future__ import annotations

@@ -2,21 +2,15 @@
 
 Servers and segments are points on one ring. A segment walks clockwise from its own point to the
 first server that has room, and its backups are the next distinct servers it meets that have room
-for those (consistent hashing with bounded loads, Mirrokni et al., SODA 2018). For primaries the
-bound is as tight as can be:
+for those (consistent hashing with bounded loads, Mirrokni et al., SODA 2018).
 
     segments = q * servers + r      every server is primary of q segments, r of them of one more
 
-For first backups, second backups, ... it is half above the mean: copies that can stay where they
-are do so.
-
-``move`` is the same walk after servers came or went, for those segments only that cannot stay; who
-holds a segment already is asked first. Placing a new table is the move from nowhere. ``backup_for``
-finds one more server for one segment.
+For backups the bound is half above the mean: copies that can stay where they are do so. ``move`` is
+the same walk after servers came or went, for those segments only that cannot stay.
 
 The answer follows from the table's id, the segments' numbers and the servers' names alone, in
-whatever order the names are given: no randomness, no ``hash`` (it differs from process to process),
-no order taken from a set.
+whatever order the names are given: no randomness, no ``hash``, no order taken from a set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans few moves that give every server its share of segments, then of load.
+"""Measures load, and plans few moves that give every server its share of segments and load.
 
     leaving    a leaving server's segments go to others; where none is left, the set shrinks
     count      primaries of a table differ by at most one; copies are near the mean
@@ -6,12 +6,8 @@
                the coldest servers (``trade``)
 
 A trade keeps the counts and is begun in full or not at all, so that the two rules never undo each
-other. What is on its way counts as if it had arrived: a plan that was carried out in part continues
-with the same moves, and a balanced cluster wants none. The number of moves by count is minimal:
-each goes from a server with too many to one with too few. Every move says what it gains.
-
-A plan is limited to what may be on the way at once (``most`` bytes from one primary to one server).
-It follows from its inputs alone, in whatever order the servers are named.
+other. What is on its way counts as if it had arrived: a balanced cluster wants no moves. A plan is
+limited to ``most`` bytes from one primary to one server, and follows from its inputs alone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Members, tables and their replicas: what the view shows. Only the coordinator writes it.
 
-``Roster`` is the truth behind the view: pure bookkeeping, no messages. A name has one live
-incarnation; incarnations come from one counter for the whole cluster and are never given twice. Of
-nodes that are gone only the last ones are remembered: those who join choose their names, and every
-record of the journal has all of this.
+Pure bookkeeping, no messages. A name has one live incarnation; incarnations come from one counter
+and are never given twice. Of nodes that are gone only the last ones are remembered.
 
-Silence: a member that is silent for ``timing.suspect`` is suspected, which costs nothing; for
-``timing.dead``, removed. Two rules keep a coordinator that is cut off from taking living servers
-out of their sets (``hear`` and ``silent``):
+A member that is silent for ``timing.suspect`` is suspected, which costs nothing; for
+``timing.dead``, removed. Two rules keep a coordinator that is cut off from removing live servers:
 
     time in which no member at all was heard counts against none
     a server is removed for silence only if all that it holds is also held by a server that is heard

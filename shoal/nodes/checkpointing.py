@@ -1,14 +1,12 @@
 """Makes checkpoints and rolls a run back to one: the coordinator's part.
 
-It touches no file: what is to be done on the disk is an effect. A checkpoint has three steps:
-
     a folder is made      its number is above all there are
     servers are asked     each writes the segments it is primary of: at the step named, or now
     all have answered     the manifest is written: the checkpoint is complete; old ones are removed
 
-A change of owners, a server that is gone or silent, a disk that is full: this one is given up, its
-folder removed, and another is begun, later and later as long as it fails. Training goes on all the
-while. A failure is reported, and never fatal.
+It touches no file: disk work is an effect. If owners change, a server is gone or silent, or a disk
+is full, the folder is removed, and another checkpoint is begun, later and later as long as it
+fails. Training goes on meanwhile. A failure is reported, and never fatal.
 """
 
 from __future__ import annotations

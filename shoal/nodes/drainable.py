@@ -1,15 +1,11 @@
 """Lets a node leave, and ends it when its coordinator is gone. Wraps any node.
 
-It ends, and says how:
-
     released     it was asked to leave (or asked for it), and others have what it had
     dismissed    the cluster is over
     refused      the coordinator does not want it
     deserted     the coordinator said nothing for longer than a restart takes
 
-Asking to leave is said again and again until it is heard. A node that leaves and is fenced was let
-go: it does not come back as a new one. Nothing here stops anything: the owner of the loop looks at
-``end``.
+Nothing here stops anything: the owner of the loop looks at ``end``.
 """
 
 from __future__ import annotations

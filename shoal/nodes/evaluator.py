@@ -1,14 +1,11 @@
 """The evaluator: computes losses on held-out rows, and keeps the weights of the best.
 
-It asks the coordinator what to judge, reads the whole model by range (in step mode exactly as it is
-after a named step), says so, so that training goes on, and judges it on its compute thread. When
-the loss is the lowest so far, those values are the best model, whatever happens to the servers
-afterwards: also when the run goes back to an earlier checkpoint, for a model that was judged did
-exist. Where it is to be kept on disk, that is done on the same thread.
+It asks the coordinator what to judge, reads the whole model by range (in step mode as it is after a
+named step), says so, so that training goes on, and judges it on its compute thread. The model with
+the lowest loss stays the best, also when the run rolls back: it did exist.
 
-A coordinator that was started again may ask for what was read or judged before: it gets the same
-answer, for what was read then can be read no more. When the run went back (another generation)
-everything is read and judged again.
+A restarted coordinator may ask for what was read or judged before, and gets the same answer. After
+a rollback (another generation) everything is read and judged again.
 """
 
 from __future__ import annotations

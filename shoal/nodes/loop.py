@@ -1,10 +1,9 @@
 """The loop that runs a node: it waits, hands over events, and carries out effects.
 
-One thread at a time turns the loop, and only that thread touches the transport and the node: as a
-rule the node's own; in one process also one that brings a message while the node is idle
-(``take``). Computations run on the node's one compute thread, files are written and read on its one
-disk thread, and both come back as events, so the loop stays awake, answers, resends and sends the
-heartbeats: a node whose loop is stuck is seen as stuck. The simulator has this module's twin.
+Only the thread that turns the loop touches the transport and the node: as a rule the node's own; in
+one process also one that brings a message while the node is idle (``take``). Computations and file
+accesses run on one thread each and come back as events, so that the loop stays awake for resends
+and heartbeats. The simulator has this module's twin.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@
     a worker leaves      it is dealt no more slots, and leaves when it has reported those it had
     a server is hot      it trades a hot segment for a cold one; one that is too hot is split
 
-Copies come before balance: as long as some segment has too few, nothing else moves. From one
-primary to one server goes a batch at a time, and the next when the last is served again
-(``Opened``). Nothing new begins while a checkpoint is being written: a change of owners would undo
-it. A plan follows from the view (``cluster.rebalance``), so a restarted coordinator plans the same,
-and a failed move is planned again. No clock decides who owns what: only the view does.
+Copies come before balance, and nothing begins while a checkpoint is being written. From one primary
+to one server goes a batch at a time. A plan follows from the view (``cluster.rebalance``), so a
+restarted coordinator plans the same, and a failed move is planned again.
 """
 
 from __future__ import annotations

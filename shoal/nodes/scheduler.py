@@ -1,17 +1,13 @@
 """Deals slots to workers, asks for evaluations, applies stop rules and reports events.
 
 The scheduler is on no push or pull. The coordinator holds the one of its own run, and a worker
-group has one in a process of its own (``scheduler_node``). A worker asks for slots (``Want``) well
-before it runs out, and the same message says which slots are counted; an evaluator asks what to
-judge (``EvaluationReady``). Both get an answer at once, even if there is nothing to do, and ask
-again soon. No slot is dealt before the evaluator has read the first weights. In step mode none is
-dealt past any evaluation, so that the evaluator judges exactly that step.
+group has one in a process of its own (``scheduler_node``). A worker asks for slots (``Want``) and
+says in the same message which are counted; an evaluator asks what to judge (``EvaluationReady``).
+Both get an answer at once, and ask again soon. No slot is dealt before the first weights are read,
+and in step mode none past an evaluation, so that exactly that step is judged.
 
-A run can continue in three ways:
-
-    resume      the coordinator was restarted: servers, workers and the evaluator go on as they were
-    restore     the whole run was restarted from a checkpoint: every node is new
-    rollback    the servers lost a part of the model: back to a checkpoint, in a new generation
+    resume      the coordinator was restarted: all other nodes go on as they were
+    rollback    the servers lost a segment: back to a checkpoint, in a new generation
 
 What others act on is in the journal before they hear of it (``scheduler_journal``).
 """

@@ -5,15 +5,11 @@
     JournalSnapshot  a line of the journal: everything; lines before it no longer hold
     ScheduleState    everything, as a checkpoint keeps it
 
-Counted slots are journalled four times a second; which worker holds which slot is not journalled.
-What others act on at once is in the journal before they hear of it: an evaluation that is asked
-for, read or judged, a void slot, a stop rule; in step mode also how far slots are dealt, and a slot
-that read newer weights. So a coordinator that is restarted knows all that was said, and says
-nothing else.
-
-In step mode the step of a model says which slots are in it. In each mode the segments of a
-checkpoint were cut at different moments: a slot counts as done if all of them have it
-(``counted_everywhere``), and is dealt again otherwise.
+Counted slots are journalled four times a second; which worker holds which slot is not. What others
+act on at once is journalled before they hear of it: an evaluation that is asked for, read or
+judged, a void slot, a stop rule; in step mode also how far slots are dealt, and a slot that read
+newer weights. In each mode the segments of a checkpoint were cut at different moments: a slot
+counts as done if all of them have it (``counted_everywhere``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Creates, drops and changes tables: each request once, answered when every server knows.
 
-What was asked for twice is done once, also if the coordinator ended in between: the last changes
-are in its journal. A table that some server could not set up is dropped again, and the one who
-asked for it gets the reason.
+The last changes are in the coordinator's journal, so that a repeated request is done once. A table
+that some server could not set up is dropped again, and its creator gets the reason.
 """
 
 from __future__ import annotations

@@ -6,13 +6,9 @@
     idle         there is no slot to do
     evaluate     the model is judged (an evaluator, not a worker)
 
-The answer to a pull decides what the time before it was: a server that keeps an answer
-back says so at once. While anything is computed, whatever else is waited for costs nothing and is
-not counted.
-
-Totals are kept of everything; spans one by one only of the first so many in a second, and after a
-minute only of one second in ten, then of one in sixty. Seconds are those of the machine's clock, so
-that workers of one machine show the same ones.
+While anything is computed, whatever else is waited for is not counted. Totals are of everything;
+spans only of the first so many in a second, and later of one second in ten, then in sixty. Seconds
+are those of the machine's clock, so that workers of one machine show the same ones.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 A strategy sees one ``SlotStream``: a queue of slots, and what can be done with them. Where slots
 come in steps, slots that come again get a stream of their own for each deal: other workers wait for
 them, and this worker's other streams may wait for a later step.
-
-A worker can read all rows. It caches those of the slots that it computed, up to a bound, so that
-they are ready when they are dealt to it again in a later epoch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which evaluations a run has asked for, and how far dealing may go before the next one.
 
-The first weights are judged before anything changes them. In step mode nothing past an evaluation
-is dealt until its weights are read, so that exactly that step is judged; where pushes count at
+In step mode nothing past an evaluation is dealt until its weights are read; where pushes count at
 once, nothing past the one after it, so that a stop rule is never more than one evaluation late. One
 is asked for at a time. Pure bookkeeping: no messages, no time.
 """

@@ -1,16 +1,14 @@
 """Who computes which slot: dealt, counted, given back, dealt again.
 
-A slot is one minibatch of one epoch, here a number counted over all epochs. Every slot is dealt
-until it is counted: when its worker is gone it is dealt again, and if two computed it the ledgers
-count one. A slot whose gradient was refused twice, or whose workers died three times, is dealt
-*void*: it is pushed empty, so that no worker waits for it.
+A slot is one minibatch of one epoch, here a number counted over all epochs. It is dealt until it is
+counted; if two computed it the ledgers count one. A slot whose gradient was refused twice, or whose
+workers died three times, is dealt *void*: it is pushed empty, so that no worker waits for it.
 
     each mode    a worker gets slots whose rows it has cached, then free ones, then another's
     step mode    the slots of coming steps go round among the workers: all are in the same step
 
-Nothing is dealt past ``limit`` (the end), ``barrier`` (an evaluation that wants to see exactly this
-step) or, in step mode, more than ``AHEAD`` steps past the oldest that is not whole. Pure
-bookkeeping: no messages, no time.
+Nothing is dealt past ``limit`` (the end), ``barrier`` (an evaluation) or, in step mode, more than
+``AHEAD`` steps past the oldest that is not whole. Pure bookkeeping: no messages, no time.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """When a run ends: epochs, steps, seconds, a target loss, patience, or a solved objective.
 
-Passes and steps are known beforehand and bound the work that is dealt; the others are asked as the
-run goes on. A loss counts as an improvement if it is lower than the best so far by more than
-``min_delta``; ``patience`` evaluations in a row without one end the run, and then the best weights
-are kept, not the last (S4-15, S4-16).
+Epochs and steps bound the work that is dealt; the others are asked as the run goes on. A loss lower
+than the best by more than ``min_delta`` is an improvement; ``patience`` evaluations in a row
+without one end the run, and then the best weights are kept, not the last (S4-15, S4-16).
 
-An objective (block-proximal) is solved when it changed by no more than ``objective`` of itself from
-one evaluation to the next, and when no key is further than ``violation`` * l1 from the conditions
-of a minimum. Where both are set both must hold: while the KKT filter leaves keys out the objective
-may stand still, and those keys know better.
+An objective (block-proximal) is solved when it changed by no more than ``objective`` of itself
+between two evaluations, and no key is further than ``violation`` * l1 from the conditions of a
+minimum. If both are set both must hold: while the KKT filter leaves keys out the objective may
+stand still.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
                                         left: slots of the epoch that are not computed yet
     best.safetensors                    the weights with the lowest loss up to now, a model file
 
-A file appears complete or not at all. A checkpoint has a hash of its contents. It does not depend
-on the workers, so any number of them can continue from it. The newest few are kept
-(``checkpoint.keep``). A full disk causes a warning: the run goes on.
+A file appears complete or not at all, with a hash of its contents. It does not depend on the
+workers, so any number of them can continue from it. A full disk causes a warning only.
 """
 
 from __future__ import annotations

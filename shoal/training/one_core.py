@@ -3,13 +3,10 @@
     one = OneCore(Linear(), AdaGrad(step=0.1), rows, 256, features)
     loss = one.run(order)       a step for each slot in this order; the sum of the losses
 
-One compiled loop walks the slots of an epoch: gather the weights of the slot's keys, the gradient
-by the very kernel that a worker runs, the update rule inlined on the rows of one dense array. So it
-takes the steps of one worker and one server with nothing prefetched, bit for bit, without their
-messages, indexes or ledgers. The results of clusters are compared with it.
-
-Repeated inputs are made once and not timed: the key list of each slot, and its columns as positions
-in that list, as in the cache of a worker.
+One compiled loop walks the slots of an epoch with the kernels of workers and servers. So it takes
+the steps of one worker and one server with nothing prefetched, bit for bit, without their messages,
+indexes or ledgers: the results of clusters are compared with it. The key list of each slot is made
+once, as in the cache of a worker.
 """
 
 from __future__ import annotations

@@ -6,16 +6,12 @@
     bounded delay       iteration t has in it exactly the iterations before t - max_delay
 
 The answer to a push are the new weights of its keys, once its step is taken: they are put into the
-part's margins ``max_delay + 1`` iterations later, not sooner, so a run does not depend on who is
-fast. A block has no two turns within that time. The number of parts is a setting and not the number
-of workers.
+part's margins ``max_delay + 1`` iterations later, so a run does not depend on who is fast. The
+number of parts is a setting and not the number of workers. A part that comes from another worker
+begins again: all its weights are pulled, and its margins made from them.
 
-The KKT filter: a key whose weight is 0 and whose gradient, over all rows, is too small to
-change that is answered as -0.0, and from then on left out of pushes and answers, until every key is
-looked at again (``recheck``).
-
-A part that comes from another worker, or back, begins again: all its weights are pulled, and its
-margins made from them.
+The KKT filter: a key whose weight is 0 and whose gradient, over all rows, is too small to change
+that is answered as -0.0, and left out of pushes and answers until ``recheck``.
 """
 
 from __future__ import annotations

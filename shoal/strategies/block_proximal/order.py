@@ -5,11 +5,8 @@
     an epoch    = every block once, in an order that depends on the seed and the epoch
     part p      = rows p * rows // parts .. (p + 1) * rows // parts, in every iteration
 
-A block has its next turn no sooner than ``gap`` iterations after its last, also from one epoch to
-the next: what an iteration reads may be that old. So the order is shuffled in windows: a block
-stays in its own, and is at most one window early.
-
-A slot counts ``1 / blocks`` of its part's rows, so that an epoch counts every row once.
+A block has its next turn no sooner than ``gap`` iterations after its last, also over epochs: the
+order is shuffled in windows. A slot counts ``1 / blocks`` of its part's rows.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """A run of one worker group on the servers of a running cluster.
 
-Its scheduler, workers and evaluator are processes of ours.
-
-    run, launcher = guest(job, "runs/first", "b")   the servers of another run, or of a bare cluster
-
-When the run ends while this process lives, the group's tables are dropped; those of a killed run
-stay, and count as its group's, until it is dissolved. An observer of this run (its folder has the
-scheduler's address) sees the group's tables under the names that the group has for them.
+Its scheduler, workers and evaluator are processes of ours. When the run ends while this process
+lives, the group's tables are dropped; those of a killed run stay until the group is dissolved. An
+observer of this run (its folder has the scheduler's address) sees the group's tables under the
+names that the group has for them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """A run on servers: servers, workers, the evaluator and the coordinator, and how they end.
 
-    training = Training(job, dataset, listener)
-    with training:                  everything is up, or nothing is left
-        training.add_worker()       at any time
-        training.drain("worker-1")  finishes its slots, and leaves
-        outcome = training.wait()
+    with ServerRun(job, dataset, listener) as run:      everything is up, or nothing is left
+        run.add_worker()       at any time
+        run.drain("worker-1")  finishes its slots, and leaves
+        outcome = run.wait()
 
-The evaluator is a thread of this process; the coordinator, servers and workers are processes or
-threads. Whatever happens to this process, they end with it. What is known here of the run is what
-the coordinator says of it: it may be killed, and is started again.
+The evaluator is a thread of this process; the others are processes or threads, and end with it.
+What is known here of the run is what the coordinator says of it: it may be killed and restarted.
 """
 
 from __future__ import annotations

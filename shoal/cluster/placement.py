@@ -75,7 +75,7 @@ def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int
         room = _Capacity(floor, extras, dict.fromkeys(servers, 0))
         # All that can stay do so before anyone moves: a newcomer must not push out one who had the
         # place.
-        for stays in (slice(rank, rank + 1), slice(None)):  # who had this very place; who has a copy
+        for stays in (slice(rank, rank + 1), slice(None)):  # who had this place; who has a copy
             for names, holders in zip(new, old, strict=True):
                 if len(names) == rank:
                     held = (name for name in holders[stays] if name not in names and room.take(name))

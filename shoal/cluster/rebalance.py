@@ -409,8 +409,8 @@ def _hot_alone(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> list[tu
 class LoadStats:
     """The load of each segment, as its owner reported it last: rows a second.
 
-    What is known of a segment stays when it changes hands, until its new owner has watched it. Loads
-    are in no journal: after a restart they are reported again.
+    What is known of a segment stays when it changes hands, until its new owner has watched it.
+    Loads are in no journal: after a restart they are reported again.
 
     Reports differ in age by seconds, and are noisy. So a hot server is relieved only if it was the
     hottest for some reports, all after the last move. After every trade that takes twice as long

@@ -256,7 +256,7 @@ class Roster:
         return placed
 
     def _until_they_go(self, copies: int) -> list[str]:
-        """Leaving servers, as many as a new segment lacks copies: the only one that stays may be dead."""
+        """Leaving servers, as many as a new segment lacks copies: those that stay may be dead."""
         leaving = [name for name in self.servers() if name not in self.staying()]
         return leaving[: max(0, self.copies - copies)]
 
@@ -426,7 +426,7 @@ class Assignment:
         if (
             place.filling
             or one.source not in place.servers
-            or any(self._shown(name) < place.epoch for name in place.servers)  # who held it before is not known there
+            or any(self._shown(name) < place.epoch for name in place.servers)  # it lacks that set
         ):
             return False
         if not one.target:

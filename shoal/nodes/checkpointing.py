@@ -49,9 +49,9 @@ class CheckpointedRun(Protocol):
     @property
     def steps(self) -> int: ...
     @property
-    def cut(self) -> int | None: ...  # a step that all servers have yet to reach; NO_CLOCK; None: not now
+    def cut(self) -> int | None: ...  # a step not yet reached; NO_CLOCK; None: not now
     def state(self, cut: int) -> Any: ...  # for JSON
-    def completed(self, state: Any) -> Any: ...  # when all is written, with what became known meanwhile
+    def completed(self, state: Any) -> Any: ...  # with what became known meanwhile
 
 
 @dataclass(slots=True)

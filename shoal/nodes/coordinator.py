@@ -384,7 +384,7 @@ _CALLED = ("server", "scheduler")  # by others, so they must say where they are 
 
 def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]) -> str:
     """Why this node may not join; empty if it may."""
-    if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:  # they are in the journal
+    if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:  # journalled
         return f"a token or the name of a group has {limits.NAME_CHARS} characters at most"
     if why := roster.may_join(hello.name, hello.role, hello.token) or groups.refuses(roster, hello):
         return why

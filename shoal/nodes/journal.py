@@ -78,7 +78,7 @@ class JournalFile:
             self._whole = None
 
     def rewrite(self, records: Sequence[bytes]) -> None:
-        """Replace all records; the old ones stay until the new ones are on disk, or have no room."""
+        """Replace all records; the old ones stay until the new ones are on disk, if they fit."""
         if self.path is None or records == self.records:
             return
         beside = self.path.with_name(f"{self.path.name}.new")

@@ -137,7 +137,8 @@ class Loop:
 
     def close(self) -> None:
         for kind, thread in self._threads.items():
-            thread.close(None if kind == "compute" else limits.DRAIN / limits.SECOND)  # a disk may hang
+            # a disk may hang
+            thread.close(None if kind == "compute" else limits.DRAIN / limits.SECOND)
         self.transport.close()
         self._journal.close()
 

@@ -119,7 +119,7 @@ class Scheduler:
         self._reports, self._reported = WorkerReports(), 0
         self._last_loss: float | None = None
         self._known_voids: set[int] = set()
-        self._stall = (-1, 0, 0)  # slots that were done, since when, and when that was last looked at
+        self._stall = (-1, 0, 0)  # slots done, since when, last looked at
         # Workers, by incarnation
         self.awaited = started.workers  # before the first slot is dealt
         self._first_seen = 0  # when the first one asked for work
@@ -317,7 +317,7 @@ class Scheduler:
 
     def _warn_if_stalled(self, now: int) -> list[Effect]:
         done, (before, since, looked) = self.workload.done, self._stall
-        if now - looked > self.timing.suspect:  # this process slept: no other node is blamed for that
+        if now - looked > self.timing.suspect:  # this process slept: blame no other node
             since += now - looked
         if done != before or self.workload.finished or not self._seen:
             since = now
@@ -604,7 +604,7 @@ class Scheduler:
         return ScheduleState(counted, dict(work.voids), refusals, deaths, self.summary())
 
     def completed(self, state: ScheduleState) -> ScheduleState:
-        """``state``, once all segments are cut: with the voids and counts of now, which are in the model."""
+        """``state``, once all segments are cut: with the voids and counts of now."""
         account = msgspec.structs.replace(state.account, counts=dict(self.counts))
         return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids}, account=account)
 
@@ -640,9 +640,9 @@ class Scheduler:
         """Continue a run from the journal of an earlier process; all other nodes are as they were.
 
         Workers hold slots that the journal does not name: they stay theirs, or are counted; all
-        others are dealt again. Nothing is dealt, and no rule ends the run, before all ``workers`` (by
-        incarnation) have said what they hold or are gone: two that compute the same slot would read
-        different weights in step mode, and a run that ends would leave out what is in flight.
+        others are dealt again. Nothing is dealt, and no rule ends the run, before all ``workers``
+        (by incarnation) have said what they hold or are gone: two that compute the same slot would
+        read different weights in step mode, and a run that ends would leave out what is in flight.
         """
         state = folded(lines)
         self._take_state(state, state.counted, state.account.dealt)

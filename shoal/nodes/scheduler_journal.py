@@ -231,7 +231,7 @@ def _added(held: list[Effect], effects: list[Effect]) -> list[Effect]:
 
 
 class ScheduleJournal:
-    """Journals a scheduler's state, and holds effects until the line they follow from is durable.
+    """Journals a scheduler's state, and holds effects until their line is durable.
 
     One line is written at a time. Effects that follow from it wait for it; effects of a later
     change wait for the next line. If the disk refuses a line, the next try a second later is a

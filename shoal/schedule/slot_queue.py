@@ -274,7 +274,7 @@ class SlotQueue:
     def _oldest(self, worker: int) -> list[int]:
         """Slots of the oldest step, asked for or not.
 
-        A worker that is full of a former life's slots may wait for one that nobody has: it never asks.
+        A worker full of an earlier process's slots may wait for one that nobody has.
         """
         end, mine = self.limit if self.barrier is None else min(self.limit, self.barrier), self._pending[worker]
         while self.next < end and self.step_of(self.next) <= self.steps:

@@ -124,7 +124,7 @@ class StepModel:
     def _marks(self) -> bool:
         """The keys of the rows are summed beside the gradient.
 
-        A rule may change a weight whose gradient is 0 (momentum), but only at keys of the step's rows.
+        A rule may change a weight whose gradient is 0 (momentum), but only at keys of the step.
         """
         if self._linear is None:
             return False
@@ -152,7 +152,7 @@ class StepModel:
 class LocalModel(StepModel):
     """Takes a step for each of many slots.
 
-    Of a linear model the key lists of the slots within ``reach`` (default: all) are made beforehand.
+    Of a linear model the key lists of slots within ``reach`` (default: all) are made beforehand.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                     pushed.append(push.pull)
                     if push.local is not None:
                         begun.append(push)
-                # A slot of a step is counted only when the step is whole; a push that looks ahead is
+                # A slot of a step is counted when the step is whole; a push that looks ahead is
                 # done when that pull is, which may wait for all of ours that are begun.
                 await settle(stream, pushed, SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2))
             elif stream.over:

@@ -25,7 +25,6 @@ from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.strategies.parameter_server.run import Launcher
 from shoal.timing import Timing
-from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import SCHEDULER, dealer, is_group, namespace
 

@@ -21,14 +21,7 @@ import numpy as np
 from shoal.data import digits, mnist, npz
 from shoal.data.batch import Ids
 from shoal.data.csr_file import StagingFolder
-from shoal.data.dense_file import (
-    DenseExamples,
-    DenseInfo,
-    DensePair,
-    Inputs,
-    classes_of,
-    write,
-)
+from shoal.data.dense_file import DenseExamples, DenseInfo, DensePair, Inputs, classes_of, write
 from shoal.data.pack import PackInfo, PackPlan, check_unchanged, held_out, tell
 from shoal.data.shuffle import ORDER
 from shoal.errors import Invalid

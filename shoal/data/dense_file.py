@@ -21,15 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Floats, Ids
-from shoal.data.csr_file import (
-    CsrFile,
-    LabelCount,
-    StagingFolder,
-    damaged,
-    map_file,
-    note_labels,
-    read_meta,
-)
+from shoal.data.csr_file import CsrFile, LabelCount, StagingFolder, damaged, map_file, note_labels, read_meta
 from shoal.errors import Invalid
 
 Inputs = npt.NDArray[Any]  # uint8 or float32

@@ -22,13 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Floats
-from shoal.data.dense_file import (
-    AXES,
-    CLASSES,
-    DenseExamples,
-    DensePair,
-    Inputs,
-)
+from shoal.data.dense_file import AXES, CLASSES, DenseExamples, DensePair, Inputs
 from shoal.errors import Invalid
 from shoal.limits import EXPANSION, EXPANSION_FROM, MB
 

@@ -31,12 +31,7 @@ from shoal import limits
 from shoal.filters import known
 from shoal.filters.base import Base
 from shoal.limits import MB, SECOND
-from shoal.user_code import (
-    end_all,
-    ends_us,
-    is_ready,
-    told,
-)
+from shoal.user_code import end_all, ends_us, is_ready, told
 
 _HEAD = 8  # bytes of the length prefix
 _STRIKES = 3

@@ -48,13 +48,7 @@ import numpy.typing as npt
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.keys import Keys, Values
-from shoal.registry import (
-    check_number,
-    check_setting,
-    check_taken,
-    instead,
-    near,
-)
+from shoal.registry import check_number, check_setting, check_taken, instead, near
 from shoal.user_code import ends_us, said, told
 
 Numbers = npt.NDArray[np.float64]

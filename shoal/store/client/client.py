@@ -44,12 +44,7 @@ from shoal.tables import Each, Sparse, Step, Table, checked, whole
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 from shoal.wire.half_precision import shortened, too_large
-from shoal.wire.messages.groups import (
-    Allow,
-    Dissolve,
-    GroupLimits,
-    dealer,
-)
+from shoal.wire.messages.groups import Allow, Dissolve, GroupLimits, dealer
 from shoal.wire.messages.groups import whole as in_full
 
 Slot = tuple[int, int]

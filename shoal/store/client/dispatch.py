@@ -37,14 +37,7 @@ from shoal.errors import (
     Unanswered,
 )
 from shoal.store.client.inflight import Inflight, InflightRequest
-from shoal.store.client.operation import (
-    Admin,
-    Operation,
-    ParkOperation,
-    PullOperation,
-    PushOperation,
-    StatusOperation,
-)
+from shoal.store.client.operation import Admin, Operation, ParkOperation, PullOperation, PushOperation, StatusOperation
 from shoal.store.client.session import Session
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task

@@ -19,12 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.store.server.ledger import (
-    Ledger,
-    Mask,
-    Numbers,
-    PushStream,
-)
+from shoal.store.server.ledger import Ledger, Mask, Numbers, PushStream
 from shoal.wire.messages import ClockedWorker, Counts, ReplicatedChange
 
 

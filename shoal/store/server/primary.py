@@ -36,12 +36,7 @@ from shoal.store.server.aggregate import OpenStep, SlotPiece
 from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.ledger import Mask, Numbers
 from shoal.store.server.load import SegmentLoad
-from shoal.store.server.outcome import (
-    HandlerResult,
-    Later,
-    LongComputation,
-    Requester,
-)
+from shoal.store.server.outcome import HandlerResult, Later, LongComputation, Requester
 from shoal.store.server.replicate import LogEntry, ReplicationLog
 from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.admission import Admission

@@ -144,8 +144,7 @@ class Reconciler:
     def levelled(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> HandlerResult:
         """A survivor has answered ``Level`` or ``Adopt``."""
         other = next(
-            (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments),
-            None,
+            (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments), None
         )
         if other is None or message.view < other.began or message.incarnation != self._backups.incarnation:
             return HandlerResult()

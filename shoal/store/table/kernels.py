@@ -227,9 +227,7 @@ def insert(index, slots, slab, key, hashed, row, width, kind, first, second, see
     return row
 
 
-@compiled(
-    int64(keys_out, slots_out, slab_out, int64, keys_in, int64, int64, keys_out, rows_out, int64, *initial),
-)
+@compiled(int64(keys_out, slots_out, slab_out, int64, keys_in, int64, int64, keys_out, rows_out, int64, *initial))
 def place_block(index, slots, slab, used, keys, start, count, hashes, rows, width, kind, first, second, seed):
     """find_block, with new rows for the missing keys; returns how many rows exist then."""
     find_block(index, slots, used, keys, start, count, hashes, rows)

@@ -50,12 +50,7 @@ import msgspec
 from shoal import tables
 from shoal.errors import Invalid
 from shoal.limits import PUSHED
-from shoal.registry import (
-    check_number,
-    check_setting,
-    check_taken,
-    instead,
-)
+from shoal.registry import check_number, check_setting, check_taken, instead
 from shoal.store.table import rules
 from shoal.tables import Update
 

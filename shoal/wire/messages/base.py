@@ -8,15 +8,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy.typing as npt
 
-__all__ = [
-    "EVERYWHERE",
-    "NO_CLOCK",
-    "Array",
-    "Arrays",
-    "Count",
-    "Message",
-    "Signed",
-]
+__all__ = ["EVERYWHERE", "NO_CLOCK", "Array", "Arrays", "Count", "Message", "Signed"]
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]

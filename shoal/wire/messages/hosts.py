@@ -10,14 +10,7 @@ from __future__ import annotations
 from shoal.events import RunEvent
 from shoal.wire.messages.base import Count, Message
 
-__all__ = [
-    "Describe",
-    "Described",
-    "Dismissed",
-    "Fed",
-    "Feed",
-    "Unfit",
-]
+__all__ = ["Describe", "Described", "Dismissed", "Fed", "Feed", "Unfit"]
 
 
 class Describe(Message, frozen=True, tag="describe"):

@@ -14,12 +14,7 @@ import msgspec
 
 from shoal.wire.messages.base import Count, Message
 
-__all__ = [
-    "Drain",
-    "Move",
-    "Opened",
-    "Release",
-]
+__all__ = ["Drain", "Move", "Opened", "Release"]
 
 
 class Drain(Message, frozen=True, tag="drain"):

@@ -14,13 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.limits import LEDGER_WINDOW
-from shoal.wire.messages.base import (
-    NO_CLOCK,
-    Count,
-    Events,
-    Message,
-    Signed,
-)
+from shoal.wire.messages.base import NO_CLOCK, Count, Events, Message, Signed
 
 __all__ = [
     "Adopt",

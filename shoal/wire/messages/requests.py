@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from shoal.tables import Wire
-from shoal.wire.messages.base import (
-    NO_CLOCK,
-    Count,
-    Events,
-    Message,
-    Signed,
-)
+from shoal.wire.messages.base import NO_CLOCK, Count, Events, Message, Signed
 
 __all__ = [
     "Busy",

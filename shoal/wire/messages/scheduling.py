@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.wire.messages.base import (
-    NO_CLOCK,
-    Count,
-    Message,
-    Signed,
-)
+from shoal.wire.messages.base import NO_CLOCK, Count, Message, Signed
 
-__all__ = [
-    "Deal",
-    "EvaluateNow",
-    "EvaluationReady",
-    "Run",
-    "Want",
-]
+__all__ = ["Deal", "EvaluateNow", "EvaluationReady", "Run", "Want"]
 
 # slots from the first up to, not including, the second, counted over all passes
 Run = tuple[Count, Count]

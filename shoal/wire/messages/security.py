@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from shoal.wire.messages.base import Count, Message
 
-__all__ = [
-    "Allowed",
-]
+__all__ = ["Allowed"]
 
 
 class Allowed(Message, frozen=True, tag="allowed"):

@@ -22,7 +22,7 @@ import zmq
 from shoal import limits
 from shoal.security import expiry, keyring
 from shoal.security.keyring import KEY_BYTES, REVOKED, ROLES, PublicKey, text_of
-from shoal.wire.messages.security import Allowed
+from shoal.wire.messages import Allowed
 
 LISTEN = ("coordinator", "server", "client")  # roles of those who may be called
 _KNOWN = (*ROLES, REVOKED)

@@ -11,26 +11,13 @@ node never matches a request of a later one.
 
 from __future__ import annotations
 
-from shoal.wire.messages import (
-    gossip,
-    groups,
-    hosts,
-    membership,
-    moves,
-    peers,
-    replication,
-    requests,
-    scheduling,
-    security,
-)
+from shoal.wire.messages import gossip, groups, hosts, membership, peers, replication, requests, scheduling
 from shoal.wire.messages.base import *  # noqa: F403
 from shoal.wire.messages.hosts import *  # noqa: F403
 from shoal.wire.messages.membership import *  # noqa: F403
-from shoal.wire.messages.moves import *  # noqa: F403
 from shoal.wire.messages.replication import *  # noqa: F403
 from shoal.wire.messages.requests import *  # noqa: F403
 from shoal.wire.messages.scheduling import *  # noqa: F403
-from shoal.wire.messages.security import *  # noqa: F403
 
 PUBLIC = (
     "base",
@@ -38,7 +25,6 @@ PUBLIC = (
     "groups",
     "peers",
     "replication",
-    "security",
 )  # for other packages; the other modules are private
 
 AnyMessage = (
@@ -46,9 +32,7 @@ AnyMessage = (
     | scheduling.SchedulingMessage
     | requests.RequestMessage
     | replication.ReplicationMessage
-    | moves.MoveMessage
     | hosts.HostMessage
-    | security.SecurityMessage
     | groups.GroupMessage
     | gossip.GossipMessage
     | peers.PeerMessage

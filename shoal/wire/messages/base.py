@@ -8,8 +8,6 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy.typing as npt
 
-__all__ = ["EVERYWHERE", "NO_CLOCK", "Array", "Arrays", "Count", "Message", "Signed"]
-
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
 EVERYWHERE = 1 << 30  # above any segment number
@@ -27,6 +25,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Base of every message. Tags are explicit: renaming a class changes no byte."""
 
     frames: ClassVar[str] = ""  # arrays behind the header: k keys, v values; capital: optional
+
+
+class Numbered(Message, frozen=True):
+    """A request, or an answer, which has the number of its request."""
+
+    request: int
 
 
 def tag_of(kind: type[msgspec.Struct]) -> str:

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from shoal import limits
-from shoal.wire.messages.base import Count, Message
+from shoal.wire.messages.base import Count, Message, Numbered
 
 CLUSTER = "cluster"  # how the tables of no group are called where groups are named
 SCHEDULER = "scheduler"  # a role, and in each group a name
@@ -28,17 +28,15 @@ class GroupLimits(msgspec.Struct, frozen=True, array_like=True):
     reads: list[str] = []  # groups whose tables it may pull from
 
 
-class Allow(Message, frozen=True, tag="allow"):
+class Allow(Numbered, frozen=True, tag="allow"):
     """Operator to coordinator: "these are the limits of this group"."""
 
-    request: int
     group: GroupLimits
 
 
-class Dissolve(Message, frozen=True, tag="dissolve"):
+class Dissolve(Numbered, frozen=True, tag="dissolve"):
     """Client to coordinator: "drop all tables of this group, and dismiss its members"."""
 
-    request: int
     group: str
 
 

@@ -8,21 +8,16 @@ message names it: the host's own operator says which modules may be.
 from __future__ import annotations
 
 from shoal.events import RunEvent
-from shoal.wire.messages.base import Count, Message
-
-__all__ = ["Describe", "Described", "Dismissed", "Fed", "Feed", "Unfit"]
+from shoal.wire.messages.base import Count, Message, Numbered
 
 
-class Describe(Message, frozen=True, tag="describe"):
+class Describe(Numbered, frozen=True, tag="describe"):
     """Anyone to coordinator: "what is this run? I might join"."""
 
-    request: int
 
-
-class Described(Message, frozen=True, tag="described"):
+class Described(Numbered, frozen=True, tag="described"):
     """Coordinator to the asker: "this run"; without a job it is a store."""
 
-    request: int
     job: str = ""  # as TOML
     data: str = ""  # the set's name
     rows: Count = 0  # to train on
@@ -42,17 +37,15 @@ class Unfit(Message, frozen=True, tag="unfit"):
     why: str
 
 
-class Feed(Message, frozen=True, tag="feed"):
+class Feed(Numbered, frozen=True, tag="feed"):
     """Anyone to coordinator: "which events are new since this one?"."""
 
-    request: int
     after: Count  # the number that the last answer gave; 0: what is still known
 
 
-class Fed(Message, frozen=True, tag="fed"):
+class Fed(Numbered, frozen=True, tag="fed"):
     """Coordinator to the asker: "these events"."""
 
-    request: int
     number: Count  # of the last of these
     events: list[RunEvent] = []
 

@@ -1,4 +1,12 @@
-"""Messages about members, tables, and the status of the cluster."""
+"""Messages about members, tables, moving segments, keys, and the status of the cluster.
+
+A segment moves in four stages, and only the coordinator begins or ends one:
+
+    named      the placement says which server is ``filling``, and ``instead`` of which
+    copied     the owner keeps serving; sends an image, then every change (``Fill``, ``Append``)
+    full       from here on the owner counts nothing that the newcomer lacks (``Full``)
+    handed     a new view replaces the owner; the newcomer serves, and says so (``Opened``)
+"""
 
 from __future__ import annotations
 
@@ -8,31 +16,7 @@ from shoal import limits
 from shoal.tables import Table
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import groups as g
-from shoal.wire.messages.base import Count, Message
-from shoal.wire.messages.moves import Move
-
-__all__ = [
-    "Alive",
-    "Create",
-    "Delay",
-    "Done",
-    "Drop",
-    "Heartbeat",
-    "Hello",
-    "IncarnationOver",
-    "Leave",
-    "Member",
-    "MemberStatus",
-    "Refresh",
-    "Replicas",
-    "RunProgress",
-    "Save",
-    "StatusReply",
-    "StatusRequest",
-    "TablePlaces",
-    "View",
-    "Welcome",
-]
+from shoal.wire.messages.base import Count, Message, Numbered
 
 # ---------------------------------------------------------------- who is here
 
@@ -139,13 +123,21 @@ class Leave(Message, frozen=True, tag="leave"):
     patiently: bool = False  # I go when others have what I have: I wait for your word (Release)
 
 
+class Allowed(Message, frozen=True, tag="allowed"):
+    """Coordinator to listening nodes: "only these keys may call you".
+
+    For each its role, name, key, the group it is bound to (or none), and its expiry (0: never).
+    """
+
+    keys: list[tuple[str, str, str, str, Count]]
+
+
 # ---------------------------------------------------------------- tables
 
 
-class Create(Message, frozen=True, tag="create"):
+class Create(Numbered, frozen=True, tag="create"):
     """Client to coordinator: "create this table"."""
 
-    request: int
     name: str
     spec: Table
     starts: list[int] = []  # of its segments, up to 2^63; empty: as the servers there are suggest
@@ -154,31 +146,57 @@ class Create(Message, frozen=True, tag="create"):
     like: str = ""
 
 
-class Drop(Message, frozen=True, tag="drop"):
+class Drop(Numbered, frozen=True, tag="drop"):
     """Client to coordinator: "drop this table"."""
 
-    request: int
     name: str
 
 
-class Delay(Message, frozen=True, tag="delay"):
+class Delay(Numbered, frozen=True, tag="delay"):
     """Client to coordinator: "from now on workers may run this far ahead"."""
 
-    request: int
     name: str
     max_delay: int | None
 
 
-class Refresh(Message, frozen=True, tag="refresh"):
+class Refresh(Numbered, frozen=True, tag="refresh"):
     """Client to coordinator: "send me the newest view"."""
 
-    request: int
+
+class Drain(Numbered, frozen=True, tag="drain"):
+    """Any member to coordinator: "let that node leave, once others have what it holds"."""
+
+    name: str
 
 
-class StatusRequest(Message, frozen=True, tag="look"):
+class Release(Message, frozen=True, tag="release"):
+    """Coordinator to a node that is leaving: "nobody needs you any more"."""
+
+    incarnation: Count
+
+
+class Opened(Message, frozen=True, tag="opened"):
+    """New primary to coordinator: "these segments are served by me, from this view on"."""
+
+    incarnation: Count
+    table: Count
+    view: Count
+    segments: list[int]
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """A segment that is moving, as the coordinator knows it."""
+
+    table: str
+    segment: Count
+    source: str
+    target: str
+    since: Count  # nanoseconds since it was named
+    why: str  # count, leaving, load, copies
+
+
+class StatusRequest(Numbered, frozen=True, tag="look"):
     """Anyone to coordinator: "what is the status?"."""
-
-    request: int
 
 
 class MemberStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -219,10 +237,9 @@ class RunProgress(msgspec.Struct, frozen=True, array_like=True):
     left: tuple[float, float] = (0.0, 0.0)
 
 
-class StatusReply(Message, frozen=True, tag="standing"):
+class StatusReply(Numbered, frozen=True, tag="standing"):
     """Coordinator: "this is the status"."""
 
-    request: int
     term: Count
     view: Count
     generation: Count
@@ -236,19 +253,15 @@ class StatusReply(Message, frozen=True, tag="standing"):
     timing: TimingSettings = DEFAULT  # that everybody goes by
 
 
-class Save(Message, frozen=True, tag="save"):
+class Save(Numbered, frozen=True, tag="save"):
     """Client to coordinator: "write a checkpoint now, and answer when it is on disk"."""
 
-    request: int
 
-
-class Done(Message, frozen=True, tag="done"):
+class Done(Numbered, frozen=True, tag="done"):
     """Coordinator or server: "done"."""
-
-    request: int
 
 
 MembershipMessage = (
-    View | Hello | Welcome | IncarnationOver | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh
-    | Save | StatusRequest | StatusReply | Done
+    View | Hello | Welcome | IncarnationOver | Heartbeat | Alive | Leave | Allowed | Create | Drop | Delay | Refresh
+    | Save | Drain | Release | Opened | StatusRequest | StatusReply | Done
 )  # fmt: skip

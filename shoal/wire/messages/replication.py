@@ -16,26 +16,6 @@ import numpy.typing as npt
 from shoal.limits import LEDGER_WINDOW
 from shoal.wire.messages.base import NO_CLOCK, Count, Events, Message, Signed
 
-__all__ = [
-    "Adopt",
-    "Adopted",
-    "Append",
-    "Appended",
-    "ClockedWorker",
-    "Counts",
-    "Fill",
-    "Filled",
-    "Full",
-    "Level",
-    "Levels",
-    "ReplicatedChange",
-    "SegmentBooks",
-    "Shrink",
-    "Snap",
-    "Snapped",
-    "Written",
-]
-
 
 class ReplicatedChange(msgspec.Struct, frozen=True, array_like=True):
     """One change to the segments of a server, in the order of its log."""

@@ -5,34 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from shoal.tables import Wire
-from shoal.wire.messages.base import NO_CLOCK, Count, Events, Message, Signed
-
-__all__ = [
-    "Busy",
-    "Call",
-    "Called",
-    "Counted",
-    "Fence",
-    "Forgot",
-    "Park",
-    "Pull",
-    "Push",
-    "PushHeld",
-    "Refusal",
-    "Rollback",
-    "SegmentsMoved",
-    "TableStatusReply",
-    "TableStatusRequest",
-    "Values",
-]
+from shoal.wire.messages.base import NO_CLOCK, Count, Events, Numbered, Signed
 
 
-class Push(Message, frozen=True, tag="push"):
+class Push(Numbered, frozen=True, tag="push"):
     """Client to server: "count this gradient for your segments ``first`` to ``last``"."""
 
     frames: ClassVar[str] = "KKV"  # keys to pull instead, pushed keys unless a range, values
 
-    request: int
     table: Count
     view: Count  # the view by which this push was split
     generation: Count
@@ -63,12 +43,11 @@ class Push(Message, frozen=True, tag="push"):
     ahead_crc: Count = 0
 
 
-class Pull(Message, frozen=True, tag="pull"):
+class Pull(Numbered, frozen=True, tag="pull"):
     """Client to server: "send me these rows, as new as a worker at this clock may expect"."""
 
     frames: ClassVar[str] = "K"
 
-    request: int
     table: Count
     view: Count
     generation: Count
@@ -90,10 +69,9 @@ class Pull(Message, frozen=True, tag="pull"):
     crc: Count = 0
 
 
-class Call(Message, frozen=True, tag="call"):
+class Call(Numbered, frozen=True, tag="call"):
     """Client to server: "run the function of this name over your rows in this range"."""
 
-    request: int
     table: Count
     view: Count
     generation: Count
@@ -103,30 +81,27 @@ class Call(Message, frozen=True, tag="call"):
     stop: int
 
 
-class Park(Message, frozen=True, tag="park"):
+class Park(Numbered, frozen=True, tag="park"):
     """Worker to server: "I have nothing to do, do not wait for me"."""
 
-    request: int
     incarnation: Count
     view: Count
     spell: Count
 
 
-class TableStatusRequest(Message, frozen=True, tag="ask"):
+class TableStatusRequest(Numbered, frozen=True, tag="ask"):
     """Client to server: "how is this table doing?"."""
 
-    request: int
     table: Count
     view: Count
     digests: bool = False  # also a hash of every segment that you hold
 
 
-class Values(Message, frozen=True, tag="values"):
+class Values(Numbered, frozen=True, tag="values"):
     """Server: "here they are" (and what was pushed with the request is counted)."""
 
     frames: ClassVar[str] = "KV"
 
-    request: int
     count: Count
     versions: list[int]
     entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
@@ -138,40 +113,34 @@ class Values(Message, frozen=True, tag="values"):
     part: bool = False
 
 
-class Called(Message, frozen=True, tag="called"):
+class Called(Numbered, frozen=True, tag="called"):
     """Server: "this is what it found"."""
 
     frames: ClassVar[str] = "KV"
 
-    request: int
     numbers: list[float]
 
 
-class Forgot(Message, frozen=True, tag="forgot"):
+class Forgot(Numbered, frozen=True, tag="forgot"):
     """Server: "I do not know these keys by that number: send the keys"."""
 
-    request: int
 
-
-class Counted(Message, frozen=True, tag="counted"):
+class Counted(Numbered, frozen=True, tag="counted"):
     """Server: "counted" (``new``: by this push, not before)."""
 
-    request: int
     new: bool
     part: bool = False  # new in some segments only: others had it before
 
 
-class PushHeld(Message, frozen=True, tag="held"):
+class PushHeld(Numbered, frozen=True, tag="held"):
     """Server: "I have it, and it waits for this"."""
 
-    request: int
     waits: str
 
 
-class TableStatusReply(Message, frozen=True, tag="told"):
+class TableStatusReply(Numbered, frozen=True, tag="told"):
     """Server: "this is how the table is doing"."""
 
-    request: int
     facts: dict[str, int]
     staleness: list[int]  # how many pushes were counted that stale, without trailing zeros
     own: dict[int, Count] = {}  # segments that it is primary of: version
@@ -181,39 +150,34 @@ class TableStatusReply(Message, frozen=True, tag="told"):
     digests: dict[int, str] = {}
 
 
-class Fence(Message, frozen=True, tag="fence"):
+class Fence(Numbered, frozen=True, tag="fence"):
     """Anyone: "that incarnation is over"."""
 
-    request: int
     incarnation: Count
 
 
-class SegmentsMoved(Message, frozen=True, tag="moved"):
+class SegmentsMoved(Numbered, frozen=True, tag="moved"):
     """Server: "not all of that is mine: send it again by this view or a newer one"."""
 
-    request: int
     view: Count
 
 
-class Rollback(Message, frozen=True, tag="rollback"):
+class Rollback(Numbered, frozen=True, tag="rollback"):
     """Server: "we went back to a checkpoint: this is the generation now"."""
 
-    request: int
     generation: Count
 
 
-class Busy(Message, frozen=True, tag="busy"):
+class Busy(Numbered, frozen=True, tag="busy"):
     """Server: "not now, and this is why: try again after so many nanoseconds"."""
 
-    request: int
     retry_after: int
     why: str = ""
 
 
-class Refusal(Message, frozen=True, tag="no"):
+class Refusal(Numbered, frozen=True, tag="no"):
     """Anyone: "no, and this is why; nothing was changed"."""
 
-    request: int
     kind: str  # keys, values, table, setting, question, version, full, disk, key (not let in)
     reason: str
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from shoal.wire.messages.base import NO_CLOCK, Count, Message, Signed
-
-__all__ = ["Deal", "EvaluateNow", "EvaluationReady", "Run", "Want"]
+from shoal.wire.messages.base import NO_CLOCK, Count, Numbered, Signed
 
 # slots from the first up to, not including, the second, counted over all passes
 Run = tuple[Count, Count]
 
 
-class Want(Message, frozen=True, tag="want"):
+class Want(Numbered, frozen=True, tag="want"):
     """Worker to coordinator: "these slots are counted, and I have room for more"."""
 
-    request: int
     incarnation: Count
     more: Count
     counted: list[Run] = []
@@ -38,10 +35,9 @@ class Want(Message, frozen=True, tag="want"):
     newer: Count = 0
 
 
-class Deal(Message, frozen=True, tag="deal"):
+class Deal(Numbered, frozen=True, tag="deal"):
     """Coordinator: "compute these, in this order"."""
 
-    request: int
     slots: list[Run]
     again: list[Run] = []  # were dealt before, and somebody may wait for them: first
     late: list[Run] = []  # others were faster with these: leave them
@@ -49,10 +45,9 @@ class Deal(Message, frozen=True, tag="deal"):
     over: str = ""  # nothing will come any more, and why; or you are asked to leave
 
 
-class EvaluationReady(Message, frozen=True, tag="ready"):
+class EvaluationReady(Numbered, frozen=True, tag="ready"):
     """Evaluator to coordinator: "I have these weights, this is my result; what next?"."""
 
-    request: int
     incarnation: Count
     holds: Signed = -1  # the evaluation whose weights are here
     found: Signed = -1  # the one whose loss follows
@@ -64,10 +59,9 @@ class EvaluationReady(Message, frozen=True, tag="ready"):
     clock: Signed = NO_CLOCK
 
 
-class EvaluateNow(Message, frozen=True, tag="judge"):
+class EvaluateNow(Numbered, frozen=True, tag="judge"):
     """Coordinator: "evaluate the model now"; or, if the number is negative, "not yet"."""
 
-    request: int
     number: Signed = -1
     clock: Signed = NO_CLOCK  # as the model is after so many steps, where the table knows steps
     over: bool = False  # this was the last one

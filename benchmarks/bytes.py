@@ -30,7 +30,7 @@ import benchmarks.as_is  # noqa: F401  (known here, and by its name where server
 from benchmarks.harness import Bench, Columns, Option, Record, Report, Say, line_of, machine, names, sheet
 from benchmarks.harness import load as read_results
 from shoal.data.datasets import NAMED, VARIABLE, load
-from shoal.data.dense_file import sparse
+from shoal.data.packed import sparse
 from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job

@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness import Bench, Columns, Option, Record, Report, Say, quiet, report, sheet, timed
+from shoal.data.batch import Localiser
 from shoal.data.datasets import VARIABLE, DataSource, load
-from shoal.data.dense_file import sparse
-from shoal.data.local_keys import Localiser
+from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.filters import described

@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness import Bench, Machine, Option, Record, Say, machine, sheet
+from shoal.data.batch import Localiser
 from shoal.data.datasets import Dataset, load
-from shoal.data.dense_file import sparse
-from shoal.data.local_keys import Localiser
+from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.job import Job

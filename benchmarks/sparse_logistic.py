@@ -23,7 +23,7 @@ import numpy.typing as npt
 from benchmarks.harness import Bench, Option, Record, Report, Say, names, report, sheet
 from shoal.data.csr_file import CsrFile
 from shoal.data.datasets import Dataset, DataSource, load
-from shoal.data.dense_file import sparse
+from shoal.data.packed import sparse
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.keys import KeyRange

@@ -21,7 +21,7 @@ from benchmarks.harness import Bench, Option, Say, cores, sheet
 from benchmarks.serial_fit import serial_fit
 from shoal.data.batch import Batch
 from shoal.data.datasets import Dataset, load
-from shoal.data.dense_file import sparse
+from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.run.run import execute

@@ -3,7 +3,7 @@
     load(DataSource("rcv1"), seed=0)  -> Dataset: train and test, packed   datasets, readers
     Slots(rows, batch, seed)          the rows of each slot                slots
     packed.take(rows)                 -> Batch, in global feature ids      csr_file, batch
-    Localiser(features).local(...)    -> Local: indices into its key list  local_keys
+    Localiser(features).local(...)    -> Local: indices into its key list  batch
 
 Rows are kept as in the file: nothing is scaled, and labels keep their values (``signs`` maps
 them).
@@ -15,12 +15,7 @@ PUBLIC = (
     "datasets",
     "dense_file",
     "export",
-    "fingerprint",
-    "hashing",
-    "labels",
-    "local_keys",
-    "mapped",
-    "permuted",
+    "packed",
     "readers",
     "slots",
     "split",

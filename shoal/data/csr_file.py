@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import mmap
 import os
 import secrets
@@ -19,14 +20,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.batch import Batch, Columns, Floats, Ids, take
-from shoal.data.hashing import Hashing
+from shoal.data.batch import Batch, Columns, Floats, Hashing, Ids, take
 from shoal.decoding import look_up
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, LABELS_COUNTED
@@ -34,15 +34,8 @@ from shoal.limits import FEATURES, LABELS_COUNTED
 FORMAT = 3  # of folder and contents; sets of another format are packed again
 ASIDE = ".part"
 BLOCK = 1 << 20  # elements written or checked at once
+PIECES, PIECE = 64, 1 << 16  # samples of a file for its fingerprint, and bytes of each
 YOUNG = 60.0  # seconds: a younger temporary folder may not be locked yet
-
-
-class CsrFormat(Protocol):
-    @property
-    def format(self) -> int: ...
-
-
-Kind = TypeVar("Kind", bound=CsrFormat)
 
 
 class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,11 +46,17 @@ class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     line: int
 
 
-class CsrMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describes the arrays of a folder."""
-
+class SetMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     rows: int
+
+
+Kind = TypeVar("Kind", bound=SetMeta)
+
+
+class CsrMeta(SetMeta, frozen=True):
+    """Describes the arrays of a folder."""
+
     features: int
     nonzeros: int
     ones: bool  # all values are 1 and not stored
@@ -145,8 +144,7 @@ class CsrWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows = self.nonzeros = self.features = 0
-        # value -> rows, first line (see ``know_labels``)
-        self.labels: dict[float, tuple[int, int]] = {}
+        self.labels: dict[float, tuple[int, int]] = {}  # value -> rows, first line
         self.more_labels = False
         self._counts = np.zeros(0, np.uint32)
         self._files: dict[str, IO[bytes]] = {}
@@ -171,7 +169,7 @@ class CsrWriter:
             return
         if lines is None:
             lines = np.arange(self.rows + 1, self.rows + 1 + len(batch), dtype=np.int64)
-        self._note(batch.labels, lines)
+        self.more_labels |= note_labels(self.labels, batch.labels, lines)
         self._count(batch.columns)
         self._write("labels.f32", batch.labels)
         self._write("indptr.i64", batch.indptr[1:] + (self.nonzeros - batch.indptr[0]))
@@ -184,22 +182,14 @@ class CsrWriter:
         self.rows += len(batch)
         self.nonzeros += len(batch.columns)
 
-    def know_labels(self, labels: dict[float, tuple[int, int]], more: bool) -> None:
-        """Set the label counts of rows that were copied from another set."""
-        self.labels, self.more_labels = labels, more
-
     def finish(self, source: str = "", features: int | None = None, hashing: Hashing | None = None) -> CsrFile:
         """Sync, rename and map it. ``features``: a minimum (the other half may have more)."""
         self.features = max(self.features, features or 0)
-        labels = [LabelCount(value, *found) for value, found in sorted(self.labels.items())]
-        ones = "values.f32" not in self._files
-        meta = CsrMeta(FORMAT, self.rows, self.features, self.nonzeros, ones, labels, self.more_labels, source, hashing)
+        sizes, ones = (self.rows, self.features, self.nonzeros), "values.f32" not in self._files
+        meta = CsrMeta(FORMAT, *sizes, ones, label_counts(self.labels), self.more_labels, source, hashing)
         self._write_counts()
-        self._open("meta.json").write(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+        sync(*self._files.values())
+        write_json(self._aside.path / "meta.json", meta)
         self._aside.settle()
         return CsrFile.open(self.folder)
 
@@ -252,9 +242,6 @@ class CsrWriter:
                 file.write(part.data)
         file.truncate(4 * self.features)  # ranges without a feature become holes in the file
 
-    def _note(self, labels: Floats, lines: Ids) -> None:
-        self.more_labels |= note_labels(self.labels, labels, lines)
-
 
 def note_labels(known: dict[float, tuple[int, int]], labels: Floats, lines: Ids) -> bool:
     """Count labels (value -> rows, first line); whether some labels were not counted."""
@@ -269,6 +256,22 @@ def note_labels(known: dict[float, tuple[int, int]], labels: Floats, lines: Ids)
         else:
             more = True
     return more
+
+
+def label_counts(known: dict[float, tuple[int, int]]) -> list[LabelCount]:
+    return [LabelCount(value, *found) for value, found in sorted(known.items())]
+
+
+def write_json(path: Path, what: msgspec.Struct) -> None:
+    with path.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(what)) + b"\n")
+        sync(file)
+
+
+def sync(*files: IO[bytes]) -> None:
+    for file in files:
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class StagingFolder:
@@ -371,6 +374,28 @@ def map_file(folder: Path, name: str, kind: type[np.generic], count: int) -> npt
 
 def damaged(path: Path, what: str) -> Invalid:
     return Invalid(f"{path} is damaged ({what}): delete {path.parent} and load again")
+
+
+def fingerprint(folder: Path) -> str:
+    """Tells whether two hosts have the same packed rows, of large files by samples.
+
+    It detects another set, version or seed, but not a single byte changed on purpose. The
+    description of a set has paths and is left out.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".json":
+            continue
+        size = path.stat().st_size
+        found.update(f"{path.name} {size} ".encode())
+        places = list(range(0, size, PIECE))
+        if len(places) > PIECES:  # spread from the first byte to the last
+            places = [(size - PIECE) * i // (PIECES - 1) for i in range(PIECES)]
+        with path.open("rb") as file:
+            for at in places:
+                file.seek(at)
+                found.update(file.read(PIECE))
+    return found.hexdigest()
 
 
 look_up(CsrMeta)

@@ -20,8 +20,8 @@ import functools
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,21 +29,19 @@ from typing import Literal
 import msgspec
 
 from shoal import files
-from shoal.data import digits, mnist, npz
+from shoal.data import mnist, npz, readers
 from shoal.data.csr_file import FORMAT, CsrFile, sweep
-from shoal.data.dense import pack_dense
 from shoal.data.dense_file import FORMAT as DENSE_FORMAT
-from shoal.data.dense_file import DenseFile, open_rows
+from shoal.data.dense_file import META, DenseFile
 from shoal.data.export import make
-from shoal.data.labels import are_classes, check_labels, signs
-from shoal.data.pack import PackInfo, PackPlan, pack, stamps
+from shoal.data.pack import PackInfo, PackPlan, Progress, pack, stamps
+from shoal.data.packed import are_classes, check_labels, open_rows, signs
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, HASH_BITS, HASH_BITS_MOST
 
 __all__ = ["NAMED", "DataSource", "Dataset", "KnownDataset", "check_labels", "load", "make", "names", "signs"]
 
 Format = Literal["auto", "libsvm", "criteo"]
-Progress = Callable[[str], None]
 
 VARIABLE = "SHOAL_DATA"
 SHOWN = 200  # characters of a bad path in messages
@@ -160,32 +158,25 @@ class KnownDataset(msgspec.Struct, frozen=True):
 
 def names() -> list[KnownDataset]:
     """All named sets, whether each is available here, and where it is or should be."""
-    home = os.environ.get(VARIABLE)
-    found = []
-    for name, named in NAMED.items():
-        if named.dense:
-            found.append(_dense_known(name, named.what))
-            continue
-        if not named.train:
-            found.append(KnownDataset(name, named.what, True, "made when asked for"))
-            continue
-        paths = [Path(home or f"${VARIABLE}") / file for file in (named.train, named.test)]
-        found.append(KnownDataset(name, named.what, all(path.is_file() for path in paths), str(paths[0])))
-    return found
+    return [_known(name, named) for name, named in NAMED.items()]
 
 
-def _dense_known(name: str, what: str) -> KnownDataset:
+def _known(name: str, named: Named) -> KnownDataset:
+    home = Path(os.environ.get(VARIABLE) or f"${VARIABLE}")
+    if named.train:
+        available = all((home / file).is_file() for file in (named.train, named.test))
+        return KnownDataset(name, named.what, available, str(home / named.train))
+    if not named.dense:
+        return KnownDataset(name, named.what, True, "made when asked for")
     if name == "digits":
         how = "it needs scikit-learn: pip install 'shoal[sklearn]'"
-        return KnownDataset(name, what, digits.installed(), "comes with scikit-learn", how)
-    kept = files.cache_folder()
-    if kept is not None and (kept / "data" / _entry(_dense_plan(DataSource(name), None))).is_dir():
-        return KnownDataset(name, what, True, "in the cache")
-    where = mnist.here(kept / "data" if kept is not None else None)
-    home = Path(os.environ.get(VARIABLE) or f"${VARIABLE}") / name
-    return KnownDataset(
-        name, what, bool(where), where or str(home), f"shoal data fetch {name}, or put its files into {home}"
-    )
+        return KnownDataset(name, named.what, mnist.digits_installed(), "comes with scikit-learn", how)
+    cache = files.cache_folder()
+    if cache is not None and (cache / "data" / entry_of(DataSource(name), 0)).is_dir():
+        return KnownDataset(name, named.what, True, "in the cache")
+    where = mnist.here(cache / "data" if cache is not None else None)
+    how = f"shoal data fetch {name}, or put its files into {home / name}"
+    return KnownDataset(name, named.what, bool(where), where or str(home / name), how)
 
 
 def load(source: DataSource, seed: int, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -209,7 +200,7 @@ def check_source(source: DataSource) -> None:
 
 def _pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
     try:
-        (pack_dense if plan.dense else pack)(plan, folder, progress)
+        pack(plan, folder, progress)
     except OSError as error:
         raise Invalid(
             f"cannot pack {plan.name} into {folder.parent}: {error.strerror or error}; nothing was left there: "
@@ -219,30 +210,33 @@ def _pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
 
 def _plan(source: DataSource, seed: int) -> PackPlan:
     """Everything that determines the content of the packed pair, and nothing else."""
-    named = NAMED.get(source.source)
+    name, named = source.source, NAMED.get(source.source)
     if named is not None and named.dense:
-        return _dense_plan(source, None)
+        _check_dense(source)
+        if source.test:
+            raise Invalid(f"{name} takes no other rows to test on: leave test out")
+        if name == "mnist":
+            sums = [original.sha256 for original in mnist.ORIGINALS]
+            return PackPlan(name="mnist", dense="mnist", sums=sums, rows=source.rows)
+        return PackPlan(name="digits", dense="digits", held_out=source.held_out, rows=source.rows)
     if named is not None and not named.train:
         if source.test or source.hash_bits is not None or source.format != "auto":
-            raise Invalid(f"{source.source} is made up: it takes rows and features, and no test, format or hash_bits")
-        rows = source.rows or named.rows
-        return PackPlan(name=source.source, made=source.source, rows=rows, features=source.features, seed=seed)
-    if named is None:
-        train, format = _path(source.source), source.format
-        if train.suffix.lower() == npz.SUFFIX:
-            return _dense_plan(source, train)
-        test = _path(source.test) if source.test else None
-    else:
-        if source.format not in ("auto", named.format):
-            raise Invalid(f"{source.source} is {named.format} text: leave the format out")
-        train, format = _file(source.source, named.train), named.format
-        test = _path(source.test) if source.test else _file(source.source, named.test)
+            raise Invalid(f"{name} is made up: it takes rows and features, and no test, format or hash_bits")
+        return PackPlan(name=name, made=name, rows=source.rows or named.rows, features=source.features, seed=seed)
+    if named is not None and source.format not in ("auto", named.format):
+        raise Invalid(f"{name} is {named.format} text: leave the format out")
+    train = _path(name) if named is None else _file(name, named.train)
+    dense: Literal["", "npz"] = "npz" if named is None and train.suffix.lower() == npz.SUFFIX else ""
+    if dense:
+        _check_dense(source)
+    test = _path(source.test) if source.test else None if named is None else _file(name, named.test)
     return PackPlan(
-        name=source.source if named else train.name,
+        name=name if named else train.name,
+        dense=dense,
         train=str(train),
         test=str(test) if test else None,
         stamps=stamps([path for path in (train, test) if path]),
-        format=_format(train) if format == "auto" else format,
+        format="libsvm" if dense else _format(source, named, train),
         held_out=0.0 if test else source.held_out,
         rows=source.rows,
         features=source.features,
@@ -251,33 +245,15 @@ def _plan(source: DataSource, seed: int) -> PackPlan:
     )
 
 
-def _dense_plan(source: DataSource, path: Path | None) -> PackPlan:
-    """The plan of a named set with known content, or of a file."""
+def _check_dense(source: DataSource) -> None:
     if source.features is not None or source.hash_bits is not None or source.format != "auto" or source.bad_lines:
         raise Invalid(f"{source.source} has dense rows: leave features, hash_bits, bad_lines and the format out")
-    if path is not None:
-        test = _path(source.test) if source.test else None
-        return PackPlan(
-            name=path.name,
-            dense="npz",
-            train=str(path),
-            test=str(test) if test else None,
-            stamps=stamps([one for one in (path, test) if one]),
-            held_out=0.0 if test else source.held_out,
-            rows=source.rows,
-        )
-    if source.test:
-        raise Invalid(f"{source.source} takes no other rows to test on: leave test out")
-    if source.source == "mnist":
-        sums = [original.sha256 for original in mnist.ORIGINALS]
-        return PackPlan(name="mnist", dense="mnist", sums=sums, rows=source.rows)
-    return PackPlan(name="digits", dense="digits", held_out=source.held_out, rows=source.rows)
 
 
-def _format(path: Path) -> Literal["libsvm", "criteo"]:
-    from shoal.data.readers import guess
-
-    return guess(path)
+def _format(source: DataSource, named: Named | None, train: Path) -> readers.Format:
+    if named is not None:
+        return named.format
+    return readers.guess(train) if source.format == "auto" else source.format
 
 
 def _file(name: str, file: str) -> Path:
@@ -309,13 +285,13 @@ def _short(text: str) -> str:
     return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}..."
 
 
-def _entry(plan: PackPlan) -> str:
-    return hashlib.sha256(msgspec.json.encode([DENSE_FORMAT if plan.dense else FORMAT, plan])).hexdigest()[:32]
-
-
 def entry_of(source: DataSource, seed: int) -> str:
     """The name of its folder in the cache."""
     return _entry(_plan(source, seed))
+
+
+def _entry(plan: PackPlan) -> str:
+    return hashlib.sha256(msgspec.json.encode([DENSE_FORMAT if plan.dense else FORMAT, plan])).hexdigest()[:32]
 
 
 def _home(cache: Path | None) -> Path:
@@ -355,3 +331,41 @@ def _check(source: DataSource) -> None:
         raise Invalid(f"hash_bits = {source.hash_bits}: 1 to {HASH_BITS_MOST} (click logs: {HASH_BITS} if not given)")
     if source.hash_bits is not None and source.features is not None:
         raise Invalid("features and hash_bits are both given: hashing makes 2^hash_bits features, leave one out")
+
+
+# ---------------------------------------------------------------- while a run goes on
+
+
+def train_rows(folder: Path, source: DataSource, seed: int) -> CsrFile | DenseFile:
+    """The training rows of a run, from this folder, or packed again from the source.
+
+    A process that has mapped a set keeps it even if its files are deleted. One that starts later,
+    such as a replacement worker, may find the cache empty. A source that has changed is refused.
+    """
+    try:
+        return open_rows(folder)
+    except Invalid:
+        if (folder / META).exists() or (folder / "meta.json").exists():
+            raise  # damaged, not deleted: the error has the next move
+    return _packed_again(folder.parent, source, seed).train
+
+
+def whole_set(folder: Path, source: DataSource, seed: int) -> Dataset:
+    """The training and test rows of a run, likewise."""
+    try:
+        return Dataset.open(folder)
+    except Invalid:
+        if (folder / "facts.json").exists():
+            raise
+    return _packed_again(folder, source, seed)
+
+
+def _packed_again(folder: Path, source: DataSource, seed: int) -> Dataset:
+    if entry_of(source, seed) != folder.name:
+        raise Invalid(
+            f"no packed set in {folder}, and {source.source} is not what it was when the run began: end the run, and start it again"
+        )
+    print(f"shoal: packing {source.source} again: {folder} is not there any more", file=sys.stderr)
+    # remove what an interrupted rm left
+    shutil.rmtree(folder, ignore_errors=True)
+    return load(source, seed, folder.parent)

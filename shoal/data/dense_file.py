@@ -16,12 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Floats, Ids
-from shoal.data.csr_file import CsrFile, LabelCount, StagingFolder, damaged, map_file, note_labels, read_meta
+from shoal.data.csr_file import (
+    LabelCount,
+    SetMeta,
+    StagingFolder,
+    damaged,
+    label_counts,
+    map_file,
+    note_labels,
+    read_meta,
+    sync,
+    write_json,
+)
 from shoal.errors import Invalid
 
 Inputs = npt.NDArray[Any]  # uint8 or float32
@@ -61,11 +71,9 @@ class DensePair:
     classes: int | None = None  # the number of classes, if the source has it
 
 
-class DenseMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DenseMeta(SetMeta, frozen=True):
     """Describes the arrays of a folder."""
 
-    format: int
-    rows: int
     shape: list[int]  # of one row
     kind: Literal["uint8", "float32"]
     factor: float  # the model's input is inputs * factor + shift
@@ -74,15 +82,6 @@ class DenseMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: list[LabelCount]  # sorted by value, as in ``CsrMeta``
     more_labels: bool
     source: str  # where the rows were read from, for messages
-
-
-class DenseInfo(msgspec.Struct, frozen=True):
-    """Facts about the rows, for ``write``."""
-
-    source: str = ""
-    factor: float = 1.0
-    shift: float = 0.0
-    classes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +141,14 @@ class DenseFile:
         return DenseFile.open, (self.folder,)  # another process maps the folder itself
 
 
-def write(folder: Path, parts: Iterable[tuple[DenseExamples, Ids]], about: DenseInfo) -> DenseFile:
+def write(
+    folder: Path,
+    parts: Iterable[tuple[DenseExamples, Ids]],
+    source: str = "",
+    factor: float = 1.0,
+    shift: float = 0.0,
+    classes: int = 0,
+) -> DenseFile:
     """Write rows with their source row numbers (from 1) to a folder, whole or not at all."""
     with StagingFolder(folder) as aside:
         first: DenseExamples | None = None
@@ -156,37 +162,16 @@ def write(folder: Path, parts: Iterable[tuple[DenseExamples, Ids]], about: Dense
                 order = np.argsort(numbers)  # the first row of each label
                 more |= note_labels(known, part.labels[order], numbers[order])
                 rows += len(part)
-            for file in (inputs, labels):
-                file.flush()
-                os.fsync(file.fileno())
+            sync(inputs, labels)
         if first is None or not rows:
-            raise Invalid(f"{about.source or folder} has no rows: at least one is needed")
+            raise Invalid(f"{source or folder} has no rows: at least one is needed")
         kind: Any = str(first.inputs.dtype)
         os.rename(aside.path / "inputs", aside.path / KINDS[kind][0])
-        counts = [LabelCount(value, *found) for value, found in sorted(known.items())]
-        shape, numbers_by = list(first.inputs.shape[1:]), (about.factor, about.shift)
-        meta = DenseMeta(FORMAT, rows, shape, kind, *numbers_by, about.classes, counts, more, about.source)
-        with (aside.path / META).open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        shape = list(first.inputs.shape[1:])
+        meta = DenseMeta(FORMAT, rows, shape, kind, factor, shift, classes, label_counts(known), more, source)
+        write_json(aside.path / META, meta)
         aside.settle()
     return DenseFile.open(folder)
-
-
-def open_rows(folder: Path) -> CsrFile | DenseFile:
-    """Map one half of a set, sparse or dense."""
-    return DenseFile.open(folder) if (folder / META).exists() else CsrFile.open(folder)
-
-
-def sparse(rows: CsrFile | DenseFile) -> CsrFile:
-    """Raise Invalid if the rows are dense."""
-    if isinstance(rows, CsrFile):
-        return rows
-    shape = " x ".join(map(str, rows.shape)) or "single numbers"
-    raise Invalid(
-        f"{rows.meta.source or rows.folder} has dense rows ({shape}), and sparse ones are needed: take another set"
-    )
 
 
 def classes_of(*labels: Floats) -> int:

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.batch import Batch, Floats, Ids
-from shoal.data.hashing import Hashing, hash_ids
+from shoal.data.batch import Batch, Floats, Hashing, Ids, hash_ids
 from shoal.errors import Invalid
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.cluster.move_settings import MoveSettings
-from shoal.data.fingerprint import fingerprint
+from shoal.data.csr_file import fingerprint
 from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders, transport_of
 from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.coordinator import Coordinator

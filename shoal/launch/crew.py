@@ -24,8 +24,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from shoal import limits
-from shoal.data.datasets import Dataset
-from shoal.data.mapped import train_rows
+from shoal.data.datasets import Dataset, train_rows
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.launch.cluster import START_WITHIN

@@ -221,7 +221,7 @@ def _check_modules(about: m.Described, modules: Sequence[str]) -> None:
 
 
 def _check_rows(dataset: Dataset, about: m.Described) -> None:
-    from shoal.data.fingerprint import fingerprint
+    from shoal.data.csr_file import fingerprint
 
     mine, theirs = (dataset.train.rows, dataset.features), (about.rows, about.features)
     if mine != theirs:

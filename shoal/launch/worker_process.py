@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
-from shoal.data.mapped import train_rows
+from shoal.data.datasets import train_rows
 from shoal.filters import described
 from shoal.filters.chain import Chain
 from shoal.job import Job

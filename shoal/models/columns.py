@@ -16,9 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.batch import Batch, Floats, Ids
+from shoal.data.batch import Batch, Floats, Ids, Localiser
 from shoal.data.batch import Columns as Places
-from shoal.data.local_keys import Localiser
 from shoal.errors import Invalid
 from shoal.keys import KeyList, Keys
 from shoal.models.linear import KINDS, NONE, Loss

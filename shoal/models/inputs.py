@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Hashing
 from shoal.data.csr_file import CsrFile
 from shoal.data.dense_file import DenseFile
-from shoal.data.hashing import Hashing
-from shoal.data.labels import are_classes
+from shoal.data.packed import are_classes
 from shoal.data.user_rows import spread
 from shoal.errors import Invalid
 from shoal.keys import KeyRange

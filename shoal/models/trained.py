@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.hashing import Hashing
+from shoal.data.batch import Hashing
 from shoal.data.user_rows import batch_of
 from shoal.errors import Invalid
 from shoal.files import replace_file

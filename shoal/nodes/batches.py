@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from shoal import limits
-from shoal.data.batch import Ids, Local
+from shoal.data.batch import Ids, Local, Localiser
 from shoal.data.csr_file import CsrFile
-from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.keys import KeyRange
 from shoal.models.inputs import ModelInputs, RowsPiece

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data.batch import Localiser
 from shoal.data.datasets import Dataset
-from shoal.data.dense_file import sparse
-from shoal.data.local_keys import Localiser
+from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.keys import KeyRange

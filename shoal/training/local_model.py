@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal import limits
-from shoal.data.batch import Ids, Local
-from shoal.data.dense_file import sparse
-from shoal.data.local_keys import Localiser
+from shoal.data.batch import Ids, Local, Localiser
+from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models.learner import Data, Learner, learner_of

@@ -19,8 +19,7 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.batch import Batch, Floats, Ids
-from shoal.data.local_keys import Localiser
+from shoal.data.batch import Batch, Floats, Ids, Localiser
 from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
 from shoal.store.table import codegen

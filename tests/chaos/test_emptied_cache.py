@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.data.datasets import DataSource, load
-from shoal.data.mapped import train_rows, whole_set
+from shoal.data.datasets import DataSource, load, train_rows, whole_set
 from shoal.errors import Invalid
 from shoal.events import Gone, Joined
 from shoal.job import Job

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.sparse_logistic import Serial, alike
 from shoal.data.datasets import Dataset, load
-from shoal.data.dense_file import sparse
+from shoal.data.packed import sparse
 from shoal.job import Job
 from shoal.models.objective import judge
 from tests.convergence.test_real_data import need

@@ -13,7 +13,6 @@ import pytest
 from benchmarks.serial_fit import serial_fit
 from shoal.data.batch import Batch
 from shoal.data.datasets import DataSource, load
-from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.keys import KeyRange

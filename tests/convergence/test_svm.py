@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pytest
 
 import shoal
+from shoal.data.batch import Localiser
 from shoal.data.datasets import Dataset, load
-from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models import Linear

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shoal.cli.main import main
-from shoal.data import digits, mnist
+from shoal.data import mnist
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +35,11 @@ def test_images_are_listed_with_how_to_get_them() -> None:
     assert "digits         a stand-in, not MNIST" in text
     listed = {one["name"]: one for one in json.loads(call("list", "--json").stdout)}
     assert not listed["mnist"]["available"] and listed["mnist"]["where"] == "$SHOAL_DATA/mnist"
-    assert listed["digits"]["available"] == digits.installed()
+    assert listed["digits"]["available"] == mnist.digits_installed()
 
 
 def test_without_scikit_learn_the_list_says_that_digits_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "installed", lambda: False)
+    monkeypatch.setattr(mnist, "digits_installed", lambda: False)
     assert "not here: it needs scikit-learn: pip install 'shoal[sklearn]'" in call("list").stdout
 
 

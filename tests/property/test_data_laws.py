@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data import criteo_kernels, kernels, libsvm_kernels
-from shoal.data.batch import Batch, take
-from shoal.data.formats import Criteo, Libsvm, nearest
-from shoal.data.local_keys import Localiser
+from shoal.data import kernels, text_kernels
+from shoal.data.batch import Batch, Localiser, take
+from shoal.data.readers import Criteo, Libsvm, nearest
 from shoal.data.slots import Slots
 from shoal.jit import mix
 
@@ -114,91 +113,91 @@ FEATURE = re.compile(rb"(-?)(\d+):(.*)", re.DOTALL)
 
 def twin_number(token: bytes, bad: int) -> tuple[int, float]:
     if NO_FINITE.match(token):
-        return libsvm_kernels.NOT_FINITE, 0.0
+        return text_kernels.NOT_FINITE, 0.0
     if not NUMBER.fullmatch(token):
         return bad, 0.0
     rough = float(token)
     if abs(rough) >= 3.4028235677973366e38:
-        return libsvm_kernels.NOT_FINITE, 0.0
+        return text_kernels.NOT_FINITE, 0.0
     if abs(rough) < 1e-50:
-        return libsvm_kernels.DONE, 0.0
+        return text_kernels.DONE, 0.0
     exact, start = Fraction(token.decode()), np.float32(rough)
     with np.errstate(all="ignore"):
         near = [np.nextafter(start, np.float32(-np.inf)), start, np.nextafter(start, np.float32(np.inf))]
     finite = [float(one) for one in near if np.isfinite(one)]
     even = {float(one): not int(one.view(np.uint32)) & 1 for one in near}
-    return libsvm_kernels.DONE, min(finite, key=lambda one: (abs(Fraction(one) - exact), not even[one]))
+    return text_kernels.DONE, min(finite, key=lambda one: (abs(Fraction(one) - exact), not even[one]))
 
 
 def twin_line(line: bytes, limit: int, bits: int | None) -> tuple[int, Row | None]:
     """One line of LIBSVM, slowly: what is wrong, or the row (None: there is none)."""
     tokens = [token for token in re.split(rb"[ \t]+", line.removesuffix(b"\r").split(b"#")[0]) if token]
     if not tokens:
-        return libsvm_kernels.DONE, None
-    wrong, label = twin_number(tokens.pop(0), libsvm_kernels.BAD_LABEL)
+        return text_kernels.DONE, None
+    wrong, label = twin_number(tokens.pop(0), text_kernels.BAD_LABEL)
     if wrong:
         return wrong, None
     if tokens and tokens[0].startswith(b"qid:") and not re.fullmatch(rb"qid:\d+", tokens.pop(0)):
-        return libsvm_kernels.BAD_TOKEN, None
+        return text_kernels.BAD_TOKEN, None
     columns, values, last = [], [], 0
     for token in tokens:
         match = FEATURE.fullmatch(token)
-        wrong, value = twin_number(match[3], libsvm_kernels.BAD_TOKEN) if match else (libsvm_kernels.BAD_TOKEN, 0.0)
-        if match is None or wrong == libsvm_kernels.BAD_TOKEN:
-            return libsvm_kernels.BAD_TOKEN, None
+        wrong, value = twin_number(match[3], text_kernels.BAD_TOKEN) if match else (text_kernels.BAD_TOKEN, 0.0)
+        if match is None or wrong == text_kernels.BAD_TOKEN:
+            return text_kernels.BAD_TOKEN, None
         name = int(match[2])
         if match[1]:
-            return libsvm_kernels.ID_NEGATIVE, None
+            return text_kernels.ID_NEGATIVE, None
         if name == 0:
-            return libsvm_kernels.ID_ZERO, None
+            return text_kernels.ID_ZERO, None
         if wrong:
             return wrong, None
         if name > limit:
-            return libsvm_kernels.ID_LARGE, None
+            return text_kernels.ID_LARGE, None
         if name <= last:
-            return (libsvm_kernels.REPEATED if name == last else libsvm_kernels.DISORDER), None
+            return (text_kernels.REPEATED if name == last else text_kernels.DISORDER), None
         last = name
         if value:
             columns.append(name)
             values.append(value)
     if bits is None:
-        return libsvm_kernels.DONE, (label, [column - 1 for column in columns], values, 0)
+        return text_kernels.DONE, (label, [column - 1 for column in columns], values, 0)
     total: dict[int, float] = {}
     for column, value in zip(columns, values, strict=True):
-        place = int(mix(np.uint64(column) ^ libsvm_kernels.HASHED)) & ((1 << bits) - 1)
+        place = int(mix(np.uint64(column) ^ text_kernels.HASHED)) & ((1 << bits) - 1)
         total[place] = total.get(place, 0.0) + value
     greatest = float(np.finfo(np.float32).max)
     hashed = sorted((k, float(np.float32(min(max(v, -greatest), greatest)))) for k, v in total.items())
     kept = [(k, v) for k, v in hashed if v]
-    return libsvm_kernels.DONE, (label, [k for k, _ in kept], [v for _, v in kept], 0)
+    return text_kernels.DONE, (label, [k for k, _ in kept], [v for _, v in kept], 0)
 
 
 def twin_click(line: bytes, bits: int) -> tuple[int, Row | None]:
     """One line of a click log, slowly."""
     line = line.removesuffix(b"\r")
     if not line:
-        return libsvm_kernels.DONE, None
+        return text_kernels.DONE, None
     fields = line.split(b"\t")
     if len(fields) != 40:
-        return libsvm_kernels.FIELDS, None
+        return text_kernels.FIELDS, None
     if fields[0] not in (b"0", b"1"):
-        return libsvm_kernels.NOT_ZERO_ONE, None
+        return text_kernels.NOT_ZERO_ONE, None
     found = set()
     for number, field in enumerate(fields[1:], start=1):
         if not field:
             category = 2**64 - 1
         elif number <= 13:
             if not re.fullmatch(rb"-?\d{1,18}", field):
-                return libsvm_kernels.NOT_WHOLE, None
+                return text_kernels.NOT_WHOLE, None
             count = int(field)
             category = count % 2**64 if count <= 2 else 2**32 + int(math.log(count) ** 2)
         else:
             if not re.fullmatch(rb"[0-9a-fA-F]{1,16}", field):
-                return libsvm_kernels.NOT_HEX, None
+                return text_kernels.NOT_HEX, None
             category = int(field, 16)
         salt = mix(np.uint64(number * 0x9E3779B97F4A7C15 % 2**64))
         found.add(int(mix(np.uint64(category) ^ salt)) & ((1 << bits) - 1))
-    return libsvm_kernels.DONE, (float(fields[0]), sorted(found), [1.0] * len(found), 0)
+    return text_kernels.DONE, (float(fields[0]), sorted(found), [1.0] * len(found), 0)
 
 
 def parsed(parser: Libsvm | Criteo, text: bytes) -> tuple[list[Row], list[Wrong]]:
@@ -275,7 +274,7 @@ def texts(draw: st.DrawFn, lines: st.SearchStrategy[bytes], letters: bytes) -> b
 @settings(max_examples=400, deadline=None)
 def test_libsvm_text_is_parsed_as_the_slow_twin_parses_it(text: bytes, which: tuple[int | None, int | None]) -> None:
     features, bits = which
-    limit = int(libsvm_kernels.MOST) if bits is not None else features or 2**32 - 1
+    limit = int(text_kernels.MOST) if bits is not None else features or 2**32 - 1
     assert parsed(PARSERS[which], text) == twin(text, lambda line: twin_line(line, limit, bits))
 
 
@@ -300,7 +299,7 @@ def test_a_number_beside_the_middle_of_two_floats_is_rounded_by_all_of_its_digit
     whole = str(int(middle * 10**digits)) + "0" * zeros
     text = f"{int(whole) + nudge}e-{digits + zeros}"
     text = "-" + text if negative else text
-    _, expected = twin_number(text.encode(), libsvm_kernels.BAD_LABEL)
+    _, expected = twin_number(text.encode(), text_kernels.BAD_LABEL)
     rows, wrong = parsed(PARSERS[None, None], f"{text} 7:{text}\n".encode())
     assert not wrong
     assert rows == [(expected, [6] if expected else [], [expected] if expected else [], 1)]
@@ -309,23 +308,23 @@ def test_a_number_beside_the_middle_of_two_floats_is_rounded_by_all_of_its_digit
 
 @pytest.mark.parametrize("unit", [b"1\n", b"1 1:1\n", b"1 1:5 2:5 3:5 4:5 5:5 6:5 7:5 8:5 9:5\n", b"\n"])
 def test_there_is_room_for_the_densest_text(unit: bytes) -> None:
-    from shoal.data.formats import ROOM
+    from shoal.data.readers import ROOM
 
     text = unit * (ROOM // len(unit))
     rows = text.count(b"1 1") + (text.count(b"1\n") if unit == b"1\n" else 0)
     parser = Libsvm(None, None)
     parser.begin()
-    assert parser.parse(np.frombuffer(text, np.uint8), len(text)) == libsvm_kernels.DONE
+    assert parser.parse(np.frombuffer(text, np.uint8), len(text)) == text_kernels.DONE
     batch, _ = parser.taken(np.frombuffer(text, np.uint8))
     assert (len(batch), batch.nonzeros) == (rows, text.count(b":"))
 
 
 def test_there_is_room_for_the_densest_click_log() -> None:
-    from shoal.data.formats import ROOM
+    from shoal.data.readers import ROOM
 
     text = (b"1" + b"\t" * 39 + b"\n") * (ROOM // 41)
     parser = Criteo(20)
     parser.begin()
-    assert parser.parse(np.frombuffer(text, np.uint8), len(text)) == libsvm_kernels.DONE
+    assert parser.parse(np.frombuffer(text, np.uint8), len(text)) == text_kernels.DONE
     batch, _ = parser.taken(np.frombuffer(text, np.uint8))
-    assert (len(batch), batch.nonzeros) == (ROOM // 41, ROOM // 41 * criteo_kernels.COLUMNS)
+    assert (len(batch), batch.nonzeros) == (ROOM // 41, ROOM // 41 * text_kernels.COLUMNS)

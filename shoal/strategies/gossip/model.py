@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from shoal import limits
 from shoal.data.batch import Ids
-from shoal.data.permuted import ordered
+from shoal.data.packed import ordered
 from shoal.data.slots import Slots
 from shoal.data.split import assign, count
 from shoal.errors import BadValues, Invalid

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from shoal.data.dense_file import sparse
+from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.emulation import Slowdown
 from shoal.errors import Invalid

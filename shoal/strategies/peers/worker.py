@@ -24,8 +24,7 @@ from pathlib import Path
 import msgspec
 
 from shoal import limits
-from shoal.data.datasets import Dataset
-from shoal.data.mapped import whole_set
+from shoal.data.datasets import Dataset, whole_set
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError, StartFailed
 from shoal.events import counted

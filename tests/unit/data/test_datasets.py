@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.data import digits
+from shoal.data import mnist
 from shoal.data.datasets import NAMED, Dataset, DataSource, load, names
 from shoal.data.synthetic import TEST_FROM, Clicks
 from shoal.errors import Invalid
@@ -180,7 +180,7 @@ def test_a_named_set_says_where_its_files_belong(monkeypatch: pytest.MonkeyPatch
         load(DataSource("a9a"), 0, tmp_path)
     assert {known.name: known.available for known in names()} == {
         "clicks": True, "rcv1-like": True, "rcv1": False, "a9a": False, "criteo_tb": False, "criteo_kaggle": False,
-        "mnist": False, "digits": digits.installed(),
+        "mnist": False, "digits": mnist.digits_installed(),
     }  # fmt: skip
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     with pytest.raises(Invalid, match=rf"a9a needs {tmp_path}/a9a/a9a\.xz, which is not there"):

@@ -15,7 +15,6 @@ from shoal.data.csr_file import CsrFile, CsrWriter, LabelCount
 from shoal.data.dense_file import (
     DenseExamples,
     DenseFile,
-    DenseInfo,
     classes_of,
     open_rows,
     sparse,
@@ -31,7 +30,7 @@ def packed(folder: Path, inputs: np.ndarray = IMAGES, labels: np.ndarray = LABEL
     numbers = np.arange(1, len(labels) + 1)
     halves = (slice(0, 3), slice(3, None))
     parts = ((DenseExamples(inputs[half], labels[half]), numbers[half]) for half in halves)
-    return write(folder / "set", parts, DenseInfo("here", 0.5, -1.0, 3))
+    return write(folder / "set", parts, "here", 0.5, -1.0, 3)
 
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
@@ -113,9 +112,9 @@ def test_an_error_while_packing_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write(tmp_path / "set", parts(), DenseInfo())
+        write(tmp_path / "set", parts())
     with pytest.raises(Invalid, match="has no rows"):
-        write(tmp_path / "set", [], DenseInfo("nothing"))
+        write(tmp_path / "set", [], "nothing")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.batch import Batch, Local
-from shoal.data.local_keys import Localiser
+from shoal.data.batch import Batch, Local, Localiser
 from shoal.errors import Invalid
 from shoal.models import Linear
 from shoal.models.linear import Loss

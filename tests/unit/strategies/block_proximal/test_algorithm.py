@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from shoal.data.datasets import Dataset, load
-from shoal.data.dense_file import sparse
+from shoal.data.packed import sparse
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Stopped
 from shoal.job import Job

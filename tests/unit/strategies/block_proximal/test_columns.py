@@ -7,7 +7,7 @@ import pytest
 
 from shoal.data.csr_file import CsrFile
 from shoal.data.datasets import Dataset, load
-from shoal.data.dense_file import sparse
+from shoal.data.packed import sparse
 from shoal.job import Job
 from shoal.models.columns import ColumnBlocks
 from shoal.strategies.block_proximal.columns import ColumnParts

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shoal.data.batch import Localiser
 from shoal.data.datasets import load
-from shoal.data.dense_file import sparse
-from shoal.data.local_keys import Localiser
+from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.launch.crew import CrewSpec

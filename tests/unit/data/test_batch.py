@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.data.batch import Batch
-from shoal.data.local_keys import Localiser
+from shoal.data.batch import Batch, Localiser
 from shoal.errors import Invalid
 
 

@@ -50,7 +50,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 # In the order in which they know each other; what is in one tuple is compiled by one process.
 KERNELS = (
-    ("shoal.store.table.kernels", "shoal.store.table.admission_kernels", "shoal.filters.kernels"),
+    ("shoal.store.table.kernels", "shoal.filters.kernels"),
     (
         "shoal.data.kernels",
         "shoal.data.synthetic_kernels",

@@ -65,11 +65,10 @@ class PackInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
     """Read or make all rows; leaves nothing behind on an error."""
+    pair = _read_dense(plan, folder.parent, progress) if plan.dense else None
     with StagingFolder(folder) as aside:
-        if plan.dense:
-            notes = _pack_dense(plan, _read_dense(plan, folder.parent, progress), aside.path, progress)
-        else:
-            notes = _pack_sparse(plan, aside.path, progress)
+        where = aside.path
+        notes = _pack_sparse(plan, where, progress) if pair is None else _pack_dense(plan, pair, where, progress)
         write_json(aside.path / "facts.json", PackInfo(plan.name, notes))
         aside.settle()
 

@@ -28,14 +28,14 @@ from shoal.wire.messages.base import Array, Arrays
 
 SHORTENED = 0x80
 _MOST_PRESSING = 7
-_OUT, _IN = 0, 2  # indices into a count: to servers, from servers; before, after
+OUT, IN = 0, 2  # indices into a count: to servers, from servers; before, after
 
 
 class Flow:
     """A client's bytes per filter: to servers (in, out), from servers (in, out).
 
-    "plain" counts 8-byte keys and 4-byte values, "sent" the bytes on the wire: their quotient is
-    the saving.
+    Under "all", the first counts 8-byte keys and 4-byte values, the second the bytes on the wire:
+    their quotient is the saving.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,6 @@ class Flow:
             for name, counts in flow.by.items():
                 found[name] = [a + b for a, b in zip(counts, found.get(name, [0, 0, 0, 0]), strict=True)]
         return found
-
-    def went(self, way: int, plain: int, sent: int) -> None:
-        self.add("all", way, plain, sent)
 
 
 class Chain:
@@ -113,7 +110,7 @@ class Chain:
                 mask[mask] = found
             if not found.all():
                 row = 8 + 4 * values.shape[1]  # a subset of a range needs a key list
-            self._note(name, _OUT, len(left) * before, int(np.count_nonzero(found)) * row)
+            self._note(name, OUT, len(left) * before, int(np.count_nonzero(found)) * row)
         return None if mask is None or mask.all() else mask
 
     def shortened(self, values: Values, seed: int) -> tuple[Array, Bytes | None]:
@@ -141,30 +138,30 @@ class Chain:
     def pushed(self, arrays: Arrays, head: Bytes | None, width: int) -> list[Array]:
         """The arrays of a push: keys if any, then values, encoded if there is a head."""
         *keys, values = arrays
-        out = [self._pressed(_bytes(one), 8, 0, _OUT) for one in keys]
+        out = [self._pressed(_bytes(one), 8, 0, OUT) for one in keys]
         if head is None or self.pushes is None:
-            return [*out, self._pressed(_bytes(values), values.itemsize, 0, _OUT)]
+            return [*out, self._pressed(_bytes(values), values.itemsize, 0, OUT)]
         name, by = self.pushes
         data = np.concatenate([by.pack(values), head])
-        self._note(name, _OUT, 4 * values.size, len(data))
-        return [*out, self._pressed(data, by.item, SHORTENED, _OUT)]
+        self._note(name, OUT, 4 * values.size, len(data))
+        return [*out, self._pressed(data, by.item, SHORTENED, OUT)]
 
     def asked(self, arrays: Arrays) -> list[Array]:
         """The arrays of a pull: keys, if it names any."""
-        return [self._pressed(_bytes(one), 8, 0, _OUT) for one in arrays]
+        return [self._pressed(_bytes(one), 8, 0, OUT) for one in arrays]
 
     def answer(self, arrays: Arrays, width: int) -> list[Array]:
         """The arrays of an answer: keys if any, then values."""
         *keys, values = arrays
-        out = [self._pressed(_bytes(one), 8, 0, _IN) for one in keys]
+        out = [self._pressed(_bytes(one), 8, 0, IN) for one in keys]
         if self.pulls is not None and values.dtype == np.float32 and len(values):
             name, by = self.pulls
             data = self._answered(by, values.reshape(-1, width))
             # weights are never refused: if one does not fit, they are sent unencoded
             if data is not None:
-                self._note(name, _IN, values.nbytes, len(data))
-                return [*out, self._pressed(data, by.item, SHORTENED, _IN)]
-        return [*out, self._pressed(_bytes(values), values.itemsize, 0, _IN)]
+                self._note(name, IN, values.nbytes, len(data))
+                return [*out, self._pressed(data, by.item, SHORTENED, IN)]
+        return [*out, self._pressed(_bytes(values), values.itemsize, 0, IN)]
 
     def _answered(self, by: Quantizer, values: Values) -> Bytes | None:
         try:
@@ -180,7 +177,7 @@ class Chain:
             return []
         *keys, values = arrays
         found: list[Array] = [self._released(one, 8, 8 * max(rows, ahead, 0)) for one in keys]
-        return [*found, self._values(values, rows, width, form, self.pushes, _OUT)]
+        return [*found, self._values(values, rows, width, form, self.pushes, OUT)]
 
     def opened_pull(self, arrays: Arrays, rows: int) -> list[Array]:
         return [self._released(one, 8, 8 * rows) for one in arrays]
@@ -190,7 +187,7 @@ class Chain:
             return []
         *keys, values = arrays
         found: list[Array] = [self._released(one, 8, 8 * rows) for one in keys]
-        return [*found, self._values(values, rows, width, form, self.pulls, _IN)]
+        return [*found, self._values(values, rows, width, form, self.pulls, IN)]
 
     # ------------------------------------------------------------ bytes
 
@@ -199,7 +196,7 @@ class Chain:
             try:
                 out = one.press(data, item) if len(data) else None
             except BadFilter:
-                if way == _OUT:
+                if way == OUT:
                     raise
                 out, self.failed = None, self.failed + 1
             if out is None:
@@ -227,7 +224,7 @@ class Chain:
         if not mark & SHORTENED:
             return data.view(np.float32 if item == 4 else np.uint16)
         assert by is not None
-        self._note(by[0], way, 4 * rows * width, size) if way == _IN else None
+        self._note(by[0], way, 4 * rows * width, size) if way == IN else None
         try:
             values = by[1].restore(data, rows, width)
         except BadFilter:
@@ -243,7 +240,7 @@ class Chain:
     def _released(self, array: Array, item: int, most: int) -> Array:
         """Decode received keys."""
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
-        data = self._undone(array, mark, item, most, _IN)
+        data = self._undone(array, mark, item, most, IN)
         if len(data) % 8:
             raise self._wrong(mark)(f"keys came in {len(data):,} bytes, which is no whole number of keys")
         return data.view(np.uint64)
@@ -270,7 +267,7 @@ class Chain:
                 raise (BadFilter if is_theirs(one) else BadValues)(
                     f"filter {name!r} made {len(data):,} bytes of what came, at most {most:,} were announced"
                 )
-            if way == _IN and self.flow is not None:
+            if way == IN and self.flow is not None:
                 self._note(name, way, len(data), size)
         if len(data) > most:
             raise BadValues(f"an array of {len(data):,} bytes, at most {most:,} were announced")

@@ -27,7 +27,7 @@ class Delta(Compressor):
 
         keys = data.view(np.uint64)
         out = np.empty(10 * len(keys), np.uint8)
-        size = kernels.differences(keys, out)
+        size = kernels.encode_deltas(keys, out)
         return None if size < 0 else out[:size]
 
     def release(self, data: Bytes, item: int, most: int) -> Bytes:
@@ -36,7 +36,7 @@ class Delta(Compressor):
         if item != 8:
             raise ValueError("only keys have differences")
         keys = np.empty(min(most // 8, len(data)), np.uint64)
-        found = kernels.added_up(np.ascontiguousarray(data), keys)
+        found = kernels.decode_deltas(np.ascontiguousarray(data), keys)
         if found < 0:
             raise ValueError("differences that make no sorted keys, or too many of them")
         return keys[:found].view(np.uint8)

@@ -30,7 +30,7 @@ LARGEST = float32(3.4028234663852886e38)
 
 
 @compiled(int64(keys_in, bytes_out))
-def differences(keys, out):
+def encode_deltas(keys, out):
     """Each key minus the previous one and 1, in groups of 7 bits, low first; bit 8: more follow.
 
     Returns the number of bytes; -1 if the keys are not sorted. ``out`` needs 10 bytes per key.
@@ -53,7 +53,7 @@ def differences(keys, out):
 
 
 @compiled(int64(bytes_in, keys_out))
-def added_up(data, out):
+def decode_deltas(data, out):
     """The keys of these differences; their number, or -1 if too many, too large or truncated."""
     at = 0
     found = 0

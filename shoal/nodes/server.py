@@ -18,10 +18,10 @@ from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.nodes.server_checkpoint import ServerCheckpoints
 from shoal.store.server.backfill import RateLimit
-from shoal.store.server.calls import PendingCalls
 from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.load import load_report
 from shoal.store.server.outcome import HandlerResult, LongComputation
+from shoal.store.server.query_runner import PendingCalls
 from shoal.store.server.table_server import FromServer, HeldSince, TableServer, ours
 from shoal.timing import TimingSettings
 from shoal.user_code import ends_us, said, told

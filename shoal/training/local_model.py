@@ -22,7 +22,7 @@ from shoal.job import Job
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Floats, Linear
 from shoal.nodes.batches import DenseBatches, seed_of
-from shoal.store.table.codegen import DenseKernels, dense_kernels
+from shoal.store.table.codegen import dense_kernels
 from shoal.store.table.update import rule_named
 from shoal.training.one_core import OneCore
 
@@ -112,7 +112,7 @@ class StepModel:
         self._kernels.push_range(self.slab, 0, 0, gradient.reshape(len(self.slab), -1), self._settings)
 
     @cached_property
-    def _kernels(self) -> DenseKernels:
+    def _kernels(self) -> Any:
         return dense_kernels(self._rule)
 
     @cached_property

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.serial_fit import serial_fit
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Localiser
 from shoal.data.datasets import DataSource, load
 from shoal.data.slots import Slots
 from shoal.errors import Invalid

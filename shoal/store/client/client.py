@@ -22,6 +22,7 @@ from shoal.filters import are_known
 from shoal.keys import (
     KeyList,
     KeyRange,
+    Keys,
     KeyValues,
     Values,
     add_up,
@@ -56,33 +57,18 @@ class Client:
     def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator", seed: int = 0) -> None:
         self.session = Session(name, role, coordinator)
         self.dispatcher = Dispatcher(self.session, seed)
-
-    # ------------------------------------------------------------ what its node calls
-
-    def submit(self, now: int) -> list[Effect]:
-        """Start the operations that may start."""
-        return self.dispatcher.submit(now)
-
-    def handle(self, now: int, sender: str, message: m.Message, arrays: m.Arrays) -> list[Effect]:
-        return self.dispatcher.handle(now, sender, message, arrays)
-
-    def tick(self, now: int) -> list[Effect]:
-        return self.dispatcher.tick(now)
+        # Its node calls these, too; one call less for every message.
+        self.submit, self.handle, self.tick = self.dispatcher.submit, self.dispatcher.handle, self.dispatcher.tick
+        self.fail_all = self.dispatcher.fail_all
 
     def take_view(self, now: int, view: m.View, incarnation: int) -> list[Effect]:
         self.session.take_view(view, incarnation)
         return self.dispatcher.view_changed(now)
 
-    def fail_all(self, error: Exception) -> None:
-        """End everything under way with this error."""
-        self.dispatcher.fail_all(error)
-
     def fenced(self) -> None:
         """This incarnation is over; the next one starts from nothing."""
         self.dispatcher.fenced()
         self.session.reset()
-
-    # ------------------------------------------------------------ calls
 
     def push(
         self,
@@ -95,16 +81,57 @@ class Client:
         of: Task | None = None,
         void: bool = False,
         after: Task | Sequence[Task] = (),
+        pull: bool = False,
         ahead: KeyList | KeyRange | None = None,
         clock: int | None = None,
     ) -> Task:
         """Count these values, once. ``of`` names the pull they were computed from, if not the last.
 
         A worker's push ends its next step, or the one it names; step 0 is none: nobody waits for
-        it. ``ahead`` are other keys, whose rows come back with the answer, as from a pull at
-        ``clock`` that follows.
+        it. With ``pull`` the new rows of these keys come back in the same round trip, and with
+        ``ahead`` those of other keys, as from a pull at ``clock`` that follows.
         """
-        return self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock, ahead)
+        layout = self.session.layout(table)
+        spec = layout.spec
+        slot = None if slot is None else _slot(slot)
+        step = None if step is None else whole("step", step)
+        clock = None if clock is None else whole("clock", clock)
+        if isinstance(spec.apply, Step):
+            if slot is None:
+                raise Invalid(f"table {table!r} is updated in steps: name the slot, push(..., slot=(pass, number))")
+            if step is not None:
+                raise Invalid(f"table {table!r} is updated in steps: its steps follow from the slots; leave step out")
+            if clock is None:
+                clock = spec.apply.step_of(slot) + 1
+        if step is not None:
+            self._must_be_worker("push a step")
+            if 0 < step <= self.session.floor:
+                raise Invalid(f"step {step}: this worker's steps start at {self.session.floor + 1}")
+        if ahead is not None:
+            if not self.may_look_ahead(table, keys, ahead):
+                raise Invalid(f"table {table!r}: such a push cannot pull other keys as well; push, then pull")
+            if isinstance(ahead, KeyList):
+                self._check_last(layout, ahead.last)
+        given, places = self._given(layout, keys, values, void)
+        task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
+        if (values := shortened(given.values, spec.wire)) is None:
+            raise too_large(given.values, spec.wire)
+        op = PushOperation(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
+        op.filters = self.session.filters_of(layout)
+        if op.filters is not None:
+            op.filters.check(given.values)
+        op.slot, op.step, op.void, op.clock = slot, step, void, clock
+        op.pull = pull = pull or ahead is not None
+        op.listed = _again(layout, keys)
+        if isinstance(spec.apply, Each) and self.session.role == "worker" and step != 0:
+            op.in_step = True
+            op.own_clock = pull and clock is None
+            task.after = (*task.after, self._enter(layout))
+        if of is not None:
+            op.reads = of.versions
+        if isinstance(ahead, KeyList):
+            op.look_ahead(ahead)
+        return self.dispatcher.add(op)
 
     def may_look_ahead(self, table: str, keys: Any, ahead: Any) -> bool:
         """Whether ``push`` can take these keys ``ahead``: one message per server must hold both.
@@ -120,20 +147,9 @@ class Client:
         most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.push_width))
         return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
 
-    def push_pull(
-        self,
-        table: str,
-        keys: Any,
-        values: Any,
-        *,
-        slot: Slot | None = None,
-        step: int | None = None,
-        clock: int | None = None,
-        of: Task | None = None,
-        after: Task | Sequence[Task] = (),
-    ) -> Task:
+    def push_pull(self, table: str, keys: Any, values: Any, **how: Any) -> Task:
         """Count these values and return the new ones of the same keys, in one round trip."""
-        return self._ready_push(table, keys, values, slot, step, of, False, after, pull=True, clock=clock)
+        return self.push(table, keys, values, pull=True, **how)
 
     def pull(
         self,
@@ -243,61 +259,6 @@ class Client:
         op = calling(self.session.layout(table), keys, question, servers, _tasks(after), settings)
         return self.dispatcher.add(op)
 
-    def _ready_push(
-        self,
-        table: str,
-        keys: Any,
-        values: Any,
-        slot: Slot | None,
-        step: int | None,
-        of: Task | None,
-        void: bool,
-        after: Task | Sequence[Task],
-        pull: bool,
-        clock: int | None,
-        ahead: KeyList | KeyRange | None = None,
-    ) -> Task:
-        layout = self.session.layout(table)
-        spec = layout.spec
-        slot = None if slot is None else _slot(slot)
-        step = None if step is None else whole("step", step)
-        clock = None if clock is None else whole("clock", clock)
-        if isinstance(spec.apply, Step):
-            if slot is None:
-                raise Invalid(f"table {table!r} is updated in steps: name the slot, push(..., slot=(pass, number))")
-            if step is not None:
-                raise Invalid(f"table {table!r} is updated in steps: its steps follow from the slots; leave step out")
-            if clock is None:
-                clock = spec.apply.step_of(slot) + 1
-        if step is not None:
-            self._must_be_worker("push a step")
-            if 0 < step <= self.session.floor:
-                raise Invalid(f"step {step}: this worker's steps start at {self.session.floor + 1}")
-        if ahead is not None:
-            if not self.may_look_ahead(table, keys, ahead):
-                raise Invalid(f"table {table!r}: such a push cannot pull other keys as well; push, then pull")
-            if isinstance(ahead, KeyList):
-                self._check_last(layout, ahead.last)
-        given, places = self._given(layout, keys, values, void)
-        task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
-        if (values := shortened(given.values, spec.wire)) is None:
-            raise too_large(given.values, spec.wire)
-        op = PushOperation(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
-        op.filters = self.session.filters_of(layout)
-        if op.filters is not None:
-            op.filters.check(given.values)
-        op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
-        op.listed = _again(layout, keys)
-        if isinstance(spec.apply, Each) and self.session.role == "worker" and step != 0:
-            op.in_step = True
-            op.own_clock = pull and clock is None
-            task.after = (*task.after, self._enter(layout))
-        if of is not None:
-            op.reads = of.versions
-        if isinstance(ahead, KeyList):
-            op.look_ahead(ahead)
-        return self.dispatcher.add(op)
-
     def _given(self, layout: Layout, keys: Any, values: Any, void: bool) -> tuple[KeyValues, Any]:
         """Sorted keys without repeats, their values, and the place of each of the caller's rows."""
         spec = layout.spec
@@ -312,8 +273,7 @@ class Client:
             return KeyValues(listed.keys, rows if places is None else _laid(rows, places)), places
         span = as_range(keys, spec.span)
         if span is not None:
-            if span.stop > spec.span:
-                raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
+            _check_span(layout, span)
             if spec.hashed:
                 raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
             rows = as_values(values, len(span), spec.push_width)
@@ -345,34 +305,31 @@ class Client:
             raise BadKeys(f"key {last} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
     def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> PullOperation:
-        spec = layout.spec
-        if isinstance(keys, KeyList) and not spec.hashed:
-            self._check_last(layout, keys.last)
-            task = Task(f"pull keys of {layout.name!r}", after)
-            op = PullOperation(task, layout.number, keys.keys, None, spec.width)
-            span = None
-        elif isinstance(keys, KeyList):
-            listed, places = as_hashed(keys)
-            op = PullOperation(
-                Task(f"pull keys of {layout.name!r}", after), layout.number, listed.keys, places, spec.width
-            )
-            span = None
+        spec, places = layout.spec, None
+        listed: Keys | KeyRange
+        if isinstance(keys, KeyList):
+            if spec.hashed:
+                hashed, places = as_hashed(keys)
+                listed = hashed.keys
+            else:
+                self._check_last(layout, keys.last)
+                listed = keys.keys
+            what = "keys"
         elif (span := as_range(keys, spec.span)) is not None:
             if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
                 raise BadKeys(
                     f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"
                 )
-            if span.stop > spec.span:
-                raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
-            op = PullOperation(Task(f"pull {span} of {layout.name!r}", after), layout.number, span, None, spec.width)
+            _check_span(layout, span)
+            listed, what = span, str(span)
         else:
-            unique, places = tidy(self._listed(layout, keys))
-            task = Task(f"pull {len(unique):,} keys of {layout.name!r}", after)
-            op = PullOperation(task, layout.number, unique, places, spec.width)
-        task = op.task
+            listed, places = tidy(self._listed(layout, keys))
+            what = f"{len(listed):,} keys"
+        task = Task(f"pull {what} of {layout.name!r}", after)
+        op = PullOperation(task, layout.number, listed, places, spec.width)
         op.listed = _again(layout, keys)
         op.clock = clock
-        op.live = isinstance(spec, Sparse) and span is not None
+        op.live = isinstance(spec, Sparse) and isinstance(listed, KeyRange)
         op.hashed = spec.hashed
         if self.session.role == "worker" and isinstance(spec.apply, Each):
             entering = self.session.entered.get(layout.number)
@@ -416,6 +373,11 @@ def _laid(rows: Values, places: Any) -> Values:
     laid = np.empty_like(rows)
     laid[places] = rows
     return laid
+
+
+def _check_span(layout: Layout, span: KeyRange) -> None:
+    if span.stop > layout.spec.span:
+        raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
 
 def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:

@@ -45,34 +45,6 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 
 
-class Resend:
-    """The operations of which some requests must be sent again."""
-
-    def __init__(self) -> None:
-        self.refresh: Task | None = None  # asks for the newest view
-        self._ops: list[Operation] = []
-
-    def add(self, op: Operation) -> None:
-        if not op.resend:
-            op.resend = True
-            self._ops.append(op)
-
-    def view_arrived(self) -> None:
-        """A new view is here: nothing waits for the refresh any longer."""
-        if self.refresh is not None:
-            self.refresh.finish()
-
-    def requeue(self, queue: deque[Operation]) -> None:
-        """Put them before all operations that were never started, in the order of their start."""
-        if not self._ops:
-            return
-        started: list[Operation] = []
-        while queue and queue[0].started:  # never by iterating: other threads append to it
-            started.append(queue.popleft())
-        queue.extendleft(sorted([*started, *self._ops], key=lambda op: op.started, reverse=True))
-        self._ops.clear()
-
-
 class Dispatcher:
     """The operations that one client has under way."""
 
@@ -83,7 +55,8 @@ class Dispatcher:
         self.running: dict[int, Operation] = {}  # by request: an operation is here once per request
         self._session = session
         self._queue: deque[Operation] = deque()  # not started; any thread appends
-        self._resend = Resend()
+        self._refresh: Task | None = None  # asks for the newest view
+        self._again: list[Operation] = []  # some of their requests must be sent again
         self._bytes = 0  # in flight
 
     def add(self, op: Operation) -> Task:
@@ -97,7 +70,7 @@ class Dispatcher:
 
     def pushes(self) -> list[Task]:
         """Pushes under way, without slots that wait for other slots of their step."""
-        self._resend.requeue(self._queue)
+        self._requeue()
         ops = [op for op in self._operations() if isinstance(op, PushOperation)]
         return [op.task for op in ops if op.slot is None or not op.task.held]
 
@@ -106,13 +79,22 @@ class Dispatcher:
 
     # ------------------------------------------------------------ starting
 
+    def _requeue(self) -> None:
+        """Put what goes again before all that was never started, in the order of their start."""
+        if self._again:
+            started: list[Operation] = []
+            while self._queue and self._queue[0].started:  # never iterate: other threads append
+                started.append(self._queue.popleft())
+            again, self._again = self._again, []
+            self._queue.extendleft(sorted([*started, *again], key=lambda op: op.started, reverse=True))
+
     def submit(self, now: int) -> list[Effect]:
         """Start every operation that may start."""
         effects: list[Effect] = []
         if not self._session.incarnation:
             return effects
         waiting: list[Operation] = []
-        self._resend.requeue(self._queue)
+        self._requeue()
         # Held requests do not count: a step may wait for slots that this client has yet to send.
         while self._queue and len(self.inflight.requests) - self.inflight.held_now < limits.CLIENT_REQUESTS:
             op = self._queue.popleft()
@@ -240,8 +222,8 @@ class Dispatcher:
             value = op.value(self._session)
         except ShoalError as error:
             self._end(op, error=error)
-            return
-        self._end(op, value)
+        else:
+            self._end(op, value)
 
     def _end(self, op: Operation, value: Any = None, error: Exception | None = None) -> None:
         for request in list(op.waiting):
@@ -260,7 +242,7 @@ class Dispatcher:
 
     def fail_all(self, error: Exception) -> None:
         """End every operation with this error."""
-        self._resend.requeue(self._queue)
+        self._requeue()
         for op in self._operations():
             self._end(op, error=error)
         self._queue.clear()
@@ -279,16 +261,18 @@ class Dispatcher:
             if pending.to in servers:
                 self._close(op, pending.request)
         op.task.waits_for = f"view {view}"
-        self._resend.add(op)
+        if not op.resend:
+            op.resend = True
+            self._again.append(op)
         if view <= self._session.view.number:
             return []
         effects: list[Effect] = []
         # One for all that wait for it.
-        if self._resend.refresh is None or self._resend.refresh.done:
+        if self._refresh is None or self._refresh.done:
             refresh = Admin(Task("refresh the view"), m.Refresh)
-            self._resend.refresh = refresh.task
+            self._refresh = refresh.task
             effects = self._start(now, refresh)
-        op.task.after = (self._resend.refresh,)
+        op.task.after = (self._refresh,)
         return effects
 
     def _restart(self, op: Operation) -> list[str] | None:
@@ -310,7 +294,8 @@ class Dispatcher:
         """The session has a new view: send again what it affects, and fail what is lost."""
         session, view = self._session, self._session.view
         self.inflight.timing = view.timing
-        self._resend.view_arrived()
+        if self._refresh is not None:
+            self._refresh.finish()
         alive = {member.name for member in view.members}
         effects: list[Effect] = []
         for op in dict.fromkeys(self.running.values()):
@@ -398,11 +383,7 @@ def servers_to_ask(op: Operation, layout: Layout, inflight: Inflight) -> list[st
 
 
 def _refusal(by: str, kind: str, reason: str) -> Exception:
-    match kind:
-        case "keys":
-            return BadKeys(f"{by}: {reason}")
-        case "values":
-            return BadValues(f"{by}: {reason}")
-        case "table" | "setting":
-            return Invalid(reason)
-    return Refused(by, reason)
+    if kind in ("table", "setting"):
+        return Invalid(reason)
+    error = {"keys": BadKeys, "values": BadValues}.get(kind)
+    return Refused(by, reason) if error is None else error(f"{by}: {reason}")

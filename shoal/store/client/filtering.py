@@ -21,16 +21,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shoal.errors import BadFilter, BadValues, Invalid
 from shoal.filters import are_known, described
-from shoal.filters.base import nonzero, taken
+from shoal.filters.base import Bytes, nonzero, taken
 from shoal.filters.base import taken as taken_rows
-from shoal.filters.chain import Chain, Flow
-from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
+from shoal.filters.chain import IN, OUT, Chain, Flow
+from shoal.keys import KeyRange, Keys, KeyValues, Values
 from shoal.limits import FRAME_BYTES
 from shoal.store.client.split import Layout, ServerShare
 from shoal.store.table.table import ServerTable
@@ -38,9 +38,6 @@ from shoal.store.table.update import known_rule
 from shoal.tables import Dense, Sparse, Table, Update, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
-
-if TYPE_CHECKING:
-    from shoal.store.client.operation import PushOperation
 
 
 class ErrorFeedback:
@@ -53,20 +50,22 @@ class ErrorFeedback:
             if isinstance(spec, Dense)
             else Sparse(keys=spec.keys, hashed=spec.hashed, width=width, update=Update("sum"))
         )
-        self._spec = own
-        self._table = ServerTable(own, [KeyRange(0, own.span)])
-        self._squares = 0.0
-        self._lost = 0.0
+        self._spec, self._span = own, KeyRange(0, own.span)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the residual: this incarnation is over, and the run may have rolled back."""
+        self._clear()
+        # The norms of residuals that were counted for nobody, added up: a bound on the loss.
+        self.lost = 0.0
+
+    def _clear(self) -> None:
+        self._table, self._squares = ServerTable(self._spec, [self._span]), 0.0
 
     @property
     def norm(self) -> float:
         """The norm of the residual."""
         return math.sqrt(max(0.0, self._squares))
-
-    @property
-    def lost(self) -> float:
-        """The norms of residuals that were counted for nobody, added up: a bound on the loss."""
-        return self._lost
 
     def take(self, keys: Keys | KeyRange) -> Values:
         """Take out the residual of these keys."""
@@ -78,35 +77,24 @@ class ErrorFeedback:
         self._add(keys, values, self._table.pull(keys))
 
     def give_up(self, values: Values) -> None:
-        self._lost += math.sqrt(_squares(values))
+        self.lost += math.sqrt(_squares(values))
 
     def take_all(self) -> KeyValues:
         """Take out the whole residual."""
-        span = KeyRange(0, self._spec.span)
         if isinstance(self._spec, Dense):
-            values = self._table.pull(span)
-            some = np.flatnonzero(nonzero(values)).astype(np.uint64)
-            found = KeyValues(some, values[some.astype(np.intp)])
+            keys, values = key_list(self._span), self._table.pull(self._span)
         else:
-            keys, values, _ = self._table.pull_live(span, 1 << 62)
-            alive = nonzero(values)
-            found = KeyValues(keys[alive], taken(values, alive))
-        self._table = ServerTable(self._spec, [span])
-        self._squares = 0.0
-        return found
-
-    def forget(self) -> None:
-        """This incarnation is over, and the run may have rolled back: drop the residual."""
-        self._table = ServerTable(self._spec, [KeyRange(0, self._spec.span)])
-        self._squares = self._lost = 0.0  # the coordinator has counted it
+            keys, values, _ = self._table.pull_live(self._span, 1 << 62)
+        some = nonzero(values)
+        self._clear()
+        return KeyValues(keys[some], taken(values, some))
 
     def _add(self, keys: Keys | KeyRange, values: Values, before: Values) -> None:
         some = nonzero(values)
         if not some.any():
             return
         if not some.all():
-            listed = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
-            keys, values, before = listed[some], taken(values, some), taken(before, some)
+            keys, values, before = key_list(keys)[some], taken(values, some), taken(before, some)
         self._table.push(keys, values)
         self._squares += _squares(before.astype(np.float64) + values) - _squares(before)
 
@@ -148,16 +136,17 @@ class UnconfirmedPush:
         if mask.all():
             self._feedback.put(self._keys, values)
         elif mask.any():
-            keys = self._keys
-            listed = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
-            self._feedback.put(listed[mask], taken(values, mask))
+            self._feedback.put(key_list(self._keys)[mask], taken(values, mask))
 
 
 def _squares(values: Any) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
 
-_TO, _FROM = 0, 2
+def key_list(keys: Keys | KeyRange) -> Keys:
+    return np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
+
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -208,67 +197,67 @@ class ClientFilters:
                     f"value {values[cut][0]:g} is more than filter {name!r} holds: nothing was sent; scale it down, or leave that filter out"
                 )
 
-    # ------------------------------------------------------------ pushes
+    def prepare_rest(self, given: KeyValues) -> tuple[KeyValues, UnconfirmedPush | None]:
+        """All that is held back, to be pushed unfiltered."""
+        unconfirmed = None
+        if self.feedback is not None:
+            given = self.feedback.take_all()
+            nothing = np.zeros_like(given.values)
+            unconfirmed = UnconfirmedPush(self.feedback, given.keys, given.values, nothing, slot=False)
+        self._count_push(given)
+        return given, unconfirmed
 
-    def prepare(self, incarnation: int, op: PushOperation) -> None:
-        """Sparsify and quantize a push, once."""
-        if op.exact and self.feedback is not None:
-            op.given = self.feedback.take_all()
-            op.unconfirmed = UnconfirmedPush(
-                self.feedback, op.given.keys, op.given.values, np.zeros_like(op.given.values), slot=False
-            )
-        keys, values = op.given.keys, op.given.values
-        listed = not isinstance(keys, KeyRange)
-        rows, width = len(values), self.spec.push_width
-        plain = rows * (8 * listed + 4 * width)
-        self.flow.went(_TO, plain, 0)
-        if op.exact or not rows or not self.chain.loses:
-            return
-        taken = np.zeros((rows, width), np.float32) if self.feedback is None else self.feedback.take(keys)
+    def prepare(
+        self, given: KeyValues, name: tuple[int, int, int], slot: bool, may_choose: bool
+    ) -> tuple[KeyValues, Bytes | None, UnconfirmedPush | None]:
+        """Sparsify and quantize a push, once: what is sent, the head of its values, the residual.
+
+        ``name`` is unique to the push. ``may_choose``: keys may be left out.
+        """
+        keys, width = given.keys, self.spec.push_width
+        plain = self._count_push(given)
+        if not len(given) or not self.chain.loses:
+            return given, None, None
+        taken = np.zeros((len(given), width), np.float32) if self.feedback is None else self.feedback.take(keys)
         with np.errstate(over="ignore"):
-            total = np.clip(values.astype(np.float32) + taken, -_LARGEST, _LARGEST)
-        seed = _seed(op.slot or (incarnation, op.number or 0), op.table)
+            total = np.clip(given.values.astype(np.float32) + taken, -_LARGEST, _LARGEST)
+        seed = _seed(*name)
         try:
-            mask = self.chain.chosen(total, seed, listed) if self._may_choose(op, rows) else None
+            mask = self.chain.chosen(total, seed, not isinstance(keys, KeyRange)) if may_choose else None
             going = total if mask is None else taken_rows(total, mask)
             if self.feedback is not None and self.chain.pushes is not None:
                 going = self.chain.pushes[1].held(going)
-            codes, op.head = self.chain.shortened(going, seed)
-            arrives = self.chain.arrives(codes, op.head, width)
+            codes, head = self.chain.shortened(going, seed)
+            arrives = self.chain.arrives(codes, head, width)
         except Exception:
-            self.flow.went(_TO, -plain, 0)  # nothing was sent
+            self.flow.add("all", OUT, -plain, 0)  # nothing was sent
             if self.feedback is not None:
                 self.feedback.put(keys, taken)
             raise
+        unconfirmed = None
         if self.feedback is not None:
             left = total
             if mask is None:
                 left = total - arrives
             else:
                 left[np.flatnonzero(mask)] -= arrives
-            op.unconfirmed = UnconfirmedPush(self.feedback, keys, taken, left, slot=op.slot is not None)
-        if mask is not None:
-            whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
-            if op.pull and op.ahead is None:
-                op.look_ahead(op.listed or KeyList(whole))  # the rows of all keys are wanted
-            keys = whole[mask]
-        op.given = KeyValues(keys, codes)
+            unconfirmed = UnconfirmedPush(self.feedback, keys, taken, left, slot)
+        return KeyValues(keys if mask is None else key_list(keys)[mask], codes), head, unconfirmed
 
-    def _may_choose(self, op: PushOperation, rows: int) -> bool:
-        """Whether keys may be left out: if rows come back, one message holds both lists."""
-        return not op.pull or op.ahead is not None or rows <= FRAME_BYTES // (16 * op.row_bytes)
+    def _count_push(self, given: KeyValues) -> int:
+        plain = len(given) * (8 * (not isinstance(given.keys, KeyRange)) + 4 * self.spec.push_width)
+        self.flow.add("all", OUT, plain, 0)
+        return plain
 
-    def pushed(self, op: PushOperation, arrays: list[m.Array], ahead: int) -> list[m.Array]:
-        found = self.chain.pushed(arrays, op.head, self.spec.push_width) if arrays else arrays
-        self.flow.went(_TO, 8 * max(0, ahead), sum(array.nbytes for array in found))
+    def pushed(self, head: Bytes | None, arrays: list[m.Array], ahead: int) -> list[m.Array]:
+        found = self.chain.pushed(arrays, head, self.spec.push_width) if arrays else arrays
+        self.flow.add("all", OUT, 8 * max(0, ahead), sum(array.nbytes for array in found))
         return found
-
-    # ------------------------------------------------------------ pulls and answers
 
     def asked(self, rows: int, arrays: list[m.Array]) -> list[m.Array]:
         """The keys of a pull, unless they are known by a number; it names ``rows`` keys."""
         found = self.chain.asked(arrays)
-        self.flow.went(_TO, 8 * rows, sum(array.nbytes for array in found))
+        self.flow.add("all", OUT, 8 * rows, sum(array.nbytes for array in found))
         return found
 
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
@@ -278,7 +267,7 @@ class ClientFilters:
         width = self.spec.width
         sent = sum(array.nbytes for array in arrays)
         if not answer.filtered:
-            self.flow.went(_FROM, sent, sent)
+            self.flow.add("all", IN, sent, sent)
             return arrays
         if answer.count > FRAME_BYTES // max(8, 4 * width):
             return None
@@ -288,7 +277,7 @@ class ClientFilters:
             raise
         except BadValues:
             return None
-        self.flow.went(_FROM, answer.count * (4 * width + 8 * (len(arrays) - 1)), sent)
+        self.flow.add("all", IN, answer.count * (4 * width + 8 * (len(arrays) - 1)), sent)
         return found
 
 
@@ -303,8 +292,6 @@ def opened_request(chain: Chain | None, ask: m.Push | m.Pull, arrays: m.Arrays, 
     return chain.opened_push(arrays, ask.count, ask.ahead, width, ask.form)
 
 
-def _seed(name: tuple[int, int], table: int) -> int:
-    """A seed from a push's name: the same wherever it is computed."""
-    first, second = name
+def _seed(first: int, second: int, table: int) -> int:
     mixed = (first + 1) * 0x9E3779B97F4A7C15 + (second + 1) * 0xBF58476D1CE4E5B9 + (table + 1) * 0x94D049BB133111EB
     return mixed & 0xFFFFFFFFFFFFFFFF

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import limits
 from shoal.errors import BadKeys, Invalid, SegmentsLost, ShoalError
+from shoal.filters.base import Bytes
 from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values, as_range, unmixed
-from shoal.store.client.filtering import ClientFilters, UnconfirmedPush
+from shoal.store.client.filtering import ClientFilters, UnconfirmedPush, key_list
 from shoal.store.client.inflight import InflightRequest
 from shoal.store.client.key_cache import NOTHING
+from shoal.store.client.session import Session
 from shoal.store.client.split import Layout, ServerShare
 from shoal.store.client.task import Task
 from shoal.store.query import Found, Question, question_named
@@ -27,11 +29,6 @@ from shoal.store.server.vector_clock import VectorClock
 from shoal.tables import Wire
 from shoal.wire import messages as m
 from shoal.wire.half_precision import restored
-
-if TYPE_CHECKING:
-    from shoal.filters import Bytes
-    from shoal.store.client.session import Session
-
 
 Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
 Places = npt.NDArray[np.intp] | None
@@ -201,7 +198,7 @@ class PushOperation(_KeyedOperation):
         layout = session.layout_of(self.table)
         self._name(session)
         if self.filters is not None and not self._ready:
-            self.filters.prepare(session.incarnation, self)
+            self._filter(session.incarnation, self.filters)
         elif self.unconfirmed is not None:
             self.unconfirmed.resent = True
         self._ready = True
@@ -214,6 +211,17 @@ class PushOperation(_KeyedOperation):
         pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
         pairs = zip(shares, pulls, strict=True)
         return [self._request(session, *pair, keys, values) for pair in pairs if self._is_asked(pair[0])]
+
+    def _filter(self, incarnation: int, filters: ClientFilters) -> None:
+        if self.exact:
+            self.given, self.unconfirmed = filters.prepare_rest(self.given)
+            return
+        whole, name = self.given, (*(self.slot or (incarnation, self.number or 0)), self.table)
+        # If rows come back, one message must hold both key lists.
+        few = not self.pull or self.ahead is not None or len(whole) <= limits.FRAME_BYTES // (16 * self.row_bytes)
+        self.given, self.head, self.unconfirmed = filters.prepare(whole, name, self.slot is not None, few)
+        if self.pull and self.ahead is None and len(self.given) < len(whole):
+            self.look_ahead(self.listed or KeyList(key_list(whole.keys)))  # the rows of all keys are wanted
 
     def _name(self, session: Session) -> None:
         """Give it its number and its step, once."""
@@ -278,7 +286,7 @@ class PushOperation(_KeyedOperation):
             self._shares[push.request] = share if pulled is None else pulled
         arrays = arrays if share.rows or ahead > 0 else []
         if self.filters is not None:
-            arrays = self.filters.pushed(self, arrays, ahead)
+            arrays = self.filters.pushed(self.head, arrays, ahead)
             if self.unconfirmed is not None:
                 self.unconfirmed.sent(push.request, session.layout_of(self.table), share)
         return share.server, push, arrays

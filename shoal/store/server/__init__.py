@@ -6,16 +6,19 @@ segment_state  rows and books of some segments; checks requests against them
 aggregate      slots of a step;  ledger: what was counted;  clock: who waits for whom
 replicate      a primary's log;  backup: who follows it;  backfill: a new backup
 reconcile      brings survivors level after the primary is gone
-calls, key_lists, load, outcome, vector_clock
+query_runner, key_lists, load, outcome, vector_clock
 """
 
 PUBLIC = (
     "backfill",
-    "calls",
+    "backup",
+    "clock",
     "key_lists",
     "load",
     "outcome",
     "primary",
+    "query_runner",
+    "replicate",
     "segment_state",
     "table_server",
     "vector_clock",

@@ -4,8 +4,8 @@ table      ``ServerTable``: checked pushes and pulls of rows
 slab       how rows lie in memory;  arena: where that memory comes from
 admission  which keys of a push get a row
 update     the update rules by name;  rules: shoal's own, as functions
-codegen    compiles a rule into kernels;  source: a function as text
-kernels, admission_kernels   compiled loops
+codegen    compiles a rule into kernels;  function_source: a function as text
+kernels    compiled loops
 """
 
 PUBLIC = (

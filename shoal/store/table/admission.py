@@ -29,9 +29,7 @@ class Admission:
 
     def __init__(self, rows: SparseRows, wanted: int, span: int) -> None:
         """``span``: the table's keys are below this."""
-        from shoal.store.table import admission_kernels
-
-        self._kernels, self._rows, self._wanted = admission_kernels, rows, wanted
+        self._kernels, self._rows, self._wanted = rows.kernels, rows, wanted
         self._segments = rows.segments
         self._by_key = span <= ADMISSION_BYTES  # by key: untouched pages cost no memory
         self._offsets = self._places()

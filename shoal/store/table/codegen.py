@@ -19,15 +19,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.files import cache_folder
-from shoal.store.table.source import JIT, FunctionSource
+from shoal.store.table.function_source import JIT, FunctionSource
 from shoal.store.table.update import UpdateRule, is_own
 from shoal.user_code import ForkedCall
 
@@ -154,23 +154,6 @@ def push_range(slab, word, row, gradients, given):
 NARROW = 7  # rows up to this width are updated column by column
 
 
-@dataclass(frozen=True, slots=True)
-class SparseKernels:
-    """The loops of one rule over sparse rows; ``given`` is the settings as an array."""
-
-    push_keys: Callable[..., int]  # (index, slots, slab, used, keys, gradients, given, *initial)
-    # (slab, word, rows, gradients, given); ``word`` is where weights begin in a row.
-    push_rows: Callable[..., None]
-
-
-@dataclass(frozen=True, slots=True)
-class DenseKernels:
-    """The loops of one rule over dense rows."""
-
-    push_range: Callable[..., None]  # (slab, word, row, gradients, given)
-    push_rows: Callable[..., None]
-
-
 _ANSWER = 65_536  # bytes of a trial's answer at most
 _TRIED = (0.0, 1e-6, 1.0, 1e6, -1e-6, -1.0, -1e6)
 
@@ -178,17 +161,21 @@ _made: dict[str, ModuleType] = {}
 _one_at_a_time = threading.Lock()  # CPython 3.11's parser is not thread-safe
 
 
-def sparse_kernels(rule: UpdateRule) -> SparseKernels:
-    made = _module(rule, ROWS + KEYS)
-    return SparseKernels(made.push_keys, made.push_rows)
+def sparse_kernels(rule: UpdateRule) -> Any:
+    """The loops of one rule over sparse rows; ``given`` is the settings as an array.
+
+    push_keys(index, slots, slab, used, keys, gradients, given, *initial)
+    push_rows(slab, word, rows, gradients, given)      ``word``: where weights begin in a row
+    """
+    return rule_kernels(rule, ROWS + KEYS)
 
 
-def dense_kernels(rule: UpdateRule) -> DenseKernels:
-    made = _module(rule, ROWS + RANGE)
-    return DenseKernels(made.push_range, made.push_rows)
+def dense_kernels(rule: UpdateRule) -> Any:
+    """The loops over dense rows: push_rows, and push_range(slab, word, row, gradients, given)."""
+    return rule_kernels(rule, ROWS + RANGE)
 
 
-def _module(rule: UpdateRule, loops: str) -> ModuleType:
+def rule_kernels(rule: UpdateRule, loops: str) -> ModuleType:
     """The compiled loops of a rule, made at most once per process for the same text."""
     with _one_at_a_time:
         return _make(rule, loops)

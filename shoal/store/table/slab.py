@@ -24,7 +24,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +42,6 @@ class Compaction:
     """The rows in one slab that belong to dropped segments."""
 
     def __init__(self) -> None:
-        from shoal.store.table.admission_kernels import drop_some
-
-        self._drop_some = drop_some
         self.ranges: list[KeyRange] = []  # whose rows have to go
         self.starts: Keys = np.empty(0, np.uint64)
         self.stops: Keys = np.empty(0, np.uint64)
@@ -90,7 +86,7 @@ class Compaction:
 
     def _drop(self, ground: SparseRows, rows: int) -> None:
         before = ground.rows
-        self._row, ground.rows = self._drop_some(
+        self._row, ground.rows = ground.kernels.drop_some(
             ground.index, ground.slots, self._row, before, rows, self.starts, self.stops
         )
         if ground.rows < before:
@@ -148,28 +144,24 @@ FEWEST_ROWS = 16  # capacity of a sparse slab at first, if its rows are very wid
 class RowSlab:
     """What both kinds of rows share: the kernels, initial values, the slab."""
 
-    word: int  # where weights begin in a row
-    plain: int  # words of a row that are copied: weights and state
-    rows: int
-    layout: int
     slab: Values
     starts: Keys
     stops: Keys
-    updates: Any  # kernels of the rule
 
-    def __init__(self, spec: tables.Table) -> None:
+    def __init__(self, spec: tables.Table, sparse: bool) -> None:
         # Late, because numba is slow to import, and `import shoal` must not be.
-        from shoal.store.table import kernels, update
+        from shoal.store.table import codegen, kernels, update
 
         rule = update.rule_named(spec.update.name)
         update.check_pushed(spec)
         self.kernels: ModuleType = kernels
-        self.rule = rule
+        self.updates = codegen.sparse_kernels(rule) if sparse else codegen.dense_kernels(rule)
         self.given = np.array(rule.settings(spec.update.settings), np.float64)
         self.initial = _initial(kernels, spec.initial)
         self.width, self.words = spec.width, spec.width * (1 + rule.state)
-        self.plain = self.words
-        self.rows = self.layout = self.word = 0
+        self.plain = self.words  # of a row that are copied: weights and state
+        self.rows = self.layout = 0
+        self.word = 0  # where weights begin in a row
         self.segments: tuple[KeyRange, ...] = ()
         self._bound()
 
@@ -196,10 +188,7 @@ class DenseRows(RowSlab):
         self, spec: tables.Table, segments: tuple[KeyRange, ...] = (), beside: DenseRows | None = None
     ) -> None:
         """``beside`` others of the same table, segments pass from one to the other in place."""
-        super().__init__(spec)
-        from shoal.store.table.codegen import dense_kernels
-
-        self.updates = dense_kernels(self.rule)
+        super().__init__(spec, sparse=False)
         self._reserve: DenseArena = DenseArena(spec.span, self.words) if beside is None else beside._reserve
         self._me = self._reserve.enter()
         self.slab = self._reserve.slab
@@ -304,12 +293,8 @@ class SparseRows(RowSlab):
     """Rows that are created at their first push, and the index that finds them."""
 
     def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
-        super().__init__(spec)
-        from shoal.store.table.admission_kernels import drop_ranges, let_go
-        from shoal.store.table.codegen import sparse_kernels
-
-        self.updates, self.word = sparse_kernels(self.rule), self.kernels.KEY_WORDS
-        self._drop_zeros, self._drop_ranges = let_go, drop_ranges
+        super().__init__(spec, sparse=True)
+        self.word = self.kernels.KEY_WORDS
         self.words += self.kernels.KEY_WORDS
         self.words += self.words % 2  # keys stay aligned
         self._first = min(arena.FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
@@ -420,7 +405,10 @@ class SparseRows(RowSlab):
         if self.clearing.ranges:
             self._clear_all()
         starts, stops = self.starts[segments], self.stops[segments]
-        before, self.rows = self.rows, self._drop_zeros(self.slots, self.slab, self.rows, self.width, starts, stops)
+        before, self.rows = (
+            self.rows,
+            self.kernels.drop_zeros(self.slots, self.slab, self.rows, self.width, starts, stops),
+        )
         return self._close_up(before)
 
     def _drop(self, ranges: Sequence[KeyRange]) -> None:
@@ -432,7 +420,7 @@ class SparseRows(RowSlab):
     def _clear_all(self) -> None:
         """Drop all that has to go, at once."""
         before, clearing = self.rows, self.clearing
-        self.rows = self._drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
+        self.rows = self.kernels.drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
         clearing.dropped()
         self._close_up(before)
 

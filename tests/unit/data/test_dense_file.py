@@ -12,14 +12,8 @@ import pytest
 
 from shoal.data.batch import Batch
 from shoal.data.csr_file import CsrFile, CsrWriter, LabelCount
-from shoal.data.dense_file import (
-    DenseExamples,
-    DenseFile,
-    classes_of,
-    open_rows,
-    sparse,
-    write,
-)
+from shoal.data.dense_file import DenseExamples, DenseFile, classes_of, write
+from shoal.data.packed import open_rows, sparse
 from shoal.errors import Invalid
 
 IMAGES = np.arange(5 * 2 * 3, dtype=np.uint8).reshape(5, 2, 3)

@@ -10,7 +10,6 @@ import numpy as np
 
 from shoal.limits import SECOND
 from shoal.store.client.client import Client
-from shoal.store.client.dispatch import Resend
 from shoal.tables import Sparse, Update
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
@@ -35,9 +34,9 @@ def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> N
     """Before, the thread that turns a client's loop in the background ended by "deque mutated during iteration"."""
     queue: deque[Any] = deque()
     queue += [first := Restless(2, queue), second := Restless(3, queue), new := Restless(0, queue)]
-    anew = Resend()
-    anew.add(moved := Restless(1, queue))  # type: ignore[arg-type]
-    anew.requeue(queue)
+    dispatcher = Client("me").dispatcher
+    dispatcher._queue, dispatcher._again = queue, [moved := Restless(1, queue)]  # type: ignore[list-item]
+    dispatcher._requeue()
     assert list(queue)[:4] == [moved, first, second, new]
 
 

@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -22,11 +22,17 @@ _LONG = 1 << 20  # bytes worth a second thread
 
 
 def replace_file(path: Path, contents: bytes) -> None:
+    with replacing(path) as file:
+        file.write(contents)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write a new file, sync, rename: readers see the old or the new one, even after a crash."""
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(contents)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(beside, 0o644)

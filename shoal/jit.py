@@ -5,7 +5,12 @@ This import takes about half a second (numba), so only kernels do it, and kernel
 
 from __future__ import annotations
 
-from numba import njit, uint64
+from numba import njit, types, uint64
+
+
+def arrays(kind, dimensions=1):
+    """The types of contiguous arrays that a kernel reads, and that it writes."""
+    return types.Array(kind, dimensions, "C", readonly=True), types.Array(kind, dimensions, "C")
 
 
 def compiled(signature):

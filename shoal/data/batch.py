@@ -39,7 +39,6 @@ _NOTHING = np.empty(0, np.float32)
 
 
 def take(batch: Batch, rows: Ids) -> Batch:
-    """Copy these rows of a batch, in this order."""
     from shoal.data import kernels
 
     indptr = np.empty(len(rows) + 1, np.int64)

@@ -39,8 +39,6 @@ YOUNG = 60.0  # seconds: a younger temporary folder may not be locked yet
 
 
 class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A label, the number of rows with it, and the first line (or synthetic row) that has it."""
-
     value: float
     rows: int
     line: int
@@ -55,8 +53,6 @@ Kind = TypeVar("Kind", bound=SetMeta)
 
 
 class CsrMeta(SetMeta, frozen=True):
-    """Describes the arrays of a folder."""
-
     features: int
     nonzeros: int
     ones: bool  # all values are 1 and not stored
@@ -117,7 +113,6 @@ class CsrFile:
         return self.meta.rows
 
     def take(self, rows: Ids) -> Batch:
-        """Copy these rows, in this order."""
         try:
             return take(Batch(self.indptr, self.columns, self.values, self.labels), rows)
         except Invalid as error:

@@ -62,8 +62,6 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A set with a name."""
-
     what: str
     rows: int = 0  # synthetic: the default number
     format: Literal["libsvm", "criteo"] = "libsvm"
@@ -119,7 +117,6 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row."""
         return self.train.shape if isinstance(self.train, DenseFile) else (self.train.features,)
 
     @property
@@ -147,8 +144,6 @@ def check_rows(dataset: Dataset, model: str, kind: Literal["classes", "numbers"]
 
 
 class KnownDataset(msgspec.Struct, frozen=True):
-    """A named set: whether it is available here, and where."""
-
     name: str
     what: str
     available: bool

@@ -72,8 +72,6 @@ class DensePair:
 
 
 class DenseMeta(SetMeta, frozen=True):
-    """Describes the arrays of a folder."""
-
     shape: list[int]  # of one row
     kind: Literal["uint8", "float32"]
     factor: float  # the model's input is inputs * factor + shift
@@ -110,7 +108,6 @@ class DenseFile:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row."""
         return tuple(self.meta.shape)
 
     @property
@@ -125,13 +122,11 @@ class DenseFile:
         return self.meta.rows
 
     def slice(self, start: int, stop: int) -> DenseExamples:
-        """Rows start..stop, as views of the map."""
         if not 0 <= start <= stop <= self.rows:
             raise Invalid(f"rows {start}..{stop}: the set has {self.rows:,}, numbered from 0")
         return DenseExamples(self.inputs[start:stop], self.labels[start:stop])
 
     def take(self, rows: Ids) -> DenseExamples:
-        """Copy these rows, in this order."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.rows:
             row = int(rows[(rows < 0) | (rows >= self.rows)][0])
             raise Invalid(f"{self.folder}: row {row:,} asked for: there are {self.rows:,}, numbered from 0")

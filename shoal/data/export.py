@@ -9,8 +9,6 @@ import bz2
 import contextlib
 import gzip
 import lzma
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +18,7 @@ import numpy as np
 from shoal.data import synthetic
 from shoal.data.batch import Batch
 from shoal.errors import Invalid
+from shoal.files import replacing
 
 AT_ONCE = 10_000  # rows
 ROW, FEATURE = 16, 32  # upper bounds in bytes for a label, and for one id:value
@@ -98,24 +97,14 @@ def _long_text(batch: Batch) -> bytes:
 def _write(
     maker: synthetic.SyntheticSource, first: int, rows: int, path: Path, progress: Callable[[str], None] | None
 ) -> int:
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            with _compressed(raw, path.suffix) as file:
-                for start in range(0, rows, AT_ONCE):
-                    file.write(as_text(maker.rows(first + start, min(AT_ONCE, rows - start))))
-                    if progress:
-                        progress(f"writing {path.name}: {min(start + AT_ONCE, rows):,} rows")
-            raw.flush()
-            os.fsync(raw.fileno())
-            size = raw.tell()
-        os.chmod(beside, 0o644)
-        os.replace(beside, path)
-        return size
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
+    with replacing(path) as raw:
+        with _compressed(raw, path.suffix) as file:
+            for start in range(0, rows, AT_ONCE):
+                file.write(as_text(maker.rows(first + start, min(AT_ONCE, rows - start))))
+                if progress:
+                    progress(f"writing {path.name}: {min(start + AT_ONCE, rows):,} rows")
+        size: int = raw.tell()
+    return size
 
 
 def _compressed(raw: IO[bytes], suffix: str) -> contextlib.AbstractContextManager[Any]:

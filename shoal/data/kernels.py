@@ -12,23 +12,20 @@ from numba import float32, float64, int64, uint32, uint64
 from numba.core import types
 from numba.extending import intrinsic
 
-from shoal.jit import compiled, mix
+from shoal.jit import arrays, compiled, mix
 
 ROUNDS = 6  # of the Feistel network
 SMALL = 8  # bits: fewer allow too few shuffles of small sets, and there longer walks are cheap
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-indptr_in = types.Array(int64, 1, "C", readonly=True)
+indptr_in = arrays(int64)[0]
+columns_in, columns_out = arrays(uint32)
+floats_in, floats_out = arrays(float32)
+keys_in, keys_out = arrays(uint64)
+rows_out = arrays(int64)[1]
+doubles_out = arrays(float64)[1]
+ranks_out = arrays(uint64, 2)[1]
 rows_in = indptr_in
-columns_in = types.Array(uint32, 1, "C", readonly=True)
-floats_in = types.Array(float32, 1, "C", readonly=True)
-keys_in = types.Array(uint64, 1, "C", readonly=True)
-rows_out = types.Array(int64, 1, "C")
-columns_out = types.Array(uint32, 1, "C")
-floats_out = types.Array(float32, 1, "C")
-keys_out = types.Array(uint64, 1, "C")
-doubles_out = types.Array(float64, 1, "C")
-ranks_out = types.Array(uint64, 2, "C")
 
 
 @intrinsic
@@ -126,7 +123,6 @@ def gather(indptr, columns, values, rows, places, columns_to, values_to):
 
 @compiled(types.void(floats_in, rows_in, floats_out))
 def pick(values, rows, out):
-    """out[i] = values[rows[i]]"""
     for i in range(len(rows)):
         out[i] = values[rows[i]]
 
@@ -156,7 +152,6 @@ def emit(keys, found, ranks, word):
 
 @compiled(int64(keys_out, int64, ranks_out, keys_in, int64))
 def emit_group(keys, found, ranks, groups, group):
-    """Emit the words that a group word names."""
     bits = groups[group]
     while bits:
         found = emit(keys, found, ranks, group << 6 | int64(first_one(bits)))

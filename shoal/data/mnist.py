@@ -42,8 +42,6 @@ MIRRORS = ["https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.go
 
 
 class MnistFile(NamedTuple):
-    """One of the files, plain and compressed."""
-
     name: str
     size: int
     sha256: str
@@ -100,7 +98,6 @@ def here(cache: Path | None) -> str:
 
 
 def obtain(cache: Path, progress: Progress | None = None) -> list[bytes]:
-    """The verified contents of the four files."""
     from shoal.data.fetch import Mirrors  # urllib is slow to import
 
     found = {original: content for original in ORIGINALS if (content := _look(cache, original)) is not None}
@@ -126,7 +123,6 @@ def obtain(cache: Path, progress: Progress | None = None) -> list[bytes]:
 
 
 def unpack(path: Path, original: MnistFile) -> bytes:
-    """The content of the file if it is the original one."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"

@@ -37,7 +37,6 @@ _SAVE = "write it with numpy.savez(path, x=..., y=...)"
 
 
 def read(path: Path, test: Path | None = None) -> DensePair:
-    """The rows of a file, with the test rows of another one if given."""
     with _Archive(path) as archive:
         names = archive.first(TRAIN)
         train, scale, classes = archive.examples(*names), archive.scale(), archive.classes()

@@ -57,8 +57,6 @@ class PackPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about a packed pair beside its arrays."""
-
     name: str
     notes: list[str]
 
@@ -74,7 +72,6 @@ def pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
 
 
 def stamps(paths: list[Path]) -> list[tuple[int, int]]:
-    """Size and mtime of files, to detect changes."""
     facts = [path.stat() for path in paths]
     return [(one.st_size, one.st_mtime_ns) for one in facts]
 
@@ -262,7 +259,6 @@ def _pack_dense(plan: PackPlan, pair: DensePair, folder: Path, progress: Progres
 
 
 def _classes(pair: DensePair) -> tuple[int, list[str]]:
-    """The number of classes, and warnings for the user."""
     if pair.classes is not None:
         return pair.classes, []
     labels = [some.labels for some in (pair.train, pair.test) if some is not None]

@@ -18,7 +18,6 @@ CLASSES = ({-1.0, 1.0}, {0.0, 1.0})
 
 
 def open_rows(folder: Path) -> CsrFile | DenseFile:
-    """Map one half of a set, sparse or dense."""
     return DenseFile.open(folder) if (folder / META).exists() else CsrFile.open(folder)
 
 

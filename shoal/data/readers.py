@@ -101,7 +101,6 @@ class RowReader:
 
 
 def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:
-    """Read all rows of a file into memory."""
     batches = [batch for batch, _ in RowReader(path, format, hash_bits=hash_bits)]
     sizes = np.cumsum([0] + [len(batch.columns) for batch in batches])
     indptr = [np.zeros(1, np.int64)] + [batch.indptr[1:] + size for batch, size in zip(batches, sizes, strict=False)]
@@ -128,7 +127,6 @@ def guess(path: Path) -> Format:
 
 
 def shown(data: Bytes, start: int) -> str:
-    """The start of a line in printable characters."""
     line = bytes(data[start : start + SHOWN]).partition(b"\n")[0]
     return line.decode("latin-1").encode("unicode_escape").decode("ascii")
 
@@ -162,12 +160,10 @@ class _Parsing:
 
     @property
     def rows(self) -> int:
-        """Rows found since ``begin``."""
         return int(self._state[self._kernels.ROWS])
 
     @property
     def lines(self) -> int:
-        """Lines read since ``begin``."""
         return int(self._state[self._kernels.LINES])
 
     @property
@@ -277,7 +273,6 @@ class Criteo(_Parsing):
         return Batch(indptr, columns, None, self._labels[:rows].copy()), self._lines[:rows].copy()
 
     def explain(self, wrong: int, data: Bytes) -> tuple[str, str]:
-        """The error in words, and the next move if it is not the usual one."""
         k = self._kernels
         start, field = int(self._state[k.FROM]), int(self._state[k.FIELD])
         token = bytes(data[start : start + TOKEN]).split(b"\t")[0].split(b"\n")[0].decode("latin-1")

@@ -48,7 +48,6 @@ class Slots:
         self._last: tuple[int, np.uint64] | None = None
 
     def content(self, of_pass: int, number: int) -> int:
-        """The content (group of rows) of a slot."""
         from shoal.data import kernels
 
         self._within(number, "slot")
@@ -73,7 +72,6 @@ class Slots:
         return len(contents) * self.batch - short * int((contents == self.per_pass - 1).any())
 
     def rows(self, content: int) -> Ids:
-        """The row numbers of a content."""
         return np.arange(*self.span(content), dtype=np.int64)
 
     def _within(self, number: int, what: str) -> None:

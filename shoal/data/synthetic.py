@@ -38,8 +38,6 @@ POSITIVE, NOISE = 0.45, 0.04
 
 
 class SyntheticSource(Protocol):
-    """Makes rows of one kind."""
-
     features: int
 
     def rows(self, first: int, count: int) -> Batch:

@@ -14,7 +14,7 @@ import numpy as np
 from numba import float32, float64, int64, uint8, uint32, uint64
 from numba.core import types
 
-from shoal.jit import compiled, mix
+from shoal.jit import arrays, compiled, mix
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 TRUTH = np.uint64(0x7472757468)  # the stream of true weights
@@ -23,15 +23,11 @@ CARRY = 51  # of 256 features, this many have a weight
 LONGEST = 1_000  # most draws per text
 GUIDE = 1 << 16
 
-numbers_in = types.Array(int64, 1, "C", readonly=True)
-doubles_in = types.Array(float64, 1, "C", readonly=True)
-columns_in = types.Array(uint32, 1, "C", readonly=True)
-floats_in = types.Array(float32, 1, "C", readonly=True)
-numbers_out = types.Array(int64, 1, "C")
-doubles_out = types.Array(float64, 1, "C")
-columns_out = types.Array(uint32, 1, "C")
-floats_out = types.Array(float32, 1, "C")
-bytes_out = types.Array(uint8, 1, "C")
+numbers_in, numbers_out = arrays(int64)
+doubles_in, doubles_out = arrays(float64)
+columns_in, columns_out = arrays(uint32)
+floats_in, floats_out = arrays(float32)
+bytes_out = arrays(uint8)[1]
 
 
 @compiled(float64(uint64, uint64))

@@ -12,8 +12,8 @@ import gzip
 import lzma
 import stat
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +25,11 @@ from shoal.limits import CHUNK, EXPANSION, EXPANSION_FROM, LINE, MB
 
 Bytes = npt.NDArray[np.uint8]
 
-GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
+UNPACK: dict[bytes, Callable[[IO[bytes]], AbstractContextManager[Any]]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
 FOREIGN = {
     b"PK\x03\x04": "a zip archive and not called .npz",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
@@ -100,17 +104,9 @@ def _reading(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
             for magic, what in FOREIGN.items():
                 if start.startswith(magic):
                     raise Invalid(f"{path} is {what}: give plain text, .gz, .bz2 or .xz")
-            if start.startswith(GZIP):
-                with gzip.GzipFile(fileobj=raw) as file:
-                    yield file, raw
-            elif start.startswith(BZIP2):
-                with bz2.BZ2File(raw) as bz2_file:
-                    yield bz2_file, raw
-            elif start.startswith(XZ):
-                with lzma.LZMAFile(raw) as xz_file:
-                    yield xz_file, raw
-            else:
-                yield raw, raw
+            unpack = next((one for magic, one in UNPACK.items() if start.startswith(magic)), nullcontext)
+            with unpack(raw) as file:
+                yield file, raw
     except OSError as error:
         raise _unreadable(path, error) from None
 

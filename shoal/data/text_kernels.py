@@ -25,7 +25,7 @@ import numpy as np
 from numba import float32, float64, int64, uint8, uint32, uint64
 from numba.core import types
 
-from shoal.jit import compiled, mix
+from shoal.jit import arrays, compiled, mix
 
 AT, ROWS, NONZEROS, LINES, REDOS, BEGIN, FROM, FIELD = range(8)
 STATE = 8
@@ -54,16 +54,13 @@ BEYOND = np.uint64(10**19)
 
 HASHED = np.uint64(0x73686F616C)  # never change it: models are trained on these hashes
 
-bytes_in = types.Array(uint8, 1, "C", readonly=True)
-numbers_in = types.Array(int64, 1, "C", readonly=True)
-ids_in = types.Array(uint64, 1, "C", readonly=True)
-floats_in = types.Array(float32, 1, "C", readonly=True)
-doubles_in = types.Array(float64, 1, "C", readonly=True)
-numbers_out = types.Array(int64, 1, "C")
-redo_out = types.Array(int64, 2, "C")
-ids_out = types.Array(uint64, 1, "C")
-columns_out = types.Array(uint32, 1, "C")
-floats_out = types.Array(float32, 1, "C")
+bytes_in = arrays(uint8)[0]
+numbers_in, numbers_out = arrays(int64)
+ids_in, ids_out = arrays(uint64)
+floats_in, floats_out = arrays(float32)
+doubles_in = arrays(float64)[0]
+redo_out = arrays(int64, 2)[1]
+columns_out = arrays(uint32)[1]
 
 
 @compiled(types.boolean(bytes_in, int64, int64, int64, int64))
@@ -74,7 +71,6 @@ def word(data, at, first, second, third):
 
 @compiled(int64(bytes_in, int64))
 def line_end(data, at):
-    """The index of the newline."""
     while data[at] != NEWLINE:
         at += 1
     return at
@@ -82,7 +78,6 @@ def line_end(data, at):
 
 @compiled(types.boolean(bytes_in, int64))
 def ends_token(data, at):
-    """Whether a token may end here."""
     byte = data[at]
     if byte in (SPACE, NEWLINE, TAB, HASH):
         return True
@@ -296,7 +291,6 @@ def libsvm(data, stop, limit, longest, ids, values, labels, indptr, lines, redo,
 
 @compiled(uint32(uint64, uint64))
 def hashed(name, mask):
-    """The hash of an id among mask + 1 features."""
     return uint32(mix(name ^ HASHED) & mask)
 
 

@@ -47,12 +47,10 @@ def batch_of(rows: Any, features: int, hashing: Hashing | None = None) -> Batch:
 
 
 def dense_of(rows: Any, features: int, hashing: Hashing | None) -> Floats:
-    """The same rows as a dense array."""
     return spread(batch_of(rows, features, hashing), features)
 
 
 def spread(batch: Batch, features: int) -> Floats:
-    """Sparse rows as an array."""
     dense = np.zeros((len(batch), features), np.float32)
     rows = np.repeat(np.arange(len(batch)), np.diff(batch.indptr))
     dense[rows, batch.columns] = 1.0 if batch.values is None else batch.values

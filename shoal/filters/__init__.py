@@ -78,7 +78,6 @@ def filter(**settings: float) -> Callable[[type[Base]], FilterConstructor]:
 
 
 def known(name: str) -> RegisteredFilter:
-    """The filter registered under this name."""
     found = _own().get(name) or _known.get(name)
     if found is None:
         names = sorted({*_own(), *_known})
@@ -90,7 +89,6 @@ def known(name: str) -> RegisteredFilter:
 
 
 def names() -> list[str]:
-    """The names of all registered filters."""
     return sorted({*_own(), *_known})
 
 
@@ -109,7 +107,6 @@ def described(given: Sequence[str | Mapping[str, Any]]) -> list[Filter]:
 
 
 def are_known(filters: Sequence[Filter]) -> bool:
-    """Whether all of them are registered in this process."""
     return all(one.name in _known or one.name in _own() for one in filters)
 
 

@@ -29,8 +29,6 @@ SORTS = ("choosing", "shortening", "pressing")  # in the order in which they act
 
 
 class Base(ABC):
-    """A filter with settings, each within its bounds."""
-
     sort: ClassVar[str]
     # lowest and highest value of a setting
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
@@ -97,8 +95,6 @@ class Quantizer(Base):
 
 
 class Compressor(Base):
-    """Compresses bytes without loss."""
-
     sort = "pressing"
 
     @abstractmethod
@@ -112,8 +108,6 @@ class Compressor(Base):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFilter:
-    """A registered filter with the defaults of its settings."""
-
     name: str
     kind: type[Base]
     defaults: Mapping[str, float]

@@ -56,8 +56,6 @@ class Flow:
 
 
 class Chain:
-    """The filters of a table."""
-
     def __init__(
         self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None, warm: bool = False
     ) -> None:
@@ -147,7 +145,6 @@ class Chain:
         return [*out, self._pressed(data, by.item, SHORTENED, OUT)]
 
     def asked(self, arrays: Arrays) -> list[Array]:
-        """The arrays of a pull: keys, if it names any."""
         return [self._pressed(_bytes(one), 8, 0, OUT) for one in arrays]
 
     def answer(self, arrays: Arrays, width: int) -> list[Array]:
@@ -238,7 +235,6 @@ class Chain:
         return np.ascontiguousarray(values).reshape(-1)
 
     def _released(self, array: Array, item: int, most: int) -> Array:
-        """Decode received keys."""
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
         data = self._undone(array, mark, item, most, IN)
         if len(data) % 8:

@@ -16,8 +16,6 @@ from shoal.filters.base import Bytes, Compressor, RegisteredFilter
 
 
 class Delta(Compressor):
-    """Encodes sorted keys as differences."""
-
     compiled = True
 
     def press(self, data: Bytes, item: int) -> Bytes | None:
@@ -43,8 +41,6 @@ class Delta(Compressor):
 
 
 class _Codec(Compressor):
-    """A compressor of an optional package."""
-
     module = ""
 
     def check(self) -> None:
@@ -52,8 +48,6 @@ class _Codec(Compressor):
 
 
 class LZ4(_Codec):
-    """LZ4: fast."""
-
     module = "lz4.block"
 
     def press(self, data: Bytes, item: int) -> Bytes | None:
@@ -69,8 +63,6 @@ class LZ4(_Codec):
 
 
 class Zstd(_Codec):
-    """Zstandard: small."""
-
     module = "zstandard"
     bounds = {"level": (1, 19)}
     whole = ("level",)

@@ -10,19 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float32, float64, int8, int64, types, uint8, uint64
 
-from shoal.jit import compiled, mix
+from shoal.jit import arrays, compiled, mix
 
-keys_in = types.Array(uint64, 1, "C", readonly=True)
-keys_out = types.Array(uint64, 1, "C")
-bytes_in = types.Array(uint8, 1, "C", readonly=True)
-bytes_out = types.Array(uint8, 1, "C")
-rows_in = types.Array(float32, 2, "C", readonly=True)
-rows_out = types.Array(float32, 2, "C")
-codes_in = types.Array(int8, 2, "C", readonly=True)
-codes_out = types.Array(int8, 2, "C")
-bits_out = types.Array(uint8, 2, "C")
-column_in = types.Array(float32, 1, "C", readonly=True)
-column_out = types.Array(float32, 1, "C")
+keys_in, keys_out = arrays(uint64)
+bytes_in, bytes_out = arrays(uint8)
+rows_in, rows_out = arrays(float32, 2)
+codes_in, codes_out = arrays(int8, 2)
+column_in, column_out = arrays(float32)
+bits_out = arrays(uint8, 2)[1]
 
 GOLDEN = uint64(0x9E3779B97F4A7C15)
 FRACTION = 1.0 / 16777216.0  # a step of 24 bits

@@ -15,8 +15,6 @@ from shoal.keys import Values
 
 
 class Significant(Sparsifier):
-    """Rows that changed by more than a threshold since they were last sent."""
-
     bounds = {"threshold": (0.0, math.inf)}
 
     def check(self) -> None:
@@ -31,8 +29,6 @@ class Significant(Sparsifier):
 
 
 class Skip(Sparsifier):
-    """All rows but a random share."""
-
     bounds = {"share": (0.0, 1.0)}
 
     def check(self) -> None:
@@ -45,8 +41,6 @@ class Skip(Sparsifier):
 
 
 class Top(Sparsifier):
-    """The rows with the largest values: a number of them, or a share."""
-
     bounds = {"k": (0.0, 1e12), "share": (0.0, 1.0)}
     whole = ("k",)
 
@@ -65,7 +59,6 @@ class Top(Sparsifier):
 
 
 def _largest(values: Values) -> Values:
-    """The largest absolute value of each row."""
     sizes: Values = np.abs(values)
     return sizes.reshape(-1) if values.shape[1] == 1 else sizes.max(axis=1)
 

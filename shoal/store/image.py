@@ -15,8 +15,6 @@ from shoal.wire.messages import SegmentBooks
 
 @dataclass(slots=True, eq=False)
 class SegmentImage:
-    """One segment of one table."""
-
     segment: int
     keys: KeyRange
     books: SegmentBooks

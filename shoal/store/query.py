@@ -87,7 +87,6 @@ class Question:
     own: bool = False  # shoal's own
 
     def settings(self, given: Mapping[str, float]) -> Any:
-        """The named tuple that the function takes: the defaults, overridden by what was given."""
         for name, value in given.items():
             if name not in self.defaults:
                 raise Invalid(f"question {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
@@ -130,7 +129,6 @@ class Question:
         return _checked(Found(self._numbers([one.numbers for one in some]), keys, values))
 
     def whole(self, found: Sequence[Found], settings: Any) -> Any:
-        """What the caller gets."""
         try:
             one = self.joined(found, settings)
             if len(one.keys) and isinstance(self.join, str | tuple) and self.join != "largest":
@@ -393,7 +391,6 @@ def _as_overview(found: Found, settings: Any) -> dict[str, Any]:
 
 
 def _filled(numbers: Numbers, count: int) -> Numbers:
-    """Zeros for a table without rows."""
     return numbers if len(numbers) else np.zeros(count)
 
 

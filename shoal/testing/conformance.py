@@ -71,7 +71,6 @@ Check = Callable[[Candidate], None]
 
 
 def suite(candidate: Candidate) -> list[Check]:
-    """What this one must pass."""
     checks: list[Check] = [
         it_starts_from_the_weights_that_all_start_from,
         it_learns_what_the_serial_run_learns,
@@ -90,7 +89,6 @@ def suite(candidate: Candidate) -> list[Check]:
 
 @cache
 def plain(candidate: Candidate) -> Watched:
-    """The run that nobody disturbs."""
     return watch(candidate.job())
 
 

@@ -41,8 +41,6 @@ Meanwhile = Callable[[RunHandle], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """A run that is over."""
-
     job: Job
     dataset: Dataset = field(repr=False)
     outcome: RunResult = field(repr=False)
@@ -70,7 +68,6 @@ class Watched:
         return [event.test_loss for event in self.all(Evaluated)]
 
     def all(self, kind: type[Kind]) -> list[Kind]:
-        """The events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def loss_of(self, weights: npt.NDArray[np.float32]) -> float:
@@ -99,7 +96,6 @@ class Watched:
 
 
 def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIENCE) -> Watched:
-    """Run a job to its end."""
     dataset, log = load(job.data, job.seed), EventLog(None, None)
     training = underway(RunStart(job, dataset, log))
     beside = BesideRun(training, meanwhile)
@@ -118,8 +114,6 @@ def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIEN
 
 
 class BesideRun(threading.Thread):
-    """What is done to a run while it runs."""
-
     def __init__(self, training: RunHandle, what: Meanwhile | None) -> None:
         super().__init__(name="shoal-beside", daemon=True)
         self._training, self._what = training, what

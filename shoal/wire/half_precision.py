@@ -33,7 +33,6 @@ def shortened(values: Values, form: Wire) -> Array | None:
 
 
 def restored(array: Array, form: Wire) -> Values:
-    """The float32 values of an array in this form."""
     if form == "float32":
         return array
     from shoal.wire import kernels
@@ -46,7 +45,6 @@ def restored(array: Array, form: Wire) -> Values:
 
 
 def too_large(values: Values, form: Wire) -> BadValues:
-    """The error message for values that do not fit this form."""
     largest = values.flat[np.argmax(np.abs(values))]
     return BadValues(
         f"value {largest:g} is more than {form} holds ({_MOST[form]}), and so the values of this table travel: nothing was sent; "

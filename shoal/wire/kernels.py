@@ -12,17 +12,15 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, int64, types, uint16, uint32
 
-from shoal.jit import compiled
+from shoal.jit import arrays, compiled
 
 SIZE = uint32(0x7FFFFFFF)  # all but the sign
 REBIAS = uint32(112 << 23)  # exponents of float32 start 112 lower
 NORMAL = uint32(0x38800000)  # 2^-14: what is smaller has fewer bits in a float16
 HALF = uint32(0x3F000000)  # 0.5
 
-words_in = types.Array(uint32, 1, "C", readonly=True)
-shorts_in = types.Array(uint16, 1, "C", readonly=True)
-words_out = types.Array(uint32, 1, "C")
-shorts_out = types.Array(uint16, 1, "C")
+words_in, words_out = arrays(uint32)
+shorts_in, shorts_out = arrays(uint16)
 
 # numba makes uint64 of sums of uint32; the casts keep uint32, which doubles the SIMD width.
 

@@ -26,8 +26,6 @@ Answer = Callable[[list[Received]], bool]  # handles messages now, or returns Fa
 
 
 class Hub:
-    """The nodes of one process by name."""
-
     def __init__(self) -> None:
         self._boxes: dict[str, Box] = {}
         self._answers: dict[str, Answer] = {}
@@ -59,8 +57,6 @@ class Hub:
 
 
 class MemoryTransport:
-    """A node's mailbox."""
-
     def __init__(self, name: str, hub: Hub, box: Box) -> None:
         self._name, self._hub, self._box = name, hub, box
         self._counts: Counter[str] = Counter()

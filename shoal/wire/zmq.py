@@ -373,7 +373,6 @@ class ZmqTransport:
         self._door.answer()
 
     def _look(self, line: Reconnect, found: list[Received]) -> None:
-        """Handle an event of one of our connections."""
         if why := line.look():
             self._counts["refused"] += 1
             found.append(Received(line.name, Refusal(0, "key", why), ()))
@@ -403,7 +402,6 @@ class ZmqTransport:
                 self.send(name, self._door.list(), ())
 
     def _say_no(self, route: bytes, why: str) -> None:
-        """Send a last refusal."""
         assert self._router is not None
         with contextlib.suppress(zmq.ZMQError):  # gone already
             self._router.send_multipart([route, encode(Refusal(0, "key", why))], zmq.DONTWAIT)
@@ -440,7 +438,6 @@ _DRAWN = 8  # bytes
 
 
 def route_of(name: bytes) -> bytes:
-    """A new route for a socket of this node."""
     return name[: ROUTE_BYTES - 1 - _DRAWN] + b"\0" + os.urandom(_DRAWN)
 
 

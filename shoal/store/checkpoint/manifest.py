@@ -70,15 +70,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class SealedCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A manifest, and the hash of its bytes."""
-
     sha256: str
     manifest: msgspec.Raw
 
 
 class BestCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The checkpoint with the lowest loss."""
-
     number: m.Count
     loss: float
 
@@ -159,7 +155,6 @@ def read_manifest(disk: Disk, folder: Path) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Raise BadCheckpoint if it is incomplete or contradicts itself."""
     if (reason := _wrong(manifest)) is not None:
         raise BadCheckpoint(str(path), reason)
 

@@ -84,7 +84,6 @@ def _file_of(image: SegmentImage) -> Iterator[bytes | memoryview]:
 
 
 def read_segment(disk: Disk, folder: Path, written: m.Written, spec: Table, keys: KeyRange) -> SegmentImage:
-    """One segment, verified."""
     path = folder / Path(written.file).name
     try:
         floats = spec.width * (1 + rule_named(spec.update.name).state)
@@ -166,7 +165,6 @@ def opened(disk: Disk, path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def initial_images(disk: Disk, table: m.TablePlaces, segments: Sequence[int]) -> list[SegmentImage]:
-    """These segments with their initial weights."""
     spec, initial = table.spec, table.spec.initial
     assert isinstance(initial, Given)
     weights = _read(disk, initial, spec.span * spec.width)

@@ -28,8 +28,6 @@ _ROOM = limits.HEADER_BYTES // 2  # for the books in one message
 
 @dataclass(slots=True)
 class _FileWrite:
-    """Segments that are being written."""
-
     asker: str
     number: int
     folder: str
@@ -97,15 +95,12 @@ class SnapshotWriter:
         return self._say(writing.asker, incarnation, writing.number, event.result)
 
     def give_up(self) -> None:
-        """Stop writing: nobody waits for it."""
         self._number = 0
 
     def cannot(self, asker: str, incarnation: int, number: int, why: str) -> Send:
-        """Report that this checkpoint gets nothing from here."""
         return Send(asker, m.Snapped(number, incarnation, [], why))
 
     def late(self, asker: str, incarnation: int, snap: m.Snap, version: int) -> Send:
-        """Report that the step that was asked for is over."""
         return self.cannot(asker, incarnation, snap.number, f"{LATE}: at step {version:,}, asked for {snap.clock:,}")
 
     def _say(self, asker: str, incarnation: int, number: int, written: Sequence[m.Written]) -> list[Effect]:
@@ -146,7 +141,6 @@ class SnapshotWriters:
         return self._by.setdefault(asker, (root, SnapshotWriter(self._disk)))[1]
 
     def live(self, here: Container[str]) -> None:
-        """Drop the writers of askers that have left."""
         for gone in [asker for asker in self._by if asker not in here]:
             self._forget(gone)
 

@@ -235,7 +235,6 @@ class Client:
         return self.dispatcher.add(op)
 
     def save(self) -> Task:
-        """Make a checkpoint."""
         return self.ask("make a checkpoint", m.Save, m.Done)
 
     def refresh(self) -> Task:
@@ -362,14 +361,12 @@ class Client:
 
 
 def _again(layout: Layout, keys: Any) -> KeyList | None:
-    """The key list that servers may know by a number."""
     if not isinstance(keys, KeyList):
         return None
     return as_hashed(keys)[0] if layout.spec.hashed else keys
 
 
 def _laid(rows: Values, places: Any) -> Values:
-    """Each row in its place."""
     laid = np.empty_like(rows)
     laid[places] = rows
     return laid

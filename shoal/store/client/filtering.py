@@ -64,7 +64,6 @@ class ErrorFeedback:
 
     @property
     def norm(self) -> float:
-        """The norm of the residual."""
         return math.sqrt(max(0.0, self._squares))
 
     def take(self, keys: Keys | KeyRange) -> Values:
@@ -80,7 +79,6 @@ class ErrorFeedback:
         self.lost += math.sqrt(_squares(values))
 
     def take_all(self) -> KeyValues:
-        """Take out the whole residual."""
         if isinstance(self._spec, Dense):
             keys, values = key_list(self._span), self._table.pull(self._span)
         else:
@@ -128,7 +126,6 @@ class UnconfirmedPush:
             self._feedback.give_up(max(taken(self._taken, mask), taken(self._left, mask), key=_squares))
 
     def end(self, failed: bool) -> None:
-        """No more answers will come."""
         mask, self._open = self._open, np.zeros(len(self._open), np.bool_)
         self._put(mask, self._taken if failed else self._left)
 
@@ -172,8 +169,6 @@ def check_named(named: Sequence[str | Mapping[str, Any]], update: Update, wire: 
 
 
 class ClientFilters:
-    """One table's filters at one client."""
-
     def __init__(self, spec: Table, flow: Flow) -> None:
         chain = checked_chain(spec, flow, warm=True)
         assert chain is not None

@@ -27,8 +27,6 @@ _OFTEN = 4  # a request sent so often, to a server that answers others, gets no 
 
 @dataclass(slots=True)
 class InflightRequest:
-    """One request and what is known of its journey."""
-
     to: str
     request: int
     message: Message

@@ -50,8 +50,6 @@ NOTHING = KeyHandle((0, "", ()), 0, 0, 0)
 
 @dataclass(slots=True)
 class _ServerHandles:
-    """The handles at one server."""
-
     most: int  # keys that may have handles there
     kept: int = 0
     last: int = 0  # number given

@@ -31,6 +31,7 @@ from shoal.wire import messages as m
 from shoal.wire.half_precision import restored
 
 Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
+Requests = list[Outgoing]
 Places = npt.NDArray[np.intp] | None
 
 
@@ -49,12 +50,10 @@ class Operation(ABC):
         self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
 
     @abstractmethod
-    def requests(self, session: Session) -> list[Outgoing]:
+    def requests(self, session: Session) -> Requests:
         """What to send, by the session's present view."""
 
-    def answered(
-        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
-    ) -> list[Outgoing]:
+    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         return []
 
     def value(self, session: Session) -> Any:
@@ -194,7 +193,7 @@ class PushOperation(_KeyedOperation):
         self.ahead, self.keys = keys, keys.keys
         self.size += 12 * len(keys)
 
-    def requests(self, session: Session) -> list[Outgoing]:
+    def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
         self._name(session)
         if self.filters is not None and not self._ready:
@@ -291,9 +290,7 @@ class PushOperation(_KeyedOperation):
                 self.unconfirmed.sent(push.request, session.layout_of(self.table), share)
         return share.server, push, arrays
 
-    def answered(
-        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
-    ) -> list[Outgoing]:
+    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         self.settle(pending, answer)
         if isinstance(answer, m.Values):
             self.task.versions[pending.to] = answer.versions
@@ -318,8 +315,6 @@ class PushOperation(_KeyedOperation):
 
 
 class PullOperation(_KeyedOperation):
-    """Rows to be read."""
-
     def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
         super().__init__(task, table, keys, places, width)
         self.clock: int | None = None
@@ -334,7 +329,7 @@ class PullOperation(_KeyedOperation):
     def may_keep(self) -> bool:
         return not (self.live or self.enter or self.clocks)  # these need one view of all servers
 
-    def requests(self, session: Session) -> list[Outgoing]:
+    def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
         if self.own_clock:
             self.clock, self.own_clock = session.clock, False
@@ -382,9 +377,7 @@ class PullOperation(_KeyedOperation):
         self._shares[pull.request] = share
         return share.server, pull, arrays
 
-    def answered(
-        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
-    ) -> list[Outgoing]:
+    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         assert isinstance(answer, m.Values)
         share = self._shares[pending.request]
         self.task.versions[pending.to] = answer.versions
@@ -418,12 +411,10 @@ class Admin(Operation):
         self._message, self._kind = message, kind
         self._answer: m.Message | None = None
 
-    def requests(self, session: Session) -> list[Outgoing]:
+    def requests(self, session: Session) -> Requests:
         return [(self._to or session.coordinator, self._message(session.next_request()), ())]
 
-    def answered(
-        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
-    ) -> list[Outgoing]:
+    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         self._answer = answer
         return []
 
@@ -441,7 +432,7 @@ class ParkOperation(Operation):
         super().__init__(task)
         self._spell: int | None = None
 
-    def requests(self, session: Session) -> list[Outgoing]:
+    def requests(self, session: Session) -> Requests:
         if self._spell is None:
             if not session.working:
                 return []
@@ -465,7 +456,7 @@ class StatusOperation(Operation):
         self.table = table
         self._replies: dict[str, m.TableStatusReply] = {}
 
-    def requests(self, session: Session) -> list[Outgoing]:
+    def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
         layout.check_all_held()
         return [
@@ -473,9 +464,7 @@ class StatusOperation(Operation):
             for server in layout.servers
         ]
 
-    def answered(
-        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
-    ) -> list[Outgoing]:
+    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         assert isinstance(answer, m.TableStatusReply)
         self._replies[pending.to] = answer
         return []
@@ -510,7 +499,7 @@ class CallOperation(StatusOperation):
         self._keys, self._question, self._settings = keys, question, settings
         self._found: dict[str, Found] = {}
 
-    def requests(self, session: Session) -> list[Outgoing]:
+    def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
         holding = layout.holding(self._keys)
         if self.servers is None:
@@ -546,9 +535,7 @@ class CallOperation(StatusOperation):
             return False
         return 0 < len(arrays[1]) <= limits.CALL_VALUES and len(arrays[1]) % len(arrays[0]) == 0
 
-    def answered(
-        self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays
-    ) -> list[Outgoing]:
+    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         assert isinstance(answer, m.Called)
         numbers = np.array(answer.numbers, np.float64)
         if arrays:

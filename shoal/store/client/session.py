@@ -55,7 +55,6 @@ class Session:
 
     @property
     def requests(self) -> int:
-        """How many request numbers this incarnation has given."""
         return self._requests
 
     def next_number(self) -> int:
@@ -65,7 +64,6 @@ class Session:
         return self._numbers - 1
 
     def close_number(self, number: int) -> None:
-        """A push of this client's own stream has ended: it is never sent again."""
         self._open.pop(number, None)
 
     @property
@@ -117,7 +115,6 @@ class Session:
     # ------------------------------------------------------------ filters
 
     def filters_of(self, layout: Layout) -> ClientFilters | None:
-        """A table's filters, if it has any."""
         if not layout.spec.filters:
             return None
         found = self.filters.get(layout.number)

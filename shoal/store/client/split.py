@@ -50,8 +50,6 @@ class ServerShare:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """How a placement differs from an earlier one."""
-
     same_starts: bool  # the segments have the same numbers
     unchanged: tuple[str, ...]  # servers that have held the same segments throughout
     heirs: dict[str, tuple[str, ...]]  # by server: who holds now what it held then
@@ -132,7 +130,6 @@ class Layout:
 
     @property
     def is_lost(self) -> bool:
-        """Whether some segment has no server."""
         return self._lost is not None
 
     def whole(self) -> list[ServerShare]:
@@ -174,7 +171,6 @@ class Layout:
 
 
 def _merged(begins: Cuts, ends: Cuts) -> list[tuple[int, int]]:
-    """Slices, with neighbours joined and empty ones dropped."""
     some = ends > begins
     begins, ends = begins[some], ends[some]
     if not len(begins):

@@ -20,8 +20,6 @@ from shoal.store.server.ledger import Mask
 
 @dataclass(slots=True)
 class SlotPiece:
-    """One message's values for one slot."""
-
     segments: Mask  # the segments it is for
     given: KeyValues | None  # None: nothing for this server
     void: bool

@@ -33,7 +33,6 @@ class RateLimit:
         self._at: int | None = None  # when that was computed
 
     def allows(self, now: int) -> bool:
-        """Whether something may be sent now."""
         most = max(limits.FILL_BYTES, self.rate * limits.PACE_AHEAD // limits.SECOND)
         earned = most if self._at is None else self.rate * max(0, now - self._at) / limits.SECOND
         self._left, self._at = min(most, self._left + earned), now
@@ -45,8 +44,6 @@ class RateLimit:
 
 @dataclass(slots=True)
 class SegmentTransfer:
-    """The segment that is being sent."""
-
     segment: int
     after: int  # it is copied when all changes up to this one are made
     taken: int  # bytes of changes sent to the other side before it queues them

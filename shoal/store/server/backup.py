@@ -223,7 +223,6 @@ class Backup:
         return True
 
     def _give_up(self, segment: int) -> None:
-        """Drop what has come of a segment."""
         came = self._arriving.pop(segment, None), self._whole.pop(segment, None)
         if any(came) and self._ground is not None:
             self._ground.let_go(self.ranges(segment))
@@ -445,7 +444,6 @@ class Backups:
         return next((backup for backup in self.by_primary.values() if segment in backup.segments), None)
 
     def _awaited(self, primary: str) -> set[int]:
-        """The segments that this primary is filling us with."""
         places = enumerate(self.placed.places)
         return {segment for segment, one in places if one.filling == self.me and one.servers[:1] == [primary]}
 

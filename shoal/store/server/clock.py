@@ -25,8 +25,6 @@ from shoal.wire.messages import ClockedWorker, Counts, ReplicatedChange
 
 @dataclass(slots=True)
 class WorkerClock:
-    """One incarnation of a worker."""
-
     name: str
     spell: int = -1
     parked: bool = True

@@ -35,8 +35,6 @@ def crc_of(keys: Keys) -> int:
 
 @dataclass(slots=True, eq=False)
 class StoredKeyList:
-    """One list, and the tables it was used with."""
-
     keys: Keys
     crc: int
     tables: list[weakref.ref[ServerTable]] = field(default_factory=list)
@@ -85,7 +83,6 @@ class KeyLists:
         return [*keys, *sent, *arrays[len(arrays) - values :]]
 
     def live(self, incarnations: Container[int]) -> None:
-        """Forget the lists of clients that have left."""
         for key in [key for key in self._lists if key[0] not in incarnations]:
             self._drop(key)
 

@@ -169,7 +169,6 @@ class PushStream:
 
     @classmethod
     def of(cls, counted: Sequence[Counts]) -> PushStream:
-        """From what each segment has counted."""
         stream = cls(len(counted))
         stream._part()
         stream._mark[:] = [one.mark for one in counted]

@@ -64,7 +64,6 @@ class RequestCheck:
         return self.whole if found.all() else found
 
     def touched(self, keys: Keys) -> Mask:
-        """The segments that these sorted keys fall into."""
         found: Mask = np.searchsorted(keys, self._starts) < np.searchsorted(keys, self._stops)
         return found
 
@@ -73,7 +72,6 @@ class RequestCheck:
         return [] if mask is self.whole or mask.all() else self.ids[mask].tolist()
 
     def covered(self, first: int, last: int) -> Mask:
-        """The segments that a message is for."""
         if first <= 0 and last >= m.EVERYWHERE:
             return self.whole
         covered: Mask = (self.ids >= first) & (self.ids < last)
@@ -193,7 +191,6 @@ class RequestCheck:
 
 
 def _most_rows(width: int) -> int:
-    """In one message."""
     return max(1, limits.FRAME_BYTES // max(8, 4 * width))
 
 
@@ -260,12 +257,10 @@ class SegmentState:
 
     @property
     def ground(self) -> Ground:
-        """Where its rows lie."""
         return self.table.part
 
     @property
     def segments(self) -> list[int]:
-        """The numbers of its segments."""
         return self.extent.numbers
 
     def books(self, segment: int) -> m.SegmentBooks:

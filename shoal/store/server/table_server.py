@@ -91,7 +91,6 @@ class TableServer:
 
     @property
     def placed(self) -> m.TablePlaces:
-        """The placement that is in effect."""
         return self.backups.placed
 
     @property
@@ -394,7 +393,6 @@ class TableServer:
         return followed or (self.primary is not None and self.primary.ground.clear_some())
 
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
-        """Take the live workers and members from a new view."""
         self._present = workers, clients
         for follow in self.backups.by_primary.values():
             if follow.part is not None:
@@ -402,7 +400,6 @@ class TableServer:
         return HandlerResult() if self.primary is None else self.primary.take_members(workers, clients)
 
     def status(self, ask: m.TableStatusRequest) -> m.TableStatusReply:
-        """The answer to a status request."""
         own, parts = (
             self.primary,
             [follow.part for follow in self.backups.by_primary.values() if follow.part is not None],

@@ -107,12 +107,10 @@ class RangeClocks:
         self._counts: npt.NDArray[np.int64] = np.zeros((1, 1), np.int64)
 
     def __len__(self) -> int:
-        """How many clocks there are."""
         return len(self._starts)
 
     @property
     def memory(self) -> int:
-        """Bytes of numbers."""
         return self._starts.itemsize * len(self._starts) + self._counts.nbytes
 
     def tick(self, node: Node, keys: KeyRange | None = None) -> None:

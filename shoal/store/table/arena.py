@@ -16,7 +16,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,19 +40,16 @@ class DenseArena:
         size = rows * words * 4
         if size > ADDRESS_BYTES:
             raise MemoryError(f"{rows} rows of {words} words: more than a process can address; narrow the table")
-        self._row = words * 4
-        self._map: mmap.mmap | None = None
-        if size < _SMALL or not hasattr(mmap.mmap, "madvise"):
+        self._is_mapped = size >= _SMALL and hasattr(mmap.mmap, "madvise")
+        if not self._is_mapped:
             self.slab: Values = np.zeros((rows, words), np.float32)
             return
         try:
-            self._map = mmap.mmap(-1, size, flags=_FLAGS)
+            self.slab = np.frombuffer(mmap.mmap(-1, size, flags=_FLAGS), np.float32).reshape(rows, words)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"no address space for {rows} rows of {words} words ({error}): add servers") from error
-        self.slab = np.frombuffer(self._map, np.float32).reshape(rows, words)
 
     def enter(self) -> int:
-        """Add a holder; returns its number."""
         self._entered += 1
         return self._entered
 
@@ -69,7 +66,8 @@ class DenseArena:
         left = without(claimed, [keys])
         self._note(holder, left)
         for gone in without(claimed, left):
-            self.give_back(gone.start, gone.stop)
+            if self._is_mapped:
+                give_back(self.slab, gone.start, gone.stop)
 
     def _note(self, holder: int, ranges: list[KeyRange]) -> None:
         if ranges:
@@ -79,21 +77,8 @@ class DenseArena:
 
     def settle(self, low: int, high: int) -> None:
         """These rows will be used: ask for large pages."""
-        start, stop = -(-low * self._row // _HUGE) * _HUGE, high * self._row // _HUGE * _HUGE
-        if self._map is not None and start < stop and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._advise(mmap.MADV_HUGEPAGE, start, stop)
-
-    def give_back(self, low: int, high: int) -> None:
-        """These rows are gone: return their pages to the system."""
-        page = mmap.PAGESIZE
-        start, stop = -(-low * self._row // page) * page, high * self._row // page * page
-        if self._map is not None and start < stop and hasattr(mmap, "MADV_DONTNEED"):
-            self._advise(mmap.MADV_DONTNEED, start, stop)
-
-    def _advise(self, what: int, start: int, stop: int) -> None:
-        assert self._map is not None
-        with suppress(OSError):  # unsupported: costs memory or time only
-            self._map.madvise(what, start, stop - start)
+        if self._is_mapped:
+            _advise(self.slab, low, high, "MADV_HUGEPAGE", _HUGE)
 
 
 T = TypeVar("T", bound=np.generic)
@@ -140,17 +125,14 @@ def _on_line(array: npt.NDArray[T]) -> npt.NDArray[T]:
 
 def give_back(slab: Values, first: int, last: int) -> None:
     """Rows first..last are unused: return their pages to the system. They may read as anything."""
-    page, row = mmap.PAGESIZE, slab.strides[0]
-    start = -(-(slab.ctypes.data + first * row) // page) * page
-    stop = (slab.ctypes.data + last * row) // page * page
-    if start < stop and (advise := _advise()) is not None:
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+    _advise(slab, first, last, "MADV_DONTNEED", mmap.PAGESIZE)
 
 
-def _advise() -> Any:
-    """The system's madvise, if MADV_DONTNEED is known."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return None
-    with suppress(OSError, AttributeError, TypeError):
-        return ctypes.CDLL(None).madvise
-    return None
+def _advise(slab: Values, first: int, last: int, advice: str, page: int) -> None:
+    """Advise the system on the whole pages of these rows, if it knows how: it saves memory or time."""
+    start = -(-(slab.ctypes.data + first * slab.strides[0]) // page) * page
+    stop = (slab.ctypes.data + last * slab.strides[0]) // page * page
+    if start < stop and hasattr(mmap, advice):
+        with suppress(OSError, AttributeError, TypeError):
+            madvise = ctypes.CDLL(None).madvise
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), getattr(mmap, advice))

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from functools import lru_cache
@@ -26,7 +24,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.files import cache_folder
+from shoal.files import cache_folder, replace_file
 from shoal.store.table.function_source import JIT, FunctionSource
 from shoal.store.table.update import UpdateRule, is_own
 from shoal.user_code import ForkedCall
@@ -328,7 +326,8 @@ def _on_disk(text: str) -> ModuleType | None:
     name = hashlib.sha256(text.encode()).hexdigest()
     path = folder / f"{name}.py"
     try:
-        _keep(path, text)
+        if not path.exists() or path.read_text() != text:  # once: numba goes by its age
+            replace_file(path, text.encode())
         spec = importlib.util.spec_from_file_location(f"shoal_update_{name}", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -340,16 +339,3 @@ def _on_disk(text: str) -> ModuleType | None:
         sys.modules.pop(f"shoal_update_{name}", None)
         return None
     return module
-
-
-def _keep(path: Path, text: str) -> None:
-    if path.exists() and path.read_text() == text:
-        return  # written once: numba goes by its age
-    handle, beside = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

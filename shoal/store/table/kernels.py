@@ -24,7 +24,7 @@ from numba import boolean, float32, float64, int64, uint8, uint32, uint64
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from shoal.jit import compiled, mix
+from shoal.jit import arrays, compiled, mix
 
 KEY_WORDS = 2  # float32 words of the key, at the start of a sparse row
 BLOCK = 512  # keys per block: their slots and rows stay in the L2 cache
@@ -46,21 +46,16 @@ MOST = 255  # that a cell counts
 NOBODY = ~np.uint64(0)  # no key
 _DROPPING = 16  # rows that can be looked at in the time of one drop
 
-keys_in = types.Array(uint64, 1, "C", readonly=True)
-rows_in = types.Array(int64, 1, "C", readonly=True)
-words_in = types.Array(uint32, 1, "C", readonly=True)
+keys_in, keys_out = arrays(uint64)
+rows_in, rows_out = arrays(int64)
+words_in = arrays(uint32)[0]
+slots_in, slots_out = arrays(uint64, 2)
+slab_in, slab_out = arrays(float32, 2)
+settings_in = arrays(float64)[0]
+cells_in, cells_out = arrays(uint8)
+chosen_out = arrays(boolean)[1]
 index_in = keys_in
-slots_in = types.Array(uint64, 2, "C", readonly=True)
-slab_in = types.Array(float32, 2, "C", readonly=True)
-settings_in = types.Array(float64, 1, "C", readonly=True)
-keys_out = types.Array(uint64, 1, "C")
-rows_out = types.Array(int64, 1, "C")
-slots_out = types.Array(uint64, 2, "C")
-slab_out = types.Array(float32, 2, "C")
 initial = (int64, float64, float64, uint64)  # kind, two parameters, seed
-cells_in = types.Array(uint8, 1, "C", readonly=True)
-cells_out = types.Array(uint8, 1, "C")
-chosen_out = types.Array(boolean, 1, "C")
 
 
 @compiled(float32(*initial, uint64, int64))

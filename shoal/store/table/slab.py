@@ -174,7 +174,6 @@ class RowSlab:
             raise AssertionError(f"segment {keys} is not on this ground any more")
 
     def push_rows(self, rows: Rows, gradients: Values) -> None:
-        """Update rows that were found before, each named once."""
         self.updates.push_rows(self.slab, self.word, rows, gradients, self.given)
 
     def pull_rows(self, rows: Rows, out: Values) -> None:
@@ -332,7 +331,6 @@ class SparseRows(RowSlab):
         )
 
     def find(self, keys: Keys) -> Rows | None:
-        """Their rows, if all of them have one."""
         rows: Rows = np.empty(len(keys), np.int64)
         found = self.kernels.find_rows(self.index, self.slots, self.rows, keys, rows)
         return rows if found == len(keys) else None
@@ -418,7 +416,6 @@ class SparseRows(RowSlab):
                 self._clear_all()
 
     def _clear_all(self) -> None:
-        """Drop all that has to go, at once."""
         before, clearing = self.rows, self.clearing
         self.rows = self.kernels.drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
         clearing.dropped()

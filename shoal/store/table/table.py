@@ -29,8 +29,6 @@ from shoal.store.table.slab import DenseRows, Rows, SparseRows
 
 @dataclass(slots=True)
 class CachedRows:
-    """What is known of one key list."""
-
     keys: Keys  # keeps its id unique
     checked: bool = False
     rows: Rows | None = None
@@ -114,7 +112,6 @@ class ServerTable:
 
     @property
     def rows(self) -> int:
-        """How many rows exist."""
         return self._part.rows
 
     @property

@@ -75,7 +75,6 @@ class UpdateRule:
     additive: bool = True  # what is pushed may come in parts, one after another
 
     def settings(self, given: Mapping[str, float]) -> tuple[float, ...]:
-        """The named tuple that the function takes: the defaults, overridden by what was given."""
         for name, value in given.items():
             if name not in self.defaults:
                 raise Invalid(f"update {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
@@ -124,7 +123,6 @@ def update(
 
 
 def rule_named(name: str) -> UpdateRule:
-    """The rule that this process knows by that name."""
     if name not in _rules:
         raise Invalid(
             f"no update {name!r} here (known: {', '.join(sorted(_rules))}): a server knows the rules of the modules "
@@ -143,12 +141,10 @@ def forgets(update: Update) -> bool:
 
 
 def is_own(rule: UpdateRule) -> bool:
-    """Whether it is one of shoal's."""
     return _builtin.get(rule.name) is rule
 
 
 def known_rule(name: str) -> UpdateRule | None:
-    """The rule of that name, if this process knows it."""
     return _rules.get(name)
 
 

@@ -449,7 +449,7 @@ def loops(rule: UpdateRule, way: str) -> ModuleType:
             text = _common() + STEPS + HOT_COLD
         case _:
             text = _common() + STEPS + EXAMPLE
-    return codegen._module(rule, text)
+    return codegen.rule_kernels(rule, text)
 
 
 @lru_cache

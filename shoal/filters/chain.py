@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from shoal.errors import BadFilter, BadValues, Invalid
 from shoal.filters import made
-from shoal.filters.base import Bytes, Compressor, Mask, Quantizer, Sparsifier, taken
-from shoal.filters.user_filter import guarded, is_theirs
+from shoal.filters.base import SORTS, Bytes, Compressor, Mask, Quantizer, Sparsifier, taken
+from shoal.filters.user_filter import UserFilter, guarded
 from shoal.keys import Values
 from shoal.tables import Filter, Wire
 from shoal.wire.messages.base import Array, Arrays
@@ -59,12 +59,13 @@ class Chain:
     def __init__(
         self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None, warm: bool = False
     ) -> None:
-        found = [(name, guarded(name, one)) for name, one in made(filters)]
+        found: list[tuple[str, Any]] = [(name, guarded(name, one)) for name, one in made(filters)]
         self.wire, self.flow = wire, flow
         self.failed = 0  # answers sent unfiltered, because a user's filter failed
-        self.choosing = [(name, one) for name, one in found if isinstance(one, Sparsifier)]
-        self._pressing = [(name, one) for name, one in found if isinstance(one, Compressor)]
-        short = [(name, one) for name, one in found if isinstance(one, Quantizer)]
+        sorts = [[both for both in found if both[1].sort == sort] for sort in SORTS]
+        self.choosing: list[tuple[str, Sparsifier]] = sorts[0]
+        self._pressing: list[tuple[str, Compressor]] = sorts[2]
+        short: list[tuple[str, Quantizer]] = sorts[1]
         self.pushes = _only([one for one in short if one[1].pushes], "pushes")
         self.pulls = _only([one for one in short if one[1].pulls], "pulls")
         if (lossy := [*self.choosing, *short]) and wire != "float32":
@@ -260,7 +261,7 @@ class Chain:
             except Exception as error:
                 raise BadValues(f"filter {name!r} cannot undo what came: {error}") from None
             if data.dtype != np.uint8 or data.ndim != 1 or len(data) > most:
-                raise (BadFilter if is_theirs(one) else BadValues)(
+                raise (BadFilter if isinstance(one, UserFilter) else BadValues)(
                     f"filter {name!r} made {len(data):,} bytes of what came, at most {most:,} were announced"
                 )
             if way == IN and self.flow is not None:
@@ -273,7 +274,7 @@ class Chain:
         """The error to raise: a user's filter would fail again, damaged data can be re-sent."""
         short = [self.pushes, self.pulls] if mark & SHORTENED else []
         by = [*(one for i, one in enumerate(self._pressing) if mark & 1 << i), *filter(None, short)]
-        return BadFilter if any(is_theirs(one) for _, one in by) else BadValues
+        return BadFilter if any(isinstance(one, UserFilter) for _, one in by) else BadValues
 
     def _note(self, name: str, way: int, before: int, after: int) -> None:
         if self.flow is not None:

@@ -328,9 +328,6 @@ def _check(source: DataSource) -> None:
         raise Invalid("features and hash_bits are both given: hashing makes 2^hash_bits features, leave one out")
 
 
-# ---------------------------------------------------------------- while a run goes on
-
-
 def train_rows(folder: Path, source: DataSource, seed: int) -> CsrFile | DenseFile:
     """The training rows of a run, from this folder, or packed again from the source.
 

@@ -48,9 +48,6 @@ def first_one(typing, word):
     return uint64(uint64), generate
 
 
-# ------------------------------------------------------------ which rows
-
-
 @compiled(int64(int64, int64, uint64))
 def permuted(place, length, seed):
     """The position of ``place`` in a shuffle of 0..length: a computed bijection, not stored.
@@ -87,9 +84,6 @@ def draws(first, seed, out):
     """out[i] = a draw in [0, 1) for row first + i, always the same."""
     for i in range(len(out)):
         out[i] = float64(mix(uint64(first + i) * GOLDEN + seed) >> uint64(11)) * (1.0 / 9007199254740992.0)
-
-
-# ------------------------------------------------------------ their contents
 
 
 @compiled(int64(indptr_in, int64, rows_in, rows_out))
@@ -133,9 +127,6 @@ def count(columns, counts):
     for c in columns:
         if counts[c] < uint32(0xFFFFFFFF):
             counts[c] += uint32(1)
-
-
-# ------------------------------------------------------------ local indices
 
 
 @compiled(int64(keys_out, int64, ranks_out, int64))

@@ -129,9 +129,6 @@ def texts(first, seed, cumulated, guide, rarity, ids, log_mean, log_spread, leve
     return len(labels)
 
 
-# ------------------------------------------------------------ as text
-
-
 @compiled(int64(bytes_out, int64, int64))
 def digits(out, at, value):
     """Write a non-negative integer in decimal; returns the end position."""

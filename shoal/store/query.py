@@ -336,9 +336,6 @@ def _overview(keys: None, weights: Values, settings: Any) -> Numbers:
     return np.concatenate([*parts, _histogram(None, weights, settings)])
 
 
-# ---------------------------------------------------------------- what the caller gets
-
-
 def _as_count(found: Found, settings: Any) -> int:
     return int(_filled(found.numbers, 1)[0])
 

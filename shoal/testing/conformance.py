@@ -92,9 +92,6 @@ def plain(candidate: Candidate) -> Watched:
     return watch(candidate.job())
 
 
-# ---------------------------------------------------------------- learning
-
-
 def it_starts_from_the_weights_that_all_start_from(candidate: Candidate) -> None:
     """Evaluation 0 is that of the first weights: before any push, for any number of workers."""
     for run in (plain(candidate), watch(candidate.job(workers=1, stop__steps=1))):
@@ -136,9 +133,6 @@ def its_summary_has_the_figures_that_all_have(candidate: Candidate) -> None:
     assert (summary["workers"], summary["servers"]) == (job.workers, job.servers if job.has_servers else 0)
     assert (summary["bytes_sent"] > 0, summary["bytes_received"] > 0) == (candidate.sends, candidate.sends)
     assert summary["examples_per_second"] > 0 < summary["seconds"]
-
-
-# ---------------------------------------------------------------- stopping
 
 
 def it_stops_after_its_epochs(candidate: Candidate) -> None:
@@ -187,9 +181,6 @@ def it_stops_when_patience_runs_out_and_keeps_the_best_weights(candidate: Candid
     assert run.weights.any()
     assert [event.test_loss for event in run.all(Evaluated) if event.best][-1] == best
     run.check_counted_once()
-
-
-# ---------------------------------------------------------------- losing a worker
 
 
 def a_moment(candidate: Candidate, seed: int = 0) -> float:

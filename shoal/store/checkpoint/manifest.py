@@ -79,9 +79,6 @@ class BestCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float
 
 
-# ---------------------------------------------------------------- writing
-
-
 def prepare(disk: Disk, root: Path, above: int = 0, group: str = "") -> int:
     """Make a folder for the next checkpoint of this group; its number is above all others."""
     number = max(*_numbers(disk, root), above, 0) + 1
@@ -129,9 +126,6 @@ def _replace(disk: Disk, path: Path, contents: bytes) -> None:
     disk.write(aside, [contents])
     disk.rename(aside, path)
     disk.sync_folder(path.parent)
-
-
-# ---------------------------------------------------------------- reading
 
 
 def read_manifest(disk: Disk, folder: Path) -> Manifest:
@@ -188,9 +182,6 @@ def _wrong(manifest: Manifest) -> str | None:
         if isinstance(table.spec.apply, Step) and len(versions) != 1:
             return f"table {table.name!r}: its segments are of different steps ({min(versions)} to {max(versions)})"
     return None
-
-
-# ---------------------------------------------------------------- which one
 
 
 def folder_of(root: Path, number: int) -> Path:

@@ -46,8 +46,6 @@ class Session:
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those that may still be sent, in order
 
-    # ------------------------------------------------------------ numbers
-
     def next_request(self) -> int:
         """A number that no other request of any incarnation of this client has."""
         self._requests += 1
@@ -70,8 +68,6 @@ class Session:
     def lowest_open(self) -> int:
         """All numbers of the own stream below this one are closed."""
         return next(iter(self._open), self._numbers)
-
-    # ------------------------------------------------------------ the view
 
     def take_view(self, view: m.View, incarnation: int) -> None:
         self.view, self.incarnation = view, incarnation
@@ -111,8 +107,6 @@ class Session:
     def since(self) -> int:
         """The view in which a primary of any table last changed."""
         return max((layout.since for layout in self._by_number.values()), default=0)
-
-    # ------------------------------------------------------------ filters
 
     def filters_of(self, layout: Layout) -> ClientFilters | None:
         if not layout.spec.filters:

@@ -80,8 +80,6 @@ class Reconciler:
         self.promoted, self._others = [], {}
         return promoted, others
 
-    # ------------------------------------------------------------ who is to be primary
-
     def _survivors(self) -> dict[Key, SurvivorState]:
         others: dict[Key, SurvivorState] = {}
         for segment in self.promoted:
@@ -167,8 +165,6 @@ class Reconciler:
             outcome.works.append(LongComputation(lambda: None, self.advance, None))
             return outcome
         return outcome + self.advance(now)
-
-    # ------------------------------------------------------------ who is to follow
 
     def answer_level(self, sender: str, ask: m.Level) -> HandlerResult:
         """Another server is to be primary: tell it what we have and what it lacks."""

@@ -18,8 +18,6 @@ from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import groups as g
 from shoal.wire.messages.base import Count, Message, Numbered
 
-# ---------------------------------------------------------------- who is here
-
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One node of the cluster."""
@@ -130,9 +128,6 @@ class Allowed(Message, frozen=True, tag="allowed"):
     """
 
     keys: list[tuple[str, str, str, str, Count]]
-
-
-# ---------------------------------------------------------------- tables
 
 
 class Create(Numbered, frozen=True, tag="create"):

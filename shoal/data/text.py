@@ -53,8 +53,7 @@ class TextChunks:
             used, room = 0, memoryview(self._memory)
             while taken := self._fill(file, room[used : used + self._chunk]):
                 if self.size == 0:
-                    _look(self.path, self._memory[: min(taken, 1 << 16)])
-                    taken = self._unmarked(taken)
+                    taken = self._begin(taken)
                 self.size += taken
                 if file is not raw:
                     _bounded(self.path, self.size, raw.tell())
@@ -71,11 +70,13 @@ class TextChunks:
                 self._memory[used] = 10
                 yield used + 1
 
-    def _unmarked(self, taken: int) -> int:
-        if not self._memory.startswith(MARK):
-            return taken
-        self.data[: taken - len(MARK)] = self.data[len(MARK) : taken]
-        return taken - len(MARK)
+    def _begin(self, taken: int) -> int:
+        if (place := self._memory.find(0, 0, min(taken, 1 << 16))) >= 0:
+            raise Invalid(f"{self.path} is no text: byte {place:,} of it is zero; give LIBSVM or Criteo lines")
+        if self._memory.startswith(MARK):
+            taken -= len(MARK)
+            self.data[:taken] = self.data[len(MARK) : taken + len(MARK)]
+        return taken
 
     def _fill(self, file: Any, room: memoryview) -> int:
         try:
@@ -109,11 +110,6 @@ def _reading(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
                 yield file, raw
     except OSError as error:
         raise _unreadable(path, error) from None
-
-
-def _look(path: Path, start: bytes | bytearray) -> None:
-    if (place := start.find(0)) >= 0:
-        raise Invalid(f"{path} is no text: byte {place:,} of it is zero; give LIBSVM or Criteo lines")
 
 
 def _bounded(path: Path, size: int, taken: int) -> None:

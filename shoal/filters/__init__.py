@@ -78,9 +78,9 @@ def filter(**settings: float) -> Callable[[type[Base]], FilterConstructor]:
 
 
 def known(name: str) -> RegisteredFilter:
-    found = _own().get(name) or _known.get(name)
+    found = _all().get(name)
     if found is None:
-        names = sorted({*_own(), *_known})
+        names = sorted(_all())
         raise Invalid(
             f"no filter {name!r} here{near(name, names)} (known: {', '.join(names)}); name the module of your own one: "
             f"shoal.local(..., modules=['my_module']), or launch.modules of a job"
@@ -89,7 +89,7 @@ def known(name: str) -> RegisteredFilter:
 
 
 def names() -> list[str]:
-    return sorted({*_own(), *_known})
+    return sorted(_all())
 
 
 def described(given: Sequence[str | Mapping[str, Any]]) -> list[Filter]:
@@ -107,12 +107,12 @@ def described(given: Sequence[str | Mapping[str, Any]]) -> list[Filter]:
 
 
 def are_known(filters: Sequence[Filter]) -> bool:
-    return all(one.name in _known or one.name in _own() for one in filters)
+    return all(one.name in _all() for one in filters)
 
 
 def acts(name: str) -> int:
     """The position of a filter by its sort; an unknown one stands in the middle."""
-    found = _own().get(name) or _known.get(name)
+    found = _all().get(name)
     return 1 if found is None else SORTS.index(found.kind.sort)
 
 
@@ -129,7 +129,11 @@ def _own() -> Mapping[str, RegisteredFilter]:
     return {**sparsify.KNOWN, **quantize.KNOWN, **compress.KNOWN}
 
 
-_known: dict[str, RegisteredFilter] = {}
+_known: dict[str, RegisteredFilter] = {}  # users'
+
+
+def _all() -> Mapping[str, RegisteredFilter]:
+    return {**_known, **_own()}
 
 
 def Significant(threshold: float = 1e-4) -> Filter:

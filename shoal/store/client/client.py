@@ -35,7 +35,15 @@ from shoal.keys import (
 )
 from shoal.store.client.dispatch import Dispatcher
 from shoal.store.client.filtering import checked_chain
-from shoal.store.client.operation import Admin, ParkOperation, PullOperation, PushOperation, StatusOperation, calling
+from shoal.store.client.operation import (
+    Admin,
+    ParkOperation,
+    PullOperation,
+    PushOperation,
+    StatusOperation,
+    calling,
+    check_span,
+)
 from shoal.store.client.session import Session
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
@@ -272,7 +280,7 @@ class Client:
             return KeyValues(listed.keys, rows if places is None else _laid(rows, places)), places
         span = as_range(keys, spec.span)
         if span is not None:
-            _check_span(layout, span)
+            check_span(layout, span)
             if spec.hashed:
                 raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
             rows = as_values(values, len(span), spec.push_width)
@@ -319,7 +327,7 @@ class Client:
                 raise BadKeys(
                     f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"
                 )
-            _check_span(layout, span)
+            check_span(layout, span)
             listed, what = span, str(span)
         else:
             listed, places = tidy(self._listed(layout, keys))
@@ -370,11 +378,6 @@ def _laid(rows: Values, places: Any) -> Values:
     laid = np.empty_like(rows)
     laid[places] = rows
     return laid
-
-
-def _check_span(layout: Layout, span: KeyRange) -> None:
-    if span.stop > layout.spec.span:
-        raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
 
 def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:

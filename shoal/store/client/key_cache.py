@@ -40,10 +40,6 @@ class KeyHandle:
     crc: int
     known: bool = False
 
-    @property
-    def server(self) -> str:
-        return self.which[1]
-
 
 NOTHING = KeyHandle((0, "", ()), 0, 0, 0)
 
@@ -142,7 +138,7 @@ class KeyCache:
     def _let_go(self, listed: int) -> None:
         for which in self._lists.pop(listed, (None, []))[1]:
             if (name := self._names.pop(which, None)) is not None:
-                server = self._servers[name.server]
+                server = self._servers[name.which[1]]
                 server.kept -= name.rows
                 server.free.append(name.number)
 
@@ -151,7 +147,7 @@ class KeyCache:
         if self._names.get(name.which) is not name:
             return  # of a former placement, or given up already
         del self._names[name.which]
-        server = self._servers[name.server]
+        server = self._servers[name.which[1]]
         server.kept -= name.rows
         server.most = min(server.most, server.kept)
         server.free.append(name.number)

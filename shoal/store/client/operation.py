@@ -484,7 +484,8 @@ class StatusOperation(Operation):
             for fact, value in told.facts.items():
                 totals[fact] = totals.get(fact, 0) + value
         totals["staleness"] = staleness.tolist()
-        totals["filters"] = session.filter_facts(self.table)
+        used = session.filters.get(self.table)
+        totals["filters"] = {} if used is None else used.facts()
         totals["handles"] = session.key_cache.figures()
         totals["servers"] = {server: told.facts for server, told in sorted(self._replies.items())}
         return totals
@@ -507,41 +508,24 @@ class CallOperation(StatusOperation):
         else:
             _check_servers(layout, self.servers)
             holding = [server for server in holding if server in self.servers]
-        settings, keys = self._settings._asdict(), self._keys
+        view, settings = session.view, self._settings._asdict()
+        what = (self._question.name, settings, self._keys.start, self._keys.stop)
         return [
-            (
-                server,
-                m.Call(
-                    request=session.next_request(),
-                    table=self.table,
-                    view=session.view.number,
-                    generation=session.view.generation,
-                    name=self._question.name,
-                    settings=settings,
-                    start=keys.start,
-                    stop=keys.stop,
-                ),
-                (),
-            )
+            (server, m.Call(session.next_request(), self.table, view.number, view.generation, *what), ())
             for server in holding
         ]
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         if not isinstance(answer, m.Called) or len(answer.numbers) > limits.CALL_NUMBERS:
             return False
-        if not arrays:
-            return True
         if len(arrays) != 2 or not 0 < len(arrays[0]) <= limits.CALL_KEYS:
-            return False
+            return not arrays
         return 0 < len(arrays[1]) <= limits.CALL_VALUES and len(arrays[1]) % len(arrays[0]) == 0
 
     def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         assert isinstance(answer, m.Called)
-        numbers = np.array(answer.numbers, np.float64)
-        if arrays:
-            self._found[pending.to] = Found(numbers, arrays[0], arrays[1].reshape(len(arrays[0]), -1))
-        else:
-            self._found[pending.to] = Found(numbers)
+        keys_and_rows = (arrays[0], arrays[1].reshape(len(arrays[0]), -1)) if arrays else ()
+        self._found[pending.to] = Found(np.array(answer.numbers, np.float64), *keys_and_rows)
         return []
 
     def restart(self, only: Sequence[str] | None = None) -> None:
@@ -552,6 +536,11 @@ class CallOperation(StatusOperation):
         # bits.
         order = session.layout_of(self.table).servers
         return self._question.whole([self._found[one] for one in order if one in self._found], self._settings)
+
+
+def check_span(layout: Layout, span: KeyRange) -> None:
+    if span.stop > layout.spec.span:
+        raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
 
 def calling(
@@ -572,8 +561,7 @@ def calling(
         raise BadKeys(
             f"a question is asked of a range of keys: call({layout.name!r}, slice(0, 100), ...), or slice(None) for all"
         )
-    if span.stop > spec.span:
-        raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
+    check_span(layout, span)
     if spec.hashed and span != KeyRange(0, spec.span):
         raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: ask for all of them, slice(None)")
     op = CallOperation(
@@ -590,9 +578,6 @@ def calling(
 def _check_servers(layout: Layout, servers: list[str]) -> None:
     strange = [server for server in servers if server not in layout.servers]
     if strange or not servers:
-        who = (
-            f"{', '.join(map(str, strange))} {'hold' if len(strange) > 1 else 'holds'} nothing"
-            if strange
-            else "nobody is named"
-        )
+        holds = "hold" if len(strange) > 1 else "holds"
+        who = f"{', '.join(map(str, strange))} {holds} nothing" if strange else "nobody is named"
         raise Invalid(f"servers={servers!r}: {who} of table {layout.name!r} (servers: {', '.join(layout.servers)})")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 from shoal.errors import UnknownTable
 from shoal.filters.chain import Flow
@@ -42,18 +41,14 @@ class Session:
         self.filters: dict[int, ClientFilters] = {}  # by table
         self._by_number: dict[int, Layout] = {}
         self._names: dict[int, str] = {}  # of all tables there ever were, for errors
-        self._requests = 0
+        self.requests = 0  # numbers given in this incarnation
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those that may still be sent, in order
 
     def next_request(self) -> int:
         """A number that no other request of any incarnation of this client has."""
-        self._requests += 1
-        return self.incarnation << 32 | self._requests
-
-    @property
-    def requests(self) -> int:
-        return self._requests
+        self.requests += 1
+        return self.incarnation << 32 | self.requests
 
     def next_number(self) -> int:
         """The next number of this client's own stream of pushes."""
@@ -72,12 +67,10 @@ class Session:
     def take_view(self, view: m.View, incarnation: int) -> None:
         self.view, self.incarnation = view, incarnation
         tables = {placed.number: placed for placed in view.tables}
-        known = {
-            number: self._by_number[number]
-            if number in self._by_number and self._by_number[number].same(placed)
-            else Layout(placed)
-            for number, placed in tables.items()
-        }
+        known = {}
+        for number, placed in tables.items():
+            old = self._by_number.get(number)
+            known[number] = old if old is not None and old.placed == placed else Layout(placed)
         if any(number in known and known[number].since != old.since for number, old in self._by_number.items()):
             self.key_cache.clear()  # a list that is split differently is another list
         self._by_number = known
@@ -111,17 +104,10 @@ class Session:
     def filters_of(self, layout: Layout) -> ClientFilters | None:
         if not layout.spec.filters:
             return None
+        # Any thread may prepare a call. If two come first at once, one object wins: the residual of
+        # the other would be lost.
         found = self.filters.get(layout.number)
-        if found is None:
-            # Any thread may prepare a call. If two come first at once, one object wins: the
-            # residual of the other would be lost.
-            found = self.filters.setdefault(layout.number, ClientFilters(layout.spec, Flow()))
-        return found
-
-    def filter_facts(self, table: int) -> dict[str, Any]:
-        """Facts about the filters of a table that this client has used; empty for any other."""
-        found = self.filters.get(table)
-        return {} if found is None else found.facts()
+        return found or self.filters.setdefault(layout.number, ClientFilters(layout.spec, Flow()))
 
     def filtered(self) -> dict[str, list[int]]:
         """Bytes into and out of filters in this incarnation, and what key handles saved."""
@@ -147,7 +133,7 @@ class Session:
         self.entered, self.parking, self.reads, self._open = {}, [], {}, {}
         self.key_cache.clear()
         self.key_cache.counts.clear()
-        self._numbers = self._requests = 0
+        self._numbers = self.requests = 0
         for filters in self.filters.values():
             filters.flow.by.clear()
             if filters.feedback is not None:

@@ -19,6 +19,7 @@ from shoal.limits import FRAME_BYTES
 from shoal.wire.messages import EVERYWHERE, Array, TablePlaces
 
 Cuts = npt.NDArray[np.int64]
+_NONE: Cuts = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Layout:
 
     def __init__(self, placed: TablePlaces) -> None:
         self.number, self.name, self.spec = placed.number, placed.name, placed.spec
-        self._placed = placed
+        self.placed = placed
         self.starts: Keys = np.array(placed.starts, np.uint64)
         self._ends: Keys = np.array([*placed.starts[1:], placed.spec.span], np.uint64)
         owners = [place.servers[0] if place.servers else "" for place in placed.places]
@@ -69,34 +70,27 @@ class Layout:
         self.since = max((place.since for place in placed.places), default=0)
         self._lost = next((i for i, owner in enumerate(owners) if not owner), None)
         self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
-        sinces = np.array([place.since for place in placed.places], np.int64)
-        self._sinces = {server: sinces[segments] for server, segments in self._of.items()}
         self._owners = owners
         # By earlier layout; weak, so that this keeps none alive.
         self._changes: weakref.WeakKeyDictionary[Layout, LayoutChange] = weakref.WeakKeyDictionary()
-
-    def same(self, placed: TablePlaces) -> bool:
-        return self._placed == placed
 
     def change_since(self, before: Layout) -> LayoutChange:
         """How this placement differs from an earlier one."""
         found = self._changes.get(before)
         if found is None:
             same = len(before.starts) == len(self.starts) and bool((before.starts == self.starts).all())
-            unchanged = [server for server in self.servers if same and self._is_unchanged(server, before)]
+            unchanged = [
+                server for server in self.servers if same and self._of_server(server) == before._of_server(server)
+            ]
             heirs = {}
             for server, segments in before._of.items() if same else ():
                 heirs[server] = tuple(dict.fromkeys(self._owners[segment] for segment in segments.tolist()))
             found = self._changes[before] = LayoutChange(same, tuple(unchanged), heirs)
         return found
 
-    def _is_unchanged(self, server: str, before: Layout) -> bool:
-        then = before._of.get(server)
-        return (
-            then is not None
-            and np.array_equal(then, self._of[server])
-            and np.array_equal(before._sinces[server], self._sinces[server])
-        )
+    def _of_server(self, server: str) -> list[tuple[int, int]]:
+        """Its segments, and since when it has been their primary."""
+        return [(at, self.placed.places[at].since) for at in self._of.get(server, _NONE).tolist()]
 
     def shares(self, keys: Keys | KeyRange, row_bytes: int, every_server: bool) -> list[ServerShare]:
         """Every server's share; with ``every_server`` also the empty ones."""
@@ -126,7 +120,7 @@ class Layout:
 
     def check_all_held(self) -> None:
         if self._lost is not None:
-            raise SegmentsLost(self.name, self._placed.places[self._lost].last or "a server")
+            raise SegmentsLost(self.name, self.placed.places[self._lost].last or "a server")
 
     @property
     def is_lost(self) -> bool:

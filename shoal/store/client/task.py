@@ -8,50 +8,29 @@ are done, so any DAG of calls can be written down.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.errors import Invalid
 
 
-class Waiter(Protocol):
-    """Makes a thread wait for a task."""
-
-    def __call__(self, task: Task, seconds: float | None) -> None: ...
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
     """The future result of a call."""
 
-    __slots__ = (
-        "_then",
-        "_waiter",
-        "after",
-        "asked",
-        "clocks",
-        "done",
-        "error",
-        "held",
-        "steps",
-        "value",
-        "versions",
-        "waits_for",
-        "what",
-    )
-
-    def __init__(self, what: str, after: tuple[Task, ...] = ()) -> None:
-        self.what = what
-        self.after = after
-        self.done = False
-        self.asked = False  # somebody read the outcome
-        self.value: Any = None
-        self.error: Exception | None = None
-        self.versions: dict[str, list[int]] = {}  # of a pull: what each server's segments were at
-        self.steps: set[int] = set()  # of a pull: all versions that it saw
-        self.clocks: list[Any] = []  # of a pull with clocks: (range, vector clock)
-        self.held = 0  # when a server first held it; 0: never
-        self.waits_for = ""  # what it waits for, by the last notice
-        self._then: list[Callable[[Task], None]] = []
-        self._waiter: Waiter | None = None
+    what: str
+    after: tuple[Task, ...] = ()
+    done: bool = False
+    asked: bool = False  # somebody read the outcome
+    value: Any = None
+    error: Exception | None = None
+    versions: dict[str, list[int]] = field(default_factory=dict)  # of a pull: each server's segments
+    steps: set[int] = field(default_factory=set)  # of a pull: all versions that it saw
+    clocks: list[Any] = field(default_factory=list)  # of a pull with clocks: (range, vector clock)
+    held: int = 0  # when a server first held it; 0: never
+    waits_for: str = ""  # what it waits for, by the last notice
+    _then: list[Callable[[Task], None]] = field(default_factory=list)
+    _waiter: Callable[[Task, float | None], None] | None = None  # makes a thread wait for the task
 
     def __await__(self) -> Generator[Task, None, Any]:
         while not self.done:

@@ -32,7 +32,7 @@ from shoal.keys import KeyRange, Values
 from shoal.store.checkpoint import manifest
 from shoal.store.checkpoint.manifest import Manifest, SavedTable
 from shoal.store.checkpoint.segment_file import read_segment, write_segment
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.tables import Dense, Update
 from shoal.wire.messages import Counts, SegmentBooks
 

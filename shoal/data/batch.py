@@ -86,7 +86,7 @@ class Local:
 
 
 class Hashing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How ids were hashed: it is stored with set and model, and rows to predict are hashed alike."""
+    """How ids were hashed; kept with set and model, so that rows to predict are hashed alike."""
 
     bits: int
     # criteo: text fields, which no matrix column represents

@@ -183,7 +183,13 @@ def load(source: DataSource, seed: int, cache: Path | None = None, progress: Pro
         sweep(folder.parent)
         if progress:
             progress(f"packing {plan.name}")
-        _pack(plan, folder, progress)
+        try:
+            pack(plan, folder, progress)
+        except OSError as error:
+            raise Invalid(
+                f"cannot pack {plan.name} into {folder.parent}: {error.strerror or error}; nothing was left there: "
+                f"make room, or point SHOAL_CACHE elsewhere"
+            ) from error
     return Dataset.open(folder)
 
 
@@ -191,16 +197,6 @@ def check_source(source: DataSource) -> None:
     """Raise Invalid where ``load`` would before reading a row."""
     _check(source)
     _plan(source, 0)
-
-
-def _pack(plan: PackPlan, folder: Path, progress: Progress | None) -> None:
-    try:
-        pack(plan, folder, progress)
-    except OSError as error:
-        raise Invalid(
-            f"cannot pack {plan.name} into {folder.parent}: {error.strerror or error}; nothing was left there: "
-            f"make room, or point SHOAL_CACHE elsewhere"
-        ) from error
 
 
 def _plan(source: DataSource, seed: int) -> PackPlan:
@@ -220,6 +216,7 @@ def _plan(source: DataSource, seed: int) -> PackPlan:
         return PackPlan(name=name, made=name, rows=source.rows or named.rows, features=source.features, seed=seed)
     if named is not None and source.format not in ("auto", named.format):
         raise Invalid(f"{name} is {named.format} text: leave the format out")
+    given = source.format if named is None else named.format
     train = _path(name) if named is None else _file(name, named.train)
     dense: Literal["", "npz"] = "npz" if named is None and train.suffix.lower() == npz.SUFFIX else ""
     if dense:
@@ -231,7 +228,7 @@ def _plan(source: DataSource, seed: int) -> PackPlan:
         train=str(train),
         test=str(test) if test else None,
         stamps=stamps([path for path in (train, test) if path]),
-        format="libsvm" if dense else _format(source, named, train),
+        format="libsvm" if dense else readers.guess(train) if given == "auto" else given,
         held_out=0.0 if test else source.held_out,
         rows=source.rows,
         features=source.features,
@@ -243,12 +240,6 @@ def _plan(source: DataSource, seed: int) -> PackPlan:
 def _check_dense(source: DataSource) -> None:
     if source.features is not None or source.hash_bits is not None or source.format != "auto" or source.bad_lines:
         raise Invalid(f"{source.source} has dense rows: leave features, hash_bits, bad_lines and the format out")
-
-
-def _format(source: DataSource, named: Named | None, train: Path) -> readers.Format:
-    if named is not None:
-        return named.format
-    return readers.guess(train) if source.format == "auto" else source.format
 
 
 def _file(name: str, file: str) -> Path:

@@ -234,7 +234,7 @@ def digits_installed() -> bool:
 
 
 def read_digits() -> DensePair:
-    """scikit-learn's digits, 1,797 images of 8 x 8: a stand-in, not MNIST. Hold some out to test.
+    """scikit-learn's digits, 1,797 images of 8 x 8: a stand-in, not MNIST, without test rows.
 
     Each pixel becomes a square of 3 x 3, with a border of 2 around the image, so that networks for
     28 x 28 accept them. Values stay 0..16.

@@ -20,10 +20,10 @@ from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
 from shoal.store.checkpoint import manifest, segment_file
 from shoal.store.checkpoint.writer import SnapshotWriters
-from shoal.store.image import SegmentImage
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.primary import Primary
 from shoal.store.server.table_server import Loader, TableServer
+from shoal.store.table.table import SegmentImage
 from shoal.tables import Given
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Stored

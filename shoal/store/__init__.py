@@ -5,16 +5,8 @@
     table/        the rows of one table in memory, and the update rules
     checkpoint/   a model on disk
     query         functions that run where the rows are
-    image         a segment at one moment
 
 Protocol code only: no socket, clock or thread; files only through a ``Disk`` that is passed in.
 """
 
-PUBLIC = (
-    "checkpoint",
-    "client",
-    "image",
-    "query",
-    "server",
-    "table",
-)  # for other packages; the other modules are private
+PUBLIC = ("checkpoint", "client", "query", "server", "table")  # for other packages; the other modules are private

@@ -37,7 +37,7 @@ from shoal.launch.local import local
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint.segment_file import write_segment
 from shoal.store.client.task import Task
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.store.table.update import AdaGrad, rule_named
 from shoal.tables import Initial, Normal, Sparse, Update, checked
 from shoal.torch.rank import Place, ensure

@@ -45,17 +45,25 @@ _COPIED = limits.MB  # smaller arrays are copied, which is cheaper than tracking
 _FRAMES = limits.FRAMES + 3  # a route, a name, a header, and arrays
 _SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
-# Linger in milliseconds for a node that we disconnect from. Not 0: libzmq (4.3.5) aborts the
-# process if
-# a connection ends after half a message while its socket closes without linger, and a leaving peer
-# is
-# closed here just when it ends there.
+# Linger in milliseconds for a node that we disconnect from. Not 0: libzmq (4.3.5) aborts the process
+# if a connection ends after half a message while its socket closes without linger, and a leaving
+# peer is closed here just when it ends there.
 _PARTING = 50
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
-# Heartbeats detect a peer that vanished while idle. With bytes in flight the kernel would retry
-# for a
-# quarter of an hour, and an unanswered connect with backoff for two minutes.
+# Heartbeats detect a peer that vanished while idle. With bytes in flight the kernel would retry for
+# a quarter of an hour, and an unanswered connect with backoff for two minutes.
 _GIVEN_UP = {zmq.TCP_MAXRT: 10_000, zmq.CONNECT_TIMEOUT: 3_000}  # milliseconds
+_QUEUES = {zmq.LINGER: 0, zmq.SNDHWM: limits.QUEUE, zmq.RCVHWM: limits.QUEUE}
+_OPTIONS = (
+    _QUEUES
+    | _KEEPALIVE
+    | _GIVEN_UP
+    | {
+        zmq.MAXMSGSIZE: limits.FRAME_BYTES + limits.HEADER_BYTES,  # our own check answers below this
+        zmq.HANDSHAKE_IVL: limits.HELLO_WITHIN // limits.MILLISECOND,
+        zmq.RECONNECT_IVL_MAX: 1_000,
+    }
+)
 
 
 class ZmqTransport:
@@ -109,8 +117,8 @@ class ZmqTransport:
         self._watch(listening.watch, lambda found: listening.look())
         if own is not None:
             guests = CallerList(self._safety.folder, own)
-            self._door = CurveAuthenticator(self._context, self._name.decode(), guests, self._counts, self._log)
-            self._watch(self._door.socket, self._answer_door)
+            self._door = door = CurveAuthenticator(self._context, self._name.decode(), guests, self._counts, self._log)
+            self._watch(door.socket, lambda found: door.answer())
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
@@ -131,26 +139,20 @@ class ZmqTransport:
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, limits.QUEUE)
-        socket.setsockopt(zmq.RCVHWM, limits.QUEUE)
-        # our own check answers below this
-        socket.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES + limits.HEADER_BYTES)
+        options = dict(_OPTIONS)
         if kind == zmq.DEALER:
             # Who calls asks for signs of life, and says when it may be given up. A ROUTER must not
-            # ask: libzmq (4.3.5) aborts
-            # the process if the timer for that meets a connection that ended while it could not be
-            # read, because its
-            # queue was full or its name was taken over. So a caller's queue has no end either: all
-            # in it was asked for.
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
-            socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)
-            socket.setsockopt(zmq.RCVHWM, 0)
-        for option, value in (_KEEPALIVE | _GIVEN_UP).items():
+            # ask: libzmq (4.3.5) aborts the process if the timer for that meets a connection that
+            # ended while it could not be read, because its queue was full or its name was taken
+            # over. So a caller's queue has no end either: all in it was asked for.
+            options |= {
+                zmq.HEARTBEAT_IVL: 5_000,
+                zmq.HEARTBEAT_TIMEOUT: 10_000,
+                zmq.HEARTBEAT_TTL: 10_000,
+                zmq.RCVHWM: 0,
+            }
+        for option, value in options.items():
             socket.setsockopt(option, value)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         socket.copy_threshold = _COPIED
         self._open.append(socket)
         return socket
@@ -230,7 +232,7 @@ class ZmqTransport:
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
         line = self._lines.get(to)
-        # What is encrypted is checked by that: a flipped bit does not decrypt.
+        # What is encrypted needs no checksum: a flipped bit does not decrypt.
         is_checked = self._safety.checksums and self._door is None and not (line is not None and line.key)
         header = encode(message, arrays if is_checked else ())
         if why := too_large(header, arrays):
@@ -243,10 +245,7 @@ class ZmqTransport:
                 self._redial(to)
         socket = self._dealers.get(to)
         if socket is None:
-            if self._router is None:
-                self._counts["nobody there"] += 1
-                return
-            if self._door is not None and not self._door.may_hear(to):
+            if self._router is None or (self._door is not None and not self._door.may_hear(to)):
                 self._counts["nobody there"] += 1
                 return
             socket = self._router
@@ -323,9 +322,8 @@ class ZmqTransport:
                 self._counts["not a message"] += 1
                 return
             sender = self._routes.sender(named.bytes) if self._door is None else named.bytes.decode(errors="replace")
-            if (
-                sender in self._dealers and sender not in self._mutual
-            ):  # we call that node ourselves: a caller of that name is another one
+            # We call that node ourselves: a caller of that name is another one.
+            if sender in self._dealers and sender not in self._mutual:
                 self._counts["impostor"] += 1
                 return
             if self._door is not None:
@@ -367,10 +365,6 @@ class ZmqTransport:
             found.append(Received(sender, no, ()))
 
     # ------------------------------------------------------------ keys
-
-    def _answer_door(self, found: list[Received]) -> None:
-        assert self._door is not None
-        self._door.answer()
 
     def _look(self, line: Reconnect, found: list[Received]) -> None:
         if why := line.look():

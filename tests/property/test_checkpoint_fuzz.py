@@ -25,7 +25,7 @@ from shoal.store.checkpoint.manifest import (
     verify,
 )
 from shoal.store.checkpoint.segment_file import read_segment, write_segment
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.tables import Dense, Sparse, Step
 from shoal.wire.messages import ClockedWorker, Counts, SegmentBooks, Written
 

@@ -15,7 +15,7 @@ from shoal.simulation.disk import BLOCK, Crashed, SimulatedDisk
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint import segment_file
 from shoal.store.checkpoint.manifest import Manifest, SavedTable, finish, newest, prepare, prune
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.tables import Dense, Sparse, Step, Update
 from shoal.wire.messages import ClockedWorker, Counts, SegmentBooks
 from tests.support.mutants.training import CHECKPOINT_MUTANTS

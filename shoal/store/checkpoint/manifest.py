@@ -29,7 +29,7 @@ from shoal.errors import BadCheckpoint, Invalid, OtherRun
 from shoal.files import Disk
 from shoal.keys import KeyRange
 from shoal.store.checkpoint.segment_file import file_name, opened, read_segment
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.tables import Step, Table, checked
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import namespace, seen

@@ -27,7 +27,7 @@ from shoal.errors import BadCheckpoint, Invalid
 from shoal.files import Digest, Disk
 from shoal.keys import KeyRange, Keys, Values, is_sorted
 from shoal.limits import MB
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.store.table.update import rule_named
 from shoal.tables import Dense, Given, Table
 from shoal.wire import messages as m

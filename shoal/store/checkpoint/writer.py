@@ -17,7 +17,7 @@ import msgspec
 from shoal import limits
 from shoal.files import Disk
 from shoal.store.checkpoint import manifest, segment_file
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Store, Stored
 from shoal.wire.messages.groups import namespace

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal import limits
-from shoal.store.image import SegmentImage
 from shoal.store.server.replicate import BackupLink, ReplicationLog
 from shoal.store.server.segment_state import SegmentState
+from shoal.store.table.table import SegmentImage
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 

@@ -17,12 +17,11 @@ import msgspec
 
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
-from shoal.store.image import SegmentImage
 from shoal.store.server.outcome import HandlerResult, JoinedOutcome, LongComputation
 from shoal.store.server.replicate import Into, cut, packed, renamed, size_of, those, unpacked
 from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.slab import DenseRows
-from shoal.store.table.table import Ground, ground_of
+from shoal.store.table.table import Ground, SegmentImage, ground_of
 from shoal.tables import Sparse
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m

@@ -22,11 +22,10 @@ from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.limits import CLOCKS_TOLD
 from shoal.store.client.filtering import checked_chain, opened_request
-from shoal.store.image import SegmentImage
 from shoal.store.server.clock import Clocks
 from shoal.store.server.ledger import Ledger, Mask, Numbers
 from shoal.store.server.vector_clock import GONE, RangeClocks, VectorClock
-from shoal.store.table.table import Ground, ServerTable
+from shoal.store.table.table import Ground, SegmentImage, ServerTable
 from shoal.tables import Sparse, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m

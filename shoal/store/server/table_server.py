@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.keys import KeyRange
-from shoal.store.image import SegmentImage
 from shoal.store.server.backfill import Backfill, RateLimit
 from shoal.store.server.backup import Backups
 from shoal.store.server.outcome import HandlerResult
@@ -30,6 +29,7 @@ from shoal.store.server.primary import Primary
 from shoal.store.server.reconcile import Reconciler
 from shoal.store.server.replicate import ReplicationLog, into
 from shoal.store.server.segment_state import SegmentState
+from shoal.store.table.table import SegmentImage
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send

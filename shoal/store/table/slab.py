@@ -49,15 +49,15 @@ class Compaction:
         self.stale = 0  # places of the index whose rows went
         self._fresh: Keys | None = None  # the index that there will be
         self._touched = self._entered = 0  # slots that are zeroed, rows that are in it
-        self._used = 0  # rows the slab once had: pages behind the last are unused
+        self.used = 0  # rows the slab once had: pages behind the last are unused
 
     def begin(self, ground: SparseRows, ranges: Iterable[KeyRange]) -> None:
         """These ranges have to go, too."""
-        self._name(joined(sorted([*self.ranges, *ranges], key=lambda keys: keys.start)))
+        self.name(joined(sorted([*self.ranges, *ranges], key=lambda keys: keys.start)))
         self._row, self._fresh = ground.rows, None
-        self._used = max(self._used, ground.rows)
+        self.used = max(self.used, ground.rows)
 
-    def _name(self, ranges: list[KeyRange]) -> None:
+    def name(self, ranges: list[KeyRange]) -> None:
         self.ranges = ranges
         self.starts = np.array([keys.start for keys in ranges], np.uint64)
         self.stops = np.array([keys.stop for keys in ranges], np.uint64)
@@ -80,9 +80,11 @@ class Compaction:
             self._drop(ground, rows)
         elif self.stale:
             self._enter(ground, max(1, rows // _ENTERING))
-        elif self._used > ground.rows:
-            self._give_back(ground)
-        return bool(self.ranges or self.stale or self._used > ground.rows)
+        elif self.used > ground.rows:  # pages behind the last row
+            first = max(ground.rows, self.used - max(1, CLEAR_BYTES // ground.slab.strides[0]))
+            arena.give_back(ground.slab, first, self.used)
+            self.used = first
+        return bool(self.ranges or self.stale or self.used > ground.rows)
 
     def _drop(self, ground: SparseRows, rows: int) -> None:
         before = ground.rows
@@ -93,7 +95,7 @@ class Compaction:
             ground.layout += 1
             self.stale += before - ground.rows
         if not self._row:
-            self._name([])
+            self.name([])
 
     def _enter(self, ground: SparseRows, rows: int) -> None:
         if self._fresh is None or ground.rows > arena.most(self._fresh):
@@ -118,22 +120,9 @@ class Compaction:
             ground.index = self._fresh
             self.entered()
 
-    def _give_back(self, ground: SparseRows) -> None:
-        first = max(ground.rows, self._used - max(1, CLEAR_BYTES // ground.slab.strides[0]))
-        arena.give_back(ground.slab, first, self._used)
-        self._used = first
-
     def entered(self) -> None:
         """The slab has a new index, with all rows in it."""
         self.stale, self._fresh = 0, None
-
-    def moved(self) -> None:
-        """The slab is new: behind its last row it was never written."""
-        self._used = 0
-
-    def dropped(self) -> None:
-        """All that had to go is gone."""
-        self._name([])
 
 
 Rows = npt.NDArray[np.int64]
@@ -418,7 +407,7 @@ class SparseRows(RowSlab):
     def _clear_all(self) -> None:
         before, clearing = self.rows, self.clearing
         self.rows = self.kernels.drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
-        clearing.dropped()
+        clearing.name([])
         self._close_up(before)
 
     def clear_some(self) -> bool:
@@ -446,7 +435,7 @@ class SparseRows(RowSlab):
     def _move(self, slab: Values) -> None:
         slab[: self.rows] = self.slab[: self.rows]
         self.slab, self.slots = slab, slab.view(np.uint64)
-        self.clearing.moved()
+        self.clearing.used = 0  # behind its last row the new slab was never written
 
     def _enter_all(self) -> None:
         self.kernels.enter(self.index, self.slots, 0, self.rows)

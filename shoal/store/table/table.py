@@ -25,6 +25,7 @@ from shoal import tables
 from shoal.errors import BadKeys, BadValues
 from shoal.keys import KeyRange, Keys, Values, unmixed
 from shoal.store.table.slab import DenseRows, Rows, SparseRows
+from shoal.wire.messages import SegmentBooks
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class RowCache:
     """All key lists that one table has been asked for by number."""
 
     def __init__(self, part: DenseRows | SparseRows) -> None:
-        self._part = part
+        self.part = part
         self._of: dict[int, CachedRows] = {}  # by id of the array
 
     def __len__(self) -> int:
@@ -57,30 +58,45 @@ class RowCache:
     def forget(self, keys: Keys) -> None:
         self._of.pop(id(keys), None)
 
-    def are_checked(self, keys: Keys) -> bool:
-        return id(keys) in self._of and self._of[id(keys)].checked
-
-    def were_checked(self, keys: Keys) -> None:
-        if (place := self._of.get(id(keys))) is not None:
-            place.checked = True
+    def find(self, keys: Keys) -> CachedRows | None:
+        return self._of.get(id(keys))
 
     def rows(self, keys: Keys) -> Rows | None:
         """The rows of these keys, if they are known or can be by now."""
         place = self._of.get(id(keys))
-        if place is None or not place.checked or isinstance(self._part, DenseRows):
+        if place is None or not place.checked or isinstance(self.part, DenseRows):
             return None
         place.uses += 1
-        if place.rows is not None and place.layout == self._part.layout:
+        if place.rows is not None and place.layout == self.part.layout:
             return place.rows
         if place.uses < place.again:
             return None
-        place.rows, place.layout = self._part.find(place.keys), self._part.layout
+        place.rows, place.layout = self.part.find(place.keys), self.part.layout
         if place.rows is None:
             place.again = 2 * place.uses
         return place.rows
 
 
 T = TypeVar("T", bound=np.generic)
+
+
+@dataclass(slots=True, eq=False)
+class SegmentImage:
+    """A segment at one moment: what is copied, moved, written to disk and read back.
+
+    Rows are weights and optimizer state side by side, without keys: [rows, width * (1 + state)]. A
+    dense segment has a row for every key of its range, in order.
+    """
+
+    segment: int
+    keys: KeyRange
+    books: SegmentBooks  # its version, ledger and clocks
+    rows: Values
+    names: Keys | None = None  # sparse: the sorted keys of the rows
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (0 if self.names is None else self.names.nbytes)
 
 
 Ground = DenseRows | SparseRows  # where rows lie; it outlives a set of segments
@@ -107,28 +123,28 @@ class ServerTable:
             ground = ground_of(spec, self.segments)
         else:
             ground.hold(self.segments)
-        self.part = self._part = ground
-        self.known = RowCache(self._part)  # rows of key lists that come again
+        self.part = ground
+        self.known = RowCache(self.part)  # rows of key lists that come again
 
     @property
     def rows(self) -> int:
-        return self._part.rows
+        return self.part.rows
 
     @property
     def memory(self) -> int:
         """Bytes in use, without pages of the slab that were never touched."""
-        return self._part.memory
+        return self.part.memory
 
     @property
     def layout(self) -> int:
         """Raised when rows move: cached positions are void."""
-        return self._part.layout
+        return self.part.layout
 
     def cost(self, keys: Keys | KeyRange) -> int:
         """Elements that a push or pull of these keys touches, at most."""
         if not isinstance(keys, KeyRange):
             return len(keys) * self.width
-        low, high = self._part.interval(keys)
+        low, high = self.part.interval(keys)
         return (high - low) * self.width
 
     def held(self, keys: KeyRange) -> Keys:
@@ -147,70 +163,70 @@ class ServerTable:
             return None
         if keys.dtype != np.uint64 or keys.ndim != 1:
             return f"keys are {keys.dtype} of shape {keys.shape}: a list of uint64 is needed"
-        if self.known.are_checked(keys):
+        cached = self.known.find(keys)
+        if cached is not None and cached.checked:
             return None
         aligned = _aligned(keys)
-        wrong = self._wrong(aligned, *self._part.kernels.check_keys(aligned, self._part.starts, self._part.stops))
-        if wrong is None:
-            self.known.were_checked(keys)
+        wrong = self._wrong(aligned, *self.part.kernels.check_keys(aligned, self.part.starts, self.part.stops))
+        if wrong is None and cached is not None:
+            cached.checked = True
         return wrong
 
     def check_values(self, keys: Keys | KeyRange, values: Values) -> str | None:
         """Why these values cannot be pushed under valid keys, or None."""
-        if isinstance(keys, KeyRange) and isinstance(self._part, SparseRows):
+        if isinstance(keys, KeyRange) and isinstance(self.part, SparseRows):
             return "a range was pushed to a sparse table, which has no row for every key in it: list the keys"
         if (reason := self._misshapen(keys, values)) is not None:
             return reason
-        bad = self._part.kernels.first_not_finite(_aligned(values).reshape(-1).view(np.uint32))
+        bad = self.part.kernels.first_not_finite(_aligned(values).reshape(-1).view(np.uint32))
         return None if bad < 0 else f"values of row {bad // self.push_width} are not finite (NaN or infinite)"
 
     def push(self, keys: Keys | KeyRange, values: Values) -> None:
         """Run the update on every row, creating new ones. The caller has called ``check``."""
         # Check again what could write outside the slab.
-        if isinstance(keys, KeyRange) and isinstance(self._part, SparseRows):
+        if isinstance(keys, KeyRange) and isinstance(self.part, SparseRows):
             raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
         if (reason := self._misshapen(keys, values)) is not None:
             raise BadValues(reason)
         gradients = _aligned(values).reshape(-1, self.push_width)
         if isinstance(keys, KeyRange):
-            self._part.push_range(keys, gradients)
+            self.part.push_range(keys, gradients)
         elif (rows := self.known.rows(keys)) is not None:
-            self._part.push_rows(rows, gradients)
-        elif (wrong := self._part.push(_aligned(keys), gradients)) is not None:
+            self.part.push_rows(rows, gradients)
+        elif (wrong := self.part.push(_aligned(keys), gradients)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
 
     def pull(self, keys: Keys | KeyRange) -> Values:
         """The weights of these keys, in a new array; of a range, the part held here."""
         if isinstance(keys, KeyRange):
-            return self._part.pull_range(keys)
+            return self.part.pull_range(keys)
         out = np.empty((len(keys), self.width), np.float32)
         if (rows := self.known.rows(keys)) is not None:
-            self._part.pull_rows(rows, out)
-        elif (wrong := self._part.pull(_aligned(keys), out)) is not None:
+            self.part.pull_rows(rows, out)
+        elif (wrong := self.part.pull(_aligned(keys), out)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
         return out
 
     def pull_live(self, keys: KeyRange, most_rows: int) -> tuple[Keys, Values, int | None]:
         """Live keys of a range in order, at most so many, their weights, and the first left out."""
-        if isinstance(self._part, DenseRows):
+        if isinstance(self.part, DenseRows):
             raise BadKeys("all rows of a dense table are alive: pull the range")
-        return self._part.pull_live(keys, max(1, most_rows))
+        return self.part.pull_live(keys, max(1, most_rows))
 
     def evict(self, segments: npt.NDArray[np.bool_]) -> int:
-        """Drop rows of these segments whose weights are all 0, and their state; how many."""
-        assert isinstance(self._part, SparseRows)
-        return self._part.evict(segments)
+        assert isinstance(self.part, SparseRows)
+        return self.part.evict(segments)
 
     def image(self, segment: int, copy: bool = True) -> tuple[Values, Keys | None]:
         """The rows of the n-th segment, weights and state; and their keys, unless all are there."""
-        return self._part.image(self.segments[segment], copy)
+        return self.part.image(self.segments[segment], copy)
 
     def load(self, segment: int, rows: Values, names: Keys | None) -> None:
         """Take such rows into a segment that has none."""
-        self._part.place(self.segments[segment], 0, rows, names)
+        self.part.place(self.segments[segment], 0, rows, names)
 
     def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
-        low, high = self._part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
+        low, high = self.part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
         rows, width = high - low, self.push_width
         if values.dtype != np.float32:
             return f"values are {values.dtype}: float32 is needed"
@@ -220,9 +236,9 @@ class ServerTable:
 
     def _wrong(self, keys: Keys, code: int, position: int) -> str | None:
         match code:
-            case self._part.kernels.FINE:
+            case self.part.kernels.FINE:
                 return None
-            case self._part.kernels.DISORDER:
+            case self.part.kernels.DISORDER:
                 return f"key {keys[position]} follows {keys[position - 1]}: keys are sorted, each once"
         if keys[position] >= self.spec.span:
             return f"key {keys[position]} is past the limit: keys of this table are below {self.spec.span}"
@@ -252,14 +268,9 @@ def row_views(
     Valid while the caller has the table to itself. Dense rows come in key order, sparse ones in
     the order of their creation. Without ``named``, keys are None.
     """
-    part = table._part
-    most = max(1, elements // table.width)
-    found = (
-        _dense(table, part, keys, most, named)
-        if isinstance(part, DenseRows)
-        else _sparse(table, part, keys, most, named)
-    )
-    for names, weights in found:
+    part = table.part
+    how = (keys, max(1, elements // table.width), named)
+    for names, weights in _dense(table, part, *how) if isinstance(part, DenseRows) else _sparse(table, part, *how):
         for view in (names, weights):
             if view is not None:
                 view.flags.writeable = False

@@ -27,8 +27,8 @@ from shoal.schedule.stragglers import AutoDelay
 from shoal.simulation.disk import SimulatedDisk
 from shoal.store.checkpoint import segment_file
 from shoal.store.client.task import Task
-from shoal.store.image import SegmentImage
 from shoal.store.server.clock import Clocks
+from shoal.store.table.table import SegmentImage
 from shoal.strategies.parameter_server.algorithm import InflightStep, ParameterServer
 from shoal.wire import messages as m
 from tests.support.mutants.patches import Mutants

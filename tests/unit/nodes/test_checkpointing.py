@@ -28,7 +28,7 @@ from shoal.store.checkpoint.manifest import (
     read_best,
 )
 from shoal.store.checkpoint.writer import LATE, SnapshotWriter, SnapshotWriters
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.tables import Dense, Sparse, Step
 from shoal.wire import coding
 from shoal.wire import messages as m

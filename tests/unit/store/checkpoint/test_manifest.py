@@ -43,7 +43,7 @@ from shoal.store.checkpoint.manifest import (
     verify,
 )
 from shoal.store.checkpoint.segment_file import file_name, read_segment, write_segment
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.tables import Dense, Sparse, Step, Update
 from shoal.wire.messages import ClockedWorker, Counts, Replicas, SegmentBooks, TablePlaces, Written
 
@@ -488,7 +488,7 @@ from shoal.files import Disk
 from shoal.keys import KeyRange
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint.manifest import Manifest, SavedTable
-from shoal.store.image import SegmentImage
+from shoal.store.table.table import SegmentImage
 from shoal.store.checkpoint.segment_file import write_segment
 from shoal.tables import Dense
 from shoal.wire.messages import SegmentBooks

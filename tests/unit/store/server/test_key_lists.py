@@ -200,7 +200,7 @@ def test_rows_are_searched_for_again_when_they_have_moved() -> None:
     for _ in range(3):
         table.push(SOME, one)
     before = table.known.rows(SOME)
-    table._part.layout += 1
+    table.part.layout += 1
     after = table.known.rows(SOME)
     assert before is not None and after is not None and after is not before
 
@@ -209,8 +209,8 @@ def test_keys_without_rows_are_looked_for_ever_more_rarely(monkeypatch: pytest.M
     table, looked = a_table(Sparse), []
     table.known.note(SOME)
     assert table.check_keys(SOME) is None
-    find = table._part.find
-    monkeypatch.setattr(table._part, "find", lambda keys: looked.append(1) or find(keys))  # type: ignore[func-returns-value]
+    find = table.part.find
+    monkeypatch.setattr(table.part, "find", lambda keys: looked.append(1) or find(keys))  # type: ignore[func-returns-value]
     for _ in range(100):
         assert (table.pull(SOME) == 0).all()
     assert len(looked) == 6  # at the 2nd, 4th, 8th, ... use

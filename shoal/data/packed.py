@@ -1,4 +1,4 @@
-"""What can be done with a mapped set, sparse or dense: open it, reorder it, check its labels."""
+"""Functions of mapped sets, sparse or dense: open and reorder them, check their labels."""
 
 from __future__ import annotations
 

@@ -45,25 +45,22 @@ _COPIED = limits.MB  # smaller arrays are copied, which is cheaper than tracking
 _FRAMES = limits.FRAMES + 3  # a route, a name, a header, and arrays
 _SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
-# Linger in milliseconds for a node that we disconnect from. Not 0: libzmq (4.3.5) aborts the process
-# if a connection ends after half a message while its socket closes without linger, and a leaving
-# peer is closed here just when it ends there.
+# Linger in milliseconds for a node that we disconnect from. Not 0: libzmq (4.3.5) aborts the
+# process if a connection ends after half a message while its socket closes without linger, and a
+# leaving peer is closed here just when it ends there.
 _PARTING = 50
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
 # Heartbeats detect a peer that vanished while idle. With bytes in flight the kernel would retry for
 # a quarter of an hour, and an unanswered connect with backoff for two minutes.
 _GIVEN_UP = {zmq.TCP_MAXRT: 10_000, zmq.CONNECT_TIMEOUT: 3_000}  # milliseconds
-_QUEUES = {zmq.LINGER: 0, zmq.SNDHWM: limits.QUEUE, zmq.RCVHWM: limits.QUEUE}
-_OPTIONS = (
-    _QUEUES
-    | _KEEPALIVE
-    | _GIVEN_UP
-    | {
-        zmq.MAXMSGSIZE: limits.FRAME_BYTES + limits.HEADER_BYTES,  # our own check answers below this
-        zmq.HANDSHAKE_IVL: limits.HELLO_WITHIN // limits.MILLISECOND,
-        zmq.RECONNECT_IVL_MAX: 1_000,
-    }
-)
+_LIMITS = {
+    zmq.LINGER: 0,
+    zmq.SNDHWM: limits.QUEUE,
+    zmq.RCVHWM: limits.QUEUE,
+    zmq.MAXMSGSIZE: limits.FRAME_BYTES + limits.HEADER_BYTES,  # our own check answers first
+    zmq.HANDSHAKE_IVL: limits.HELLO_WITHIN // limits.MILLISECOND,
+    zmq.RECONNECT_IVL_MAX: 1_000,
+}
 
 
 class ZmqTransport:
@@ -139,7 +136,7 @@ class ZmqTransport:
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
-        options = dict(_OPTIONS)
+        options = _LIMITS | _KEEPALIVE | _GIVEN_UP
         if kind == zmq.DEALER:
             # Who calls asks for signs of life, and says when it may be given up. A ROUTER must not
             # ask: libzmq (4.3.5) aborts the process if the timer for that meets a connection that

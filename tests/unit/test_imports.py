@@ -141,7 +141,7 @@ def test_protocol_code_is_a_function_of_its_inputs(path: str) -> None:
     [
         ("shoal/store/client/client.py", "from shoal.nodes.loop import run"),
         ("shoal/store/client/client.py", "from shoal.cluster import place"),  # sideways
-        ("shoal/store/table/table.py", "from ..cluster import place"),
+        ("shoal/store/query.py", "from ..cluster import place"),
         ("shoal/store/__init__.py", "from ..nodes import loop"),
         ("shoal/wire/zmq.py", "if TYPE_CHECKING:\n    from shoal.store import client"),
         ("shoal/wire/zmq.py", "def late():\n    import shoal.store.client.client"),

@@ -220,7 +220,8 @@ class PushOperation(_KeyedOperation):
         few = not self.pull or self.ahead is not None or len(whole) <= limits.FRAME_BYTES // (16 * self.row_bytes)
         self.given, self.head, self.unconfirmed = filters.prepare(whole, name, self.slot is not None, few)
         if self.pull and self.ahead is None and len(self.given) < len(whole):
-            self.look_ahead(self.listed or KeyList(key_list(whole.keys)))  # the rows of all keys are wanted
+            # The rows of all keys are wanted.
+            self.look_ahead(self.listed or KeyList(key_list(whole.keys)))
 
     def _name(self, session: Session) -> None:
         """Give it its number and its step, once."""

@@ -24,7 +24,7 @@ class Task:
     asked: bool = False  # somebody read the outcome
     value: Any = None
     error: Exception | None = None
-    versions: dict[str, list[int]] = field(default_factory=dict)  # of a pull: each server's segments
+    versions: dict[str, list[int]] = field(default_factory=dict)  # of a pull, by server
     steps: set[int] = field(default_factory=set)  # of a pull: all versions that it saw
     clocks: list[Any] = field(default_factory=list)  # of a pull with clocks: (range, vector clock)
     held: int = 0  # when a server first held it; 0: never

@@ -129,7 +129,7 @@ def give_back(slab: Values, first: int, last: int) -> None:
 
 
 def _advise(slab: Values, first: int, last: int, advice: str, page: int) -> None:
-    """Advise the system on the whole pages of these rows, if it knows how: it saves memory or time."""
+    """Advise the system, if it knows how, on the whole pages of these rows."""
     start = -(-(slab.ctypes.data + first * slab.strides[0]) // page) * page
     stop = (slab.ctypes.data + last * slab.strides[0]) // page * page
     if start < stop and hasattr(mmap, advice):

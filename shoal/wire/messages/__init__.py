@@ -19,7 +19,13 @@ from shoal.wire.messages.replication import *  # noqa: F403
 from shoal.wire.messages.requests import *  # noqa: F403
 from shoal.wire.messages.scheduling import *  # noqa: F403
 
-PUBLIC = ("base", "gossip", "groups", "peers", "replication")  # for other packages; the other modules are private
+PUBLIC = (
+    "base",
+    "gossip",
+    "groups",
+    "peers",
+    "replication",
+)  # for other packages; the other modules are private
 
 AnyMessage = (
     membership.MembershipMessage

@@ -156,11 +156,11 @@ def test_the_highest_keys_find_their_segment() -> None:
 
 def test_a_layout_knows_the_placement_it_was_made_of() -> None:
     made = layout("ab")
-    assert made.same(
-        TablePlaces(7, "w", Dense(rows=20), [0, 10], [Replicas(1, ["a", "backup"]), Replicas(1, ["b", "backup"])])
+    assert made.placed == TablePlaces(
+        7, "w", Dense(rows=20), [0, 10], [Replicas(1, ["a", "backup"]), Replicas(1, ["b", "backup"])]
     )
-    assert not made.same(
-        TablePlaces(7, "w", Dense(rows=20), [0, 10], [Replicas(1, ["a", "backup"]), Replicas(2, ["a"])])
+    assert made.placed != TablePlaces(
+        7, "w", Dense(rows=20), [0, 10], [Replicas(1, ["a", "backup"]), Replicas(2, ["a"])]
     )
 
 

@@ -11,14 +11,11 @@ query_runner, key_lists, load, outcome, vector_clock
 
 PUBLIC = (
     "backfill",
-    "backup",
-    "clock",
     "key_lists",
     "load",
     "outcome",
     "primary",
     "query_runner",
-    "replicate",
     "segment_state",
     "table_server",
     "vector_clock",

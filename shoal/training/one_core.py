@@ -153,4 +153,4 @@ def loops(rule: UpdateRule, text: str) -> ModuleType:
     from shoal.models import kernels
 
     models = hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()
-    return codegen._module(rule, codegen.ROWS + (IMPORTS + text).format(models=models))
+    return codegen.rule_kernels(rule, codegen.ROWS + (IMPORTS + text).format(models=models))

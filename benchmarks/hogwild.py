@@ -25,6 +25,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -37,7 +38,8 @@ from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.store.table.update import SGD, AdaGrad, rule_named
 from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.loop import CURSOR, LIMIT, LINE, HogwildLoop, desk, lost
+from shoal.strategies.hogwild.desk import CURSOR, LIMIT, LINE, desk, lost
+from shoal.strategies.hogwild.loop import HogwildLoop
 from shoal.tables import Update
 from shoal.training.one_core import OneCore
 
@@ -186,14 +188,13 @@ class Threads:
         self._desk, self._sums = np.zeros(desk(threads), np.int64), np.zeros((threads, LINE))
 
     def advance(self, order: Ids) -> float:
-        from shoal.strategies.hogwild import atomics
-
+        meet = _barrier()
         tally, spans, here = np.zeros(len(order), np.int8), np.zeros((self._threads, 2)), np.zeros(LINE, np.int64)
         self._desk[CURSOR, 0], self._desk[LIMIT, 0] = 0, len(order)
 
         def work(worker: int) -> None:
             # starting a thread takes as long as hundreds of rows
-            atomics.meet(here, 0, self._threads)
+            meet(here, 0, self._threads)
             spans[worker, 0] = time.perf_counter()
             self._race.run(self._slab, self._desk, self._sums, tally, order, worker)
             spans[worker, 1] = time.perf_counter()
@@ -212,6 +213,28 @@ class Threads:
     @property
     def lost(self) -> tuple[int, int]:
         return lost(self._desk)
+
+
+@lru_cache
+def _barrier() -> Any:
+    """Adds 1 to words[i], and waits until it is ``many``."""
+    from shoal import jit
+    from shoal.strategies.hogwild import kernels
+
+    compiled: Any = jit.compiled
+    add: Any = kernels.add
+    read: Any = kernels.read
+    give_way = kernels.give_way
+
+    def meet(words: Any, i: int, many: int) -> None:
+        add(words, i, 1)
+        looks = 0
+        while read(words, i) < many:
+            looks += 1
+            if looks % 64 == 0:
+                give_way()
+
+    return compiled("void(int64[::1], int64, int64)")(meet)
 
 
 class Alone:

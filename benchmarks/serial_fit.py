@@ -1,4 +1,4 @@
-"""Whole epochs of the serial kernel, also without key lists: what training is measured against."""
+"""Serial training on one core, timed: with key lists that are made beforehand, or without."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import numpy as np
 from shoal.data.batch import Batch, Floats, Ids
 from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
+from shoal.store.table import codegen
 from shoal.store.table.update import rule_named
 from shoal.tables import Update
-from shoal.training.one_core import OneCore, loops
+from shoal.training.one_core import SLOT, OneCore, hashes
 
 BARE = '''
 
 @_shoal_njit(
     _shoal_f8(
         _shoal_k.slab_out, _shoal_m.indptr_in, _shoal_m.columns_in, _shoal_m.floats_in, _shoal_m.floats_in,
-        _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_types.boolean, _shoal_lists, _shoal_k.settings_in
+        _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_types.boolean, _shoal_k.rows_in, _shoal_k.settings_in
     ),
     **_shoal_options,
 )
 def bare_pass(slab, indptr, columns, values, labels, size, kind, bias, mean, order, given):
     """The same without key lists: columns are features, and a slot's keys are found while it is computed."""
-    settings = _shoal_Settings({{given}})
+    settings = _shoal_Settings({given})
     keys = len(slab)
     sums, seen = _shoal_np.zeros(keys), _shoal_np.zeros(keys, _shoal_np.int64)
     touched = _shoal_np.empty(keys, _shoal_np.int64)
     gradients = _shoal_np.empty((keys, 1), _shoal_np.float32)
-    scratch = _shoal_np.empty(({{last}} + 1, _shoal_k.BLOCK))
+    scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
     given_values = len(values) > 0
     total, stamp = 0.0, 0
     for slot in order:
@@ -70,21 +71,26 @@ def bare_pass(slab, indptr, columns, values, labels, size, kind, bias, mean, ord
 
 
 class BareCore(OneCore):
-    """Trains on plain rows: a slot's keys are found while it is computed."""
+    """OneCore without key lists that are made beforehand."""
 
     def __init__(
-        self, model: Linear, update: Update, rows: Batch, batch_size: int, features: int, mean: bool = True
+        self,
+        model: Linear,
+        update: Update,
+        rows: Batch,
+        batch_size: int,
+        features: int,
+        *,
+        mean: bool = True,
+        counts: Floats | None = None,
     ) -> None:
         if model.l2_per_count:
             raise Invalid("l2_per_count is not there without key lists: leave bare out")
-        rule = rule_named(update.name)
-        self._slots = -(-len(rows) // batch_size)
-        self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
-        self._given = np.array(rule.settings(update.settings), np.float64)
+        super().__init__(model, update, rows, batch_size, features, mean=mean)
+        bare_pass = codegen.rule_kernels(rule_named(update.name), codegen.ROWS + SLOT + BARE + hashes()).bare_pass
         values = NONE if rows.values is None else rows.values
         how = (batch_size, model.number, model.bias, mean)
-        run = loops(rule, BARE).bare_pass
-        self._run = partial(run, self._slab, rows.indptr, rows.columns, values, rows.labels, *how)
+        self._run = partial(bare_pass, self._slab, rows.indptr, rows.columns, values, rows.labels, *how)
 
 
 def serial_fit(
@@ -100,15 +106,15 @@ def serial_fit(
     counts: Floats | None = None,
     bare: bool = False,
 ) -> tuple[Floats, list[float]]:
-    """The weights after so many epochs, and the seconds of each; ``order``: slots by epoch."""
+    """The weights after so many epochs, from zero, and the seconds of each epoch.
+
+    ``order`` has a row for each epoch: its slots in order.
+    """
     order = np.ascontiguousarray(order, np.int64)
     if order.ndim != 2 or len(order) < passes:
         raise Invalid(f"order has shape {order.shape} for {passes} passes: give a row of slots for each pass")
-    one = (
-        BareCore(model, update, rows, batch_size, features, mean)
-        if bare
-        else OneCore(model, update, rows, batch_size, features, mean=mean, counts=counts)
-    )
+    make = BareCore if bare else OneCore
+    one = make(model, update, rows, batch_size, features, mean=mean, counts=counts)
     seconds = []
     for of_pass in range(passes):
         start = time.perf_counter()

@@ -22,8 +22,7 @@ from shoal.inspect.status import ADDRESS, PATIENCE, address_of, look_at, transpo
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys, Values, as_range
 from shoal.models.linear import Linear
-from shoal.models.trained import Trained
-from shoal.models.trained_module import TrainedModule
+from shoal.models.trained import Trained, TrainedModule, trained
 from shoal.nodes.strategy import TABLE
 from shoal.security.safety import Safety
 from shoal.store.client.client import Client
@@ -89,12 +88,12 @@ def opened(
     folder = Path(place)
     file = folder if folder.is_file() else folder / MODEL
     if file.is_file() and not (folder / ADDRESS).exists():
-        return SavedModel(_trained(file), place, table)
+        return SavedModel(trained(file), place, table)
     try:
         return LiveModel(address_of(place), place, table, keys, insecure)
     except (ClusterError, Unanswered):
         if file.is_file() and not (folder / ADDRESS).exists():  # it has just ended
-            return SavedModel(_trained(file), place, table)
+            return SavedModel(trained(file), place, table)
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {place} has ended and left no model ({MODEL}): train again") from None
         raise
@@ -294,12 +293,6 @@ class SavedModel:
 
 
 QueriedModel = LiveModel | SavedModel
-
-
-def _trained(file: Path) -> Any:
-    from shoal.models.learner import trained
-
-    return trained(file)
 
 
 def modules_of(where: str) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ PUBLIC = (
     "torch_learner",
     "torch_module",
     "trained",
-    "trained_module",
 )  # for other packages; the other modules are private
 
 __all__ = ["Linear", "Module", "needs_torch"]

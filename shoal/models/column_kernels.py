@@ -14,15 +14,7 @@ from numba import boolean, float32, float64, int64, uint32, uint64
 from numba.core import types
 
 from shoal.jit import compiled
-from shoal.models.kernels import (
-    LOGISTIC,
-    columns_in,
-    doubles_out,
-    floats_in,
-    floats_out,
-    indptr_in,
-    sigmoid,
-)
+from shoal.models.kernels import LOGISTIC, columns_in, doubles_out, floats_in, floats_out, indptr_in, sigmoid, value_at
 
 SLOPE, CURVE, REACH, ALL = 0, 1, 2, 3
 TOGETHER = 512  # factors whose product is not below 2^-512
@@ -113,7 +105,7 @@ def multiply(indptr, at, values, weights, margins):
         if weights[k] != float32(0.0):
             weight = float64(weights[k])
             for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
-                margins[at[j]] += weight * float64(values[j]) if len(values) else weight
+                margins[at[j]] += weight * value_at(values, j)
 
 
 @compiled(types.void(indptr_in, columns_in, floats_in, places_in, float32, state_out, int64))
@@ -167,7 +159,7 @@ def take(kind, indptr, at, values, places, new, weights, labels, margins, state,
                     found = settle(kind, labels, margins, state, change, touched, found)
                 touched[found] = i
                 found += 1
-            change[i] += by * float64(values[j]) if len(values) else by
+            change[i] += by * value_at(values, j)
     most = 0.0
     for f in range(found):
         most = max(most, abs(change[touched[f]]))
@@ -188,19 +180,11 @@ def gradient(indptr, at, values, places, shares, grow, most, between, state, out
     for p in range(len(places)):
         k = places[p]
         slope = bound = 0.0
-        if len(values):
-            for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
-                i, x = at[j], float64(values[j])
-                here, every = float64(state[i, REACH]), float64(state[i, ALL])
-                slope += float64(state[i, SLOPE]) * x
-                reach = here + between * max(every - here, 0.0)
-                bound += min(most, grow * float64(state[i, CURVE])) * abs(x) * reach
-        else:
-            for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
-                i = at[j]
-                here, every = float64(state[i, REACH]), float64(state[i, ALL])
-                slope += float64(state[i, SLOPE])
-                reach = here + between * max(every - here, 0.0)
-                bound += min(most, grow * float64(state[i, CURVE])) * reach
+        for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
+            i, x = at[j], value_at(values, j)
+            here, every = float64(state[i, REACH]), float64(state[i, ALL])
+            slope += float64(state[i, SLOPE]) * x
+            reach = here + between * max(every - here, 0.0)
+            bound += min(most, grow * float64(state[i, CURVE])) * abs(x) * reach
         out[p, 0] = float32(slope)
         out[p, 1] = float32(bound / float64(shares[p]))

@@ -1,9 +1,9 @@
 """Compiled loops of the linear models: rows in, losses and gradients out.
 
 Each row is read twice: once for its margin, once to add its slope times its values to the
-gradient. Rows of ones (``values`` is empty) have their own loops. Sums are in double precision, in
-an order that depends only on the row, and rounded once at the end, without fastmath. So the same
-rows and weights give the same bits on every node.
+gradient. ``values`` is empty for rows of ones. Sums are in double precision, in an order that
+depends only on the row, and rounded once at the end, without fastmath. So the same rows and weights
+give the same bits on every node.
 
 Nothing here checks its arguments: ``linear`` has, and the indices of a Local are right by
 construction. Importing this module takes about half a second (numba), so it is imported late.
@@ -25,41 +25,31 @@ ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 indptr_in = types.Array(int64, 1, "C", readonly=True)
 columns_in = types.Array(uint32, 1, "C", readonly=True)
 floats_in = types.Array(float32, 1, "C", readonly=True)
+strided_in = types.Array(float32, 1, "A", readonly=True)
 doubles_in = types.Array(float64, 1, "C", readonly=True)
 floats_out = types.Array(float32, 1, "C")
 doubles_out = types.Array(float64, 1, "C")
 
 
-@compiled(float64(columns_in, floats_in, floats_in, uint64, uint64))
+@compiled(float64(floats_in, uint64))
+def value_at(values, j):
+    """values[j]; without values all are 1. Loops over it become two, one for rows of ones."""
+    return float64(values[j]) if len(values) > 0 else 1.0
+
+
+@compiled([float64(columns_in, floats_in, weights, uint64, uint64) for weights in (floats_in, strided_in)])
 def dot(columns, values, weights, start, stop):
-    """sum of values[j] * weights[columns[j]], in four independent sums (one alone would stall)."""
+    """sum of value j * weights[columns[j]], in four independent sums (one alone would stall)."""
     a = b = c = d = 0.0
     j = start
     while j + FOUR <= stop:
-        a += float64(values[j]) * float64(weights[columns[j]])
-        b += float64(values[j + ONE]) * float64(weights[columns[j + ONE]])
-        c += float64(values[j + TWO]) * float64(weights[columns[j + TWO]])
-        d += float64(values[j + THREE]) * float64(weights[columns[j + THREE]])
+        a += value_at(values, j) * float64(weights[columns[j]])
+        b += value_at(values, j + ONE) * float64(weights[columns[j + ONE]])
+        c += value_at(values, j + TWO) * float64(weights[columns[j + TWO]])
+        d += value_at(values, j + THREE) * float64(weights[columns[j + THREE]])
         j += FOUR
     while j < stop:
-        a += float64(values[j]) * float64(weights[columns[j]])
-        j += ONE
-    return (a + b) + (c + d)
-
-
-@compiled(float64(columns_in, floats_in, uint64, uint64))
-def dot_of_ones(columns, weights, start, stop):
-    """sum of weights[columns[j]]; the same bits as ``dot`` with values of 1."""
-    a = b = c = d = 0.0
-    j = start
-    while j + FOUR <= stop:
-        a += float64(weights[columns[j]])
-        b += float64(weights[columns[j + ONE]])
-        c += float64(weights[columns[j + TWO]])
-        d += float64(weights[columns[j + THREE]])
-        j += FOUR
-    while j < stop:
-        a += float64(weights[columns[j]])
+        a += value_at(values, j) * float64(weights[columns[j]])
         j += ONE
     return (a + b) + (c + d)
 
@@ -118,20 +108,13 @@ def add_gradient(kind, bias, indptr, columns, values, labels, weights, sums):
     for i in range(uint64(len(labels))):
         stop = uint64(indptr[i + ONE])
         label = float64(labels[i])
-        if len(values) > 0:
-            margin = constant + dot(columns, values, weights, start, stop)
-        else:
-            margin = constant + dot_of_ones(columns, weights, start, stop)
+        margin = constant + dot(columns, values, weights, start, stop)
         total += loss_at(kind, margin, label)
         slope = slope_at(kind, margin, label)
         if slope != 0.0:
             slopes += slope
-            if len(values) > 0:
-                for j in range(start, stop):
-                    sums[columns[j]] += slope * float64(values[j])
-            else:
-                for j in range(start, stop):
-                    sums[columns[j]] += slope
+            for j in range(start, stop):
+                sums[columns[j]] += slope * value_at(values, j)
         start = stop
     if bias:
         sums[last] += slopes
@@ -174,10 +157,7 @@ def margins(bias, indptr, columns, values, weights, out):
     start = uint64(indptr[0])
     for i in range(uint64(len(out))):
         stop = uint64(indptr[i + ONE])
-        if len(values) > 0:
-            out[i] = constant + dot(columns, values, weights, start, stop)
-        else:
-            out[i] = constant + dot_of_ones(columns, weights, start, stop)
+        out[i] = constant + dot(columns, values, weights, start, stop)
         start = stop
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,80 +14,56 @@ from shoal.data.dense_file import DenseFile
 from shoal.errors import Invalid
 from shoal.models.linear import Floats, Linear
 from shoal.models.torch_module import Module
-from shoal.models.trained import Trained
+from shoal.models.trained import Trained, TrainedModule
 
 Metrics = dict[str, float | None]
 Data = CsrFile | DenseFile
 Model = Linear | Module
 
 
-class ReportsMetrics(Protocol):
-    """A trained model: ``Trained`` or ``TrainedModule``."""
+class Learner(ABC):
+    """A model that computes. Its weight table has ``keys`` rows of ``width`` weights."""
 
-    def predict(self, rows: Any) -> Any: ...
+    keys: int
+    width: int
 
-    def save(self, path: str | Path, **also: str) -> None: ...
-
-
-class Learner(Protocol):
-    """A model that computes."""
-
-    @property
-    def keys(self) -> int:
-        """The number of rows of the weight table."""
-
-    @property
-    def width(self) -> int:
-        """The number of weights in a row."""
-
-    def check(self, test: Any) -> None:
-        """Raise Invalid for errors of a later stage; rows and labels have been checked."""
-
-    def settle(self, alone: bool = False) -> None:
-        """Prepare this process to compute; ``alone``: it does nothing else."""
-
-    def release(self) -> None:
-        """Undo ``settle``."""
-
-    def start(self) -> tuple[Floats, str] | None:
-        """The initial weights and their description; None: zeros."""
-
+    @abstractmethod
     def gradient(self, local: Any, weights: Floats, mean: bool) -> tuple[float, Floats]:
         """The sum of the losses of a slot's rows, and the mean or the sum of their gradients."""
 
+    @abstractmethod
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
         """The mean loss on test rows, and metrics."""
 
-    def keep(self, weights: Floats) -> ReportsMetrics:
+    @abstractmethod
+    def keep(self, weights: Floats) -> Trained | TrainedModule:
         """The model with these weights, to predict with and to save."""
 
+    @abstractmethod
     def read(self, path: Path) -> Floats:
         """The weights of a saved model; Invalid if it is another model or damaged."""
 
+    def start(self) -> tuple[Floats, str] | None:
+        """The initial weights and their description; None: zeros."""
+        return None
 
-class LinearLearner:
+    def check(self, test: Any) -> None:  # noqa: B027
+        """Raise Invalid for errors of a later stage; rows and labels have been checked."""
+
+    def settle(self, alone: bool = False) -> None:  # noqa: B027
+        """Prepare this process to compute; ``alone``: it does nothing else."""
+
+    def release(self) -> None:  # noqa: B027
+        """Undo ``settle``."""
+
+
+class LinearLearner(Learner):
     """A linear model on sparse rows."""
 
     width = 1
 
     def __init__(self, model: Linear, train: CsrFile) -> None:
-        self.model, self.train = model, train
-
-    @property
-    def keys(self) -> int:
-        return self.model.keys(self.train.features)
-
-    def check(self, test: Any) -> None:
-        return
-
-    def settle(self, alone: bool = False) -> None:
-        return
-
-    def release(self) -> None:
-        return
-
-    def start(self) -> None:
-        return None
+        self.model, self.train, self.keys = model, train, model.keys(train.features)
 
     def gradient(self, local: Any, weights: Floats, mean: bool) -> tuple[float, Floats]:
         counts = None
@@ -105,7 +82,7 @@ class LinearLearner:
     def read(self, path: Path) -> Floats:
         model = Trained.load(path)
         if (model.linear, model.features) != (self.model, self.train.features):
-            raise Invalid(f"{path} has another model ({model!r}): train this one anew")
+            raise Invalid(f"{path} has another model ({model!r}): train this one from the start")
         return model.table
 
 
@@ -121,15 +98,6 @@ def learner_of(model: Model, train: Data, seed: int, number: int = 0) -> Learner
     from shoal.models import needs_torch
 
     needs_torch(f"model {model.net!r}")
-    from shoal.models.torch_learner import ModuleLearner
-
-    return ModuleLearner(model, train, seed, number)
-
-
-def trained(path: Path) -> Any:
-    """Read a saved model of any kind."""
-    from shoal.models.trained import facts_of
-    from shoal.models.trained_module import FORMAT, TrainedModule
-
-    facts: Mapping[str, str] = facts_of(path)
-    return TrainedModule.load(path) if facts.get("format") == FORMAT else Trained.load(path)
+    # By name: that module imports this one, and PyTorch.
+    learner: Learner = importlib.import_module("shoal.models.torch_learner").ModuleLearner(model, train, seed, number)
+    return learner

@@ -29,10 +29,8 @@ class ObjectiveLearner(LinearLearner):
         self._occur = int(np.count_nonzero(train.counts)) + model.bias
 
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
-        from shoal.models import objective
-
         loss, metrics = super().judge(test, weights)
-        found = objective.judge(self.train, self.model, weights, self.l1, self.l2)
+        found = judge(self.train, self.model, weights, self.l1, self.l2)
         skipped = float(np.count_nonzero(np.signbit(weights) & (weights == 0))) / max(1, self._occur)
         return loss, {**found, "skipped": skipped, **metrics}
 

@@ -9,8 +9,9 @@ import importlib.util
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,10 +35,8 @@ def made(model: Module, inputs: ModelInputs, seed: int) -> nn.Module:
             module = getattr(zoo, model.net)(inputs.shape, max(2, inputs.classes))
         else:
             maker = named(model.net, "net")
-            try:
+            with refused(f"model.net={model.net!r} cannot be made"):
                 module = maker()
-            except (Exception, SystemExit) as error:
-                raise Invalid(f"model.net={model.net!r} cannot be made: {type(error).__name__}: {error}") from None
     if not isinstance(module, nn.Module):
         raise Invalid(f"model.net={model.net!r} makes a {type(module).__name__}: a torch.nn.Module is needed")
     if model.start:
@@ -48,34 +47,40 @@ def made(model: Module, inputs: ModelInputs, seed: int) -> nn.Module:
 def named(place: str, setting: str) -> Callable[..., Any]:
     """The object that "file.py:name" or "package.module:name" names."""
     where, _, name = place.rpartition(":")
-    try:
-        if where.endswith(".py"):
-            path = Path(where).expanduser().resolve()
-            facts = path.stat()  # an edited file is another module
-            key = f"shoal_user_{zlib.crc32(f'{path} {facts.st_mtime_ns} {facts.st_size}'.encode()):08x}"
-            if key not in sys.modules:
-                spec = importlib.util.spec_from_file_location(key, path)
-                assert spec is not None and spec.loader is not None
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[key] = module
-                try:
-                    spec.loader.exec_module(module)
-                except BaseException:
-                    del sys.modules[key]
-                    raise
-            module = sys.modules[key]
-        else:
-            module = importlib.import_module(where)
-    except FileNotFoundError:
-        raise Invalid(f"model.{setting}={place!r}: there is no file {where!r}") from None
-    except (Exception, SystemExit) as error:
-        raise Invalid(
-            f"model.{setting}={place!r}: {where!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from None
+    path = Path(where).expanduser().resolve() if where.endswith(".py") else None
+    if path is not None and not path.exists():
+        raise Invalid(f"model.{setting}={place!r}: there is no file {where!r}")
+    with refused(f"model.{setting}={place!r}: {where!r} cannot be imported"):
+        module = importlib.import_module(where) if path is None else _imported(path)
     found = getattr(module, name, None)
     if not callable(found):
         raise Invalid(f"model.{setting}={place!r}: {where!r} has nothing to call by the name {name!r}")
     return found  # type: ignore[no-any-return]
+
+
+def _imported(path: Path) -> ModuleType:
+    """A file as a module; an edited file is another module."""
+    facts = path.stat()
+    key = f"shoal_user_{zlib.crc32(f'{path} {facts.st_mtime_ns} {facts.st_size}'.encode()):08x}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[key] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return sys.modules[key]
+
+
+@contextlib.contextmanager
+def refused(what: str, then: str = "") -> Iterator[None]:
+    """Turn any error of the user's code into Invalid: ``what``, the error, the next move."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise Invalid(f"{what}: {type(error).__name__}: {error}{then}") from None
 
 
 def keep_memory() -> None:

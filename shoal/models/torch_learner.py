@@ -18,7 +18,7 @@ import re
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from shoal.data.dense_file import DenseFile
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyRange
 from shoal.models.inputs import ModelInputs, RowsPiece
+from shoal.models.learner import Learner, Metrics
 from shoal.models.linear import Floats
 from shoal.models.torch_factory import (
     computing,
@@ -40,20 +41,21 @@ from shoal.models.torch_factory import (
     made,
     moved,
     named,
+    refused,
     trainable,
 )
 from shoal.models.torch_module import WIDTH, Module
-from shoal.models.trained_module import TrainedModule
-
-Metrics = dict[str, float | None]
+from shoal.models.trained import TrainedModule
 
 _AT_ONCE = 1_000  # rows evaluated at once
 _CALIBRATED = 4_000  # rows to calibrate batch normalisation
 _LOOK = 64  # gradients between two checks that the module is unchanged
 
 
-class ModuleLearner:
+class ModuleLearner(Learner):
     """One module, on one device."""
+
+    width = WIDTH
 
     def __init__(self, model: Module, train: CsrFile | DenseFile, seed: int, number: int = 0) -> None:
         self.model, self._train = model, train
@@ -63,7 +65,7 @@ class ModuleLearner:
         self._loss = loss_of(model.loss)
         self._params = trainable(self.module, model.net)
         self._count = sum(param.numel() for _, param in self._params)
-        self.keys, self.width = -(-self._count // WIDTH), WIDTH
+        self.keys = -(-self._count // WIDTH)
         self._rest = torch.zeros(self.keys * WIDTH - self._count, device=self.device)
         self._flat = torch.cat([*(param.detach().reshape(-1) for _, param in self._params), self._rest])
         self._lay_on(self._flat)
@@ -136,7 +138,7 @@ class ModuleLearner:
     def read(self, path: Path) -> Floats:
         kept = TrainedModule.load(path)
         if (kept.model, kept.inputs) != (self.model, self._inputs):
-            raise Invalid(f"{path} has another model ({kept!r}): train this one anew")
+            raise Invalid(f"{path} has another model ({kept!r}): train this one from the start")
         flat = [kept.tensors[name].reshape(-1) for name, _ in self._params]
         return self._rows(np.concatenate([*flat, self._rest.cpu().numpy()]))
 
@@ -147,37 +149,26 @@ class ModuleLearner:
             with self._at(self._start), torch.no_grad():
                 self.module.eval()
                 x, y = self._on_device(*some)
-                try:
+                with refused(
+                    f"model {self.model.net!r} cannot take examples of shape {tuple(x.shape[1:])} (in batches: "
+                    f"{tuple(x.shape)})",
+                    ": change the module, or the data",
+                ):
                     outputs = self.module(x)
-                except (Exception, SystemExit) as error:
-                    raise Invalid(
-                        f"model {self.model.net!r} cannot take examples of shape {tuple(x.shape[1:])} (in batches: "
-                        f"{tuple(x.shape)}): {type(error).__name__}: {error}: change the module, or the data"
-                    ) from None
                 self._check_outputs(outputs, rows)
-                try:
+                with refused(
+                    f"loss {self.model.loss!r} cannot judge outputs of shape {tuple(outputs.shape)} by labels of "
+                    f"shape {tuple(y.shape)} ({y.dtype})"
+                ):
                     found = self._loss(outputs, y)
-                except (Exception, SystemExit) as error:
-                    raise Invalid(
-                        f"loss {self.model.loss!r} cannot judge outputs of shape {tuple(outputs.shape)} by labels of "
-                        f"shape {tuple(y.shape)} ({y.dtype}): {type(error).__name__}: {error}"
-                    ) from None
                 if not isinstance(found, torch.Tensor) or found.numel() != 1:
                     raise Invalid(f"loss {self.model.loss!r} must return one number, the mean over the batch")
         self.keep(self._start)
-        self._try(RowsPiece(self._train, self._inputs, 0, min(2, self._train.rows), 0, KeyRange(0, self.keys)))
-
-    def _try(self, some: RowsPiece) -> None:
-        """Compute one gradient; batch normalisation needs two rows and may refuse one."""
-        try:
-            if len(some) > 1:
-                self.gradient(some, self._start, True)
-        except BadValues:
-            return  # training reports it, for every slot
-        except (Exception, SystemExit) as error:
-            raise Invalid(
-                f"model {self.model.net!r} cannot be trained: {type(error).__name__}: {error}: change the module"
-            ) from None
+        first = RowsPiece(self._train, self._inputs, 0, min(2, self._train.rows), 0, KeyRange(0, self.keys))
+        # Training reports bad values, for every slot; batch normalisation may refuse one row.
+        with refused(f"model {self.model.net!r} cannot be trained", ": change the module"), suppress(BadValues):
+            if len(first) > 1:
+                self.gradient(first, self._start, True)
 
     def _check_outputs(self, outputs: Any, rows: CsrFile | DenseFile) -> None:
         if not isinstance(outputs, torch.Tensor):

@@ -13,7 +13,7 @@ from shoal.events import RunEvent, read_run
 from shoal.job import Job
 
 if TYPE_CHECKING:
-    from shoal.models.learner import ReportsMetrics
+    from shoal.models.trained import Trained, TrainedModule
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Run:
     """A finished run: model, summary, events, folder."""
 
     job: Job
-    model: ReportsMetrics | None
+    model: Trained | TrainedModule | None
     summary: dict[str, Any]
     events: list[RunEvent] = field(repr=False)
     folder: Path | None = None
@@ -39,7 +39,7 @@ class Run:
     @classmethod
     def load(cls, folder: str | Path) -> Run:
         """Read a run folder back."""
-        from shoal.models.learner import trained
+        from shoal.models.trained import trained
 
         folder = Path(folder)
         try:

@@ -43,7 +43,7 @@ from shoal.views import graph
 from shoal.views.lines import EventLines
 
 if TYPE_CHECKING:
-    from shoal.models.learner import ReportsMetrics
+    from shoal.models.trained import Trained, TrainedModule
     from shoal.run.finished import Run
 
 EventCall = Callable[[RunEvent], None]
@@ -309,7 +309,7 @@ class RunFolder:
         mutter(f"shoal: {self.rescued}: the run is in {other}")
         return other
 
-    def keep(self, model: ReportsMetrics) -> None:
+    def keep(self, model: Trained | TrainedModule) -> None:
         with contextlib.suppress(OSError):
             model.save(self.path / "model.safetensors")
 

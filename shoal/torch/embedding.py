@@ -13,12 +13,9 @@ says so once). Save ``all_rows`` instead, and pass them as ``start`` to begin wi
 
 from __future__ import annotations
 
-import atexit
 import sys
 import tempfile
 import threading
-import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,7 @@ from shoal.store.client.task import Task
 from shoal.store.table.table import SegmentImage
 from shoal.store.table.update import AdaGrad, rule_named
 from shoal.tables import Initial, Normal, Sparse, Update, checked
-from shoal.torch.rank import Place, ensure
+from shoal.torch.rank import Place, call_at_exit, ensure
 from shoal.wire.messages.replication import SegmentBooks
 
 Kept = tuple[torch.Tensor, torch.Tensor]  # ids, and a row of values for each
@@ -78,14 +75,14 @@ class Embedding(torch.nn.Module):
             update=update if update is not None else AdaGrad(step=0.05),
             initial=initial if initial is not None else Normal(deviation=0.01),
         )
-        there = ensure(self._kv, name, spec, None if start is None else lambda: self._create(spec, start))
+        there = ensure(self._kv, name, spec, None if start is None else lambda: _create(self._kv, name, spec, start))
         if (mine := msgspec.to_builtins(spec)) != (theirs := msgspec.to_builtins(there)):
             field = next(field for field in mine if mine[field] != theirs.get(field))
             raise Invalid(
                 f"table {name!r} is there with {field}={theirs.get(field)}, and this one has {mine[field]}: give all "
                 "workers the same settings, or this one another name="
             )
-        atexit.register(_call, weakref.WeakMethod(self.flush))
+        call_at_exit(self.flush)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         weights, places = self._pulled(ids)
@@ -119,10 +116,6 @@ class Embedding(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings or 'hashed'}, {self.embedding_dim}, name={self.name!r}"
-
-    def _create(self, spec: Sparse, start: Kept) -> None:
-        ids, values = (torch.as_tensor(one).detach().cpu() for one in start)
-        create_with(self._kv, self.name, spec, ids.numpy(), values.float().numpy())
 
     def _pulled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of the distinct ids, and the index of every id among them."""
@@ -207,16 +200,20 @@ def _connection() -> KV:
         return _shared[0]
 
 
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    if (flush := method()) is not None:
-        flush()
-
-
-def create_with(kv: KV, name: str, spec: Sparse, ids: Any, values: Any) -> None:
+def _create(kv: KV, name: str, spec: Sparse, start: Kept) -> None:
     """Create the table with these rows; returns when every server has read its own."""
-    keys, rows = _sorted(name, spec, ids, values)
+    ids, values = (torch.as_tensor(one).detach().cpu() for one in start)
+    keys = as_keys(ids.numpy())
+    rows = as_values(values.float().numpy(), len(keys), spec.width)
+    if len(keys) and int(keys.max()) >= spec.span:
+        raise BadKeys(f"id {keys.max()} of {name!r}: its ids are 0 to {spec.span - 1}")
+    keys = mixed(keys) if spec.hashed else keys
+    order = np.argsort(keys)
+    keys = keys[order]
+    if (keys[1:] == keys[:-1]).any():
+        raise BadKeys(f"ids of {name!r} are there twice: give each of them one row")
     state = np.zeros((len(rows), spec.width * rule_named(spec.update.name).state), np.float32)
-    whole = np.hstack([rows, state])
+    whole = np.hstack([rows[order], state])
     ranges = segments_of(spec, max(1, sum(member.startswith("server") for member in kv.members)))
     starts = [one.start for one in ranges]
     ends = np.searchsorted(keys, np.array([*starts[1:], spec.span], np.uint64))
@@ -232,16 +229,3 @@ def create_with(kv: KV, name: str, spec: Sparse, ids: Any, values: Any) -> None:
         manifest = checkpoint.Manifest(number=number, generation=0, job="", steps=0, tables=tables, segments=written)
         checkpoint.finish(disk, folder, manifest)
         kv.create(name, spec, starts, str(folder))
-
-
-def _sorted(name: str, spec: Sparse, ids: Any, values: Any) -> tuple[Keys, Values]:
-    keys = as_keys(np.asarray(ids))
-    rows = as_values(np.asarray(values), len(keys), spec.width)
-    if len(keys) and int(keys.max()) >= spec.span:
-        raise BadKeys(f"id {keys.max()} of {name!r}: its ids are 0 to {spec.span - 1}")
-    keys = mixed(keys) if spec.hashed else keys
-    order = np.argsort(keys)
-    keys = keys[order]
-    if (keys[1:] == keys[:-1]).any():
-        raise BadKeys(f"ids of {name!r} are there twice: give each of them one row")
-    return keys, rows[order]

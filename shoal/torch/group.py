@@ -7,11 +7,9 @@ polls who is gone, and goes on.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +20,7 @@ from shoal.launch.script import ENDED
 from shoal.store.client.task import Task
 from shoal.store.table.update import Sum
 from shoal.tables import Dense
-from shoal.torch.rank import Place, ensure
+from shoal.torch.rank import Place, call_at_exit, ensure
 
 log = logging.getLogger("shoal")
 LOOK = 0.25  # seconds between two polls
@@ -40,7 +38,7 @@ class WorkerGroup:
         self.worker = place.join("worker", place.name + self._client)
         self._came = f"{name}.came"
         ensure(self.store, self._came, Dense(rows=place.world, update=Sum()))
-        atexit.register(_call, weakref.WeakMethod(self.close))
+        call_at_exit(self.close)
 
     def has_come(self) -> bool:
         """Whether a worker of this rank has joined before."""
@@ -87,13 +85,9 @@ class WorkerGroup:
         return all(rank in gone for rank in range(self.place.rank))
 
     def leave(self) -> None:
-        """Leave: no worker waits for this one from now on."""
+        """Leave, so that no worker waits for this one, and wait until all have left or are gone."""
         self.worker.close()
-
-    def wait_for_all(self) -> None:
-        """Wait until all workers have left or are gone."""
-        world = self.place.world
-        self.until("the others to finish", lambda: len(self.gone()) == world)
+        self.until("the others to finish", lambda: len(self.gone()) == self.place.world)
 
     def close(self) -> None:
         self.worker.close()
@@ -114,8 +108,3 @@ class _Reminder:
         if waited >= self._next:
             log.warning("%s, for %.0f s now", what, waited)
             self._next *= 2
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    if (close := method()) is not None:
-        close()

@@ -157,7 +157,7 @@ class ServerLoop(Distributed):
         except BaseException:
             self._crew.close()
             raise
-        self._rounds = _Rounds(self._crew, name)
+        self._gone: list[int] = []  # workers
         self._averaged = 0
         _here[self._key] = self
 
@@ -236,13 +236,33 @@ class ServerLoop(Distributed):
         worker = self._crew.worker
         with _in_words(self.rank):
             if self._sync:
-                return self._rounds.step(self._name, self.steps, gradients, worker)
+                return self._step_together(self._name, self.steps, gradients, worker)
             try:
                 weights = worker.push_pull(self._name, slice(None), gradients).result()
             except Fenced:
                 log.warning("worker %d was silent for too long: whether its last step counts is not known", self.rank)
                 weights = worker.pull(self._name, slice(None)).result()
             return weights
+
+    def _step_together(self, table: str, number: int, values: Values, kv: Any) -> Values:
+        """Contribute ``values`` to step ``number``; returns the rows after it.
+
+        The lowest living rank declares the slots of gone workers void.
+        """
+
+        def void(gone: list[int]) -> None:
+            self._gone = gone
+            if all(other in gone for other in range(self.rank)):
+                slots = [(0, number * self.world + one) for one in gone if one != self.rank]
+                voids.extend(kv.push(table, (), (), slot=slot, void=True) for slot in slots)
+
+        voids: list[Any] = []
+        task = kv.push_pull(table, slice(None), values, slot=(0, number * self.world + self.rank))
+        if self._gone:
+            void(self._gone)
+        weights: Values = self._crew.wait(task, void)
+        kv.wait(voids)
+        return weights
 
     def average_buffers(self) -> None:
         self._crew.check_here()
@@ -254,7 +274,7 @@ class ServerLoop(Distributed):
         apply = Step(slots=self.world, combine="mean")
         ensure(self._crew.store, table, Dense(rows=len(flat), update=Assign(), apply=apply, max_delay=0))
         with _in_words(self.rank):
-            mean = torch.tensor(self._rounds.step(table, self._averaged, flat.numpy(), self._crew.store))
+            mean = torch.tensor(self._step_together(table, self._averaged, flat.numpy(), self._crew.store))
         self._averaged += 1
         with torch.no_grad():
             for one, piece in zip(buffers, torch.split(mean, [one.numel() for one in buffers]), strict=True):
@@ -262,9 +282,8 @@ class ServerLoop(Distributed):
 
     def finish(self) -> None:
         self._crew.check_here()
-        self._crew.leave()
         with _in_words(self.rank):
-            self._crew.wait_for_all()
+            self._crew.leave()
             self._flat.put(self._crew.store.pull(self._name, slice(None), exact=True).result())
 
 
@@ -275,8 +294,8 @@ def _in_words(rank: int) -> Iterator[None]:
         yield
     except SegmentsLost as error:
         raise RunFailed(
-            f"{error.server} is gone, and with it the only copy of its part of the model: launch it again, with "
-            "--servers 2 --copies 2 or more, and it goes on when one of them dies"
+            f"{error.server} is gone, and with it the only copy of its segments of the model: launch again, with "
+            "--servers 2 --copies 2 or more: then training continues when one of them dies"
         ) from None
     except Fenced:
         raise RunFailed(
@@ -285,59 +304,16 @@ def _in_words(rank: int) -> Iterator[None]:
         ) from None
 
 
-class _Rounds:
-    """Synchronous steps. The lowest living rank declares the slots of gone workers void."""
-
-    def __init__(self, crew: WorkerGroup, name: str) -> None:
-        self._crew, self._name = crew, name
-        self._gone: list[int] = []
-
-    def step(self, table: str, number: int, values: Values, kv: Any) -> Values:
-        """Contribute ``values`` to step ``number``; returns the rows after it."""
-        rank, world = self._crew.place.rank, self._crew.place.world
-
-        def void(gone: list[int]) -> None:
-            self._gone = gone
-            if all(other in gone for other in range(rank)):
-                tasks = [
-                    kv.push(table, (), (), slot=(0, number * world + one), void=True) for one in gone if one != rank
-                ]
-                voids.extend(tasks)
-
-        voids: list[Any] = []
-        task = kv.push_pull(table, slice(None), values, slot=(0, number * world + rank))
-        if self._gone:
-            void(self._gone)
-        weights: Values = self._crew.wait(task, void)
-        kv.wait(voids)
-        return weights
-
-
-class ShardSampler(torch.utils.data.Sampler[int]):
+class ShardSampler(torch.utils.data.DistributedSampler[int]):
     """For ``DataLoader(data, sampler=...)``. Every iteration over it is the next epoch."""
 
     def __init__(self, data: Sized, rank: int, world: int, shuffle: bool = True, seed: int = 0) -> None:
-        self._rows = len(data)
-        if self._rows < world:
-            raise Invalid(f"{self._rows} rows for {world} workers: start fewer workers, or give them more rows")
-        self._rank, self._world, self._shuffle, self._seed = rank, world, shuffle, seed
-        self._pass = 0
-
-    def set_epoch(self, number: int) -> None:
-        """Set the epoch, as in torch's own sampler."""
-        self._pass = number
-
-    def __len__(self) -> int:
-        return -(-self._rows // self._world)
+        if len(data) < world:
+            raise Invalid(f"{len(data)} rows for {world} workers: start fewer workers, or give them more rows")
+        # torch adds the number of the epoch to the seed
+        super().__init__(data, world, rank, shuffle, seed << 32)
 
     def __iter__(self) -> Iterator[int]:
-        if self._shuffle:
-            generator = torch.Generator()
-            generator.manual_seed((self._seed << 32) + self._pass)
-            order = torch.randperm(self._rows, generator=generator)
-        else:
-            order = torch.arange(self._rows)
-        self._pass += 1
-        extra = len(self) * self._world - self._rows
-        mine: list[int] = torch.cat([order, order[:extra]])[self._rank :: self._world].tolist()
-        return iter(mine)
+        order: Iterator[int] = super().__iter__()
+        self.epoch += 1
+        return order

@@ -11,15 +11,7 @@ from typing import Any
 import torch
 
 from shoal.errors import Invalid
-from shoal.store.table.update import (
-    SGD,
-    AdaGrad,
-    Adam,
-    AdamW,
-    Momentum,
-    Nesterov,
-    RMSProp,
-)
+from shoal.store.table.update import SGD, AdaGrad, Adam, AdamW, Momentum, Nesterov, RMSProp
 from shoal.tables import Update
 
 Group = dict[str, Any]
@@ -83,32 +75,25 @@ def _sgd(group: Group) -> Update:
     return SGD(_lr(group))
 
 
-def _adam(group: Group) -> Update:
-    (beta1, beta2) = map(float, group["betas"])
-    return Adam(_lr(group), beta1, beta2, group["eps"], group["weight_decay"])
-
-
-def _adamw(group: Group) -> Update:
-    (beta1, beta2) = map(float, group["betas"])
-    return AdamW(_lr(group), beta1, beta2, group["eps"], group["weight_decay"])
-
-
-def _rmsprop(group: Group) -> Update:
-    return RMSProp(_lr(group), group["alpha"], group["eps"], group["momentum"], group["weight_decay"])
-
-
-def _adagrad(group: Group) -> Update:
-    return AdaGrad(_lr(group), group["eps"])
-
-
 def _lr(group: Group) -> float:
     return float(group["lr"])
 
 
+def _betas(group: Group) -> tuple[float, float, float, float, float]:
+    (beta1, beta2) = map(float, group["betas"])
+    return _lr(group), beta1, beta2, group["eps"], group["weight_decay"]
+
+
 _RULES: dict[type, tuple[Callable[[Group], Update], dict[str, Any]]] = {
     torch.optim.SGD: (_sgd, {}),
-    torch.optim.Adagrad: (_adagrad, {"lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0}),
-    torch.optim.RMSprop: (_rmsprop, {"centered": False}),
-    torch.optim.Adam: (_adam, {"amsgrad": False, "decoupled_weight_decay": False}),
-    torch.optim.AdamW: (_adamw, {"amsgrad": False}),
+    torch.optim.Adagrad: (
+        lambda group: AdaGrad(_lr(group), group["eps"]),
+        {"lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0},
+    ),
+    torch.optim.RMSprop: (
+        lambda group: RMSProp(_lr(group), group["alpha"], group["eps"], group["momentum"], group["weight_decay"]),
+        {"centered": False},
+    ),
+    torch.optim.Adam: (lambda group: Adam(*_betas(group)), {"amsgrad": False, "decoupled_weight_decay": False}),
+    torch.optim.AdamW: (lambda group: AdamW(*_betas(group)), {"amsgrad": False}),
 }

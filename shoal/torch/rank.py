@@ -6,9 +6,11 @@ world)``. In a launched process an error of shoal is printed as one line instead
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -70,6 +72,17 @@ def ensure(kv: KV, name: str, spec: Table, create: Callable[[], None] | None = N
             raise
         return there
     return kv.tables()[name]
+
+
+def call_at_exit(method: Callable[[], None]) -> None:
+    """Call a method when Python ends, if its object still lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (there := reference()) is not None:
+            there()
+
+    atexit.register(call)
 
 
 def say_errors_in_a_line() -> None:

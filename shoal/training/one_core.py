@@ -11,10 +11,8 @@ once, as in the cache of a worker.
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +21,57 @@ from shoal.data.batch import Batch, Floats, Ids, Localiser
 from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
 from shoal.store.table import codegen
-from shoal.store.table.update import UpdateRule, rule_named
+from shoal.store.table.update import rule_named
 from shoal.tables import Update
 
-IMPORTS = """
+# The gradient of a slot; Hogwild's batched loop has it, too. Columns are places in the slot's keys.
+SLOT = '''
 
-import shoal.models.kernels as _shoal_m  # {models}
+import shoal.models.kernels as _shoal_m
 
 from numba import types as _shoal_types
 
-_shoal_lists = _shoal_k.rows_in
-"""
+
+@_shoal_njit(error_model="numpy")
+def _shoal_arrays(starts):
+    room = 0
+    for slot in range(len(starts) - 1):
+        room = max(room, starts[slot + 1] - starts[slot])
+    weights, counted = _shoal_np.empty(room, _shoal_np.float32), _shoal_np.empty(room, _shoal_np.float32)
+    return weights, counted, _shoal_np.zeros(room), _shoal_np.empty((room, 1), _shoal_np.float32)
+
+
+@_shoal_njit(error_model="numpy")
+def _shoal_gradient(
+    slab, mine, first, beyond, indptr, columns, values, labels, counts, kind, bias, mean, l2, weights, counted, sums,
+    gradients
+):
+    """Fill ``gradients`` for the slot of these keys, at the weights in the slab; the sum of its losses."""
+    count = len(mine)
+    for i in range(_shoal_u8(count)):
+        weights[i] = slab[_shoal_u8(mine[i]), 0]
+    rows = indptr[first : beyond + 1]
+    total = _shoal_m.add_gradient(
+        kind, bias, rows, columns, values, labels[first:beyond], weights[:count], sums[:count]
+    )
+    if l2 > 0.0:
+        for i in range(_shoal_u8(count)):
+            counted[i] = counts[_shoal_u8(mine[i])]
+        _shoal_m.add_penalty(l2, rows, columns, weights[:count], counted[:count], sums[:count])
+    scale = 1.0 / (beyond - first) if mean else 1.0
+    for i in range(_shoal_u8(count)):
+        gradients[i, 0] = _shoal_f4(sums[i] * scale)
+        sums[i] = 0.0
+    return total
+'''
 
 LOOP = '''
 
 @_shoal_njit(
     _shoal_f8(
-        _shoal_k.slab_out, _shoal_lists, _shoal_lists, _shoal_m.indptr_in, _shoal_m.columns_in, _shoal_m.floats_in,
-        _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_types.boolean,
-        _shoal_f8, _shoal_lists, _shoal_k.settings_in
+        _shoal_k.slab_out, _shoal_k.rows_in, _shoal_k.rows_in, _shoal_m.indptr_in, _shoal_m.columns_in,
+        _shoal_m.floats_in, _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean,
+        _shoal_types.boolean, _shoal_f8, _shoal_k.rows_in, _shoal_k.settings_in
     ),
     **_shoal_options,
 )
@@ -49,40 +79,26 @@ def serial_pass(
     slab, starts, keys, indptr, columns, values, labels, counts, size, kind, bias, mean, l2, order, given
 ):
     """One step for each slot in ``order``; the sum of the losses. Slot s has the keys from starts[s] on."""
-    settings = _shoal_Settings({{given}})
-    most = 0
-    for slot in range(len(starts) - 1):
-        most = max(most, starts[slot + 1] - starts[slot])
-    weights, counted = _shoal_np.empty(most, _shoal_np.float32), _shoal_np.empty(most, _shoal_np.float32)
-    gradients, sums = _shoal_np.empty((most, 1), _shoal_np.float32), _shoal_np.zeros(most)
-    scratch = _shoal_np.empty(({{last}} + 1, _shoal_k.BLOCK))
+    settings = _shoal_Settings({given})
+    weights, counted, sums, gradients = _shoal_arrays(starts)
+    scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
     total = 0.0
     for slot in order:
         mine = keys[starts[slot] : starts[slot + 1]]
-        count = len(mine)
-        for i in range(_shoal_u8(count)):
-            weights[i] = slab[_shoal_u8(mine[i]), 0]
-        first, beyond = slot * size, min((slot + 1) * size, len(labels))
-        rows = indptr[first : beyond + 1]
-        total += _shoal_m.add_gradient(
-            kind, bias, rows, columns, values, labels[first:beyond], weights[:count], sums[:count]
+        total += _shoal_gradient(
+            slab, mine, slot * size, min((slot + 1) * size, len(labels)), indptr, columns, values, labels, counts, kind,
+            bias, mean, l2, weights, counted, sums, gradients
         )
-        if l2 > 0.0:
-            for i in range(_shoal_u8(count)):
-                counted[i] = counts[_shoal_u8(mine[i])]
-            _shoal_m.add_penalty(l2, rows, columns, weights[:count], counted[:count], sums[:count])
-        scale = 1.0 / (beyond - first) if mean else 1.0
-        for i in range(_shoal_u8(count)):
-            gradients[i, 0] = _shoal_f4(sums[i] * scale)
-            sums[i] = 0.0
-        for start in range(0, count, _shoal_k.BLOCK):
-            part = mine[start : min(start + _shoal_k.BLOCK, count)]
+        for start in range(0, len(mine), _shoal_k.BLOCK):
+            part = mine[start : min(start + _shoal_k.BLOCK, len(mine))]
             _shoal_rows(slab, part, len(part), 0, gradients, start, settings, scratch)
     return total
 '''
 
 
 class OneCore:
+    """Trains weights on one core."""
+
     def __init__(
         self,
         model: Linear,
@@ -99,20 +115,18 @@ class OneCore:
 
         ``counts`` (for l2_per_count) is by key.
         """
-        if not len(rows) or batch_size < 1:
-            raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
+        self._slots = slots_in(rows, batch_size)
         model.check_labels(rows.labels)
         rule = rule_named(update.name)
-        kernels = loops(rule, LOOP)
-        self._slots = -(-len(rows) // batch_size)
         self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32) if slab is None else slab
-        values = NONE if rows.values is None else rows.values
         self._given = np.array(rule.settings(update.settings), np.float64)
-        self.starts, self.keys, columns = _plan(model, rows, batch_size, features)
-        counts = _checked_counts(model, features, self.keys, counts)
+        # keys, and where each slot's start
+        self.starts, self.keys, columns = key_lists(model, rows, batch_size, features)
         self._run = partial(
-            kernels.serial_pass, self._slab, self.starts, self.keys, rows.indptr, columns, values, rows.labels, counts,
-            batch_size, model.number, model.bias, mean, model.l2_per_count,
+            codegen.rule_kernels(rule, codegen.ROWS + SLOT + LOOP + hashes()).serial_pass,
+            self._slab, self.starts, self.keys, rows.indptr, columns, NONE if rows.values is None else rows.values,
+            rows.labels, checked_counts(model, features, self.keys, counts), batch_size, model.number, model.bias, mean,
+            model.l2_per_count,
         )  # fmt: skip
 
     @property
@@ -120,12 +134,23 @@ class OneCore:
         return self._slab[:, 0].copy()
 
     def run(self, slots: Ids) -> float:
-        if slots.size and not 0 <= slots.min() <= slots.max() < self._slots:
-            raise Invalid(f"slots {slots.min()} to {slots.max()}: there are {self._slots}, numbered from 0")
+        """A step for each of these slots; the sum of the losses, each before its own step."""
+        check_slots(slots, self._slots)
         return float(self._run(slots, self._given))
 
 
-def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[Ids, Ids, npt.NDArray[np.uint32]]:
+def slots_in(rows: Batch, batch_size: int) -> int:
+    if not len(rows) or batch_size < 1:
+        raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
+    return -(-len(rows) // batch_size)
+
+
+def check_slots(slots: Ids, count: int) -> None:
+    if slots.size and not 0 <= slots.min() <= slots.max() < count:
+        raise Invalid(f"slots {slots.min()} to {slots.max()}: there are {count}, numbered from 0")
+
+
+def key_lists(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[Ids, Ids, npt.NDArray[np.uint32]]:
     """Where each slot's keys start, all keys, and all columns as places among their slot's keys."""
     localiser, keys, starts = Localiser(features), [], [0]
     columns = np.empty(len(rows.columns), np.uint32)
@@ -138,7 +163,7 @@ def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[I
     return np.array(starts, np.int64), np.concatenate(keys), columns
 
 
-def _checked_counts(model: Linear, features: int, keys: Ids, counts: Floats | None) -> Floats:
+def checked_counts(model: Linear, features: int, keys: npt.NDArray[Any], counts: Floats | None) -> Floats:
     if not model.l2_per_count:
         return NONE
     if counts is None or len(counts) != model.keys(features):
@@ -148,9 +173,8 @@ def _checked_counts(model: Linear, features: int, keys: Ids, counts: Floats | No
     return np.ascontiguousarray(counts, np.float32)
 
 
-def loops(rule: UpdateRule, text: str) -> ModuleType:
-    """Compile such loops. The kernels are inlined, and numba would not notice an edit of theirs."""
+def hashes(*files: str) -> str:
+    """For a generated text: the kernels are inlined, and numba would not notice an edit of them."""
     from shoal.models import kernels
 
-    models = hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()
-    return codegen.rule_kernels(rule, codegen.ROWS + (IMPORTS + text).format(models=models))
+    return "".join(f"\n# {codegen._hash_of(file)}" for file in (kernels.__file__, *files)) + "\n"

@@ -148,7 +148,7 @@ def test_an_interrupted_run_is_taken_up_again_over_something_else(tmp_path: Path
     with subprocess.Popen([*command, *settings, "--out", str(out)], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if " pass " in line and " pass 0 " not in line:
+            if " epoch " in line and " epoch 0 " not in line:
                 break
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()

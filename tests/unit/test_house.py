@@ -23,8 +23,6 @@ CIRCLES = [
     {"shoal.nodes.checkpointing", "shoal.nodes.coordinator", "shoal.nodes.rebalancer", "shoal.nodes.table_admin"},
     {"shoal.nodes.scheduler", "shoal.nodes.scheduler_journal"},
     {"shoal.nodes.strategy", "shoal.nodes.trainer", "shoal.nodes.worker"},
-    {"shoal.strategies.averaging.mpirun", "shoal.strategies.averaging.run"},
-    {"shoal.strategies.hogwild.kernels", "shoal.strategies.hogwild.loop"},
 ]
 
 

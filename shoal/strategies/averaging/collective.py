@@ -40,19 +40,14 @@ _SOON = 0.005
 
 
 class Collective(Protocol):
-    """One rank's side of a group."""
+    """One rank's side of a group of ``size`` ranks at the start; the bytes that it moved."""
 
     @property
     def rank(self) -> int: ...
-
     @property
-    def size(self) -> int:
-        """Ranks at the start; some may be gone."""
-
+    def size(self) -> int: ...
     @property
-    def sent(self) -> int:
-        """Bytes, by this rank."""
-
+    def sent(self) -> int: ...
     @property
     def received(self) -> int: ...
 
@@ -91,25 +86,20 @@ class StoreCollective:
         if len(vector) not in self._steps:
             self._steps[len(vector)] = 0
             self._make(len(vector))
-        rows = self._rows(vector)
+        rows = np.zeros((-(-len(vector) // _ROW), _ROW + self._who), np.float32)
+        whole = len(vector) // _ROW
+        rows[:whole, :_ROW] = vector[: whole * _ROW].reshape(whole, _ROW)
+        rows[whole:, : len(vector) - whole * _ROW] = vector[whole * _ROW :]
+        rows[:, _ROW + self.rank // _BITS] = 1 << self.rank % _BITS
         while True:
             found: Floats = self._step(len(vector), rows).reshape(rows.shape)
-            who = found[:, _ROW:]
-            if (who == who[0]).all():
+            if (found[:, _ROW:] == found[0, _ROW:]).all():
                 break
         vector[:] = found[:, :_ROW].reshape(-1)[: len(vector)]
         return vector
 
     def close(self) -> None:
         self._kv.close()
-
-    def _rows(self, vector: Floats) -> Floats:
-        rows = np.zeros((-(-len(vector) // _ROW), _ROW + self._who), np.float32)
-        whole = len(vector) // _ROW
-        rows[:whole, :_ROW] = vector[: whole * _ROW].reshape(whole, _ROW)
-        rows[whole:, : len(vector) - whole * _ROW] = vector[whole * _ROW :]
-        rows[:, _ROW + self.rank // _BITS] = 1 << self.rank % _BITS
-        return rows
 
     def _make(self, length: int) -> None:
         name = _name(length)

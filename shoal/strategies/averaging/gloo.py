@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,46 +46,37 @@ class GlooCollective:
         self.rank, self.size = rank, size
         self.sent = self.received = 0
         self._check = check
+        self.process_group: Any = None
         self._torch = needs_torch("strategy.over='gloo'")
         distributed = self._torch.distributed
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout, options._threads = _ROUND, 1
-        found: list[Any] = []
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._under_way: Future[Any] | None = None
+        threading.Thread(target=_serve, args=(self._calls,), name="shoal-aside", daemon=True).start()
 
-        def meet() -> None:
-            try:
-                store = distributed.FileStore(str(folder / "meeting"), size)
-                store.set_timeout(timedelta(seconds=START_WITHIN))
-                found.append(distributed.ProcessGroupGloo(store, rank, size, options))
-            except Exception as error:
-                found.append(error)
+        def meet() -> Any:
+            store = distributed.FileStore(str(folder / "meeting"), size)
+            store.set_timeout(timedelta(seconds=START_WITHIN))
+            return distributed.ProcessGroupGloo(store, rank, size, options)
 
-        thread = threading.Thread(target=meet, name="shoal-meeting", daemon=True)
-        thread.start()  # a thread, so that the end of a rank is noticed while all are awaited
-        began = time.monotonic()
-        while not found:
-            thread.join(_LOOK)
-            check(time.monotonic() - began)
-        if isinstance(found[0], Exception):
-            raise StartFailed(f"the ranks did not meet over gloo: {found[0]}")
-        self.process_group = found[0]
-        self._calls: queue.SimpleQueue[GlooCall] | None = None
-        self._under_way: GlooCall | None = None
+        try:
+            self.process_group = self.aside(meet)
+        except RankLost:
+            raise
+        except Exception as error:
+            raise StartFailed(f"the ranks did not meet over gloo: {error}") from None
 
-    def aside(self, call: Callable[[], None]) -> None:
+    def aside(self, call: Callable[[], Any]) -> Any:
         """Call it on one thread, always the same, and check the ranks meanwhile."""
-        if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._calls,), name="shoal-aside", daemon=True).start()
-        self._under_way = one = GlooCall(call)
-        self._calls.put(one)
+        self._under_way = one = Future[Any]()
+        self._calls.put((one, call))
         began = time.monotonic()
-        while not one.done.wait(_LOOK):
+        while not wait([one], _LOOK).done:
             self._check(time.monotonic() - began)
         self._under_way = None
-        if one.error is not None:
-            raise one.error
+        return one.result()
 
     def total(self, vector: Floats) -> Floats:
         tensor = self._torch.from_numpy(vector)
@@ -94,15 +86,13 @@ class GlooCollective:
             work.wait()
         except RuntimeError as error:
             self.lost(str(error))
-        moved = 2 * vector.nbytes * (self.size - 1) // self.size  # by a ring: from each to the next
-        self.sent += moved
-        self.received += moved
+        self.count(vector.nbytes)
         return vector
 
     def close(self) -> None:
         """The others have ended, or will; a sum that waits for them fails."""
         if self._under_way is not None:
-            self._under_way.done.wait(_LAST_WORDS)
+            wait([self._under_way], _LAST_WORDS)
         # PyTorch's destructor waits for the current sum, sometimes for ever: use a thread.
         last, self.process_group = [self.process_group], None
         thread = threading.Thread(target=last.clear, name="shoal-parting", daemon=True)
@@ -122,36 +112,28 @@ class GlooCollective:
         """gloo has failed: raise RankLost, with the name of the rank if it is known."""
         if self.rank:
             threading.Event().wait(_ENDED_WITHIN)  # rank 0 notices it, too, and ends this process
-            raise RankLost("another rank", f"gloo says: {' '.join(error.split())[:200]}")
-        until = time.monotonic() + _LAST_WORDS
-        while time.monotonic() < until:
-            self._check(0.0)
-            threading.Event().wait(_LOOK)
+        else:
+            until = time.monotonic() + _LAST_WORDS
+            while time.monotonic() < until:
+                self._check(0.0)
+                threading.Event().wait(_LOOK)
         raise RankLost("another rank", f"gloo says: {' '.join(error.split())[:200]}")
 
-
-class GlooCall:
-    """A call for another thread."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call, self.done = call, threading.Event()
-        self.error: BaseException | None = None
+    def count(self, moved: int) -> None:
+        """Count bytes that go round by a ring: from each rank to the next."""
+        moved = 2 * moved * (self.size - 1) // self.size
+        self.sent += moved
+        self.received += moved
 
 
-def _serve(calls: queue.SimpleQueue[GlooCall]) -> None:
+def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
     while True:
-        one = calls.get()
+        one, call = calls.get()
         try:
-            one.call()
+            one.set_result(call())
         except BaseException as error:  # raised where it was called
-            one.error = error
-        one.done.set()
-        del one  # it holds arrays as large as the model
-
-
-def is_of_gloo(error: RuntimeError) -> bool:
-    """The error is gloo's, not the module's: it names gloo's own files."""
-    return "gloo" in str(error).lower()
+            one.set_exception(error)
+        del one, call  # they hold arrays as large as the model
 
 
 class Ddp:
@@ -181,9 +163,7 @@ class Ddp:
     def gradient(self, local: Any, weights: Floats, mean: bool, share: float = 1.0) -> tuple[float, Floats]:
         """The sum of the losses of this rank's slot, and the gradient summed over all ranks."""
         loss, found = self._learner.gradient(local, weights, mean, self, share)
-        moved = 2 * found.nbytes * (self._group.size - 1) // self._group.size
-        self._group.sent += moved
-        self._group.received += moved
+        self._group.count(found.nbytes)
         return loss, found * found.dtype.type(self._group.size)
 
     def __call__(self, inputs: torch.Tensor) -> Any:
@@ -201,7 +181,7 @@ class Ddp:
         try:
             self._group.aside(run)
         except RuntimeError as error:
-            if not is_of_gloo(error):
+            if "gloo" not in str(error).lower():  # the module's own: gloo's errors name its files
                 raise
             self._group.lost(str(error))
 

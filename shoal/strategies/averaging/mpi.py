@@ -2,10 +2,9 @@
 
     mpirun -n 5 python -m shoal train job.toml --strategy averaging
 
-Rank 0 runs the command as usual: terminal, run folder, tracker. The others parse nothing and print
-nothing: they wait for orders, take part in runs, and end when rank 0 says so. Orders go from rank 0
-to each rank, so that a death is noticed; ranks poll for them, since MPI's own wait would
-keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files
+Rank 0 runs the command as usual: terminal, run folder, tracker. The others parse and print nothing:
+they take orders of rank 0, and end when it says so. They poll for orders, since MPI's own wait
+would keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files
 behind.
 
 Deaths (ULFM: Bland et al., 2013): a rank that dies breaks a sum for some ranks and not for others.
@@ -13,8 +12,7 @@ A rank whose sum breaks revokes the communicator, so that it breaks for all; the
 and compare how many sums they have finished. No rank finishes a sum before all have begun it, so
 these numbers differ by at most one: a rank that has the newer sum gives it to those that have not.
 If none has it, all repeat it without the dead. So a dead rank is in a sum or is not, the same for
-all, bit by bit. No rank leaves before all have finished the last sum: the others might need it from
-it.
+all, bit by bit. No rank leaves before all have finished the last sum, which others might need.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,6 @@ _NAPS = (0.00002, 0.002)  # seconds of sleep between two tests after that, growi
 _SAY = 10.0  # seconds until a warning says which rank is awaited
 _STOPPED = 60.0  # seconds until a rank that is stopped is killed
 _PART, _SUM = 1, 2  # tags of pieces and sums
-_ORDERS, _LENGTH = 1, 2  # tags of orders
 _LEAVE_WITHIN = 5.0  # seconds
 _NAP = 0.005  # seconds between checks for orders
 
@@ -75,22 +73,12 @@ class MpiCollective:
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = int(comm.rank), int(comm.size)
         self.sent = self.received = 0  # bytes
-        self._members = list(range(self.size))  # of the communicator as it is now
-        self._pids: list[int] = self._comm.allgather(os.getpid())
+        self.living = list(range(self.size))  # the communicator as it is now
+        self.pids: list[int] = self._comm.allgather(os.getpid())  # of all ranks at the start
         self._finished, self._newest = 0, np.empty(0, np.float32)
         self._open: list[Any] = []  # requests of the current sum
         self._warn, self._is_over = warn, is_over
         self.parted = False
-
-    @property
-    def living(self) -> list[int]:
-        """Ranks that are not known to be dead."""
-        return list(self._members)
-
-    @property
-    def pids(self) -> list[int]:
-        """Of all ranks at the start."""
-        return list(self._pids)
 
     def total(self, vector: Floats) -> Floats:
         """The sum over the living ranks."""
@@ -102,7 +90,7 @@ class MpiCollective:
                 self._mend(error, len(vector))
             else:
                 self._finished, self._newest = number + 1, found
-        moved = 2 * vector.nbytes * (len(self._members) - 1) // len(self._members)
+        moved = 2 * vector.nbytes * (len(self.living) - 1) // len(self.living)
         self.sent += moved
         self.received += moved
         return self._newest
@@ -122,10 +110,10 @@ class MpiCollective:
         Allreduce would keep a core busy while it waits, would not say for which rank, and would
         never give up on one that is stopped.
         """
-        comm, here, places = self._comm, self._comm.rank, range(len(self._members))
+        comm, here, places = self._comm, self._comm.rank, range(len(self.living))
         cuts = [len(vector) * place // len(places) for place in [*places, len(places)]]
         piece = [slice(cuts[place], cuts[place + 1]) for place in places]
-        others = [(place, rank) for place, rank in enumerate(self._members) if place != here]
+        others = [(place, rank) for place, rank in enumerate(self.living) if place != here]
         given = np.empty((len(places), cuts[here + 1] - cuts[here]), np.float32)
         given[here] = vector[piece[here]]
         sums = [(rank, comm.Irecv(out[piece[place]], place, _SUM)) for place, rank in others]
@@ -184,8 +172,8 @@ class MpiCollective:
             self._comm.Free()
             self._comm = smaller
             try:
-                self._members = self._gather(self.rank)
-                if self._members[0] != 0:
+                self.living = self._gather(self.rank)
+                if self.living[0] != 0:
                     raise RankLost(name_of(0), "its process ended")  # only it knows the progress
                 self._level(length)
                 return
@@ -214,16 +202,14 @@ class MpiCollective:
 
     def _wait(self, requests: list[tuple[int, Any]]) -> None:
         """Wait until all of these requests, each with its rank, are done."""
-        for _ in range(_YIELDS):
-            requests = [(one, request) for one, request in requests if not request.Test()]
-            if not requests:
-                return
-            os.sched_yield()
-        nap, most = _NAPS
-        began, say = time.monotonic(), _SAY
+        looks, began, say, (nap, longest) = 0, time.monotonic(), _SAY, _NAPS
         while left := [(one, request) for one, request in requests if not request.Test()]:
-            nap = min(most, 1.1 * nap) if len(left) == len(requests) else _NAPS[0]
+            looks += 1
+            nap = min(longest, 1.1 * nap) if len(left) == len(requests) and looks > _YIELDS else _NAPS[0]
             requests = left
+            if looks <= _YIELDS:
+                os.sched_yield()
+                continue
             time.sleep(nap)  # MPI's own wait spins, and never ends if a rank is gone
             if self._is_over():
                 raise RankLost(name_of(0), "it has ended the run")
@@ -234,7 +220,7 @@ class MpiCollective:
     def _check(self, missing: list[int], waited: float) -> None:
         """Warn of the ranks that this one waits for, and kill one that is stopped for too long."""
         for one in missing:
-            pid = self._pids[one]
+            pid = self.pids[one]
             what = f"rank {one} (process {pid}) has been waited for since {waited:.0f} s"
             if state_of(pid) not in ("T", "t"):
                 self._warn(f"{what}: it computes; if it should not take so long, end it (kill -KILL {pid})")
@@ -270,7 +256,7 @@ def needs_mpi() -> Path:
 def check_alone() -> None:
     """Refuse a script under mpirun: only the command knows how to use the other ranks."""
     me = rank()
-    if me is not None and _world is None:
+    if me is not None and not world.cache_info().currsize:
         raise Invalid(
             f"mpirun started this {me.size} times, and each would train a run of its own: let the command do it "
             f"(mpirun -n {me.size} python -m shoal train job.toml), or leave mpirun away and set launch.how to 'mpi'"
@@ -327,8 +313,7 @@ class MpiWorld:
         self.rank, self.size = int(self.comm.rank), int(self.comm.size)
         self._living: Callable[[], list[int]] = lambda: list(range(self.size))
         self.over = False  # rank 0 ordered it during a run
-        self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the current receive
-        self._given: list[Any] = []  # current sends and their buffers
+        self._sends: list[MPI.Request] = []  # with their buffers
         me = rank()
         if me is not None and me != MpirunRank(self.rank, self.size):
             MPI.Finalize()
@@ -338,30 +323,19 @@ class MpiWorld:
                 f"PMI_SIZE), or mpi4py is of another MPI"
             )
 
-    def order(self, line: ProcessMessage) -> None:
+    def order(self, line: MpiTask | MpiDone) -> None:
         """Send this to all other ranks that live."""
-        text = np.frombuffer(msgspec.json.encode(line), np.uint8)
-        length = np.array([len(text)], np.int64)
         for other in range(1, self.size):
             with contextlib.suppress(self._mpi.Exception):  # it is dead
-                one = self.comm.Isend(length, dest=other, tag=_LENGTH)
-                self._given += [one, self.comm.Isend(text, dest=other, tag=_ORDERS), text, length]
+                self._sends.append(self.comm.isend(line, other))
 
-    def ordered(self) -> ProcessMessage | None:
+    def ordered(self) -> MpiTask | MpiDone | None:
         """The next order of rank 0, if there is one."""
         try:
-            if self._next is None:
-                length = np.zeros(1, np.int64)
-                self._next = length, self.comm.Irecv(length, source=0, tag=_LENGTH)
-            length, request = self._next
-            if not request.Test():
-                return None
-            self._next = None
-            text = np.empty(int(length[0]), np.uint8)
-            self.comm.Recv(text, source=0, tag=_ORDERS)
+            message = self.comm.improbe(0)
+            line: MpiTask | MpiDone | None = None if message is None else message.recv()
         except self._mpi.Exception:
             raise RankLost(name_of(0), "its process ended") from None
-        line: ProcessMessage = msgspec.json.decode(text.tobytes(), type=MpiTask | MpiDone)
         return line
 
     def group(self, warn: Callable[[str], None] = lambda what: None) -> MpiCollective:
@@ -390,15 +364,10 @@ class MpiWorld:
             os._exit(code)
 
 
-_world: MpiWorld | None = None
-
-
+@cache
 def world() -> MpiWorld:
     """This process's; all ranks make it on first use."""
-    global _world
-    if _world is None:
-        _world = MpiWorld()
-    return _world
+    return MpiWorld()
 
 
 def take_part(call: Callable[[MpiHead], object]) -> object:
@@ -437,7 +406,7 @@ def follow() -> None:
     try:
         while not here.over and not isinstance(line := here.ordered(), MpiDone):
             if isinstance(line, MpiTask):
-                _work(here, line.work)
+                _work(here, msgspec.convert(line.work, CrewSpec))
             else:
                 time.sleep(_NAP)
     except RankLost as error:  # rank 0 is gone: all end
@@ -448,28 +417,24 @@ def follow() -> None:
     here.leave(0)
 
 
-def _work(here: MpiWorld, work: Mapping[str, Any]) -> None:
+def _work(here: MpiWorld, spec: CrewSpec) -> None:
     from shoal.strategies.averaging.worker import follow as take_part_in
 
     group = here.group(_warn_of_rank_0 if here.rank == 1 else lambda what: None)
     try:
-        take_part_in(msgspec.convert(work, CrewSpec), group)
+        take_part_in(spec, group)
         group.part()
     except RankLost:
         if not here.over:
             raise
     except BaseException:
         traceback.print_exc()
-        end_hard()
+        flush()
+        # By a signal: where ranks may die, mpirun does not notice an exit, and all would wait.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _warn_of_rank_0(what: str) -> None:
     """Rank 0 warns of all other ranks itself; when it is stopped it cannot."""
     if what.startswith("rank 0 ") and "it is stopped" in what:
         print(f"warning: {what}", file=sys.stderr, flush=True)
-
-
-def end_hard() -> None:
-    """End by a signal: where ranks may die, mpirun does not notice an exit, and all would wait."""
-    flush()
-    os.kill(os.getpid(), signal.SIGKILL)

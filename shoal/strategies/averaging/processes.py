@@ -53,7 +53,6 @@ SILENT = "it was silent for too long"
 
 
 def make_other_ranks(job: Job, dataset: Dataset, kept: LocalCheckpoint | None, tracker: Tracker) -> OtherRanks:
-    """The other ranks, not started yet. ``kept``: the checkpoint to resume from."""
     kinds: dict[str, type[OtherRanks]] = {"gloo": GlooRanks, "mpi": MpiRanks, "store": StoreRanks}
     return kinds[over_of(job)](job, CrewSpec.of(job, dataset, kept), tracker)
 
@@ -111,57 +110,58 @@ class StoreRanks(OtherRanks):
     def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
         super().__init__(job, spec, tracker)
         self._servers_ended: deque[tuple[str, str]] = deque()  # not reported yet
-        self._threads: list[threading.Thread] = []
-        self._groups: list[StoreCollective] = []
-        self._cluster = _cluster_of(job)
+        self._threads: dict[threading.Thread, StoreCollective] = {}
         self._look = _LOOK
         self._joined: set[str] = set()
-        if isinstance(self._cluster, ProcessCluster):
-            self._cluster.on_ended = self._on_ended
+        modules, journal = tuple(job.launch.modules), JournalFile(None)
+        self._processes: ProcessCluster | None = None
+        self._cluster: Cluster
+        if job.launch.how == "threads":
+            self._cluster = ThreadCluster(job.servers, modules, journal, job.copies)
+        else:
+            self._cluster = self._processes = ProcessCluster(
+                job.servers, job.launch.transport, modules, journal, job.copies, job.copies > 1, safety_of(job)
+            )
+            self._processes.on_ended = self._on_ended
 
     @property
     def pids(self) -> dict[str, int]:
-        return self._cluster.pids if isinstance(self._cluster, ProcessCluster) else {}
+        return {} if self._processes is None else self._processes.pids
 
     def start(self) -> Collective:
-        cluster, job = self._cluster, self._job
-        cluster.start()
-        for rank in range(1, job.workers):
-            if isinstance(cluster, ProcessCluster):
-                cluster.fork(name_of(rank), MAIN, msgspec.to_builtins(self._spec))
-            else:
-                self._start_thread(rank)
-        self._kv = cluster.client(name_of(0))
-        return StoreCollective(self._kv, 0, job.workers, self._gone)
+        self._cluster.start()
+        for rank in range(1, self._job.workers):
+            if self._processes is not None:
+                self._processes.fork(name_of(rank), MAIN, msgspec.to_builtins(self._spec))
+                continue
+            group = StoreCollective(self._cluster.client(name_of(rank)), rank, self._job.workers)
+            thread = threading.Thread(target=self._follow, args=(group,), name=name_of(rank), daemon=True)
+            self._threads[thread] = group
+            thread.start()
+        self._kv = self._cluster.client(name_of(0))
+        return StoreCollective(self._kv, 0, self._job.workers, self._gone)
 
     def finish(self) -> None:
         super().finish()
         self._join_threads()
 
     def close(self) -> None:
-        for group in self._groups:  # which ends the sum that a thread may wait for
+        for group in self._threads.values():  # which ends the sum that a thread may wait for
             with contextlib.suppress(ShoalError):
                 group.close()
         self._cluster.close()
         self._join_threads()
 
+    def _follow(self, group: StoreCollective) -> None:
+        """One rank, on a thread."""
+        try:
+            follow(self._spec, group)
+        except Exception as error:
+            self._ended[group.rank] = f"{type(error).__name__}: {error}"
+
     def _join_threads(self) -> None:
         for thread in self._threads:
             thread.join(limits.DRAIN / limits.SECOND)
-
-    def _start_thread(self, rank: int) -> None:
-        group = StoreCollective(self._cluster.client(name_of(rank)), rank, self._job.workers)
-        self._groups.append(group)
-
-        def run() -> None:
-            try:
-                follow(self._spec, group)
-            except Exception as error:
-                self._ended[rank] = f"{type(error).__name__}: {error}"
-
-        thread = threading.Thread(target=run, name=name_of(rank), daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _on_ended(self, name: str, why: str) -> None:
         super()._on_ended(name, why)
@@ -174,22 +174,20 @@ class StoreRanks(OtherRanks):
             self._tracker.gone(*self._servers_ended.popleft(), role="server")
         if waited < _LOOK:
             self._look = _LOOK
-        elif waited >= self._look:
+        elif waited >= self._look and self._processes is not None:
             self._look = waited + _LOOK
-            self._end_silent(waited)
+            self._end_silent(self._processes, waited)
         self._warn_of_long_wait(waited)
         return list(self._ended)
 
-    def _end_silent(self, waited: float) -> None:
+    def _end_silent(self, processes: ProcessCluster, waited: float) -> None:
         """End the process of a rank that the coordinator takes for dead."""
-        if not isinstance(self._cluster, ProcessCluster):
-            return
         self._kv.tables()  # the newest view
         here = set(self._kv.members)
         for name in self._missing():
             if name not in here and (name in self._joined or waited > _JOIN):
                 self._ended[number_of(name)] = SILENT
-                self._cluster.signal(name, signal.SIGKILL)
+                processes.signal(name, signal.SIGKILL)
         self._joined |= here
 
 
@@ -289,12 +287,3 @@ def main(orders: ProcessOrders, process: Process) -> None:
     else:
         group = StoreCollective(client(orders.name, orders.token, transport_of(orders)), rank, job.workers)
     follow(spec, group)
-
-
-def _cluster_of(job: Job) -> Cluster:
-    modules, journal = tuple(job.launch.modules), JournalFile(None)
-    if job.launch.how == "threads":
-        return ThreadCluster(job.servers, modules, journal, job.copies)
-    return ProcessCluster(
-        job.servers, job.launch.transport, modules, journal, job.copies, job.copies > 1, safety_of(job)
-    )

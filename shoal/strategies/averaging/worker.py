@@ -4,11 +4,10 @@
     while not (go := rank.go()).stop:   all begin at once, or the run is over: rank 0 says so
         rank.round(go)                  periods until the next evaluation; then the mean of all
 
-Averaging: a rank learns from slots of its own, and now and then all take the mean. A period ends
-with one sum over the group: the model of each rank, weighted by the rows it learned from; its loss;
-how long it computed; and who is in it. A rank that is not in it is gone, for all alike. With
-``every = "end"`` no rank continues from a mean: only figures are summed, and where the model is
-evaluated the mean is taken, and each rank continues with its own.
+Averaging: a rank learns from slots of its own. A period ends with one sum over the group: the model
+of each rank, weighted by the rows it learned from; its loss; how long it computed; and who is in
+it. A rank that is not in it is gone, for all alike. With ``every = "end"`` no rank continues from a
+mean: only figures are summed, and the mean is taken where the model is evaluated.
 
 All-reduce: a period is one step by the mean of all gradients, which every rank applies to weights
 of its own. The same sum and the same rule everywhere, so the weights are the same, bit by bit, and
@@ -20,6 +19,7 @@ Rank 0 decides what only one can: when time is up, and how far it is to the next
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -132,9 +132,7 @@ class AveragingRank:
 
     def go(self, go: RoundOrder = _NOTHING) -> RoundOrder:
         """Wait for all ranks; the order that rank 0 gives is what all get."""
-        cells = self._vector[-self._cells :]
-        self._fill(cells, stop=go.stop, room=min(go.room, ROOM), most=go.most)
-        result = self._read(self.group.total(cells))
+        result = self._total(self._fill(stop=go.stop, room=min(go.room, ROOM), most=go.most))
         self._room = result.go.room
         self._settle(result)
         self._on_result(result)
@@ -152,34 +150,17 @@ class AveragingRank:
             if self._room <= 0 or go.stop:  # otherwise a rank was lost in it
                 return mean
 
-    # ------------------------------------------------------------ inside
-
-    @property
-    def _cells(self) -> int:
-        return len(CELLS) + 2 * self.group.size
-
-    def _averaged(self, slab: Floats) -> Floats:
-        """The part of a slab of which means are taken."""
-        return self.model.weights_in(slab) if self._resets else slab
+    # ------------------------------------------------------------ a period
 
     def _period(self, go: RoundOrder) -> RoundOrder:
         """Learn from some slots of its own, then sum."""
-        mine = self._mine.plan(self._room, max(1, go.most) if self.at_end else None)[self.group.rank]
-        loss, busy = self._learn(mine)
+        mine = self.parts.plan(self._room, max(1, go.most) if self.at_end else None)[self.group.rank]
+        began, loss, bad = time.perf_counter(), 0.0, True
+        with contextlib.suppress(BadValues):
+            loss, bad = self._learn(mine)
+        busy = self._slowed(mine, time.perf_counter() - began) if len(mine) else 0.0
         said = self._next_order(time.perf_counter() - self._mark)
-        bad = not _is_finite(self.model.slab)
-        cells = self._vector[-self._cells :]
-        self._fill(cells, loss, busy, bad=bad, stop=said.stop, most=said.most)
-        if self.at_end:
-            result = self._read(self.group.total(cells))
-            self._settle(result)
-        else:
-            result, mean = self._sum(bad)
-            if mean is not None:
-                self._averaged(self.model.slab)[:] = mean
-                if self._resets:
-                    self._forget()
-            self._mine.commit()
+        result = self._combine(self._fill(loss, busy, bad=bad, stop=said.stop, most=said.most), bad)
         if result.bad:
             self.model.slab[:] = np.nan
         now = time.perf_counter()
@@ -187,19 +168,28 @@ class AveragingRank:
         self._on_result(result)
         return RoundOrder(result.go.stop or result.bad, most=result.go.most)
 
-    def _learn(self, mine: Ids) -> tuple[float, float]:
-        """Learn from these slots; the sum of their losses, and seconds."""
-        began, loss = time.perf_counter(), 0.0
-        try:
-            for of_pass, numbers, contents in self._mine.pieces(mine):
-                loss += self._local.run(of_pass, numbers, contents)
-            if not abs(loss) < _RUNAWAY:
-                raise BadValues(f"the loss is {loss}")
-        except BadValues:
-            loss = 0.0
-            self.model.slab[:] = np.nan  # as after a step that was too long: all ranks get to know
-        took = time.perf_counter() - began
-        return loss, self._slowed(mine, took)
+    def _learn(self, mine: Ids) -> tuple[float, bool]:
+        """Learn from these slots; the sum of their losses, and whether the result is bad."""
+        loss = sum(self._local.run(*piece) for piece in self._mine.pieces(mine))
+        if not abs(loss) < _RUNAWAY:
+            raise BadValues(f"the loss is {loss}")
+        return loss, not _is_finite(self.model.slab)
+
+    def _combine(self, cells: Floats, bad: bool) -> RoundResult:
+        """Sum; all continue from the mean, unless there is one at the end only."""
+        if self.at_end:
+            result = self._total(cells)
+            self._settle(result)
+            return result
+        result, mean = self._sum(bad)
+        if mean is not None:
+            self._averaged(self.model.slab)[:] = mean
+            if self._resets:
+                weights = self.model.weights
+                self.model.slab[:] = 0.0
+                self.model.weights_in(self.model.slab)[:] = weights
+        self._mine.commit()
+        return result
 
     def _slowed(self, slots: Ids, took: float) -> float:
         """Wait as long as the emulation of slow workers says; the seconds altogether."""
@@ -209,10 +199,16 @@ class AveragingRank:
         threading.Event().wait(held)
         return took + held
 
+    # ------------------------------------------------------------ means and sums
+
+    def _averaged(self, slab: Floats) -> Floats:
+        """The numbers of a slab of which means are taken."""
+        return self.model.weights_in(slab) if self._resets else slab
+
     def _mean(self) -> Floats:
         """The mean of all models, from which no rank continues: a slab of its own."""
         bad = not _is_finite(self.model.slab)
-        self._fill(self._vector[-self._cells :], bad=bad)
+        self._fill(bad=bad)
         result, mean = self._sum(bad)
         self._on_result(result)
         slab = np.zeros_like(self.model.slab)
@@ -229,7 +225,7 @@ class AveragingRank:
         share = np.float32(0.0 if bad else weights[self.group.rank])
         np.multiply(0.0 if bad else mine, share, out=self._vector[: mine.size].reshape(mine.shape))
         total = self.group.total(self._vector)
-        result = self._read(total[-self._cells :])
+        result = self._read(total)
         there = [weights[rank] for rank in result.inside]
         mean: Floats = total[: mine.size].reshape(mine.shape)
         if len(there) < len(weights):
@@ -237,33 +233,30 @@ class AveragingRank:
         self._settle(result)
         return result, mean if sum(there) else None
 
-    def _fill(
-        self,
-        cells: Floats,
-        loss: float = 0.0,
-        busy: float = 0.0,
-        *,
-        bad: bool = False,
-        stop: bool = False,
-        room: int = 0,
-        most: int = 0,
-    ) -> None:
+    def _fill(self, loss: float = 0.0, busy: float = 0.0, **figures: float) -> Floats:
+        """Write the figures of this rank to the cells, which are returned."""
         group, rough = self.group, float(np.float32(loss))
-        moved = (group.sent, group.received)
-        new = [now - before for now, before in zip(moved, self._moved, strict=True)]
-        self._moved = moved
+        sent, received = self._moved
+        figures |= {"loss": rough, "loss_rest": loss - rough}
+        figures |= {"sent": group.sent - sent, "received": group.received - received}
+        self._moved = (group.sent, group.received)
+        cells = self._vector[-len(CELLS) - 2 * group.size :]
         cells[:] = 0.0
-        cells[: len(CELLS)] = (rough, loss - rough, bad, stop, room, most, *new)
+        cells[: len(CELLS)] = [figures.get(name, 0.0) for name in CELLS]
         cells[len(CELLS) + group.rank] = 1.0
         cells[len(CELLS) + group.size + group.rank] = busy
+        return cells
 
-    def _read(self, cells: Floats) -> RoundResult:
-        told, each = cells[: len(CELLS)].astype(np.float64).tolist(), cells[len(CELLS) :]
-        loss, rest, bad, stop, room, most, sent, received = told
-        inside = np.flatnonzero(each[: self.group.size] > 0.5).tolist()
-        busy = each[self.group.size :].tolist()
+    def _total(self, vector: Floats) -> RoundResult:
+        return self._read(self.group.total(vector))
+
+    def _read(self, total: Floats) -> RoundResult:
+        size = self.group.size
+        figures, inside, busy = np.split(total[-len(CELLS) - 2 * size :], [len(CELLS), len(CELLS) + size])
+        loss, rest, bad, stop, room, most, sent, received = figures.astype(np.float64).tolist()
         go = RoundOrder(stop > 0.5, round(room), round(most))
-        return RoundResult(inside, busy, loss + rest, bad > 0.5, go, round(sent), round(received))
+        there = np.flatnonzero(inside > 0.5).tolist()
+        return RoundResult(there, busy.tolist(), loss + rest, bad > 0.5, go, round(sent), round(received))
 
     def _settle(self, result: RoundResult) -> None:
         done = [self.parts.planned.get(rank, _NONE) for rank in result.inside]
@@ -272,15 +265,9 @@ class AveragingRank:
         result.lost = self.parts.settle(result.inside)
         self._room += sum(one.back for one in result.lost) - result.slots
 
-    def _forget(self) -> None:
-        """Reset the state of the update rule."""
-        weights = self.model.weights
-        self.model.slab[:] = 0.0
-        self.model.weights_in(self.model.slab)[:] = weights
-
 
 class StepRank(AveragingRank):
-    """One rank of all-reduce."""
+    """One rank of all-reduce; a period is one step."""
 
     def _prepare(
         self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, fresh: bool
@@ -293,51 +280,36 @@ class StepRank(AveragingRank):
             from shoal.strategies.averaging.gloo import Ddp
 
             ddp = Ddp(learner, self.group)
-        self.model = self._step = StepModel(job, train, learner, slots, ddp)
-        return self._step.size
+        self.model = StepModel(job, train, learner, slots, ddp)
+        return self.model.size
 
     def round(self, go: RoundOrder) -> Floats:
         slab = super().round(go)
         self._compare()
         return slab
 
-    def _period(self, go: RoundOrder) -> RoundOrder:
-        """One step."""
-        mine = self._steps.plan(self._room)[self.group.rank]
-        gradient = self._vector[: self._step.size]
-        loss, busy, bad = self._compute(mine, gradient)
-        said = self._next_order(time.perf_counter() - self._mark)
-        cells = self._vector[-self._cells :]
-        self._fill(cells, loss, busy, bad=bad, stop=said.stop)
-        if self._step.summed is None:
-            total = self.group.total(self._vector)
-            result = self._read(total[-self._cells :])
-        else:
-            total, result = self._vector, self._read(self.group.total(cells))
-        self._settle(result)
-        if result.bad:
-            self.model.slab[:] = np.nan
-        elif result.slots:
-            self._step.apply(total[: self._step.size], result.slots)
-        now = time.perf_counter()
-        result.seconds, self._mark = now - self._mark, now
-        self._on_result(result)
-        return RoundOrder(result.go.stop or result.bad)
-
-    def _compute(self, mine: Ids, gradient: Floats) -> tuple[float, float, bool]:
-        """Loss, seconds, and whether the gradient is not finite."""
+    def _learn(self, mine: Ids) -> tuple[float, bool]:
+        """The loss, and whether the gradient is not finite."""
+        gradient, loss = self._vector[: self.model.size], 0.0
         if not len(mine):
-            self._step.no_gradient(gradient)
-            return 0.0, 0.0, False
-        began = time.perf_counter()
+            self.model.no_gradient(gradient)
+            return 0.0, False
         try:
-            loss, bad = self._step.gradient(self._steps.named(int(mine[0])), gradient), False
+            loss = self.model.gradient(self._steps.named(int(mine[0])), gradient)
         except BadValues:
             gradient[:] = 0.0
-            loss, bad = 0.0, True
-        bad = bad or not bool(np.isfinite(gradient).all())
-        took = time.perf_counter() - began
-        return loss, self._slowed(mine, took), bad
+            raise
+        return loss, not bool(np.isfinite(gradient).all())
+
+    def _combine(self, cells: Floats, bad: bool) -> RoundResult:
+        """Sum the gradients, unless PyTorch has, and take the step."""
+        total = self.group.total(self._vector if self.model.summed is None else cells)
+        result = self._read(total)
+        self._settle(result)
+        if result.slots and not result.bad:
+            gradient = total if self.model.summed is None else self._vector
+            self.model.apply(gradient[: self.model.size], result.slots)
+        return result
 
     def _compare(self) -> None:
         """Check that all ranks have the same weights."""

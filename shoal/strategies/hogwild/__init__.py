@@ -18,7 +18,8 @@ from shoal.errors import Invalid
 from shoal.strategy import Strategy, register
 
 PUBLIC = (
-    "atomics",
+    "desk",
+    "kernels",
     "loop",
 )  # for other packages; the other modules are private
 

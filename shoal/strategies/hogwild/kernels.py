@@ -1,45 +1,97 @@
-"""Kernels of all Hogwild loops: take a slot, count it, margins, merge; hot_cold's plan.
+"""Kernels of all Hogwild loops: atomic operations, slots, canary, merges, hot_cold's plan.
 
-Nothing here checks its arguments: ``loop`` does.
+    add(words, i, by)           words[i] += by, atomically; returns the value before
+    change(words, i, old, new)  words[i] = new if it is old, atomically; returns the value before
+    read(words, i)              as it is now, and whatever its writer wrote before it
+    write(words, i, value)      after everything that was written before
+
+These four are for contiguous arrays of int64 (``write`` also int8). A ``read`` is never kept in a
+register over a loop, and a ``write`` is never left out. Nothing here checks its arguments: ``loop``
+does. Importing this costs about half a second (numba), so it is imported late.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import float32, float64, int64, uint32, uint64
-from numba.core import types
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from shoal.jit import compiled
-from shoal.strategies.hogwild.atomics import (
-    add,
-    read,
-    words_out,
-    write,
-)
-from shoal.strategies.hogwild.loop import (
-    BEATS,
-    CANARY,
-    CELLS,
-    CURSOR,
-    LIMIT,
-    LINE,
-    LOCK,
-    ROWS,
-    SLOTS,
-    STOP,
-    TURNS,
-)
+from shoal.models.kernels import FOUR, ONE, THREE, TWO, columns_in, doubles_out, floats_in, indptr_in, value_at
+from shoal.strategies.hogwild.desk import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, LOCK, ROWS, SLOTS, STOP, TURNS
+
+SPINS = 64  # looks at a lock before the core is offered to others
 
 CURSOR_AT, LIMIT_AT, STOP_AT, LOCK_AT, CANARY_AT = (line * LINE for line in (CURSOR, LIMIT, STOP, LOCK, CANARY))
-ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
-indptr_in = types.Array(int64, 1, "C", readonly=True)
-columns_in = types.Array(uint32, 1, "C", readonly=True)
-floats_in = types.Array(float32, 1, "C", readonly=True)
-ids_out = types.Array(int64, 1, "C")
-doubles_out = types.Array(float64, 1, "C")
+words_out = types.Array(int64, 1, "C")
+ids_out = words_out
 slab_out = types.Array(float32, 2, "C")
 tally_out = types.Array(types.int8, 1, "C")
+
+give_way = types.ExternalFunction("sched_yield", types.int32())
+
+
+def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind = signature.args[0]
+    array = context.make_array(kind)(context, builder, arguments[0])
+    return cgutils.get_item_pointer(context, builder, kind, array, [arguments[1]], wraparound=False)
+
+
+@intrinsic
+def add(typing, words, i, by):
+    def made(context, builder, signature, arguments):
+        return builder.atomic_rmw("add", _pointer(context, builder, signature, arguments), arguments[2], "seq_cst")
+
+    return words.dtype(words, types.intp, words.dtype), made
+
+
+@intrinsic
+def change(typing, words, i, old, new):
+    def made(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature, arguments)
+        both = builder.cmpxchg(pointer, arguments[2], arguments[3], "seq_cst", "seq_cst")
+        return builder.extract_value(both, 0)
+
+    return words.dtype(words, types.intp, words.dtype, words.dtype), made
+
+
+@intrinsic
+def read(typing, words, i):
+    def made(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature, arguments)
+        return builder.load_atomic(pointer, "acquire", words.dtype.bitwidth // 8)
+
+    return words.dtype(words, types.intp), made
+
+
+@intrinsic
+def write(typing, words, i, value):
+    def made(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature, arguments)
+        builder.store_atomic(arguments[2], pointer, "release", words.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, words.dtype), made
+
+
+@compiled(types.void(words_out, int64, int64))
+def lock(words, i, owner):
+    """Spin until words[i] is 0, and make it ``owner``. Others free the lock of a dead owner."""
+    looks = 0
+    while read(words, i) != 0 or change(words, i, 0, owner) != 0:
+        looks += 1
+        if looks % SPINS == 0:
+            give_way()  # with more threads than cores, the owner may wait for a core
+
+
+@compiled(int64(words_out, int64, int64, int64))
+def changed(words, i, old, new):
+    """``change``, for Python."""
+    return change(words, i, old, new)
 
 
 @compiled(int64(words_out, tally_out, indptr_in))
@@ -73,59 +125,20 @@ def beat(words, worker, canary, count):
     return read(words, CANARY_AT)
 
 
-@compiled(float64(slab_out, columns_in, floats_in, uint64, uint64))
-def dot(slab, columns, values, start, stop):
-    """sum of values[j] * slab[columns[j], 0], summed as in ``models.kernels``; none: all 1."""
-    a = b = c = d = 0.0
-    j, first = start, uint64(0)
-    if len(values) > 0:
-        while j + FOUR <= stop:
-            a += float64(values[j]) * float64(slab[columns[j], first])
-            b += float64(values[j + ONE]) * float64(slab[columns[j + ONE], first])
-            c += float64(values[j + TWO]) * float64(slab[columns[j + TWO], first])
-            d += float64(values[j + THREE]) * float64(slab[columns[j + THREE], first])
-            j += FOUR
-        while j < stop:
-            a += float64(values[j]) * float64(slab[columns[j], first])
-            j += ONE
-    else:
-        while j + FOUR <= stop:
-            a += float64(slab[columns[j], first])
-            b += float64(slab[columns[j + ONE], first])
-            c += float64(slab[columns[j + TWO], first])
-            d += float64(slab[columns[j + THREE], first])
-            j += FOUR
-        while j < stop:
-            a += float64(slab[columns[j], first])
-            j += ONE
-    return (a + b) + (c + d)
-
-
 @compiled(float64(doubles_out, floats_in, uint64, uint64))
 def dot_there(gathered, values, start, count):
-    """sum of values[start + i] * gathered[i]; without values, all are 1."""
+    """sum of value start + i * gathered[i]."""
     a = b = c = d = 0.0
     i = uint64(0)
-    if len(values) > 0:
-        while i + FOUR <= count:
-            a += float64(values[start + i]) * gathered[i]
-            b += float64(values[start + i + ONE]) * gathered[i + ONE]
-            c += float64(values[start + i + TWO]) * gathered[i + TWO]
-            d += float64(values[start + i + THREE]) * gathered[i + THREE]
-            i += FOUR
-        while i < count:
-            a += float64(values[start + i]) * gathered[i]
-            i += ONE
-    else:
-        while i + FOUR <= count:
-            a += gathered[i]
-            b += gathered[i + ONE]
-            c += gathered[i + TWO]
-            d += gathered[i + THREE]
-            i += FOUR
-        while i < count:
-            a += gathered[i]
-            i += ONE
+    while i + FOUR <= count:
+        a += value_at(values, start + i) * gathered[i]
+        b += value_at(values, start + i + ONE) * gathered[i + ONE]
+        c += value_at(values, start + i + TWO) * gathered[i + TWO]
+        d += value_at(values, start + i + THREE) * gathered[i + THREE]
+        i += FOUR
+    while i < count:
+        a += value_at(values, start + i) * gathered[i]
+        i += ONE
     return (a + b) + (c + d)
 
 

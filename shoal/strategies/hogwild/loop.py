@@ -34,10 +34,7 @@ what the cell lacks in the end is what was lost.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,14 +47,9 @@ from shoal.models.linear import NONE, Linear
 from shoal.store.table import codegen
 from shoal.store.table.update import UpdateRule, rule_named
 from shoal.strategies.hogwild import Hogwild
+from shoal.strategies.hogwild.desk import CELLS, LINE, LOCK
 from shoal.tables import Update
-from shoal.training.one_core import _checked_counts, _plan
-
-LINE = 8  # int64 in a cache line: two cells on one line would be as slow as one cell for two
-CURSOR, LIMIT, STOP, LOCK, CANARY = range(5)  # lines of the desk
-CELLS = 8  # from this line on, one for each worker
-# In a worker's line: slots and rows done, what it added to the canary, updates since.
-SLOTS, ROWS, BEATS, TURNS = range(4)
+from shoal.training.one_core import SLOT, check_slots, checked_counts, hashes, key_lists, slots_in
 
 # A gradient of 0 moves nothing, and what workers learned apart may be added up.
 ADDITIVE = ("sum", "sgd", "adagrad")
@@ -67,17 +59,12 @@ Plan = dict[str, npt.NDArray[Any]]
 
 COMMON = """
 
-import shoal.models.kernels as _shoal_m  # {models}
-import shoal.strategies.hogwild.atomics as _shoal_a  # {atomics}
-import shoal.strategies.hogwild.kernels as _shoal_s  # {kernels}
+import shoal.strategies.hogwild.kernels as _shoal_s
 
-from numba import types as _shoal_types
-
-_shoal_words = _shoal_a.words_out
 _shoal_about = (
-    _shoal_k.slab_out, _shoal_words, _shoal_m.doubles_out, _shoal_types.Array(_shoal_types.int8, 1, "C"),
-    _shoal_k.rows_in, _shoal_i8, _shoal_i8, _shoal_i8, _shoal_k.settings_in, _shoal_m.indptr_in, _shoal_m.columns_in,
-    _shoal_m.floats_in, _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_f8
+    _shoal_k.slab_out, _shoal_s.words_out, _shoal_m.doubles_out, _shoal_s.tally_out, _shoal_k.rows_in, _shoal_i8,
+    _shoal_i8, _shoal_i8, _shoal_k.settings_in, _shoal_m.indptr_in, _shoal_m.columns_in, _shoal_m.floats_in,
+    _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_f8
 )
 _shoal_one = _shoal_np.uint64(1)
 """
@@ -107,12 +94,8 @@ def _shoal_scatter(slab, columns, start, base, beyond, column):
 @_shoal_njit(error_model="numpy")
 def _shoal_slopes(values, start, count, slope, column):
     """Gradients of the gathered keys."""
-    if len(values) > 0:
-        for i in range(_shoal_u8(count)):
-            column[i + _shoal_u8({last} * _shoal_k.BLOCK)] = slope * _shoal_f8(values[start + i])
-    else:
-        for i in range(_shoal_u8(count)):
-            column[i + _shoal_u8({last} * _shoal_k.BLOCK)] = slope
+    for i in range(_shoal_u8(count)):
+        column[i + _shoal_u8({last} * _shoal_k.BLOCK)] = slope * _shoal_m.value_at(values, start + i)
 
 
 @_shoal_njit(error_model="numpy")
@@ -130,6 +113,30 @@ def _shoal_step(count, settings, column):
             gradient = _shoal_f8(_shoal_f4(column[i + _shoal_u8({last} * _shoal_k.BLOCK)]))  # as it would be pushed
             weight, state = _shoal_rule(column[i], ({taken}), gradient, settings)
             column[i] = weight{kept}
+
+
+@_shoal_njit(error_model="numpy")
+def _shoal_learn(slab, columns, values, counts, start, stop, slope, l2, settings, column):
+    """A step of each key of a row, from column ``start`` to ``stop``."""
+    none, block = _shoal_u8(0), _shoal_u8(_shoal_k.BLOCK)
+    for at in range(start, stop, block):
+        count = min(block, stop - at)
+        # Read again: what others wrote since the margin was computed is not undone.
+        _shoal_gather(slab, columns, at, none, count, column)
+        _shoal_slopes(values, at, count, slope, column)
+        if l2 > 0.0:
+            _shoal_penalty(l2, columns, counts, at, none, count, column)
+        _shoal_step(count, settings, column)
+        _shoal_scatter(slab, columns, at, none, count, column)
+
+
+@_shoal_njit(error_model="numpy")
+def _shoal_bias(slab, row, slope, settings, column):
+    none = _shoal_u8(0)
+    _shoal_gather(slab, row, none, none, _shoal_one, column)
+    column[{last} * _shoal_k.BLOCK] = slope
+    _shoal_step(_shoal_one, settings, column)
+    _shoal_scatter(slab, row, none, none, _shoal_one, column)
 '''
 
 EXAMPLE = '''
@@ -143,7 +150,6 @@ def race(
     settings = _shoal_Settings({given})
     last, one = _shoal_u8(len(slab) - 1), _shoal_np.full(1, len(slab) - 1, _shoal_np.uint32)
     column = _shoal_np.empty(({last} + 1) * _shoal_k.BLOCK)
-    none, block = _shoal_u8(0), _shoal_u8(_shoal_k.BLOCK)
     done = 0
     while done < most:
         number = _shoal_s.take(words, tally, order)
@@ -155,31 +161,20 @@ def race(
             start, stop = _shoal_u8(indptr[i]), _shoal_u8(indptr[i + _shoal_one])
             label = _shoal_f8(labels[i])
             if locked:
-                _shoal_a.lock(words, _shoal_s.LOCK_AT, worker + 1)
+                _shoal_s.lock(words, _shoal_s.LOCK_AT, worker + 1)
             margin = _shoal_f8(slab[last, 0]) if bias else 0.0
-            margin += _shoal_s.dot(slab, columns, values, start, stop)
+            margin += _shoal_m.dot(columns, values, slab[:, 0], start, stop)
             total += _shoal_m.loss_at(kind, margin, label)
             slope = _shoal_m.slope_at(kind, margin, label)
             if slope != 0.0 or l2 > 0.0 or not idle:
                 beat = _shoal_s.beat(words, worker, canary, _shoal_i8(stop - start))
-                for at in range(start, stop, block):
-                    count = min(block, stop - at)
-                    # Read again: what others wrote since the margin was computed is not undone.
-                    _shoal_gather(slab, columns, at, none, count, column)
-                    _shoal_slopes(values, at, count, slope, column)
-                    if l2 > 0.0:
-                        _shoal_penalty(l2, columns, counts, at, none, count, column)
-                    _shoal_step(count, settings, column)
-                    _shoal_scatter(slab, columns, at, none, count, column)
+                _shoal_learn(slab, columns, values, counts, start, stop, slope, l2, settings, column)
                 if bias:
-                    _shoal_gather(slab, one, none, none, _shoal_one, column)
-                    column[{last} * _shoal_k.BLOCK] = slope
-                    _shoal_step(_shoal_one, settings, column)
-                    _shoal_scatter(slab, one, none, none, _shoal_one, column)
+                    _shoal_bias(slab, one, slope, settings, column)
                 if beat >= 0:
-                    _shoal_a.write(words, _shoal_s.CANARY_AT, beat + 1)
+                    _shoal_s.write(words, _shoal_s.CANARY_AT, beat + 1)
             if locked:
-                _shoal_a.write(words, _shoal_s.LOCK_AT, 0)
+                _shoal_s.write(words, _shoal_s.LOCK_AT, 0)
         _shoal_s.done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
     return done
@@ -194,11 +189,7 @@ def race(
 ):
     """A slot is a step: its gradient at the weights as they were read, then one step of each key. Columns are places in a slot's keys."""
     settings = _shoal_Settings({given})
-    room = 0
-    for slot in range(len(starts) - 1):
-        room = max(room, starts[slot + 1] - starts[slot])
-    weights, counted = _shoal_np.empty(room, _shoal_np.float32), _shoal_np.empty(room, _shoal_np.float32)
-    gradients, slopes = _shoal_np.empty((room, 1), _shoal_np.float32), _shoal_np.zeros(room)
+    weights, counted, slopes, gradients = _shoal_arrays(starts)
     scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
     done = 0
     while done < most:
@@ -207,28 +198,17 @@ def race(
             break
         slot = order[number]
         mine = keys[starts[slot] : starts[slot + 1]]
-        count = len(mine)
-        for i in range(_shoal_u8(count)):
-            weights[i] = slab[_shoal_u8(mine[i]), 0]
         first, beyond = slot * size, min((slot + 1) * size, len(labels))
-        rows = indptr[first : beyond + 1]
-        total = _shoal_m.add_gradient(
-            kind, bias, rows, columns, values, labels[first:beyond], weights[:count], slopes[:count]
+        total = _shoal_gradient(
+            slab, mine, first, beyond, indptr, columns, values, labels, counts, kind, bias, mean, l2, weights, counted,
+            slopes, gradients
         )
-        if l2 > 0.0:
-            for i in range(_shoal_u8(count)):
-                counted[i] = counts[_shoal_u8(mine[i])]
-            _shoal_m.add_penalty(l2, rows, columns, weights[:count], counted[:count], slopes[:count])
-        scale = 1.0 / (beyond - first) if mean else 1.0
-        for i in range(_shoal_u8(count)):
-            gradients[i, 0] = _shoal_f4(slopes[i] * scale)
-            slopes[i] = 0.0
-        for at in range(0, count, _shoal_k.BLOCK):
-            part = mine[at : min(at + _shoal_k.BLOCK, count)]
+        for at in range(0, len(mine), _shoal_k.BLOCK):
+            part = mine[at : min(at + _shoal_k.BLOCK, len(mine))]
             beat = _shoal_s.beat(words, worker, canary, len(part))
             _shoal_rows(slab, part, len(part), 0, gradients, at, settings, scratch)
             if beat >= 0:
-                _shoal_a.write(words, _shoal_s.CANARY_AT, beat + 1)
+                _shoal_s.write(words, _shoal_s.CANARY_AT, beat + 1)
         _shoal_s.done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
     return done
@@ -269,8 +249,8 @@ def race(
                 _shoal_gather(slab, columns, middle, hots, count, column)
                 margin += _shoal_s.dot_there(column, values, start, count)
             else:
-                margin += _shoal_s.dot(mine, columns, values, start, middle)
-                margin += _shoal_s.dot(slab, columns, values, middle, stop)
+                margin += _shoal_m.dot(columns, values, mine[:, 0], start, middle)
+                margin += _shoal_m.dot(columns, values, slab[:, 0], middle, stop)
             total += _shoal_m.loss_at(kind, margin, label)
             slope = _shoal_m.slope_at(kind, margin, label)
             if slope != 0.0 or l2 > 0.0:
@@ -284,29 +264,12 @@ def race(
                     _shoal_scatter(mine, columns, start, none, hots, column)
                     _shoal_scatter(slab, columns, middle, hots, count, column)
                 else:
-                    for at in range(start, middle, block):
-                        here = min(block, middle - at)
-                        _shoal_gather(mine, columns, at, none, here, column)
-                        _shoal_slopes(values, at, here, slope, column)
-                        if l2 > 0.0:
-                            _shoal_penalty(l2, columns, counted, at, none, here, column)
-                        _shoal_step(here, settings, column)
-                        _shoal_scatter(mine, columns, at, none, here, column)
-                    for at in range(middle, stop, block):
-                        here = min(block, stop - at)
-                        _shoal_gather(slab, columns, at, none, here, column)
-                        _shoal_slopes(values, at, here, slope, column)
-                        if l2 > 0.0:
-                            _shoal_penalty(l2, columns, counts, at, none, here, column)
-                        _shoal_step(here, settings, column)
-                        _shoal_scatter(slab, columns, at, none, here, column)
+                    _shoal_learn(mine, columns, values, counted, start, middle, slope, l2, settings, column)
+                    _shoal_learn(slab, columns, values, counts, middle, stop, slope, l2, settings, column)
                 if bias:
-                    _shoal_gather(mine, one, none, none, _shoal_one, column)
-                    column[{last} * _shoal_k.BLOCK] = slope
-                    _shoal_step(_shoal_one, settings, column)
-                    _shoal_scatter(mine, one, none, none, _shoal_one, column)
+                    _shoal_bias(mine, one, slope, settings, column)
                 if beat >= 0:
-                    _shoal_a.write(words, _shoal_s.CANARY_AT, beat + 1)
+                    _shoal_s.write(words, _shoal_s.CANARY_AT, beat + 1)
             since += 1
             if since >= merge:
                 _shoal_s.merge(slab, hot, mine, base, averaged)
@@ -318,22 +281,11 @@ def race(
 '''
 
 
-def desk(workers: int) -> tuple[int, int]:
-    """The shape of the desk, in int64."""
-    return CELLS + workers, LINE
-
-
 def free(shared: Ids, worker: int) -> bool:
     """Free the lock of a worker that has died; whether it had it."""
-    from shoal.strategies.hogwild import atomics
+    from shoal.strategies.hogwild import kernels
 
-    return bool(atomics.changed(shared.reshape(-1), LOCK * LINE, worker + 1, 0) == worker + 1)
-
-
-def lost(shared: Ids) -> tuple[int, int]:
-    """Of the updates of the canary, how many were made and how many of them are not in it."""
-    made = int(shared[CELLS:, BEATS].sum())
-    return made, made - int(shared[CANARY, 0])
+    return bool(kernels.changed(shared.reshape(-1), LOCK * LINE, worker + 1, 0) == worker + 1)
 
 
 class HogwildLoop:
@@ -353,8 +305,7 @@ class HogwildLoop:
         plan: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> None:
         """``rows`` lie in slot order. ``plan``: as another loop of the same arguments made it."""
-        if not len(rows) or batch_size < 1:
-            raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
+        self._slots = slots_in(rows, batch_size)
         rule, way = rule_named(update.name), strategy.way or "example"
         if way == "hot_cold" and rule.name not in ADDITIVE:
             raise Invalid(
@@ -366,8 +317,7 @@ class HogwildLoop:
             plan = made_plan(model, strategy, rows, batch_size, features)
         self.plan: Plan = dict(plan)
         self.shape = (model.keys(features), 1 + rule.state)
-        self._slots = -(-len(rows) // batch_size)
-        counts = _checked_counts(model, features, rows.columns.astype(np.int64), counts) if model.l2_per_count else NONE
+        counts = checked_counts(model, features, rows.columns, counts)
         values = NONE if rows.values is None else rows.values
         given = np.array(rule.settings(update.settings), np.float64)
         how = (rows.labels, counts, batch_size, model.number, model.bias, model.l2_per_count)
@@ -403,8 +353,7 @@ class HogwildLoop:
             )
         if not 0 <= worker < len(sums):
             raise Invalid(f"worker {worker}: there are lines for {len(sums)}, numbered from 0")
-        if order.size and not 0 <= order.min() <= order.max() < self._slots:
-            raise Invalid(f"slots {order.min()} to {order.max()}: there are {self._slots}, numbered from 0")
+        check_slots(order, self._slots)
         return int(self._race(slab, desk.reshape(-1), sums.reshape(-1), tally, order, worker, most, *self._before))
 
 
@@ -412,7 +361,7 @@ def made_plan(model: Linear, strategy: Hogwild, rows: Batch, batch_size: int, fe
     """What all epochs share: key lists (batched), or columns with the hot first (hot_cold)."""
     match strategy.way:
         case "batched":
-            starts, keys, columns = _plan(model, rows, batch_size, features)
+            starts, keys, columns = key_lists(model, rows, batch_size, features)
             return {"starts": starts, "keys": keys.astype(np.uint32), "columns": columns}
         case "hot_cold":
             return _hot_first(model, strategy.hot, rows, features)
@@ -442,23 +391,8 @@ def _hot_first(model: Linear, most: int, rows: Batch, features: int) -> Plan:
 
 def loops(rule: UpdateRule, way: str) -> ModuleType:
     """The loop of a variant, compiled with this rule: ``race`` of this module."""
-    match way:
-        case "batched":
-            text = codegen.ROWS + _common() + BATCHED
-        case "hot_cold":
-            text = _common() + STEPS + HOT_COLD
-        case _:
-            text = _common() + STEPS + EXAMPLE
-    return codegen.rule_kernels(rule, text)
+    from shoal.strategies.hogwild import kernels
 
-
-@lru_cache
-def _common() -> str:
-    """The common text of all loops, with hashes of inlined code: numba would miss an edit."""
-    from shoal.models import kernels as of_models
-    from shoal.strategies.hogwild import atomics, kernels
-
-    files = {"models": of_models, "atomics": atomics, "kernels": kernels}
-    return COMMON.format(
-        **{name: hashlib.sha256(Path(str(file.__file__)).read_bytes()).hexdigest() for name, file in files.items()}
-    )
+    common = SLOT + COMMON
+    variants = {"batched": codegen.ROWS + common + BATCHED, "hot_cold": common + STEPS + HOT_COLD}
+    return codegen.rule_kernels(rule, variants.get(way, common + STEPS + EXAMPLE) + hashes(kernels.__file__))

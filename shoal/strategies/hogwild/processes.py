@@ -13,7 +13,6 @@ import os
 import select
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, StartFailed
@@ -24,7 +23,7 @@ from shoal.launch.worker_process import number_of
 from shoal.models.learner import Learner
 from shoal.models.linear import Linear
 from shoal.store.table.update import rule_named
-from shoal.strategies.hogwild import loop
+from shoal.strategies.hogwild import desk
 from shoal.strategies.hogwild.loop import HogwildLoop
 from shoal.strategies.hogwild.worker import (
     ENDED,
@@ -32,7 +31,7 @@ from shoal.strategies.hogwild.worker import (
     LEAVING,
     PLAN,
     REPORT,
-    HogwildCompute,
+    Compute,
     HogwildSpec,
     HogwildWorker,
     loop_of,
@@ -41,12 +40,7 @@ from shoal.strategies.hogwild.worker import (
 MAIN = "shoal.strategies.hogwild.worker"
 
 
-class WorkerReport(NamedTuple):
-    """A report of a worker, or its end."""
-
-    number: int
-    what: int  # READY, DONE or ENDED
-    why: str = ""  # it ended; empty: it was asked to leave
+Report = tuple[int, int, str]  # worker; READY, DONE or ENDED; why it ended, "" if it was asked to
 
 
 class HogwildWorkers:
@@ -59,7 +53,7 @@ class HogwildWorkers:
         module: str,
         memory: SharedMemory,
         seats: int,
-        compute: Callable[[int], HogwildCompute] | None,
+        compute: Callable[[int], Compute] | None,
     ) -> None:
         """``compute`` makes what a thread computes with, for a seat; None: they are processes."""
         self._job, self._rows, self._module, self._memory, self._compute = job, rows, module, memory, compute
@@ -100,14 +94,9 @@ class HogwildWorkers:
             self.crew.run_thread(name, lambda: worker.work(compute, memory, seat))
             return name
         spec = HogwildSpec(
-            job=self._job.toml(),
-            rows=self._rows,
-            module=self._module,
-            place=self._memory.place,
-            seat=seat,
-            commands=pipe,
-            reports=self._reports,
-        )
+            job=self._job.toml(), rows=self._rows, module=self._module, place=self._memory.place, seat=seat,
+            commands=pipe, reports=self._reports,
+        )  # fmt: skip
         try:
             self.crew.fork(name, spec)
             self.crew.wait_until_running([name])
@@ -121,7 +110,7 @@ class HogwildWorkers:
             if number in self._commands:
                 os.write(self._commands[number][1], command)
 
-    def receive(self, seconds: float) -> list[WorkerReport]:
+    def receive(self, seconds: float) -> list[Report]:
         """The next reports; none at the timeout."""
         if not self._poll.poll(1000 * seconds):
             return []
@@ -129,11 +118,11 @@ class HogwildWorkers:
         for number, what in REPORT.iter_unpack(os.read(self._inbox, REPORT.size * 4_096)):
             if what == LEAVING:
                 self._leaving.add(number)
-            elif what == ENDED:
+                continue
+            why = ""
+            if what == ENDED:
                 why = self._why.get(number, "") or ("" if number in self._leaving else BY_ITSELF)
-                found.append(WorkerReport(number, what, why))
-            else:
-                found.append(WorkerReport(number, what))
+            found.append((number, what, why))
         return found
 
     def let_go(self, number: int) -> int:
@@ -196,8 +185,8 @@ def make_shared(
     For threads the loop that they run comes with it.
     """
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
-        "desk": (loop.desk(seats), "int64"),
-        "sums": ((seats, loop.LINE), "float64"),
+        "desk": (desk.desk(seats), "int64"),
+        "sums": ((seats, desk.LINE), "float64"),
         "tally": ((slots,), "int8"),
         "order": ((slots,), "int64"),
         "numbers": ((slots,), "int64"),
@@ -210,12 +199,11 @@ def make_shared(
         assert start is not None
         memory["slab"][0, :count] = start[0].reshape(-1)
         return memory, None
-    hogwild = loop_of(job, dataset.train)
-    if job.launch.how == "threads":
-        return SharedMemory.make({"slab": (hogwild.shape, "float32"), **shapes}), hogwild
-    plan = {PLAN + name: one for name, one in hogwild.plan.items()}
+    hogwild, plan = loop_of(job, dataset.train), {}
+    if job.launch.how != "threads":
+        plan = {PLAN + name: one for name, one in hogwild.plan.items()}
     of_plan = {name: (one.shape, one.dtype.str) for name, one in plan.items()}
     memory = SharedMemory.make({"slab": (hogwild.shape, "float32"), **shapes, **of_plan})
     for name, one in plan.items():
         memory[name][...] = one
-    return memory, None
+    return memory, hogwild if job.launch.how == "threads" else None

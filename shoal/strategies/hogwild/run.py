@@ -26,10 +26,11 @@ from shoal.job import Job
 from shoal.launch.crew import LOOK, CrewRun, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats, Linear
-from shoal.strategies.hogwild import Hogwild, loop
-from shoal.strategies.hogwild.loop import HogwildLoop
-from shoal.strategies.hogwild.processes import HogwildWorkers, WorkerReport, enough_files, make_shared
-from shoal.strategies.hogwild.worker import BUSY, DONE, ENDED, GO, LEAVE, LOSS, READY, LinearCompute
+from shoal.strategies.hogwild import Hogwild
+from shoal.strategies.hogwild.desk import CURSOR, LIMIT, STOP, lost
+from shoal.strategies.hogwild.loop import HogwildLoop, free
+from shoal.strategies.hogwild.processes import HogwildWorkers, Report, enough_files, make_shared
+from shoal.strategies.hogwild.worker import BUSY, DONE, ENDED, GO, LEAVE, LOSS, READY, Compute, linear_compute
 from shoal.training.local_checkpoint import Snapshot, is_finite
 from shoal.training.run import RunStart
 
@@ -68,7 +69,7 @@ class HogwildRun(CrewRun):
         self._counted_to = 0.0  # when time was counted last
         self._sums = np.zeros(2)  # counted so far: losses, and seconds that workers were busy
         self._idle = 0.0  # seconds that they were not, and that are not reported yet
-        self._unread: deque[WorkerReport] = deque()
+        self._unread: deque[Report] = deque()
 
     def __enter__(self) -> HogwildRun:
         job, seats = self.job, max(self.job.workers + _SPARE, 2 * self.job.workers)
@@ -94,7 +95,7 @@ class HogwildRun(CrewRun):
     def close(self) -> None:
         """End everything; the memory is freed with the last worker."""
         if "desk" in self._memory.arrays:
-            self._memory["desk"][loop.STOP, 0] = 1
+            self._memory["desk"][STOP, 0] = 1
         try:
             self._workers.close()
         finally:
@@ -102,9 +103,9 @@ class HogwildRun(CrewRun):
             self._memory.close()
             super().close()
 
-    def _compute(self, seat: int) -> LinearCompute:
+    def _compute(self, seat: int) -> Compute:
         assert self._loop is not None
-        return LinearCompute(self._loop, self._memory, seat)
+        return linear_compute(self._loop, self._memory, seat)
 
     @property
     def workers(self) -> list[str]:
@@ -131,7 +132,7 @@ class HogwildRun(CrewRun):
             self._deal(np.flatnonzero(self._place[1])[: tracker.room()])
         while self._busy or (self._starting and not self._present):
             self._attend()
-        untouched = max(0, len(self._numbers) - int(desk[loop.CURSOR, 0]))
+        untouched = max(0, len(self._numbers) - int(desk[CURSOR, 0]))
         missing = self._close_round()
         if missing and not tracker.why:
             if not self._is_finite:
@@ -156,8 +157,8 @@ class HogwildRun(CrewRun):
         memory["tally"][:count] = 0
         memory["order"][:count] = self._contents
         memory["numbers"][:count] = numbers
-        memory["desk"][loop.CURSOR, 0] = memory["desk"][loop.STOP, 0] = 0
-        memory["desk"][loop.LIMIT, 0] = count
+        memory["desk"][CURSOR, 0] = memory["desk"][STOP, 0] = 0
+        memory["desk"][LIMIT, 0] = count
         memory["pass"][0] = self._place[0]
         self._reset_patience()
         self._counted_to = time.perf_counter()
@@ -226,14 +227,13 @@ class HogwildRun(CrewRun):
         self._unread += self._workers.receive(LOOK)
         reported = bool(self._unread)
         while self._unread:
-            self._take(self._unread.popleft())
+            self._take(*self._unread.popleft())
         reported = bool(self._count()) or reported
         if self.tracker.why or self.checkpoints.due:  # workers finish their slots
-            self._memory["desk"][loop.STOP, 0] = 1
+            self._memory["desk"][STOP, 0] = 1
         return reported
 
-    def _take(self, report: WorkerReport) -> None:
-        number, what, why = report
+    def _take(self, number: int, what: int, why: str) -> None:
         if number not in self._present and number not in self._starting:
             return
         if what == READY:
@@ -252,15 +252,15 @@ class HogwildRun(CrewRun):
         desk, was_busy = self._memory["desk"], number in self._busy
         for among in (self._starting, self._present, self._busy):
             among.discard(number)
-        loop.free(desk, self._workers.let_go(number))
+        free(desk, self._workers.let_go(number))
         slots = 0
         if why:
             # It had a slot if more are taken and not marked than the others have, one each.
-            taken = min(int(desk[loop.CURSOR, 0]), len(self._numbers))
+            taken = min(int(desk[CURSOR, 0]), len(self._numbers))
             unmarked = taken - int(np.count_nonzero(self._memory["tally"][:taken]))
             slots = int(was_busy and unmarked > len(self._busy) and bool(self._present or self._starting))
             if not self._is_finite:  # the others would fail by it one after another
-                desk[loop.STOP, 0] = 1
+                desk[STOP, 0] = 1
         self._lose(name_of(number), why, slots)
 
     def _count(self) -> int:
@@ -282,7 +282,7 @@ class HogwildRun(CrewRun):
 
     def _count_lost(self) -> None:
         if self._strategy.canary:
-            found = loop.lost(self._memory["desk"])
+            found = lost(self._memory["desk"])
             for name, before, now in zip(_CANARY, self._lost_before, found, strict=True):
                 self.tracker.counts[name] = before + now
 

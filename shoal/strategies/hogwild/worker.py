@@ -17,8 +17,9 @@ import signal
 import struct
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -36,19 +37,9 @@ from shoal.models.linear import Linear
 from shoal.nodes.batches import DenseBatches
 from shoal.store.table.codegen import dense_kernels
 from shoal.store.table.update import rule_named
-from shoal.strategies.hogwild import Hogwild, loop
-from shoal.strategies.hogwild.loop import (
-    BEATS,
-    CANARY,
-    CELLS,
-    CURSOR,
-    LIMIT,
-    LINE,
-    ROWS,
-    SLOTS,
-    STOP,
-    HogwildLoop,
-)
+from shoal.strategies.hogwild import Hogwild
+from shoal.strategies.hogwild.desk import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, ROWS, SLOTS, STOP
+from shoal.strategies.hogwild.loop import HogwildLoop, loops
 
 if TYPE_CHECKING:
     from shoal.launch.process_main import Process, ProcessOrders
@@ -72,22 +63,14 @@ class HogwildSpec(CrewSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     reports: int
 
 
-class HogwildCompute(Protocol):
-    """What computes slots."""
-
-    def run(self, most: int) -> int:
-        """Compute at most so many slots; fewer only if none is left, or all are to stop."""
+# Computes at most so many slots; fewer only if none is left, or all are to stop. How many it did.
+Compute = Callable[[int], int]
 
 
-class LinearCompute:
+def linear_compute(hogwild: HogwildLoop, memory: SharedMemory, seat: int) -> Compute:
     """Computes slots of sparse rows, by the compiled loop."""
-
-    def __init__(self, hogwild: HogwildLoop, memory: SharedMemory, seat: int) -> None:
-        slab, desk, sums, tally, order = (memory[name] for name in ("slab", "desk", "sums", "tally", "order"))
-        self._run = partial(hogwild.run, slab, desk, sums, tally, order, seat)
-
-    def run(self, most: int) -> int:
-        return self._run(most)
+    slab, desk, sums, tally, order = (memory[name] for name in ("slab", "desk", "sums", "tally", "order"))
+    return partial(hogwild.run, slab, desk, sums, tally, order, seat)
 
 
 class ModuleCompute:
@@ -113,9 +96,9 @@ class ModuleCompute:
         self._weights = self._slab[0, : learner.keys * learner.width].reshape(learner.keys, learner.width)
         learner.live_on(self._weights)
 
-    def run(self, most: int) -> int:
+    def __call__(self, most: int) -> int:
         for done in range(most):
-            if self._desk[STOP, 0] or (i := _next(self._desk)) >= self._desk[LIMIT, 0]:
+            if self._desk[STOP, 0] or (i := self._next()) >= self._desk[LIMIT, 0]:
                 return done
             local = self._slices.local((int(self._of_pass[0]), int(self._numbers[i])))
             loss, gradient = self._learner.gradient(local, self._weights, self._mean)
@@ -129,16 +112,14 @@ class ModuleCompute:
             self._sums[LOSS] += loss
         return most
 
+    def _next(self) -> int:
+        """The next number off the cursor; no other worker gets it."""
+        from shoal.strategies.hogwild.kernels import changed
 
-def _next(desk: Any) -> int:
-    """The next number off the cursor; no other worker gets it."""
-    from shoal.strategies.hogwild.atomics import changed
-
-    words = desk.reshape(-1)
-    while True:
-        number = int(desk[CURSOR, 0])
-        if changed(words, CURSOR * LINE, number, number + 1) == number:
-            return number
+        while True:
+            number = int(self._desk[CURSOR, 0])
+            if changed(self._desk.reshape(-1), CURSOR * LINE, number, number + 1) == number:
+                return number
 
 
 def loop_of(job: Job, data: Data, plan: dict[str, Any] | None = None) -> HogwildLoop:
@@ -166,7 +147,7 @@ class HogwildWorker:
     def report(self, what: int) -> None:
         os.write(self._reports, REPORT.pack(self._number, what))
 
-    def work(self, compute: HogwildCompute, memory: SharedMemory, seat: int) -> None:
+    def work(self, compute: Compute, memory: SharedMemory, seat: int) -> None:
         """Until it is to leave."""
         cell, sums = memory["desk"][CELLS + seat], memory["sums"][seat]
         self.report(READY)
@@ -175,10 +156,10 @@ class HogwildWorker:
             self.report(DONE)
         self.report(LEAVING)
 
-    def _round(self, compute: HogwildCompute, cell: Any, sums: Any) -> None:
+    def _round(self, compute: Compute, cell: Any, sums: Any) -> None:
         while not self._poll.poll(0):  # the only command in the middle of a round is LEAVE
             most, began, rows = self._most, time.perf_counter(), int(cell[ROWS])
-            done = compute.run(most)
+            done = compute(most)
             took = time.perf_counter() - began
             if self._pace is not None and done:
                 held = self._pace.extra(int(cell[ROWS]) - rows, took)
@@ -197,7 +178,7 @@ def prefork(work: dict[str, Any]) -> None:
     assert isinstance(job.strategy, Hogwild)
     rule = rule_named(job.update.update().name)
     if isinstance(job.model, Linear):
-        loop.loops(rule, job.strategy.way or "example")
+        loops(rule, job.strategy.way or "example")
     else:
         dense_kernels(rule)
 
@@ -211,11 +192,11 @@ def main(orders: ProcessOrders, process: Process) -> None:
     process.ready()
     memory, reports = SharedMemory.open(spec.place), open_of(pid, spec.reports, os.O_WRONLY)
     job, data = spec.load()
-    compute: HogwildCompute
+    compute: Compute
     if isinstance(job.model, Linear):
         arrays = memory.arrays.items()
         plan = {name.removeprefix(PLAN): one for name, one in arrays if name.startswith(PLAN)}
-        compute = LinearCompute(loop_of(job, data, plan), memory, spec.seat)
+        compute = linear_compute(loop_of(job, data, plan), memory, spec.seat)
     else:
         compute = ModuleCompute(job, data, memory, spec.seat, number, spec.module)
     HogwildWorker(number, commands, reports, job.emulate.pace(number, job.seed)).work(compute, memory, spec.seat)

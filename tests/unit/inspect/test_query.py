@@ -12,7 +12,7 @@ from shoal.errors import Invalid
 from shoal.inspect.query import SavedModel
 from shoal.models.inputs import ModelInputs
 from shoal.models.torch_module import Module
-from shoal.models.trained_module import TrainedModule
+from shoal.models.trained import TrainedModule
 
 TENSORS: dict[str, Any] = {
     "body.weight": np.array([[1, -2, 3], [0, 0, 4]], np.float32),

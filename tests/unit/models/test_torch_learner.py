@@ -15,11 +15,11 @@ from torch import nn  # noqa: E402
 from shoal.data.datasets import Dataset, DataSource, load  # noqa: E402
 from shoal.data.slots import Slots  # noqa: E402
 from shoal.errors import BadValues, Invalid  # noqa: E402
-from shoal.models.learner import learner_of, trained  # noqa: E402
+from shoal.models.learner import learner_of  # noqa: E402
 from shoal.models.torch_factory import device_of  # noqa: E402
 from shoal.models.torch_learner import ModuleLearner  # noqa: E402
 from shoal.models.torch_module import Module  # noqa: E402
-from shoal.models.trained_module import TrainedModule  # noqa: E402
+from shoal.models.trained import TrainedModule, trained  # noqa: E402
 from shoal.models.zoo import cnn, sheet  # noqa: E402
 from shoal.nodes.batches import DenseBatches, RowsPiece  # noqa: E402
 

@@ -14,7 +14,7 @@ from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.store.table.update import SGD, AdaGrad, Adam
 from shoal.strategies.hogwild import Hogwild, kernels
-from shoal.strategies.hogwild.loop import (
+from shoal.strategies.hogwild.desk import (
     CANARY,
     CELLS,
     CURSOR,
@@ -24,11 +24,10 @@ from shoal.strategies.hogwild.loop import (
     ROWS,
     SLOTS,
     STOP,
-    HogwildLoop,
     desk,
-    free,
     lost,
 )
+from shoal.strategies.hogwild.loop import HogwildLoop, free
 from shoal.tables import Update
 from shoal.training.one_core import OneCore
 

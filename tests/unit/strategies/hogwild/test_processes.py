@@ -8,8 +8,8 @@ import pytest
 
 from shoal.job import Job
 from shoal.launch.shared_memory import SharedMemory
-from shoal.strategies.hogwild import loop
-from shoal.strategies.hogwild.processes import HogwildWorkers, WorkerReport
+from shoal.strategies.hogwild import desk
+from shoal.strategies.hogwild.processes import HogwildWorkers, Report
 from shoal.strategies.hogwild.worker import ENDED, LEAVE, READY
 
 
@@ -20,7 +20,7 @@ class Nothing:
 
 @pytest.fixture
 def workers() -> Iterator[HogwildWorkers]:
-    segment = SharedMemory.make({"desk": (loop.desk(2), "int64"), "sums": ((2, loop.LINE), "float64")})
+    segment = SharedMemory.make({"desk": (desk.desk(2), "int64"), "sums": ((2, desk.LINE), "float64")})
     found = HogwildWorkers(
         Job.of({"data": "clicks", "strategy": "hogwild"}), "", "", segment, 2, lambda seat: Nothing()
     )
@@ -31,14 +31,14 @@ def workers() -> Iterator[HogwildWorkers]:
 
 def test_one_that_was_asked_to_leave_has_left(workers: HogwildWorkers) -> None:
     workers.add(lambda number: None)
-    assert workers.receive(10) == [WorkerReport(0, READY)]
+    assert workers.receive(10) == [(0, READY, "")]
     workers.send(0, LEAVE)
-    reported: list[WorkerReport] = []
+    reported: list[Report] = []
     while not reported:
         reported = workers.receive(10)
-    assert reported == [WorkerReport(0, ENDED)]
+    assert reported == [(0, ENDED, "")]
 
 
 def test_one_that_ended_unasked_is_lost_though_its_exit_code_says_that_all_is_well(workers: HogwildWorkers) -> None:
     workers._ended("worker-1", "")
-    assert workers.receive(10) == [WorkerReport(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]
+    assert workers.receive(10) == [(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal.jit import compiled
-from shoal.strategies.hogwild import atomics
-from shoal.strategies.hogwild.atomics import (
+from shoal.strategies.hogwild import kernels
+from shoal.strategies.hogwild.kernels import (
     add,
     lock,
     read,
@@ -57,8 +57,8 @@ def test_under_a_lock_plain_additions_are_not_lost_either() -> None:
 
 def test_a_word_is_changed_only_from_what_it_was_taken_for() -> None:
     words = np.array([0, 3], np.int64)
-    assert atomics.changed(words, 1, 2, 0) == 3 and words[1] == 3
-    assert atomics.changed(words, 1, 3, 0) == 3 and words[1] == 0
+    assert kernels.changed(words, 1, 2, 0) == 3 and words[1] == 3
+    assert kernels.changed(words, 1, 3, 0) == 3 and words[1] == 0
 
 
 def test_who_waits_for_a_lock_gets_it_when_somebody_else_frees_it() -> None:
@@ -66,6 +66,6 @@ def test_who_waits_for_a_lock_gets_it_when_somebody_else_frees_it() -> None:
     words[1] = 7  # of one that died with it
     waiting = threading.Thread(target=lock, args=(words, 1, 2))
     waiting.start()
-    assert atomics.changed(words, 1, 7, 0) == 7
+    assert kernels.changed(words, 1, 7, 0) == 7
     waiting.join()
     assert words[1] == 2 and words_out.ndim == 1

@@ -33,9 +33,9 @@ from shoal.errors import Invalid, ShoalError, StartFailed
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.crew import name_of
-from shoal.launch.exit_status import ExitReasons
 from shoal.launch.mpirun_rank import OURS, rank
 from shoal.launch.process_main import ProcessMessage
+from shoal.launch.process_pool import ExitReasons
 from shoal.launch.torchrun import is_ours
 from shoal.nodes.evaluator import Judgement
 from shoal.strategies.averaging import Averaging

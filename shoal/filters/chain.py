@@ -171,21 +171,15 @@ class Chain:
 
     def opened_push(self, arrays: Arrays, rows: int, ahead: int, width: int, form: Wire) -> list[Array]:
         """Decode a push; the ``rows`` and ``ahead`` of its header have been checked."""
-        if not arrays:
-            return []
-        *keys, values = arrays
-        found: list[Array] = [self._released(one, 8, 8 * max(rows, ahead, 0)) for one in keys]
-        return [*found, self._values(values, rows, width, form, self.pushes, OUT)]
+        found = self.opened_pull(arrays[:-1], max(rows, ahead, 0))
+        return [*found, *(self._values(one, rows, width, form, self.pushes, OUT) for one in arrays[-1:])]
 
     def opened_pull(self, arrays: Arrays, rows: int) -> list[Array]:
         return [self._released(one, 8, 8 * rows) for one in arrays]
 
     def opened_answer(self, arrays: Arrays, rows: int, width: int, form: Wire) -> list[Array]:
-        if not arrays:
-            return []
-        *keys, values = arrays
-        found: list[Array] = [self._released(one, 8, 8 * rows) for one in keys]
-        return [*found, self._values(values, rows, width, form, self.pulls, IN)]
+        found = self.opened_pull(arrays[:-1], rows)
+        return [*found, *(self._values(one, rows, width, form, self.pulls, IN) for one in arrays[-1:])]
 
     # ------------------------------------------------------------ bytes
 

@@ -2,18 +2,13 @@
 
     float16, bfloat16    rounded to nearest; for any table
     int8                 each column of a push (or answer) has one scale: its largest value is 127
-                         steps, or fewer, which zstd compresses better. Pushes are rounded at
-                         random, so that small values count on average; code -128 is -0.0, which
-                         pulls must preserve
+                         steps, or fewer; code -128 is -0.0, which pulls must preserve
     one_bit              each column of a push has two values, the mean of its negative and of its
                          positive values
 
-With ``chance=0`` pushes are rounded to nearest: small values wait until they have grown. Updates
-with squared gradients (AdaGrad, Adam) learn better that way, since random rounding increases the
-squares.
-
-The client keeps what pushes lose and adds it to a later push; so all but the 16-bit quantizers are
-for tables that sum pushes.
+The last two round at random, so that small values count on average; with ``chance=0`` to nearest,
+which is better for updates with squared gradients (AdaGrad, Adam). The client adds what pushes
+lose to a later push; so these two are for tables that sum pushes.
 """
 
 from __future__ import annotations

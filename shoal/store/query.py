@@ -3,9 +3,8 @@
     (keys, weights, settings) -> numbers, or (numbers, keys, values)
 
 Keys are uint64, weights float32, one row per key; both are read-only views of the server's memory.
-Settings are a named tuple of floats. A result is small: some numbers, and some keys with values. A
-server passes its rows in pieces; ``join`` says how two results become one, for pieces and, at the
-client, for servers:
+A result is small: some numbers, and some keys with values. A server passes its rows in pieces;
+``join`` says how two results become one, for pieces and, at the client, for servers:
 
     "sum" "min" "max"        number by number (a tuple has one word for each)
     "largest"                keys with the largest first values by size, as many as setting ``k``
@@ -23,14 +22,12 @@ the servers are started with:
 
 Built in:
 
-    count        rows
+    count        rows (a row of a sparse table that was never pushed does not exist)
     norms        l1, l2, largest (by size)
     nonzeros     weights, nonzero, negative
     top          the k largest nonzero weights: (key, place in its row, weight), largest first
     histogram    how many weights are how large, in bins between powers of two, by sign
     overview     all but ``top`` in one go
-
-A row of a sparse table that was never pushed does not exist, and is not counted.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Operations under way: started in turn, sent, resent, and completed from the answers.
 
 An operation starts when the tasks it follows are done and the byte window has room. It is split
-over the servers by the view of that moment. ``PushHeld`` frees the window and stops the resends,
-``Busy`` delays the request, a new incarnation ends everything. No I/O: methods that may send
-return effects.
-
-A request is for all that one server held by the view of its sender. After a placement change, only
-the requests that it affects go again, to the servers that hold the keys now, in their original
-order:
+over the servers by the view of that moment; a request is for all that one server held by it. After
+a placement change, only the requests that it affects go again, to the servers that hold the keys
+now, in their original order:
 
     its server has left                      at once
     its server holds it back (``PushHeld``)  at once: it drops those who wait with the segments
@@ -15,7 +11,7 @@ order:
     its server holds what it held            never: request and answer stay valid
 
 So many placement changes in a row do not restart everything each time. What was counted before may
-be sent again; the ledgers drop it.
+be sent again; the ledgers drop it. No I/O: methods that may send return effects.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Requests that await an answer: resent with back-off, within a budget, and not for ever.
 
-Any answer is a sign of life. "Held" stops the resends, since the server has the request; it is
-asked again only if the signs of life stop. "Busy" asks for a resend, so that one is not paid from
-the budget; the wait grows if the server is busy again and again. The budget is a window: a resend
-that is answered allows another one. So repeats do not kill a slow server, and what was lost all at
-once comes again as fast as the server answers.
+Any answer is a sign of life. "Held" stops the resends, since the server has the request; "Busy"
+asks for one, so that it is not paid from the budget. The budget is a window: a resend that is
+answered allows another one. So repeats do not kill a slow server, and what was lost all at once
+comes again as fast as the server answers.
 
 No sign for ``timing.silence`` is an error for the caller; twice as long for a request that was
 sent only once because others had used up the budget. A server that answers other requests is not
@@ -172,10 +171,6 @@ class Inflight:
         self.resent += 1
         pending.sends, pending.deferred = pending.sends + 1, False
         return Send(pending.to, pending.message, pending.arrays)
-
-    def clear(self) -> None:
-        self.requests.clear()
-        self.held_now = 0
 
     def _may_resend(self, now: int) -> bool:
         if self._budget >= 1:

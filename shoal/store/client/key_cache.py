@@ -2,13 +2,11 @@
 
 The first message with a ``KeyList`` carries its keys and a number that the client chose. Once that
 is answered, later messages carry the number, the key count and a hash. Each server's share of a
-list has a number of its own, so any other split is another list; tables that are placed alike
-share it.
+list has a number of its own; tables that are placed alike share it.
 
-A client names at most ``limits.HANDLE_KEYS`` keys per server; lists beyond that are sent in full,
-since a cache that is too small would always drop a list just before its use. A list that is
-garbage collected frees its number. Where a server drops lists anyway, because it has many clients,
-fewer are named there.
+A client names at most ``limits.HANDLE_KEYS`` keys per server, and fewer where a server drops lists:
+a cache that is too small would always drop a list just before its use. Others are sent in full. A
+list that is garbage collected frees its number.
 """
 
 from __future__ import annotations

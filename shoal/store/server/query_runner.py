@@ -9,12 +9,12 @@ a member: nothing is counted and nobody waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal import limits
 from shoal.errors import BadKeys, Invalid
 from shoal.keys import KeyRange
-from shoal.store.query import Found, Question, question_named
+from shoal.store.query import Found, question_named
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.table import row_views
@@ -60,45 +60,36 @@ class PendingCalls:
             return HandlerResult([_no(sender, call, "keys", error)])
         except Invalid as error:
             return HandlerResult([_no(sender, call, "setting", error)])
-        found: list[Effect] = []
 
-        def ask() -> None:
-            found.append(_answer(sender, call, question, settings, part, keys))
+        def found() -> Found:
+            return question.ask(row_views(part.table, keys, limits.CALL_PIECE, question.keys), settings)
 
         if question.own and part.extent.work(keys) <= inline:
-            ask()
-            return HandlerResult(found)
+            return HandlerResult([_answer(sender, call, found)])
         if self.apart is not None and not question.own:
-            return self._call_apart(sender, call, question, settings, part, keys, within)
+            return self._call_apart(sender, call, self.apart, found, within)
         self._under_way[sender, call.request] = call
+        answers: list[Effect] = []
 
         def answer(now: int) -> HandlerResult:
             self._under_way.pop((sender, call.request), None)
-            return HandlerResult(found)
+            return HandlerResult(answers)
 
-        return HandlerResult([self.held(sender, call)], [LongComputation(ask, answer, None)])
+        work = LongComputation(lambda: answers.append(_answer(sender, call, found)), answer, None)
+        return HandlerResult([self.held(sender, call)], [work])
 
     def _call_apart(
-        self,
-        sender: str,
-        call: m.Call,
-        question: Question,
-        settings: Any,
-        part: SegmentState,
-        keys: KeyRange,
-        within: int,
+        self, sender: str, call: m.Call, apart: Apart, found: Callable[[], Found], within: int
     ) -> HandlerResult:
         if len(self._pending) >= limits.CALLS_APART:
             return HandlerResult(
                 [Send(sender, m.Busy(call.request, limits.BUSY_RETRY, "other questions are being asked"))]
             )
-        apart, asked = self.apart, (sender, call.request)
-        assert apart is not None
+        asked = sender, call.request
         self._under_way[asked] = call
 
         def ask() -> None:  # off the loop, alone at the table: it sees one moment
-            rows = row_views(part.table, keys, limits.CALL_PIECE, question.keys)
-            self._pending[asked] = apart(lambda: question.ask(rows, settings), within)
+            self._pending[asked] = apart(found, within)
 
         return HandlerResult([self.held(sender, call)], [LongComputation(ask, self.collect, None)])
 
@@ -134,12 +125,11 @@ class PendingCalls:
         return Send(sender, m.PushHeld(call.request, f"question {call.name!r}, which is being asked"))
 
 
-def _answer(sender: str, call: m.Call, question: Question, settings: Any, part: SegmentState, keys: KeyRange) -> Effect:
+def _answer(sender: str, call: m.Call, found: Callable[[], Found]) -> Effect:
     try:
-        found = question.ask(row_views(part.table, keys, limits.CALL_PIECE, question.keys), settings)
+        return _told(sender, call, found())
     except Invalid as error:
         return _no(sender, call, "question", error)
-    return _told(sender, call, found)
 
 
 def _told(sender: str, call: m.Call, found: Found) -> Effect:

@@ -1,18 +1,15 @@
 """Vector clocks: what happened before what, with one clock for each range of keys.
 
-A ``VectorClock`` counts the events of each node:
-
-    local event         +1 on its own entry
-    send                +1 on its own entry; the clock goes with the message
-    receive             +1 on its own entry, and the larger of both in every entry
+A ``VectorClock`` counts the events of each node: +1 on its own entry for a local event, a send and
+a receive; a receive also takes the larger of both in every entry.
 
     a before b          a <= b in every entry, and less in at least one
     concurrent          neither before the other, and not the same
 
 One clock per key would need n * m numbers for n keys and m nodes. ``RangeClocks`` keeps one for
 all neighbouring keys with the same history. A task on a range splits at most two ranges, so k
-distinct ranges make at most 2k + 1 clocks; neighbours that become equal are joined. Clocks are
-returned by pulls and shown. They decide nothing.
+distinct ranges make at most 2k + 1 clocks. Clocks are returned by pulls and shown. They decide
+nothing.
 """
 
 from __future__ import annotations

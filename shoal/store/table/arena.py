@@ -1,13 +1,10 @@
 """Memory for rows: address space for dense tables, slabs and indexes for sparse ones.
 
-A dense table reserves address space for all its rows, and only what is written costs memory. A
-server holds some segments, each where it would lie if all were here: the row of a key is its
-number, and a segment that comes or goes moves no rows. What goes is given back to the system page
-by page. All that a server has of a table (its own segments, backups, what arrives) lies in one
-arena. Each holder claims its ranges, and the last claim wins: so a backup becomes a primary's
-segment without touching a row. ``table_server`` ensures that no two holders write to one segment.
-
-Sparse slabs and indexes always grow in the same steps, so the peak is known.
+A dense table reserves address space for all its rows, and only what is written costs memory. The
+row of a key is its number, so a segment that comes or goes moves no rows; what goes is given back
+to the system page by page. All that a server has of a table (its own segments, backups, what
+arrives) lies in one arena. Each holder claims its ranges, and the last claim wins: so a backup
+becomes a primary's segment without touching a row. Sparse slabs and indexes grow in fixed steps.
 """
 
 from __future__ import annotations

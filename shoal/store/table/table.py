@@ -3,12 +3,6 @@
 A push is taken whole or not at all: ``check`` says beforehand why it cannot be, memory is
 allocated before anything changes, and the kernels that follow cannot fail. A pull never creates a
 row. Nothing here locks: one thread at a time.
-
-``RowCache`` remembers the rows of key lists that come again. A list is known by being the very
-same array (``key_lists`` keeps it), so it may pass through logs and steps as plain keys. Its keys
-are checked once. Sparse rows are searched for at the second use, and again when rows have moved
-(``layout``); if some keys have no row, again after twice as many uses. Dense rows are a
-subtraction away.
 """
 
 from __future__ import annotations
@@ -39,7 +33,12 @@ class CachedRows:
 
 
 class RowCache:
-    """All key lists that one table has been asked for by number."""
+    """The rows of key lists that come again: a list is known by being the very same array.
+
+    So it may pass through logs and steps as plain keys. Its keys are checked once. Sparse rows are
+    searched for at the second use, and again when rows have moved (``layout``); if some keys have
+    no row, again after twice as many uses. Dense rows are a subtraction away.
+    """
 
     def __init__(self, part: DenseRows | SparseRows) -> None:
         self.part = part

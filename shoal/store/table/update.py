@@ -2,16 +2,12 @@
 
     (weight, state, gradient, settings) -> (weight, state)
 
-Weight and gradient are floats, state is a tuple of as many floats as the rule keeps per weight
-(zeros at first), settings a named tuple of floats. ``codegen`` inlines the function into a
-compiled kernel. There it computes in float64, between float32 rows read before and written after,
-so a plain Python call gives the same bits. A rule must be a function of its arguments alone:
-backups run it again. shoal's own rules are in ``rules``.
-
-A rule may take several numbers per weight, ``pushed`` of them: gradient is then a tuple of so many
-floats, and a row of a push is all weights' first numbers, then all second ones. ``additive=False``
-says that a push cannot be sent in two parts (assign): filters that send the rest of a value later
-are refused.
+State is a tuple of as many floats as the rule keeps per weight (zeros at first), settings a named
+tuple of floats. ``codegen`` inlines the function into a compiled kernel, which computes in float64
+between float32 rows, so a plain Python call gives the same bits. A rule must be a function of its
+arguments alone: backups run it again. With ``pushed`` numbers per weight gradient is a tuple, and
+a row of a push is all weights' first numbers, then all second ones. ``additive=False`` says that a
+push cannot be sent in two parts (assign): filters that send the rest of a value later are refused.
 
 Only a rule's name and settings travel, never code. A user's own rule, in a module that the servers
 are started with:
@@ -29,11 +25,7 @@ Penalties are proximal steps: with l1 or l2, SGD and AdaGrad move along the grad
         =  shrink(moved, step * l1) / (1 + step * l2)
 
 with the step size that this weight moved by. They act on a key when it is pushed, even with a
-gradient of 0: a rarely seen key is rarely penalised. FTRL has no such lag: its weight is a closed
-form of all that was pushed, penalties included.
-
-``UpdateSettings`` is the [update] table of a job. Settings that are not set are the rule's
-defaults; one that the chosen rule does not have is refused, with those it has.
+gradient of 0: a rarely seen key is rarely penalised. FTRL has no such lag.
 """
 
 from __future__ import annotations
@@ -158,6 +150,10 @@ def check_pushed(spec: tables.Table) -> None:
         )
 
 
+def _made(name: str, **settings: float) -> Update:
+    return UpdateConstructor(_rules[name])(**settings)
+
+
 def Sum() -> Update:
     """Add what is pushed."""
     return Update("sum")
@@ -171,8 +167,8 @@ def Assign() -> Update:
 def SGD(step: float = 0.1, l1: float = 0.0, l2: float = 0.0) -> Update:
     """weight - step * gradient; with l1 or l2, then the proximal step."""
     if _is_zero(l1) and _is_zero(l2):
-        return UpdateConstructor(_rules["sgd"])(step=step)
-    return UpdateConstructor(_rules["proximal_sgd"])(step=step, l1=l1, l2=l2)
+        return _made("sgd", step=step)
+    return _made("proximal_sgd", step=step, l1=l1, l2=l2)
 
 
 def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float = 0.0) -> Update:
@@ -182,8 +178,8 @@ def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float
     the weight moved by.
     """
     if _is_zero(l1) and _is_zero(l2):
-        return UpdateConstructor(_rules["adagrad"])(step=step, epsilon=epsilon)
-    return UpdateConstructor(_rules["proximal_adagrad"])(step=step, epsilon=epsilon, l1=l1, l2=l2)
+        return _made("adagrad", step=step, epsilon=epsilon)
+    return _made("proximal_adagrad", step=step, epsilon=epsilon, l1=l1, l2=l2)
 
 
 def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, decay: float = 0.0) -> Update:
@@ -195,14 +191,14 @@ def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, 
     check_number(f"dampening={dampening!r}", dampening)
     if not _is_zero(momentum):
         if _is_zero(dampening):
-            return UpdateConstructor(_rules["sgd_momentum"])(step=step, momentum=momentum, decay=decay)
-        return UpdateConstructor(_rules["sgd_dampened"])(step=step, momentum=momentum, decay=decay, dampening=dampening)
-    return SGD(step) if _is_zero(decay) else UpdateConstructor(_rules["sgd_decay"])(step=step, decay=decay)
+            return _made("sgd_momentum", step=step, momentum=momentum, decay=decay)
+        return _made("sgd_dampened", step=step, momentum=momentum, decay=decay, dampening=dampening)
+    return SGD(step) if _is_zero(decay) else _made("sgd_decay", step=step, decay=decay)
 
 
 def Nesterov(step: float = 0.01, momentum: float = 0.9, decay: float = 0.0) -> Update:
     """weight - step * (gradient + momentum * velocity), as torch.optim.SGD with nesterov."""
-    return UpdateConstructor(_rules["sgd_nesterov"])(step=step, momentum=momentum, decay=decay)
+    return _made("sgd_nesterov", step=step, momentum=momentum, decay=decay)
 
 
 def RMSProp(
@@ -211,22 +207,22 @@ def RMSProp(
     """weight - step * gradient / (sqrt(mean of squares) + epsilon), as torch.optim.RMSprop."""
     settings = {"step": step, "alpha": alpha, "epsilon": epsilon, "decay": decay}
     if _is_zero(momentum):
-        return UpdateConstructor(_rules["rmsprop"])(**settings)
-    return UpdateConstructor(_rules["rmsprop_momentum"])(**settings, momentum=momentum)
+        return _made("rmsprop", **settings)
+    return _made("rmsprop_momentum", **settings, momentum=momentum)
 
 
 def Adam(
     step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.0
 ) -> Update:
     """Running means of gradients and squares, bias-corrected (Kingma, Ba, ICLR 2015)."""
-    return UpdateConstructor(_rules["adam"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+    return _made("adam", step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
 
 
 def AdamW(
     step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.01
 ) -> Update:
     """Adam with decay applied to the weight itself, by step * decay (Loshchilov, Hutter, 2019)."""
-    return UpdateConstructor(_rules["adamw"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+    return _made("adamw", step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
 
 
 def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Update:
@@ -235,7 +231,7 @@ def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0
     For tables that start at 0, as the closed form does. ``beta`` is on the scale of the gradients:
     their means over a batch of sparse rows are small and want it far below 1.
     """
-    return UpdateConstructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
+    return _made("ftrl", alpha=alpha, beta=beta, l1=l1, l2=l2)
 
 
 def BlockProximal(step: float = 1.0, l1: float = 1.0, l2: float = 0.0, kkt: float = 0.0) -> Update:
@@ -244,7 +240,7 @@ def BlockProximal(step: float = 1.0, l1: float = 1.0, l2: float = 0.0, kkt: floa
     For tables with pushed=2: gradient and curvature. With ``kkt`` a weight of 0 whose gradient is
     at most that is written as -0, which says that it can be left out.
     """
-    return UpdateConstructor(_rules["block_proximal"])(step=step, l1=l1, l2=l2, kkt=kkt)
+    return _made("block_proximal", step=step, l1=l1, l2=l2, kkt=kkt)
 
 
 _PENALTY = {"l1": 0.0, "l2": 0.0}

@@ -89,8 +89,7 @@ class Hashing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How ids were hashed; kept with set and model, so that rows to predict are hashed alike."""
 
     bits: int
-    # criteo: text fields, which no matrix column represents
-    format: Literal["libsvm", "criteo"]
+    format: Literal["libsvm", "criteo"]  # criteo: text fields, which no matrix column represents
 
     @property
     def features(self) -> int:

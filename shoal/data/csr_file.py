@@ -56,8 +56,7 @@ class CsrMeta(SetMeta, frozen=True):
     features: int
     nonzeros: int
     ones: bool  # all values are 1 and not stored
-    # sorted by value; the first LABELS_COUNTED distinct ones
-    labels: list[LabelCount]
+    labels: list[LabelCount]  # sorted by value; the first LABELS_COUNTED distinct ones
     more_labels: bool  # there are labels that were not counted
     source: str  # where the rows were read from, for messages
     hashing: Hashing | None = None  # features are hashes of ids

@@ -44,8 +44,7 @@ class Slots:
             raise Invalid(f"{rows} rows in slots of {batch}: at least one row in a set and in a slot is needed")
         self.total, self.batch, self.seed = rows, batch, operator.index(seed)
         self.per_pass = self.turns = -(-rows // batch)
-        # the last epoch that was used, and its key
-        self._last: tuple[int, np.uint64] | None = None
+        self._last: tuple[int, np.uint64] | None = None  # the last epoch that was used, and its key
 
     def content(self, of_pass: int, number: int) -> int:
         from shoal.data import kernels

@@ -33,8 +33,7 @@ from shoal.files import replace_file
 By = Literal["even", "shuffled", "label", "dirichlet"]
 
 ALPHA = 0.5
-# largest alpha: draws are practically even; much larger ones break the sampling
-EVEN = 1e9
+EVEN = 1e9  # largest alpha: draws are practically even; much larger ones break the sampling
 CLIENTS = 10_000  # largest number of files in a folder
 LABELS = 1_000  # distinct labels that are counted; more are numbers, not classes
 AT_ONCE = 10_000  # rows written as text at once

@@ -80,8 +80,7 @@ class Texts:
         ranks, shares = (np.log(np.array(column)) for column in zip(*TERMS, strict=True))
         places = np.arange(1, self.features + 1) * (RCV1_FEATURES / self.features)
         present = np.exp(np.interp(np.log(np.maximum(places, 1.0)), ranks, shares))
-        # over all draws of a text, a word occurs with the given share
-        chance = -np.log1p(-present)
+        chance = -np.log1p(-present)  # over all draws of a text, a word occurs with the given share
         self._cumulated = np.cumsum(chance) / chance.sum()
         self._cumulated[-1] = 2.0  # an upper end, despite rounding
         self._guide = np.searchsorted(

@@ -49,8 +49,7 @@ from shoal.wire.effects import Effect, Send
 from shoal.wire.messages.base import Events
 
 Then = Callable[[int, KeyValues | None], HandlerResult]
-# Arrays, start of the rest, form of values, rows.
-_Found = tuple[list[m.Array], int, Wire, int]
+_Found = tuple[list[m.Array], int, Wire, int]  # arrays, start of the rest, form of values, rows
 
 
 class Primary(SegmentState):
@@ -73,8 +72,7 @@ class Primary(SegmentState):
         # Pushes: step, slot, requester.
         self._held: dict[tuple[str, int], tuple[int, int, Requester]] = {}
         self._waiting: dict[tuple[str, int], Requester] = {}  # pulls
-        # Waits until it is on all replicas.
-        self._promised: dict[tuple[str, int], Requester] = {}
+        self._promised: dict[tuple[str, int], Requester] = {}  # waits until it is on all replicas
         self._writing = False  # a change is being written off the loop
         # Workers, all members: by the last view.
         self.present: tuple[dict[int, str], dict[int, str]] | None = None

@@ -37,24 +37,19 @@ class Replicas(msgspec.Struct, frozen=True, array_like=True):
     servers: list[str]
     last: str = ""  # who held it last, if nobody does
     filling: str = ""  # who is being brought up to hold it, too: no member of the set yet
-    # the view in which the first of the servers became the first: what was split before goes
-    # elsewhere
-    since: int = 0
+    since: int = 0  # the view in which the first of the servers became the first
     instead: str = ""  # whose place it takes when it is full; empty: it is one more
 
 
 class TablePlaces(msgspec.Struct, frozen=True, array_like=True):
     """A table and its segments: segment i starts at key starts[i], up to the next start."""
 
-    # never given twice, so that a table created again under the same name is another table
-    number: int
+    number: int  # never given twice: a table created again under a name is another table
     name: str
     spec: Table
     starts: list[int]
     places: list[Replicas]
-    # the folder of the checkpoint that its rows come from; empty: they begin at their initial
-    # values
-    origin: str = ""
+    origin: str = ""  # the folder of the checkpoint that its rows come from, if any
     cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
 
@@ -101,10 +96,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     incarnation: Count
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
-    # of a server, now and then: rows a second, by table and segment it owns
-    loads: dict[int, dict[int, float]] = {}
-    # and of the hottest of these the key that cuts their load in two
-    halves: dict[int, dict[int, int]] = {}
+    loads: dict[int, dict[int, float]] = {}  # now and then: rows a second, by table and segment
+    halves: dict[int, dict[int, int]] = {}  # of the hottest, the key that cuts their load in two
 
 
 class Alive(Message, frozen=True, tag="alive"):
@@ -137,8 +130,7 @@ class Create(Numbered, frozen=True, tag="create"):
     spec: Table
     starts: list[int] = []  # of its segments, up to 2^63; empty: as the servers there are suggest
     origin: str = ""  # the folder of a checkpoint that has its rows
-    # another table: cut and placed as that one is, so that lists of keys are split alike
-    like: str = ""
+    like: str = ""  # another table: cut and placed as that one is
 
 
 class Drop(Numbered, frozen=True, tag="drop"):
@@ -228,8 +220,7 @@ class RunProgress(msgspec.Struct, frozen=True, array_like=True):
     voids: dict[int, str]
     counts: dict[str, int]
     filtered: dict[str, list[int]] = {}  # bytes into and out of each filter, of all workers
-    # the size of what filters left for later, and of what of that was lost
-    left: tuple[float, float] = (0.0, 0.0)
+    left: tuple[float, float] = (0.0, 0.0)  # norms of what filters left for later, and lost
 
 
 class StatusReply(Numbered, frozen=True, tag="standing"):

@@ -40,7 +40,6 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
     """Counted numbers: all below the mark, and those whose bit is set, from the mark on."""
 
     mark: Count
-    # As many as it takes.
     bits: Annotated[bytes, msgspec.Meta(max_length=LEDGER_WINDOW // 8 + 8)] = b""
 
     @classmethod

@@ -21,18 +21,12 @@ class Want(Numbered, frozen=True, tag="want"):
     sent: Count = 0  # bytes, in this life
     received: Count = 0
     leaving: bool = False
-    # dealt to me, and none of the above; what I was dealt besides never came here
-    holds: list[Run] | None = None
+    holds: list[Run] | None = None  # dealt to me, and none of the above
     spent: list[Count] = []  # microseconds since the last of these, by kind (see nodes.spent)
-    # some of them: kind, microseconds ago, microseconds long
-    spans: list[tuple[Count, Count, Count]] = []
-    # bytes into and out of each filter (see filters.chain.Flow), in this life
-    filtered: dict[str, list[Count]] = {}
-    # the size of what filters left for later, and of what of that was lost
-    left: tuple[float, float] = (0.0, 0.0)
-    # slots, dealt again, for which some servers had taken the step already: they read newer
-    # weights
-    newer: Count = 0
+    spans: list[tuple[Count, Count, Count]] = []  # some: kind, microseconds ago, microseconds long
+    filtered: dict[str, list[Count]] = {}  # in this life, see filters.chain.Flow
+    left: tuple[float, float] = (0.0, 0.0)  # norms of what filters left for later, and lost
+    newer: Count = 0  # slots, dealt again, that read weights after their step
 
 
 class Deal(Numbered, frozen=True, tag="deal"):
@@ -55,8 +49,7 @@ class EvaluationReady(Numbered, frozen=True, tag="ready"):
     metrics: dict[str, float | None] = {}
     error: str = ""  # it cannot be judged, and why
     spans: list[tuple[Count, Count, Count]] = []  # as in Want
-    # the step that these weights are of: later than was asked for, if that was past
-    clock: Signed = NO_CLOCK
+    clock: Signed = NO_CLOCK  # of these weights: later than asked for, if that was past
 
 
 class EvaluateNow(Numbered, frozen=True, tag="judge"):

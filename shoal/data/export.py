@@ -35,10 +35,7 @@ def make(
     test: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> int:
-    """Write ``rows`` rows of a synthetic set to a file; .gz, .bz2 and .xz are compressed.
-
-    The file exists whole or not at all. Returns its size in bytes.
-    """
+    """Write rows of a synthetic set to a file, whole or not at all; returns its size in bytes."""
     if name not in synthetic.MAKERS:
         raise Invalid(f"no made-up set {name!r}: there are {' and '.join(synthetic.MAKERS)}")
     if rows < 1:

@@ -414,10 +414,7 @@ def tabs(data, at, end):
 
 @compiled(int64(bytes_in, int64, uint64, int64, columns_out, floats_out, numbers_out, numbers_out, numbers_out))  # fmt: skip
 def criteo(data, stop, mask, longest, columns, labels, indptr, lines, state):
-    """Parse lines of 40 fields: label, 13 counts, 26 categories. Returns why it stopped.
-
-    The outputs need room for one row per 40 bytes.
-    """
+    """Parse lines of 40 fields, at least 40 bytes a row. Returns why it stopped."""
     found = np.empty(COLUMNS, np.uint32)
     while state[AT] < stop:
         begin, nonzeros, rows = state[AT], state[NONZEROS], state[ROWS]

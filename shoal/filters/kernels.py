@@ -26,10 +26,7 @@ LARGEST = float32(3.4028234663852886e38)
 
 @compiled(int64(keys_in, bytes_out))
 def encode_deltas(keys, out):
-    """Each key minus the previous one and 1, in groups of 7 bits, low first; bit 8: more follow.
-
-    Returns the number of bytes; -1 if the keys are not sorted. ``out`` needs 10 bytes per key.
-    """
+    """Each key minus the previous one and 1, as LEB128; returns the bytes, -1 if not sorted."""
     at = 0
     before = uint64(0)
     for i in range(len(keys)):

@@ -142,10 +142,7 @@ class Client:
         return self.dispatcher.add(op)
 
     def may_look_ahead(self, table: str, keys: Any, ahead: Any) -> bool:
-        """Whether ``push`` can take these keys ``ahead``: one message per server must hold both.
-
-        That is so for few sorted keys of a table that counts pushes at once, and for one range.
-        """
+        """Whether one message per server can hold both: few sorted keys, or one range."""
         if isinstance(keys, KeyRange):
             if keys != ahead:
                 return False
@@ -189,10 +186,7 @@ class Client:
         return self.dispatcher.add(op)
 
     def park(self, *, after: Task | Sequence[Task] = ()) -> Task:
-        """This worker has nothing to do: nobody waits for it until its next pull.
-
-        Follows all calls that are under way.
-        """
+        """Nobody waits for this worker until its next pull. Follows all calls under way."""
         self._must_be_worker("park")
         op = ParkOperation(Task("park", (*self.dispatcher.tasks(), *_tasks(after))))
         self.session.entered, self.session.parking = {}, [op.task]

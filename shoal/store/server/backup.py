@@ -291,10 +291,7 @@ class Backup:
         self._let_go()
 
     def renumber(self, to: Into) -> None:
-        """The table was split more finely: everything here gets the new segment numbers.
-
-        No segment is arriving: what was is held by now, or given up.
-        """
+        """The table was split: everything gets new numbers. No segment is arriving."""
         every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
         for one in dict.fromkeys(every):  # a change may be in several lists
             one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
@@ -413,10 +410,7 @@ class Backups:
         self._first_ground: DenseRows | None = None
 
     def new_ground(self, segments: Sequence[int] = ()) -> Ground:
-        """Where rows will lie, those of these segments with their initial values.
-
-        All that a server has of a dense table lies side by side.
-        """
+        """Where rows will lie, beside all that this server has of the table."""
         ground = ground_of(self.placed.spec, [self.range(segment) for segment in segments], self._first_ground)
         # Sparse rows lie beside nobody's: nothing must keep them alive.
         if isinstance(ground, DenseRows):

@@ -51,10 +51,7 @@ class Clocks:
         return bool(departed)
 
     def level(self, incarnation: int, at: int = 0) -> int:
-        """The clock at which a worker would be entered now.
-
-        A worker that has a clock already (from another table) passes it as ``at`` and keeps it.
-        """
+        """The clock at which a worker would be entered now; it keeps one that it has, ``at``."""
         return at if at > 0 else int(np.maximum(self._clock(incarnation).mark, self._level()).max())
 
     def enter(self, incarnation: int, name: str, spell: int, level: int | None = None) -> int:
@@ -104,10 +101,7 @@ class Clocks:
             self._slowest = None
 
     def tick(self, incarnation: int, step: int, segments: Mask, everywhere: bool = False) -> None:
-        """Count a step, from 1 on; one that was counted before changes nothing.
-
-        ``everywhere``: these are all segments.
-        """
+        """Count a step, from 1 on, once; ``everywhere``: these are all segments."""
         if incarnation in self._workers and step > 0 and self.fits(incarnation, step):
             stream = self._clock(incarnation)
             fresh = stream.fresh(step - 1, segments)

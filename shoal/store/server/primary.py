@@ -87,10 +87,7 @@ class Primary(SegmentState):
         self._since = 0  # keys pushed since the last sweep
 
     def succeed(self, before: Primary, same: Mapping[int, int]) -> None:
-        """Take over from ``before``, with other segments on the same rows.
-
-        What is known of ``same`` segments (number now: number then), and of the server, stays.
-        """
+        """Take over from ``before``; ``same`` segments: number now -> number then."""
         self.staleness, self.counts = before.staleness, before.counts
         self.asked.follow(before.asked, same)
         self._admission, self._since = before._admission, before._since

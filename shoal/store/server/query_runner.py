@@ -46,10 +46,7 @@ class PendingCalls:
         self._told = 0
 
     def call(self, now: int, sender: str, call: m.Call, part: SegmentState, inline: int, within: int) -> HandlerResult:
-        """Answer it: now if it is short and built in, else off the loop.
-
-        A user's query has ``within`` nanoseconds.
-        """
+        """Answer it: now if it is short and built in, else off the loop, ``within`` nanoseconds."""
         if (sender, call.request) in self._under_way:
             return HandlerResult([self.held(sender, call)])
         try:

@@ -166,11 +166,7 @@ class RequestCheck:
         return cost // _IN_A_ROW if isinstance(keys, KeyRange) and not isinstance(self.spec, Sparse) else cost
 
     def read(self, keys: Keys | KeyRange, form: Wire = "float32") -> tuple[list[m.Array], int, Wire]:
-        """The arrays that answer a pull, where the rest starts (-1: no rest), and the form.
-
-        The form is the one asked for, unless some value is too large for it: a weight is never
-        refused.
-        """
+        """The arrays that answer a pull, where the rest starts (-1: none), and their form."""
         arrays: list[m.Array] = []
         rest: int | None = None
         if isinstance(keys, KeyRange) and isinstance(self.spec, Sparse):

@@ -298,10 +298,7 @@ class TableServer:
         images: Sequence[SegmentImage],
         same: dict[int, int],
     ) -> HandlerResult:
-        """Make a primary of these segments on the same rows.
-
-        ``same`` are segments that stay what they were (number now: number then).
-        """
+        """Make a primary on the same rows; ``same`` segments: number now -> number then."""
         segments = sorted(books)
         ground = self.backups.new_ground() if old is None else old.ground
         new = Primary(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
@@ -368,10 +365,7 @@ class TableServer:
     # ------------------------------------------------------------ time, and who is here
 
     def tick(self, now: int, busy: bool) -> list[Effect]:
-        """What is due: resends, and requests to go on without a silent backup.
-
-        ``busy``: a computation has the rows.
-        """
+        """Resend, or go on without a silent backup; ``busy``: a computation has the rows."""
         effects, silent = self.log.tick(now)
         for link in silent:
             effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, link.name, link.incarnation)))

@@ -113,10 +113,7 @@ def prefetch(typing, array, position):
 
 @intrinsic
 def match_line(typing, index, place, tag):
-    """The slot with this tag among the eight from ``place`` on, or 0, without a branch.
-
-    If two match, the bitwise or of both.
-    """
+    """The slot with this tag among the eight from ``place`` on, else 0; of two, the bitwise or."""
 
     def generate(context, builder, signature, args):
         slot = ir.IntType(64)
@@ -381,10 +378,7 @@ def first_not_finite(words):
 
 @compiled(types.UniTuple(int64, 2)(slots_in, int64, int64, uint64, uint64, keys_out, rows_out, int64))
 def collect(slots, row, rows, low, high, keys_found, rows_found, found):
-    """Append live keys in [low, high), from ``row`` on, until the arrays are full.
-
-    Returns the next row, and how many were found by now.
-    """
+    """Append live keys in [low, high) from ``row`` on, while there is room: next row, and count."""
     while row < rows and found < len(keys_found):
         key = slots[row, 0]
         if low <= key < high:

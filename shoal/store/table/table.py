@@ -102,10 +102,7 @@ Ground = DenseRows | SparseRows  # where rows lie; it outlives a set of segments
 
 
 def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Ground | None = None) -> Ground:
-    """Room for rows, those of these segments with initial values.
-
-    ``beside``: what else the same server has of the table.
-    """
+    """Room for rows of these segments, ``beside`` what else the server has of the table."""
     if isinstance(spec, tables.Dense):
         return DenseRows(spec, tuple(segments), beside if isinstance(beside, DenseRows) else None)
     return SparseRows(spec, tuple(segments))

@@ -71,8 +71,8 @@ class Named(msgspec.Struct, frozen=True):
 
 
 NAMED = {
-    "clicks": Named("made up: click log, 39 fields, 1,000,000 features", rows=200_000),
-    "rcv1-like": Named("made up: bags of words, 47,236 features", rows=100_000),
+    "clicks": Named("synthetic: click log, 39 fields, 1,000,000 features", rows=200_000),
+    "rcv1-like": Named("synthetic: bags of words, 47,236 features", rows=100_000),
     "rcv1": Named(
         "RCV1 news, topic CCAT: 20,000 rows, 47,236 features",
         train="rcv1/rcv1_ccat_train.svm.xz",
@@ -212,7 +212,7 @@ def _plan(source: DataSource, seed: int) -> PackPlan:
         return PackPlan(name="digits", dense="digits", held_out=source.held_out, rows=source.rows)
     if named is not None and not named.train:
         if source.test or source.hash_bits is not None or source.format != "auto":
-            raise Invalid(f"{name} is made up: it takes rows and features, and no test, format or hash_bits")
+            raise Invalid(f"{name} is synthetic: it takes rows and features, and no test, format or hash_bits")
         return PackPlan(name=name, made=name, rows=source.rows or named.rows, features=source.features, seed=seed)
     if named is not None and source.format not in ("auto", named.format):
         raise Invalid(f"{name} is {named.format} text: leave the format out")

@@ -37,7 +37,7 @@ def make(
 ) -> int:
     """Write rows of a synthetic set to a file, whole or not at all; returns its size in bytes."""
     if name not in synthetic.MAKERS:
-        raise Invalid(f"no made-up set {name!r}: there are {' and '.join(synthetic.MAKERS)}")
+        raise Invalid(f"no synthetic set {name!r}: there are {' and '.join(synthetic.MAKERS)}")
     if rows < 1:
         raise Invalid(f"rows = {rows}: at least 1 is needed")
     maker = synthetic.MAKERS[name](seed, features)

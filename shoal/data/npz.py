@@ -155,7 +155,7 @@ class _Archive:
         fine = np.isfinite(floats)
         if not fine.all():
             row = int(np.flatnonzero(~fine.reshape(len(floats), -1).all(axis=1))[0])
-            raise self._wrong(f"row {row:,} of {name} is not finite, or too large for float32", "mend or drop it")
+            raise self._wrong(f"row {row:,} of {name} is not finite, or too large for float32", "fix or drop it")
         return floats
 
     def _array(self, name: str) -> npt.NDArray[Any]:

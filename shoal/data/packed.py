@@ -98,7 +98,7 @@ def check_labels(packed: CsrFile | DenseFile, kind: Literal["classes", "numbers"
         odd = _odd_one(packed.meta.labels)
         raise Invalid(
             f"{where}, line {odd.line}: label {odd.value:g}, and two classes are -1 and +1 or 0 and 1: "
-            f"choose model squared for numbers, or write the labels anew"
+            f"choose model squared for numbers, or write other labels"
         )
     if both and len(packed.meta.labels) == 1:
         (only,) = packed.meta.labels

@@ -96,7 +96,7 @@ class RowReader:
         if self.skipped > self.bad_lines:
             allowed = f" ({self.bad_lines:,} bad lines were allowed)" if self.bad_lines else ""
             raise Invalid(
-                f"{self.path}, {said}{allowed}; {move or 'mend it, or let it be skipped (--set data.bad_lines=N)'}"
+                f"{self.path}, {said}{allowed}; {move or 'fix it, or allow it to be skipped (--set data.bad_lines=N)'}"
             )
 
 
@@ -223,7 +223,7 @@ class Libsvm(_Parsing):
             ),
             k.ID_NEGATIVE: (f"negative id in {token!a}", ""),
             k.ID_LARGE: (f"id of {token!a} is above {self._limit:,}", hashing),
-            k.REPEATED: (f"the id of {token!a} stands there twice", ""),
+            k.REPEATED: (f"the id of {token!a} is given twice", ""),
             k.DISORDER: (f"the id of {token!a} is smaller than the one before", ""),
             k.NOT_FINITE: (f"{token!a} is not finite, or too large", ""),
         }[wrong]

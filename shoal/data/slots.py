@@ -75,7 +75,7 @@ class Slots:
 
     def _within(self, number: int, what: str) -> None:
         if not 0 <= number < self.per_pass:
-            raise Invalid(f"{what} {number}: a pass has {self.per_pass:,}, numbered from 0")
+            raise Invalid(f"{what} {number}: an epoch has {self.per_pass:,}, numbered from 0")
 
     def _key(self, of_pass: int) -> np.uint64:
         from shoal.jit import mix

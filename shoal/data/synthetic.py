@@ -123,7 +123,7 @@ def _features(features: int | None, default: int) -> int:
     if features is None:
         return default
     if not FEWEST_FEATURES <= features <= FEATURES:
-        raise Invalid(f"features = {features:,}: made-up sets have {FEWEST_FEATURES:,} to {FEATURES:,}")
+        raise Invalid(f"features = {features:,}: synthetic sets have {FEWEST_FEATURES:,} to {FEATURES:,}")
     return features
 
 

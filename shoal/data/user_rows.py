@@ -67,7 +67,7 @@ def finite(values: npt.NDArray[Any], indptr: Ids | None = None) -> Floats:
         place = int(np.flatnonzero(~np.isfinite(floats).ravel())[0])
         row = place // max(1, floats[0].size) if indptr is None else int(np.searchsorted(indptr, place, "right")) - 1
         raise Invalid(
-            f"row {row:,} has a value that is not finite, or too large for float32: mend it or leave the row out"
+            f"row {row:,} has a value that is not finite, or too large for float32: fix it or leave the row out"
         )
     return floats
 

@@ -70,11 +70,11 @@ class Chain:
         self.pulls = _only([one for one in short if one[1].pulls], "pulls")
         if (lossy := [*self.choosing, *short]) and wire != "float32":
             raise Invalid(
-                f"wire={wire!r} and filter {lossy[0][0]!r}: values are shortened in one place only; leave wire out, and name "
+                f"wire={wire!r} and filter {lossy[0][0]!r}: values are quantized in one place only; leave wire out, and name "
                 f"filter {wire!r} instead if you want it, too"
             )
         if len(self._pressing) > _MOST_PRESSING:
-            raise Invalid(f"{len(self._pressing)} filters that press bytes: at most {_MOST_PRESSING} are possible")
+            raise Invalid(f"{len(self._pressing)} filters that compress bytes: at most {_MOST_PRESSING} are possible")
         if any(one.compiled for _, one in found) and warm:
             # now, so that the first message does not wait for it
             importlib.import_module("shoal.filters.kernels")
@@ -205,7 +205,7 @@ class Chain:
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
         if mark & SHORTENED:
             if by is None:
-                raise BadValues("values came shortened, and this table has no filter that does it")
+                raise BadValues("values came quantized, and this table has no filter that does it")
             size, item = by[1].size(rows, width), by[1].item
         else:
             item = 4 if form == "float32" else 2
@@ -241,7 +241,7 @@ class Chain:
             raise BadValues("an array that was to go through filters came without a word on how it did")
         data: Bytes = array[:-1]
         if mark >> len(self._pressing):
-            raise BadValues(f"an array was pressed by filters that this table does not have ({mark:#x})")
+            raise BadValues(f"an array was compressed by filters that this table does not have ({mark:#x})")
         for i in reversed(range(len(self._pressing))):
             if not mark & 1 << i:
                 continue

@@ -96,7 +96,7 @@ def trained(data: str | Path, out: Path, **settings: Any) -> shoal.Run:
 class Odd(NamedTuple):
     line: str
     fact: str
-    move: str = "mend it, or let it be skipped (--set data.bad_lines=N)"
+    move: str = "fix it, or allow it to be skipped (--set data.bad_lines=N)"
 
 
 ODD = {
@@ -112,7 +112,7 @@ ODD = {
     "a negative id": Odd("1 -3:1", "negative id in '-3:1'"),
     "an id past the limit": Odd("1 4294967296:1", "'4294967296:1' is above 4,294,967,295", "hash them with hash_bits"),
     "ids out of order": Odd("1 5:1 3:1", "the id of '3:1' is smaller than the one before"),
-    "an id twice": Odd("1 5:1 5:1", "the id of '5:1' stands there twice"),
+    "an id twice": Odd("1 5:1 5:1", "the id of '5:1' is given twice"),
     "an id alone": Odd("1 5", "'5' is no id:value"),
     "a million characters": Odd("1 " + "x" * 1_000_000, "' is no id:value: 1 xxxxxx"),
 }
@@ -145,7 +145,7 @@ def test_as_many_bad_lines_as_allowed_are_skipped_and_told(tmp_path: Path) -> No
     assert ended.exit_code == 0
     assert "3 bad lines skipped: line 11: label 'oops' is no number: oops; line 12: id 0" in ended.stderr
     said = refused(path, tmp_path / "runs" / "again", data__bad_lines=2)
-    assert said.startswith(f"{path}, line 13: '2:x' is no id:value: 1 2:x (2 bad lines were allowed); mend it")
+    assert said.startswith(f"{path}, line 13: '2:x' is no id:value: 1 2:x (2 bad lines were allowed); fix it")
 
 
 @pytest.mark.parametrize("fields", [39, 41])
@@ -154,7 +154,7 @@ def test_a_click_log_with_a_column_too_few_or_too_many_is_named(fields: int, tmp
     path = write(tmp_path / "clicks.tsv", "\n".join(rows))
     said = refused(path, tmp_path / "runs" / "run")
     assert said.startswith(f"{path}, line 51: not 40 fields with tabs between: 1\\t1\\t")
-    assert said.endswith("mend it, or let it be skipped (--set data.bad_lines=N)")
+    assert said.endswith("fix it, or allow it to be skipped (--set data.bad_lines=N)")
     assert trained(path, tmp_path / "run", data__bad_lines=1).summary["examples"] > 0
 
 
@@ -168,7 +168,7 @@ def test_labels_of_more_than_two_classes_are_refused_and_a_model_of_numbers_take
     path = write(tmp_path / "rows.svm", lines(f"{label} 1:1"))
     said = refused(path, tmp_path / "runs" / "run")
     assert said.startswith(f"{path}, line 11: label {label}, and two classes are -1 and +1 or 0 and 1")
-    assert said.endswith("choose model squared for numbers, or write the labels anew")
+    assert said.endswith("choose model squared for numbers, or write other labels")
     assert trained(path, tmp_path / "run", model="squared").summary["test_loss"] > 0
 
 
@@ -201,7 +201,11 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "empty": (b"", "is empty", "rows are needed, one a line"),
     "blank": (b"\n\n# nothing\n   \n", "has no row", "rows are needed, one a line"),
     "binary": (b"\x7fELF\0\0\0" + bytes(range(256)), "is no text: byte 4 of it is zero", "give LIBSVM or Criteo lines"),
-    "bytes": (bytes(range(128, 256)) * 20, "line 1: label '", "mend it, or let it be skipped (--set data.bad_lines=N)"),
+    "bytes": (
+        bytes(range(128, 256)) * 20,
+        "line 1: label '",
+        "fix it, or allow it to be skipped (--set data.bad_lines=N)",
+    ),
     "zip": (b"PK\x03\x04" + bytes(50), "is a zip archive", "give plain text, .gz, .bz2 or .xz"),
     "cut": (cut_gzip(), "a compressed file, ends in the middle", "fetch it again"),
     "stub": (gzip.compress(b"1 1:1\n")[:5], "a compressed file, ends in the middle", "fetch it again"),
@@ -268,7 +272,7 @@ def test_a_test_set_of_other_rows_is_refused_where_it_cannot_be_judged(tmp_path:
     assert said.startswith(f"{more}, line 1: id of '1000:1' is above 100") and said.endswith("hash them with hash_bits")
     clicks = write(tmp_path / "clicks.tsv", "\n".join(map(click_line, range(5))))
     said = refused(good, out, data__test=clicks)
-    assert said.startswith(f"{clicks}, line 1: '0' is no id:value") and "mend it" in said
+    assert said.startswith(f"{clicks}, line 1: '0' is no id:value") and "fix it" in said
 
 
 def test_a_test_set_may_have_features_of_its_own_and_the_other_way_to_write_classes(tmp_path: Path) -> None:
@@ -301,7 +305,7 @@ def test_a_test_set_may_have_features_of_its_own_and_the_other_way_to_write_clas
         ("rows", 1, "has 1 rows, and with held_out = 0.1 none is held out", "give a test set, or another share"),
         ("bad_lines", -1, "bad_lines = -1", "0 or more may be skipped"),
         ("format", "csv", "data.format: Invalid enum value 'csv'", "(there are auto, libsvm, criteo)"),
-        ("format", "criteo", "line 1: not 40 fields", "mend it, or let it be skipped (--set data.bad_lines=N)"),
+        ("format", "criteo", "line 1: not 40 fields", "fix it, or allow it to be skipped (--set data.bad_lines=N)"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(

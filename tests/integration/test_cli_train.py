@@ -277,7 +277,7 @@ def test_rows_are_not_written_over_what_is_no_file(home: Path) -> None:
     assert Path("pipe").is_fifo()  # once a device was replaced by a file
     assert sorted(os.listdir()) == ["pipe", "rows.svm"]
     ended = call("data", "make", "clik", "x.svm")
-    assert ended.exit_code == 2 and "no made-up set 'clik': there are clicks and rcv1-like" in ended.stderr
+    assert ended.exit_code == 2 and "no synthetic set 'clik': there are clicks and rcv1-like" in ended.stderr
 
 
 # ---------------------------------------------------------------- several at once

@@ -110,7 +110,7 @@ def test_values_to_be_assigned_under_one_key_twice_are_refused() -> None:
     with shoal.local(servers=2) as cluster, cluster.client() as kv:
         kv.create("set", shoal.Dense(rows=9, update=shoal.Assign()))
         kv.create("sum", shoal.Dense(rows=9))
-        with pytest.raises(BadKeys, match="key 7 stands there more than once, and update 'assign'"):
+        with pytest.raises(BadKeys, match="key 7 is given more than once, and update 'assign'"):
             kv.push("set", [8, 7, 7], [1.0, 2.0, 3.0])
         kv.push("set", [8, 7], [1.0, 2.0]).result()
         kv.push("sum", [8, 7, 7], [1.0, 2.0, 3.0]).result()

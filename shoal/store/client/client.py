@@ -106,7 +106,7 @@ class Client:
         clock = None if clock is None else whole("clock", clock)
         if isinstance(spec.apply, Step):
             if slot is None:
-                raise Invalid(f"table {table!r} is updated in steps: name the slot, push(..., slot=(pass, number))")
+                raise Invalid(f"table {table!r} is updated in steps: name the slot, push(..., slot=(epoch, number))")
             if step is not None:
                 raise Invalid(f"table {table!r} is updated in steps: its steps follow from the slots; leave step out")
             if clock is None:
@@ -388,7 +388,7 @@ def _check_adds_up(layout: Layout, keys: Any, places: Any) -> None:
         return
     key = np.asarray(keys).reshape(-1)[int(np.argmax(np.bincount(places)[places] > 1))]
     raise BadKeys(
-        f"key {key} stands there more than once, and update {rule!r} of table {layout.name!r} does not add up what is pushed: "
+        f"key {key} is given more than once, and update {rule!r} of table {layout.name!r} does not add up what is pushed: "
         f"give each key once"
     )
 
@@ -396,8 +396,8 @@ def _check_adds_up(layout: Layout, keys: Any, places: Any) -> None:
 def _slot(slot: object) -> Slot:
     match slot:
         case (of_pass, number):
-            return whole("pass", of_pass), whole("slot", number)
-    raise Invalid(f"slot={slot!r}: needs (pass, number)")
+            return whole("epoch", of_pass), whole("slot", number)
+    raise Invalid(f"slot={slot!r}: needs (epoch, number)")
 
 
 def _name(name: object) -> str:

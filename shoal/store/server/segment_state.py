@@ -147,7 +147,7 @@ class RequestCheck:
         if not isinstance(apply, Step):
             return None
         if push.stream < 0:
-            raise Invalid("values for this table are pushed as slots of a step: name the slot (pass, number)")
+            raise Invalid("values for this table are pushed as slots of a step: name the slot (epoch, number)")
         if push.step > 0:
             raise Invalid("the steps of this table follow from its slots: a push names no other")
         return apply.step_of((push.stream, push.number)), push.number % apply.slots

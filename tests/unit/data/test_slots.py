@@ -52,5 +52,5 @@ def test_slots_without_rows_are_refused(rows: int, batch: int) -> None:
 def test_a_slot_that_is_not_there_is_refused() -> None:
     slots = Slots(10, 4, 0)
     for ask in (lambda: slots.content(0, 3), lambda: slots.rows(3), lambda: slots.rows(-1)):
-        with pytest.raises(Invalid, match="a pass has 3"):
+        with pytest.raises(Invalid, match="an epoch has 3"):
             ask()

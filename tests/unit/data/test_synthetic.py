@@ -98,7 +98,7 @@ def matrix(rows: Batch, features: int) -> object:
 
 def test_too_few_features_are_refused() -> None:
     for name in MAKERS:
-        with pytest.raises(Invalid, match="made-up sets have 1,000 to"):
+        with pytest.raises(Invalid, match="synthetic sets have 1,000 to"):
             MAKERS[name](0, 999)
 
 
@@ -132,7 +132,7 @@ def test_the_same_rows_are_the_same_packed_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_made_or_written_says_why(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="no made-up set 'rcv1': there are clicks and rcv1-like"):
+    with pytest.raises(Invalid, match="no synthetic set 'rcv1': there are clicks and rcv1-like"):
         make("rcv1", 10, 0, tmp_path / "x")
     with pytest.raises(Invalid, match="at least 1"):
         make("clicks", 0, 0, tmp_path / "x")

@@ -95,7 +95,7 @@ def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("out", "data", "says"),
-    [("run", "no-such-file.svm", "no file"), ("run", "clicks", "made-up sets have")],
+    [("run", "no-such-file.svm", "no file"), ("run", "clicks", "synthetic sets have")],
 )
 def test_a_train_that_cannot_begin_leaves_no_folder(out: str, data: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=says):

@@ -155,22 +155,22 @@ class ChaosRun:
         outcome: RunResult | None = None
         stopped: BaseException | None = None
         account = PushAudit()
-        self.audience.note(
-            f"starting {format.many(self.job.servers, 'server')} and {format.many(self.job.workers, 'worker')}"
-        )
+        crew = f"{format.many(self.job.servers, 'server')} and {format.many(self.job.workers, 'worker')}"
+        self.audience.note(f"starting {crew}")
         with self.stage:
             self.audience.note("")
             self._next = self.nemesis.gap() if self.nemesis is not None else 0.0
             try:
-                while (outcome := self.stage.wait(TICK)) is None:
+                while (outcome := self.stage.training.wait(TICK)) is None:
                     self._tick()
                 self._settle()
             except KeyboardInterrupt as error:
                 stopped = error
-                self._heal()
+                self._resume(all_of_them=True)
                 outcome = self.stage.training.interrupted()
+            finally:
+                self._resume(all_of_them=True)  # a stopped process cannot end
             self._take_events()
-            self._heal()
             if outcome.failed and stopped is None:
                 self._failed = outcome.why
             try:
@@ -193,7 +193,6 @@ class ChaosRun:
         self._take_events()
         self._look()
         self._resume()
-        self._replace()
         share = self._share()
         if self.nemesis is not None and self.now >= self._next and share < HEALED_FROM and self._hurt():
             self._next = self.now + self.nemesis.gap()
@@ -206,7 +205,7 @@ class ChaosRun:
         self.audience.board(board)
 
     def _share(self) -> float:
-        course = self.stage.course
+        course = None if self.stage.seen is None else self.stage.seen.standing.course
         if self.job.stop.epochs is None:  # the clock ends it
             return min(1.0, self.now / self.clean.seconds)
         return course.done / course.limit if course is not None and course.limit else 0.0
@@ -227,19 +226,19 @@ class ChaosRun:
                 patient.saw("well", self.now)
                 self.board.recoveries += not patient.planned
 
-    def _resume(self) -> None:
+    def _resume(self, all_of_them: bool = False) -> None:
+        """End the pauses and cuts that are over; start workers in the place of dead ones."""
         for patient in self.patients:
-            if patient.until is not None and self.now >= patient.until:
+            fault = patient.fault
+            if patient.until is not None and (all_of_them or self.now >= patient.until):
                 patient.until = None
-                self._end(patient.fault)
-                self._say("heal", f"{patient.fault.name} goes on after {patient.fault.seconds:.1f} s")
-
-    def _replace(self) -> None:
-        for patient in self.patients:
-            if patient.replace is not None and self.now >= patient.replace:
+                self.stage.end(fault)
+                if not all_of_them:
+                    self._say("heal", f"{fault.name} goes on after {fault.seconds:.1f} s")
+            if patient.replace is not None and self.now >= patient.replace and not all_of_them:
                 patient.replace = None
-                patient.successor = self.stage.add_worker()
-                self._say("heal", f"{patient.successor} is started in the place of {patient.fault.name}")
+                patient.successor = self.stage.training.add_worker()
+                self._say("heal", f"{patient.successor} is started in the place of {fault.name}")
 
     # ------------------------------------------------------------ faults
 
@@ -255,7 +254,7 @@ class ChaosRun:
         # By an old snapshot only workers are hit: a replica set may have shrunk since.
         known = {one.name for one in seen.standing.members if not one.suspected} | ({COORDINATOR} if fresh else set())
         hurt = self._hurt_now()
-        well = [name for name in self.stage.pids if name not in hurt and name in known]
+        well = [name for name in self.stage.training.pids if name not in hurt and name in known]
         sets = [place.servers for one in seen.view.tables for place in one.places] if fresh else []
         leaving = {one.fault.name for one in self.patients if one.fault.kind == "drain" and not one.is_well}
         coming = [one.fault.name for one in self.patients if one.fault.kind == "join" and "back" not in one.times]
@@ -280,21 +279,11 @@ class ChaosRun:
     def _do(self, fault: ChaosFault, view: m.View) -> None:
         members, owned = {one.name: one.incarnation for one in view.members}, self.stage.owned(view, fault.name)
         patient = FaultyNode(fault, self.now, members.get(fault.name, 0), len(owned))
-        match fault.kind:
-            case "kill":
-                self.stage.kill(fault.name)
-                if fault.role == "worker":
-                    patient.replace = self.now + fault.seconds
-            case "join":
-                self.stage.add_server(fault.name)
-            case "drain":
-                self.stage.drain(fault.name)
-            case "cut":
-                patient.until = self.now + fault.seconds
-                self.stage.cut(fault.name, fault.other)
-            case "pause":
-                patient.until = self.now + fault.seconds
-                self.stage.pause(fault.name)
+        self.stage.inject(fault)
+        if fault.kind in ("pause", "cut"):
+            patient.until = self.now + fault.seconds
+        elif (fault.kind, fault.role) == ("kill", "worker"):
+            patient.replace = self.now + fault.seconds
         self.patients.append(patient)
         self.board.faults += not patient.planned
         owns = f", which owns {format.many(len(owned), 'segment')} of the tally" if owned else ""
@@ -308,23 +297,9 @@ class ChaosRun:
         patient.saw("promoted", self.now)
         patient.probe = True
 
-    def _heal(self) -> None:
-        """Resume all stopped processes."""
-        for patient in self.patients:
-            if patient.until is not None:
-                patient.until = None
-                self._end(patient.fault)
-
-    def _end(self, fault: ChaosFault) -> None:
-        """End pauses and cuts that are over."""
-        if fault.kind == "cut":
-            self.stage.join_up(fault.name, fault.other)
-        else:
-            self.stage.resume(fault.name)
-
     def _settle(self) -> None:
         """Wait for the last recoveries after the end of the work."""
-        self._heal()
+        self._resume(all_of_them=True)
         deadline = time.monotonic() + SETTLE
         while time.monotonic() < deadline and any(not one.is_well for one in self.patients):
             if all(role_of(one.fault.name) == "worker" for one in self.patients if not one.is_well):

@@ -50,35 +50,22 @@ HAPPENINGS = {
 def audience(stream: TextIO | None = None) -> Iterator[ChaosListener]:
     """A live board where the stream (standard error if none is given) is a terminal, else lines."""
     stream = stream or sys.stderr
-    live = ChaosLive()
-    if (board := Board.on(stream, live.draw)) is not None:
-        live.changed = board.start
+    view = ChaosView()
+    if (board := Board.on(stream, view.draw)) is not None:
+        view.changed = board.start
         with board:
-            yield live
+            yield view
     else:
-        with LineView(stream) as lines:
-            yield ChaosLines(lines)
+        with LineView(stream) as view.lines:
+            yield view
 
 
-class ChaosLines(ChaosListener):
-    """Prints a drill as lines."""
-
-    def __init__(self, out: LineView) -> None:
-        self._out = out
-
-    def said(self, seconds: float, style: str, text: str) -> None:
-        self._out.write([f"{seconds:6.1f} s  {HAPPENINGS[style][1]} {format.clean(text)}"])
-
-    def note(self, text: str) -> None:
-        if text:
-            self._out.note(text)
-
-
-class ChaosLive(ChaosListener):
-    """Draws a drill on a board."""
+class ChaosView(ChaosListener):
+    """Draws a drill on a board, or prints it as lines."""
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
+        self.lines: LineView | None = None
         self._state: ChaosState | None = None
         self._note = ""
 
@@ -86,8 +73,14 @@ class ChaosLive(ChaosListener):
         self._state = board
         self.changed()
 
+    def said(self, seconds: float, style: str, text: str) -> None:
+        if self.lines is not None:
+            self.lines.write([f"{seconds:6.1f} s  {HAPPENINGS[style][1]} {format.clean(text)}"])
+
     def note(self, text: str) -> None:
         self._note = text
+        if self.lines is not None and text:
+            self.lines.note(text)
         self.changed()
 
     def draw(self, width: int, height: int, plain: bool) -> list[Text]:
@@ -121,11 +114,8 @@ def _title(state: ChaosState, plain: bool) -> Text:
     copies = f"{job.copies} {'copy' if job.copies == 1 else 'copies'}"
     seed = "a clean run first" if state.seed is None else f"seed {state.seed}"
     parts = [format.clean(job.data.source), job.strategy.name, crew, copies, seed]
-    point = (" | " if plain else " · ", "dim")
-    shown = Text.assemble(("shoal chaos", "bold magenta"))
-    for part in parts:
-        shown.append_text(Text.assemble(point, (part, "bold")))
-    return shown
+    bold = [Text("shoal chaos", "bold magenta"), *(Text(part, "bold") for part in parts)]
+    return Text(" | " if plain else " · ", "dim").join(bold)
 
 
 def _members(state: ChaosState, width: int, plain: bool) -> list[Text]:

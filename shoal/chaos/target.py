@@ -18,6 +18,7 @@ import numpy as np
 
 from shoal.chaos import audit
 from shoal.chaos.audit import PushAudit, PushProbes
+from shoal.chaos.plan import ChaosFault
 from shoal.chaos.proxy import ProxiedCluster, Proxy
 from shoal.client import KV
 from shoal.data.datasets import Dataset
@@ -30,7 +31,6 @@ from shoal.nodes.journal import JournalFile
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.store.client.task import Task
 from shoal.strategies.parameter_server.run import ServerRun
-from shoal.training.tracker import RunResult
 from shoal.wire import messages as m
 
 LOOK_EVERY = 0.1  # seconds
@@ -74,7 +74,6 @@ class ChaosTarget:
         self.probes = PushProbes()
         self.seen: ClusterSnapshot | None = None  # the last snapshot
         self._kv: KV | None = None
-        self._stopped: set[str] = set()
         self._looked = threading.Event()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
@@ -107,69 +106,40 @@ class ChaosTarget:
         if self._kv is not None:
             for task in self._kv._client.dispatcher.failed:
                 task.asked = True  # the audit finds errors: ignore them here
-        for name in list(self._stopped):
-            self.resume(name)  # a stopped process cannot end
         self.training.close()
         self._watcher.join(2 * LOOK_WITHIN)
         if self._proxy is not None:
             self._proxy.close()
 
-    # ------------------------------------------------------------ what is done to it
+    def inject(self, fault: ChaosFault) -> None:
+        with contextlib.suppress(ShoalError):  # the process has ended by itself, or the run is over
+            match fault.kind:
+                case "kill":
+                    self.training.kill(fault.name)
+                case "pause":
+                    self.training.pause(fault.name)
+                case "cut":
+                    assert self._proxy is not None
+                    self._proxy.apart |= {(fault.name, fault.other), (fault.other, fault.name)}
+                case "join":
+                    self.training._processes.fork(fault.name, "server", {})
+                case "drain":
+                    assert self._kv is not None
+                    client, name = self._kv._client, fault.name
+                    self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
 
-    @property
-    def pids(self) -> dict[str, int]:
-        return self.training.pids
-
-    def kill(self, name: str) -> None:
-        with contextlib.suppress(ShoalError):  # it has ended by itself
-            self.training.kill(name)
-
-    def pause(self, name: str) -> None:
-        self._stopped.add(name)
+    def end(self, fault: ChaosFault) -> None:
+        """End a pause or a cut."""
+        if self._proxy is not None:
+            self._proxy.apart -= {(fault.name, fault.other), (fault.other, fault.name)}
         with contextlib.suppress(ShoalError):
-            self.training.pause(name)
-
-    def resume(self, name: str) -> None:
-        self._stopped.discard(name)
-        with contextlib.suppress(ShoalError):
-            self.training.resume(name)
-
-    def cut(self, name: str, other: str) -> None:
-        """Drop all messages between two nodes."""
-        assert self._proxy is not None
-        self._proxy.apart |= {(name, other), (other, name)}
-
-    def join_up(self, name: str, other: str) -> None:
-        assert self._proxy is not None
-        self._proxy.apart -= {(name, other), (other, name)}
-
-    def add_worker(self) -> str:
-        return self.training.add_worker()
-
-    def add_server(self, name: str) -> None:
-        """Start a server; it joins later."""
-        with contextlib.suppress(ShoalError):  # the run is over
-            self.training._processes.fork(name, "server", {})
-
-    def drain(self, name: str) -> None:
-        """Ask a server to leave: others take over its segments."""
-        assert self._kv is not None
-        client = self._kv._client
-        self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
-
-    # ------------------------------------------------------------ what is known of it
-
-    def wait(self, seconds: float) -> RunResult | None:
-        return self.training.wait(seconds)
+            if fault.kind == "pause":
+                self.training.resume(fault.name)
 
     def next_look(self, seconds: float) -> None:
         """Wait for a newer snapshot, up to a time limit."""
         self._looked.clear()
         self._looked.wait(seconds)
-
-    @property
-    def course(self) -> m.RunProgress | None:
-        return None if self.seen is None else self.seen.standing.course
 
     def _watch(self) -> None:
         looking = look_at(self.training._cluster.address)

@@ -18,8 +18,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, ClusterError, Invalid, Refused, TimedOut, Unanswered
-from shoal.inspect.status import ADDRESS, PATIENCE, address_of, look_at, transport_to
-from shoal.job import Job
+from shoal.inspect.status import ADDRESS, PATIENCE, address_of, job_of, look_at, transport_to
 from shoal.keys import KeyRange, Keys, Values, as_range
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained, TrainedModule, trained
@@ -135,7 +134,7 @@ class LiveModel:
             self.close()
             raise
         self.table = self._layout.name
-        job = _job(Path(where)) if where != address and self.table == TABLE else None
+        job = job_of(where) if self.table == TABLE else None
         self._model = None if job is None else job.model
 
     def _default(self) -> str:
@@ -297,12 +296,5 @@ QueriedModel = LiveModel | SavedModel
 
 def modules_of(where: str) -> tuple[str, ...]:
     """The modules that the servers of this run imported, from its folder."""
-    job = _job(Path(where))
+    job = job_of(where)
     return () if job is None else tuple(job.launch.modules)
-
-
-def _job(folder: Path) -> Job | None:
-    try:
-        return Job.load(folder / "job.toml")
-    except Invalid:
-        return None

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -38,8 +38,6 @@ _AGAIN = 0.25  # seconds until a request is repeated
 
 Answer = TypeVar("Answer", bound=m.Message)
 Kind = type[Answer] | tuple[type[Answer], ...]
-_ANSWER = (m.Done, m.Refusal)
-_WELCOME = (m.Welcome, m.Refusal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,29 +140,22 @@ class StatusClient:
 
     def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
         """Ask to drain a node: Done or Refusal. Only members may ask, so it joins briefly."""
-        welcome = self._join(seconds)
+        hello = m.Hello(self.name, "client", secrets.token_hex(8))
+        welcome = self._ask("join", "coordinator", lambda request: hello, (m.Welcome, m.Refusal), seconds)
         if not isinstance(welcome, m.Welcome):
             return welcome
+        done = (m.Done, m.Refusal)
         try:
-            return self._ask(f"let {name} go", "coordinator", lambda request: m.Drain(request, name), _ANSWER, seconds)
+            return self._ask(f"let {name} go", "coordinator", lambda request: m.Drain(request, name), done, seconds)
         finally:
             self.tell(m.Leave(welcome.incarnation))
-
-    def _join(self, seconds: float) -> m.Message:
-        token = secrets.token_hex(8)
-        with self._lock:
-            if self._transport is None:
-                self._transport = self._open(self.name)
-            hello = m.Hello(self.name, "client", token)
-            return self._exchange(self._transport, "join", "coordinator", hello, _WELCOME, seconds)
 
     def tell(self, message: m.Message) -> None:
         """Send a message that has no answer."""
         with self._lock:
-            if self._transport is None:
-                self._transport = self._open(self.name)
-            self._transport.send("coordinator", message, ())
-            self._transport.flush()
+            transport = self._opened()
+            transport.send("coordinator", message, ())
+            transport.flush()
 
     def status(self, seconds: float = PATIENCE) -> ClusterStatus:
         """The whole status; names servers that do not answer."""
@@ -173,16 +164,24 @@ class StatusClient:
         for member in view.members:
             if member.role != "server":
                 continue
-            tables = [table for table in view.tables if any(_holds(place, member.name) for place in table.places)]
-            for table in tables:
+            for table in view.tables:
+                if not any(member.name in (*place.servers, place.filling) for place in table.places):
+                    continue
                 try:
-                    told = self._told(member, table.number, seconds)
+                    reply = self._table(member, table.number, seconds)
                 except Unanswered:
                     status.silent.append(member.name)
                     break
-                if told is not None:
-                    status.told[member.name, table.number] = told
+                if reply is not None:
+                    status.told[member.name, table.number] = reply
         return status
+
+    def _table(self, server: m.Member, table: int, seconds: float) -> m.TableStatusReply | None:
+        def ask(request: int) -> m.TableStatusRequest:
+            return m.TableStatusRequest(request, table, 0)
+
+        answer = self._ask(f"ask about table {table}", server.name, ask, m.Message, seconds, server.address)
+        return answer if isinstance(answer, m.TableStatusReply) else None
 
     def close(self) -> None:
         with self._lock:
@@ -190,42 +189,35 @@ class StatusClient:
                 self._transport.close()
                 self._transport = None
 
-    def _told(self, server: m.Member, table: int, seconds: float) -> m.TableStatusReply | None:
-        def ask(request: int) -> m.TableStatusRequest:
-            return m.TableStatusRequest(request, table, 0)
-
-        answer = self._ask(f"ask about table {table}", server.name, ask, m.Message, seconds, server.address)
-        return answer if isinstance(answer, m.TableStatusReply) else None
+    def _opened(self) -> Transport:
+        if self._transport is None:
+            self._transport = self._open(self.name)
+        return self._transport
 
     def _ask(
         self, what: str, to: str, make: Callable[[int], m.Message], kind: Kind[Answer], seconds: float, at: str = ""
     ) -> Answer:
         with self._lock:
-            if self._transport is None:
-                self._transport = self._open(self.name)
+            transport = self._opened()
             if at:
-                self._transport.connect(to, at)
+                transport.connect(to, at)
             self._request += 1
-            return self._exchange(self._transport, what, to, make(self._request), kind, seconds)
-
-    def _exchange(
-        self, transport: Transport, what: str, to: str, question: Any, kind: Kind[Answer], seconds: float
-    ) -> Answer:
-        now = time.monotonic()
-        deadline, again, asked = now + seconds, 0.0, getattr(question, "request", 0)
-        while now < deadline:
-            if now >= again:
-                transport.send(to, question, ())
-                transport.flush()
-                again = now + _AGAIN
-            for event in transport.receive(max(0.0, min(again, deadline) - now)):
-                answer = event.message
-                known = getattr(answer, "request", asked) == asked  # views have no request number
-                if event.sender == to and isinstance(answer, m.Refusal) and answer.kind in ("key", "version"):
-                    raise Refused(to, answer.reason)
-                if event.sender == to and known and isinstance(answer, kind):
-                    return answer
-            now = time.monotonic()
+            question, now = make(self._request), time.monotonic()
+            asked = getattr(question, "request", 0)
+            deadline, again = now + seconds, 0.0
+            while now < deadline:
+                if now >= again:
+                    transport.send(to, question, ())
+                    transport.flush()
+                    again = now + _AGAIN
+                for event in transport.receive(max(0.0, min(again, deadline) - now)):
+                    answer = event.message
+                    if event.sender == to and isinstance(answer, m.Refusal) and answer.kind in ("key", "version"):
+                        raise Refused(to, answer.reason)
+                    known = getattr(answer, "request", asked) == asked  # views have no request number
+                    if event.sender == to and known and isinstance(answer, kind):
+                        return answer
+                now = time.monotonic()
         raise Unanswered(what, to, seconds)
 
 
@@ -300,12 +292,8 @@ def safety_for(where: str, keys: str | None = None, insecure: bool = False) -> S
     """The security to use: the user's, else the run's, else what the address requires."""
     from shoal.security.safety import Safety
 
-    if not keys and not insecure and "://" not in where:
-        try:
-            said = Job.load(Path(where) / "job.toml").launch
-            keys, insecure = said.keys or None, said.insecure
-        except Invalid:
-            pass  # a store, or not a run
+    if not keys and not insecure and (job := job_of(where)) is not None:
+        keys, insecure = job.launch.keys or None, job.launch.insecure
     return Safety.chosen(keys, insecure, at=address_of(where))
 
 
@@ -322,11 +310,8 @@ def _has_owner(folder: Path) -> bool:
 def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     """Whether it is a peer-to-peer run, by its job or by the node at the address."""
     if "://" not in where:
-        try:
-            strategy = Job.load(Path(where) / "job.toml").strategy
-            return strategy.can_be_watched and not strategy.on_servers
-        except Invalid:
-            return False
+        job = job_of(where)
+        return job is not None and job.strategy.can_be_watched and not job.strategy.on_servers
     from shoal.security.safety import Safety
 
     safety = safety or Safety.chosen(at=where)
@@ -339,11 +324,16 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
 
 def without_coordinator(folder: Path) -> str | None:
     """The name of the strategy of a run without a coordinator."""
+    job = job_of(str(folder))
+    return None if job is None or job.strategy.can_be_watched else job.strategy.name
+
+
+def job_of(where: str) -> Job | None:
+    """The job of the run in this folder; None for an address, a store, or no run."""
     try:
-        job = Job.load(folder / "job.toml")
+        return None if "://" in where else Job.load(Path(where) / "job.toml")
     except Invalid:
         return None
-    return None if job.strategy.can_be_watched else job.strategy.name
 
 
 def look_at(address: str, safety: Safety | None = None, who: str = "look") -> StatusClient:
@@ -372,7 +362,3 @@ def transport_to(address: str, safety: Safety | None = None, group: str = "") ->
         return made
 
     return transport
-
-
-def _holds(place: m.Replicas, server: str) -> bool:
-    return server in place.servers or server == place.filling

@@ -14,6 +14,7 @@ timed one may be a step past the epoch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -28,7 +29,7 @@ from shoal.chaos.report import ChaosListener, ChaosReport, ChaosState, judged
 from shoal.chaos.target import ChaosTarget, ClusterSnapshot
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
-from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Started, Stopped, Voided, Warned
+from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Started, Stopped, Voided
 from shoal.files import cache_folder, replace_file
 from shoal.job import Job
 from shoal.training.tracker import RunResult
@@ -65,7 +66,7 @@ def drill(
         raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
     dataset = load(job.data, job.seed, progress=audience.note)
     clean = clean or clean_run(job, dataset, seconds, audience, nemesis.cuts > 0)
-    job = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}})
+    job = _ending(job, {"epochs": float(clean.passes)})
     return ChaosRun(job, dataset, nemesis, clean, audience).run()
 
 
@@ -74,19 +75,17 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: ChaosListene
 
     ``proxied``: through the proxy, as the run with faults.
     """
-    timed = Job.of({**msgspec.to_builtins(job), "stop": {"seconds": seconds}})
-    folder = cache_folder()
     same_bits = promises_same_bits(job)
     code = fingerprint() if same_bits else ""  # other code or libraries may make other bits
+    timed = _ending(job, {"seconds": seconds})
     key = hashlib.sha256(f"{FORMAT}\n{proxied}\n{code}\n{timed.toml()}".encode()).hexdigest()[:32]
+    folder = cache_folder()
     file = None if folder is None else folder / "chaos" / f"{key}.json"
-    try:
-        if file is not None:
+    if file is not None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
             found = msgspec.json.decode(file.read_bytes(), type=Cleanup)
             audience.note(f"clean run, from the last time: {_passes(found)}, loss {format.loss(found.loss)}")
             return found
-    except (OSError, msgspec.MsgspecError):
-        pass
     audience.note(f"a clean run first, of {format.duration(seconds)}: what to hold the broken one against")
     found = _clean(ChaosRun(timed, dataset, None, Cleanup(0, None, seconds), audience, proxied))
     if not found.passes or same_bits:
@@ -94,15 +93,17 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: ChaosListene
             audience.note(f"{format.duration(seconds)} are less than one epoch: a clean run of one epoch")
         else:
             audience.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
-        whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(max(1, found.passes))}})
+        whole = _ending(job, {"epochs": float(max(1, found.passes))})
         found = _clean(ChaosRun(whole, dataset, None, Cleanup(0, None, seconds), audience, proxied))
     if file is not None:
-        try:
+        with contextlib.suppress(OSError):  # it can be made again
             file.parent.mkdir(mode=0o700, exist_ok=True)
             replace_file(file, msgspec.json.encode(found))
-        except OSError:
-            pass  # it can be made again
     return found
+
+
+def _ending(job: Job, stop: dict[str, float]) -> Job:
+    return Job.of({**msgspec.to_builtins(job), "stop": stop})
 
 
 def _clean(run: ChaosRun) -> Cleanup:
@@ -112,7 +113,6 @@ def _clean(run: ChaosRun) -> Cleanup:
     passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
     if not passes:
         return Cleanup(0, None, report.seconds)
-    # it has seen all events
     first = next(event for event in run.evaluated if event.passes >= passes)
     exact = run.job.stop.epochs == passes
     return Cleanup(passes, first.test_loss, first.seconds, run.model if exact else "")
@@ -260,7 +260,9 @@ class ChaosRun:
         coming = [one.fault.name for one in self.patients if one.fault.kind == "join" and "back" not in one.times]
         here = [one.name for one in seen.view.members if one.role == "server"]
         staying = [name for name in dict.fromkeys([*here, *coming]) if name not in leaving]
-        for fault in self.nemesis.next(ClusterState(well, sets, staying, self._next_server()), self._server_due()):
+        joined = sum(one.fault.kind == "join" for one in self.patients)
+        state = ClusterState(well, sets, staying, f"server-{self.job.servers + joined}")  # a new name
+        for fault in self.nemesis.next(state, self._server_due()):
             self._do(fault, seen.view)
         return True
 
@@ -271,10 +273,6 @@ class ChaosRun:
         share = self._share()
         left = (HEALED_FROM - share) / share * self.now if share else math.inf
         return left < 2 * self.settings.gap[1]
-
-    def _next_server(self) -> str:
-        """A server name that was never used."""
-        return f"server-{self.job.servers + sum(one.fault.kind == 'join' for one in self.patients)}"
 
     def _do(self, fault: ChaosFault, view: m.View) -> None:
         members, owned = {one.name: one.incarnation for one in view.members}, self.stage.owned(view, fault.name)
@@ -327,9 +325,10 @@ class ChaosRun:
                 self._rate.append((event.seconds, event.examples))
                 while event.seconds - self._rate[0][0] > RECENT and len(self._rate) > 2:
                     self._rate.popleft()
-                seconds, examples = (self._rate[-1][i] - self._rate[0][i] for i in (0, 1))
-                if seconds > 0:
-                    board.throughput.append((event.seconds, max(0.0, examples / seconds)))
+                since, before = self._rate[0]
+                if event.seconds > since:
+                    rate = (event.examples - before) / (event.seconds - since)
+                    board.throughput.append((event.seconds, max(0.0, rate)))
             case Evaluated():
                 self.evaluated.append(event)
                 board.loss = event.test_loss
@@ -341,16 +340,12 @@ class ChaosRun:
             case RolledBack():
                 self.rollbacks += 1
                 self._say("bad", event_line.news(event))
-            case Joined(name=name) | Gone(name=name) if name in self._concerned():
-                pass  # reported as a recovery
-            case Joined() | Gone() | Warned():
-                if event_line.is_news(event):
+            case Joined(name=name) | Gone(name=name) if event_line.is_news(event):
+                concerned = any(name in (one.fault.name, one.successor) for one in self.patients)
+                if not concerned:  # else reported as a recovery
                     self._say("news", event_line.news(event))
             case Stopped():
                 self._say("news", f"over: {format.clean(event.why)}", event.seconds)
-
-    def _concerned(self) -> set[str]:
-        return {name for one in self.patients for name in (one.fault.name, one.successor)}
 
     def _say(self, style: str, text: str, at: float | None = None) -> None:
         seconds = self.now if at is None else at

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -51,14 +50,11 @@ class ChaosState:
 class ChaosListener:
     """Receives the progress of a drill; this one ignores it."""
 
-    def board(self, board: ChaosState) -> None:
-        """The state has changed."""
+    def board(self, board: ChaosState) -> None: ...  # the state has changed
 
-    def said(self, seconds: float, style: str, text: str) -> None:
-        """An event; style is fault, heal, news or bad."""
+    def said(self, seconds: float, style: str, text: str) -> None: ...  # fault, heal, news or bad
 
-    def note(self, text: str) -> None:
-        """A note on the work before or after the run."""
+    def note(self, text: str) -> None: ...  # on the work before or after the run
 
 
 STEPS = ("detected", "promoted", "full", "back")
@@ -110,12 +106,6 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def times(healed: Sequence[Recovery], role: str, kind: str, what: str) -> list[float]:
-    """The sorted times of this stage."""
-    found = (getattr(one, what) for one in healed if one.fault.role == role and one.fault.kind == kind)
-    return sorted(value for value in found if value is not None)
-
-
 def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> list[str]:
     """The problems; empty if there are none."""
     wrong = list(account.wrong)
@@ -154,14 +144,11 @@ def _figures(report: ChaosReport) -> Table:
         found += f" ({unheard:,} of them counted, and who sent them killed before it heard so)"
     table.add_row("pushes", found)
     if report.rollbacks:
-        table.add_row(
-            "went back",
-            f"to a checkpoint, {format.many(report.rollbacks, 'time')}: what was counted since was done again",
-        )
+        back = f"to a checkpoint, {format.many(report.rollbacks, 'time')}: what was counted since was done again"
+        table.add_row("went back", back)
     elif report.beyond:
-        table.add_row(
-            "went back", "never: the last copy of nothing was killed this time; give it longer, or another --seed"
-        )
+        never = "never: the last copy of nothing was killed this time; give it longer, or another --seed"
+        table.add_row("went back", never)
     table.add_row("loss", _losses(report))
     ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0
     table.add_row("time", f"{report.seconds:.1f} s, clean run {report.clean_seconds:.1f} s ({ratio:.2f} times as long)")
@@ -177,19 +164,11 @@ def _losses(report: ChaosReport) -> str:
     change = report.loss / report.clean_loss - 1 if report.clean_loss else 0.0
     same = "the same within noise" if abs(change) <= CLOSE else "better" if change < 0 else "worse"
     found = f"{format.loss(report.loss)}, clean run {format.loss(report.clean_loss)} ({change:+.2%}: {same})"
-    if report.model == "other" and (report.newer or report.voids):
-        found += f"; another model, since {_why_other(report)}"
+    if report.model == "other" and (report.newer or report.voids):  # the documented exceptions
+        newer = f"{format.many(report.newer, 'slot')} dealt again read newer weights" if report.newer else ""
+        void = f"{format.many(report.voids, 'slot')} could not be computed" if report.voids else ""
+        found += f"; another model, since {' and '.join(filter(None, (newer, void)))}"
     return found
-
-
-def _why_other(report: ChaosReport) -> str:
-    """The documented exceptions from the same bits that happened."""
-    said = []
-    if report.newer:
-        said.append(f"{format.many(report.newer, 'slot')} dealt again read newer weights")
-    if report.voids:
-        said.append(f"{format.many(report.voids, 'slot')} could not be computed")
-    return " and ".join(said)
 
 
 def _times(report: ChaosReport) -> Table:
@@ -197,9 +176,8 @@ def _times(report: ChaosReport) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(
-        box=box.SIMPLE_HEAD, title="faults, and the seconds until ... (middle, longest)", title_justify="left"
-    )
+    title = "faults, and the seconds until ... (middle, longest)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("fault", no_wrap=True)
     for name in ("times", "healed", "out of the view", "pushes counted", "full copies", "back"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -207,18 +185,12 @@ def _times(report: ChaosReport) -> Table:
     for role, kind in kinds:
         those = [one for one in report.healed if (one.fault.role, one.fault.kind) == (role, kind)]
         well = sum(one.well is not None for one in those)
-        cells = [_middle(times(those, role, kind, what)) for what in STEPS]
+        steps = [[seconds for one in those if (seconds := getattr(one, step)) is not None] for step in STEPS]
+        cells = [f"{median(seconds):.1f}  {max(seconds):.1f}" if seconds else "" for seconds in steps]
         table.add_row(f"{kind} {role}", f"{len(those)}", f"{well}", *cells)
     if not kinds:
         table.add_row("none", "0", "0", *[""] * len(STEPS))
     return table
-
-
-def _middle(values: list[float]) -> str:
-    return f"{median(values):.1f}  {values[-1]:.1f}" if values else ""
-
-
-Say = Callable[[str], None]
 
 
 # ---------------------------------------------------------------- the timeline, as a picture
@@ -246,7 +218,7 @@ def timeline(report: ChaosReport, path: str | os.PathLike[str]) -> Path:
 
 
 def _draw_throughput(axes: Axes, report: ChaosReport) -> None:
-    axes.plot(*_columns(report.throughput), color=TRAIN, linewidth=1.2)
+    axes.plot(*draw.columns(report.throughput), color=TRAIN, linewidth=1.2)
     axes.set_ylabel("rows a second", color=TRAIN)
     axes.set_ylim(bottom=0)
     draw.numbers(axes.yaxis)
@@ -255,7 +227,7 @@ def _draw_throughput(axes: Axes, report: ChaosReport) -> None:
         _, color, _ = FAULTS[one.fault.kind]
         axes.axvline(one.at, color=color, linewidth=0.7, linestyle=":" if one.fault.kind in PLANNED else "-", alpha=0.6)
     other = axes.twinx()
-    other.plot(*_columns(report.losses), color=TEST, marker=".", linewidth=1.0)
+    other.plot(*draw.columns(report.losses), color=TEST, marker=".", linewidth=1.0)
     other.set_ylabel("test loss", color=TEST)
     other.spines["top"].set_visible(False)
     if report.clean_loss is not None:
@@ -292,7 +264,3 @@ def _draw_faults(axes: Axes, report: ChaosReport) -> None:
         )
     else:
         draw.nothing(axes, "nothing was broken")
-
-
-def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,18 +58,11 @@ class ClusterSnapshot:
 class ChaosTarget:
     """Use as a context: leaving it ends all processes, also stopped ones."""
 
-    def __init__(
-        self,
-        job: Job,
-        dataset: Dataset,
-        listener: Callable[[RunEvent], None],
-        folder: Path | None = None,
-        cuts: bool = False,
-    ) -> None:
+    def __init__(self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], cuts: bool = False) -> None:
         """With ``cuts`` all messages go through a proxy, which can keep two nodes apart."""
         self.job = job
         self._proxy = Proxy() if cuts else None
-        self.training = CountingJob(job, dataset, listener, folder, launcher=self._proxied if cuts else None)
+        self.training = CountingJob(job, dataset, listener, launcher=self._proxied if cuts else None)
         self.probes = PushProbes()
         self.seen: ClusterSnapshot | None = None  # the last snapshot
         self._kv: KV | None = None

@@ -20,19 +20,14 @@ import numpy as np
 from shoal.client import KV, connect_by
 from shoal.data.datasets import NAMED, DataSource, load
 from shoal.errors import Invalid, Unanswered
-from shoal.inspect.status import (
-    ADDRESS,
-    address_of,
-    look_at,
-    safety_for,
-)
+from shoal.inspect.query import MODEL
+from shoal.inspect.status import ADDRESS, address_of, look_at, safety_for
 from shoal.job import Job
 from shoal.keys import KeyValues, Values
 from shoal.models.learner import Learner, Metrics, learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.strategy import TABLE
 
-_MODEL = "model.safetensors"
 _WITHIN = 30.0  # seconds, to read the whole model
 
 
@@ -64,51 +59,47 @@ class ModelEvaluator:
     ) -> None:
         self._where, self._table, self._address = where, table, ""
         folder = Path(where)
-        self.job = job if job is not None else _job_of(where)
-        self._kept = folder / _MODEL if "://" not in where else None
+        if job is None and "://" in where:
+            raise Invalid(f"{where} does not say what its model is: give the job of that run too (--job JOB.toml)")
+        self.job = job or Job.load(folder / "job.toml")
+        self._kept = folder / MODEL if "://" not in where else None
         if self._kept is None or not self._kept.is_file() or (folder / ADDRESS).exists():
             self._address = address_of(where)
         self._safety = safety_for(where, keys, insecure) if self._address else None
-        self._kv = self._joined(name, group) if self._safety is not None else None
+        self._kv: KV | None = None
+        if self._safety is not None:
+            with contextlib.closing(look_at(self._address, self._safety)) as looking:
+                about = looking.describe()
+            # A group's run is reached by its scheduler, its model by its host cluster.
+            at = about.manager or self._address
+            self._kv = connect_by(self._safety, at, name=name, group=group or about.group)
         try:
             self._prepare(data)
         except BaseException:
             self.close()
             raise
 
-    def _joined(self, name: str | None, group: str) -> KV:
-        """Connect: a group's run is reached by its scheduler, its model by its host cluster."""
-        assert self._safety is not None
-        with contextlib.closing(look_at(self._address, self._safety)) as looking:
-            about = looking.describe()
-        return connect_by(self._safety, about.manager or self._address, name=name, group=group or about.group)
-
     def _prepare(self, data: str) -> None:
         features, asked = self._features(), self.job.data
         if data in NAMED:
             made = asked.features if data == asked.source else None  # of a synthetic set
-            self._data = load(
-                DataSource(data, hash_bits=asked.hash_bits, rows=asked.rows, features=made), self.job.seed
-            )
+            source = DataSource(data, hash_bits=asked.hash_bits, rows=asked.rows, features=made)
         else:  # all rows, read like those of the run
-            self._data = load(DataSource(data, data, format=asked.format, hash_bits=asked.hash_bits), self.job.seed)
+            source = DataSource(data, data, format=asked.format, hash_bits=asked.hash_bits)
+        self._data = load(source, self.job.seed)
         if features is not None and self._data.features > features:
             raise Invalid(
                 f"{data} has {self._data.features:,} features, and the model {features:,}: they are not the same ids"
             )
-        self.note = self._strange(data, features)
-        self._learner: Learner = learner_of(self.job.model, self._data.train, self.job.seed)
-
-    def _strange(self, data: str, features: int | None) -> str:
-        """A warning if these rows and this model seem unrelated; else empty."""
         trained, has = self.job.data.source, self._data.features
         other = data in NAMED and trained in NAMED and data != trained
-        if features is None or not (other or 2 * has < features):
-            return ""
-        return (
-            f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}: unless their ids mean the same, these "
-            f"figures mean nothing"
-        )
+        self.note = ""  # a warning if these rows and this model seem unrelated
+        if features is not None and (other or 2 * has < features):
+            self.note = (
+                f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}: unless "
+                f"their ids mean the same, these figures mean nothing"
+            )
+        self._learner: Learner = learner_of(self.job.model, self._data.train, self.job.seed)
 
     def _features(self) -> int | None:
         """The number of features of a linear model, from its table or file."""
@@ -124,16 +115,15 @@ class ModelEvaluator:
     def look(self) -> EvaluationResult:
         """Read the current weights and evaluate them."""
         steps = self._steps()
-        weights = self._from_file() if self._kv is None else self._pulled()
+        weights = self._from_file() if self._kv is None else self._pulled(self._kv)
         loss, metrics = self._learner.judge(self._data.test, weights)
         return EvaluationResult(self._data.test.rows, loss, metrics, steps, self._kv is not None)
 
-    def _pulled(self) -> Values:
-        assert self._kv is not None
-        pulled: Any = self._kv.pull(self._table, slice(None), exact=True).result(_WITHIN)
+    def _pulled(self, kv: KV) -> Values:
+        pulled: Any = kv.pull(self._table, slice(None), exact=True).result(_WITHIN)
         if not isinstance(pulled, KeyValues):
             return pulled  # type: ignore[no-any-return]
-        weights: Values = np.zeros(self._kv.tables()[self._table].span, np.float32)
+        weights: Values = np.zeros(kv.tables()[self._table].span, np.float32)
         weights[pulled.keys] = pulled.values  # type: ignore[index]
         return weights
 
@@ -162,9 +152,3 @@ class ModelEvaluator:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _job_of(where: str) -> Job:
-    if "://" in where:
-        raise Invalid(f"{where} does not say what its model is: give the job of that run too (--job JOB.toml)")
-    return Job.load(Path(where) / "job.toml")

@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 from urllib.parse import SplitResult, quote, urlsplit
 
 from shoal.errors import Invalid, NotUploaded
@@ -47,9 +48,17 @@ def put(path: Path, url: str, silence: float, sent: Sent | None = None) -> str:
     """Send the file; returns the first line of the answer, or its Location."""
     parts = check(url, path.name)
     where = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
-        with contextlib.closing(_connection(parts, silence)) as line:
-            _send(line, parts, path, sent)
+        with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=silence)) as line:
+            line.connect()  # before the file is opened: most errors occur here
+            with open(path, "rb") as file:
+                size = path.stat().st_size
+                headers = {"Content-Length": str(size), "Content-Type": "application/gzip", "Connection": "close"}
+                target = f"{parts.path}{f'?{parts.query}' if parts.query else ''}"
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    # the server stopped reading: its answer says why
+                    line.request("PUT", target, _pieces(file, size, sent), headers)
             with _within(line, silence), line.getresponse() as answer:
                 body = answer.read(ANSWER)
     except TimeoutError:
@@ -64,30 +73,13 @@ def put(path: Path, url: str, silence: float, sent: Sent | None = None) -> str:
     return _said(where, answer, body)
 
 
-def _connection(parts: SplitResult, silence: float) -> http.client.HTTPConnection:
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    assert parts.hostname is not None
-    return kind(parts.hostname, parts.port, timeout=silence)
-
-
-def _send(line: http.client.HTTPConnection, parts: SplitResult, path: Path, sent: Sent | None) -> None:
-    line.connect()  # before the file is opened: most errors occur here
-    with open(path, "rb") as file:
-        size = path.stat().st_size
-        line.putrequest("PUT", f"{parts.path}{f'?{parts.query}' if parts.query else ''}")
-        line.putheader("Content-Length", str(size))
-        line.putheader("Content-Type", "application/gzip")
-        line.putheader("Connection", "close")
-        line.endheaders()
-        gone = 0
-        try:
-            while piece := file.read(PIECE):
-                line.send(piece)
-                gone += len(piece)
-                if sent is not None:
-                    sent(gone, size)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the server stopped reading; its answer says why
+def _pieces(file: IO[bytes], size: int, sent: Sent | None) -> Iterator[bytes]:
+    gone = 0
+    while piece := file.read(PIECE):
+        yield piece
+        gone += len(piece)
+        if sent is not None:
+            sent(gone, size)
 
 
 @contextlib.contextmanager

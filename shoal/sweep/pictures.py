@@ -109,7 +109,7 @@ def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str)
             for run in one.runs
             if format.finite(height := getattr(run, figure))
         ]
-        axes.plot(*_columns(dots), "o", color=color, alpha=0.45, markersize=3.5, zorder=2, label="_")
+        axes.plot(*draw.columns(dots), "o", color=color, alpha=0.45, markersize=3.5, zorder=2, label="_")
         for one in line.points:
             if one.spread(figure) is None and (reason := _without(one)):
                 place = scale.places[at(one, axis)]
@@ -133,10 +133,6 @@ def _without(one: PointFigures) -> str:
     if one.diverged:
         return "diverged"
     return f"{one.reached} of {len(one.runs)}" if one.censored else ""
-
-
-def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def _ends(points: Sequence[PointFigures], figure: str) -> list[float]:
@@ -354,7 +350,7 @@ def _draw_median(axes: Axes, one: PointFigures, track: Track, color: Any, style:
     """The median over seeds at each moment, interpolated, as far as all seeds got."""
     import numpy as np
 
-    curves = [_columns(curve) for run in one.runs if len(curve := track(run)) > 1]
+    curves = [draw.columns(curve) for run in one.runs if len(curve := track(run)) > 1]
     if not curves:
         return
     for x, y in curves if len(curves) > 1 else ():
@@ -387,7 +383,7 @@ def _trained(run: RunFigures) -> list[tuple[float, float]]:
 
 def _limit(axes: Axes, points: Sequence[PointFigures], track: Track, log: bool) -> None:
     """First losses are visible, and those somewhat worse; what ran away far above them is not."""
-    heights = [_columns(curve)[1] for one in points for run in one.runs if (curve := track(run))]
+    heights = [draw.columns(curve)[1] for one in points for run in one.runs if (curve := track(run))]
     if not heights:
         return
     low, high = min(map(min, heights)), max(one[0] for one in heights)

@@ -174,6 +174,11 @@ def nothing(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=INK)
 
 
+def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Points as plot() takes them."""
+    return [x for x, _ in points], [y for _, y in points]
+
+
 def number(value: float) -> str:
     """A number in plain notation: 1,500,000, 400,000, 0.05."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:g}"

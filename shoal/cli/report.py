@@ -57,7 +57,7 @@ def make(
 def _read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[Section], list[str]]:
     """The runs, the sections of sweeps, and the names of sweeps."""
     from shoal.sweep.disk import Sweep, is_sweep
-    from shoal.sweep.sections import sections
+    from shoal.sweep.report import sections
     from shoal.views.run_record import named, read
 
     runs: list[RunRecord] = []

@@ -97,7 +97,7 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
 def _show(found: Sweep, as_json: bool) -> bool:
     from shoal.errors import Invalid
     from shoal.sweep.figures import figures
-    from shoal.sweep.table import facts, printed, write_tables
+    from shoal.sweep.report import facts, printed, write_tables
 
     of = figures(found)
     write_tables(of, found.folder)

@@ -1,8 +1,8 @@
 """Sweeps: a study of one question becomes runs, figures, pictures and findings.
 
 ``study`` (with ``grid``) reads the study, ``disk`` finds its existing runs, ``schedule``
-(with ``child``) runs the others, ``figures`` compares them. ``findings``, ``table``, ``pictures``
-and ``sections`` show the result, ``show`` the progress.
+(with ``child``) runs the others, ``figures`` compares them. ``findings``, ``pictures`` and
+``report`` show the result, ``show`` the progress.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ PUBLIC = (
     "disk",
     "figures",
     "pictures",
+    "report",
     "schedule",
-    "sections",
     "show",
     "study",
-    "table",
 )  # for other packages; the other modules are private

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from shoal.cli.main import main
 from shoal.files import Lock
 from shoal.sweep.disk import Sweep
-from shoal.sweep.sections import sections
+from shoal.sweep.report import sections
 from tests.support import PATIENCE
 from tests.support.sandbox import Den, soon
 

@@ -15,9 +15,8 @@ from shoal.sweep.figures import AxisScale, figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.grid import axes_of
 from shoal.sweep.pictures import _time, pictures, write_pictures
-from shoal.sweep.sections import sections
+from shoal.sweep.report import points_table, sections, write_tables
 from shoal.sweep.study import PlannedRun
-from shoal.sweep.table import points_table, write_tables
 
 Make = Callable[..., Sweep]
 DELAYS = {"job": {"data": "clicks", "strategy": "bounded"}, "grid": {"strategy.max_delay": [0, 1, 2, 4, 8, "auto"]}}

@@ -13,8 +13,8 @@ from shoal.sweep.disk import Sweep
 from shoal.sweep.figures import figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.pictures import write_pictures
+from shoal.sweep.report import points_table, write_tables
 from shoal.sweep.study import PlannedRun
-from shoal.sweep.table import points_table, write_tables
 
 Make = Callable[..., Sweep]
 METHODS = {"psgd": {"strategy": "averaging"}, "hogwild": {"strategy": "hogwild"}}

@@ -15,9 +15,8 @@ from shoal.sweep.disk import Sweep
 from shoal.sweep.figures import figures
 from shoal.sweep.findings import active_table, paragraphs
 from shoal.sweep.pictures import write_pictures
-from shoal.sweep.sections import sections
+from shoal.sweep.report import points_table, printed, sections, write_tables
 from shoal.sweep.study import PlannedRun
-from shoal.sweep.table import points_table, printed, write_tables
 
 Make = Callable[..., Sweep]
 TREE = {"grid": {"workers": [1, 2, 8]}, "seeds": 2, "target": 0.45}

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from shoal.sweep.disk import PointResult, Sweep
 from shoal.sweep.figures import figures
+from shoal.sweep.report import printed
 from shoal.sweep.schedule import estimate
 from shoal.sweep.show import (
     SweepProgress,
@@ -20,7 +21,6 @@ from shoal.sweep.show import (
     how_far,
 )
 from shoal.sweep.study import Study
-from shoal.sweep.table import printed
 
 Make = Callable[..., Sweep]
 STUDY = Study.of({"job": {"data": "clicks"}, "seeds": 2, "grid": {"workers": [1, 2]}}, "made")

@@ -1,4 +1,4 @@
-"""The figures of a sweep in rows: printed, as CSV and as JSON."""
+"""The report on a sweep: tables, printed and as files, and the sections of a page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shoal.events import counted
 from shoal.files import replace_file
-from shoal.sweep.figures import PointFigures, RunFigures, StudyFigures
+from shoal.job import Job
+from shoal.sweep.disk import Sweep, others
+from shoal.sweep.figures import PointFigures, RunFigures, StudyFigures, figures
 from shoal.sweep.findings import active_table, all_at_work, paragraphs
+from shoal.sweep.pictures import pictures
 from shoal.views import format
-from shoal.views.page import TableSection, compact
+from shoal.views.axes import can_draw
+from shoal.views.page import Section, TableSection, compact
+from shoal.views.run_record import emulation
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -228,3 +234,50 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
         "emulated": result.summary.get("emulated", ""),
         "folder": f"runs/{result.folder.name}",
     }
+
+
+# ---------------------------------------------------------------- the page
+
+
+def sections(sweep: Sweep) -> list[Section]:
+    """The sections of the report page."""
+    of = figures(sweep)
+    there, former = active_table(of), others(sweep)
+    asked = [sweep.study.what] if sweep.study.what else []
+    if of.emulated:
+        asked.append(f"{' '.join(map(emulation, of.emulated))} Waiting, delay and staleness are measured.")
+    rest = (
+        [f"{counted(former, 'other run')} in the folder: not in the study any more, and not shown."] if former else []
+    )
+    tables = [points_table(of)] * bool(of.points) + [points_table(of, serial=True)] * bool(of.serial)
+    return [
+        Section(sweep.study.name, asked, tables=[_settings(of)]),
+        Section("Findings", paragraphs(of), pictures(of) if can_draw() else [], [*tables, *([there] if there else [])]),
+        Section("Every run", rest, tables=[runs_table(of)]),
+    ]
+
+
+def _settings(of: StudyFigures) -> TableSection:
+    study = of.sweep.study
+    rows = [[axis.name, ", ".join(choice.label for choice in axis.choices)] for axis in study.axes]
+    rows += [[f"serial: {axis.name}", ", ".join(choice.label for choice in axis.choices)] for axis in study.serial_axes]
+    rows.append(["seeds", ", ".join(map(str, study.seeds))])
+    if study.target is not None:
+        rows.append(["target (held-out loss)", study.target.words])
+    if of.cores is not None:
+        rows.append(["cores of each run", str(of.cores)])
+    jobs = [run.job for run in study.runs if not run.point.serial] or [run.job for run in study.runs]
+    facts: list[tuple[str, Callable[[Job], str]]] = [
+        ("data", lambda job: format.clean(job.data.source.rsplit("/", 1)[-1])),
+        ("rows", lambda job: "all" if job.data.rows is None else f"{job.data.rows:,}"),
+        ("rows in a slot", lambda job: str(job.data.batch)),
+        ("model", lambda job: job.model.name),
+        ("strategy", lambda job: job.strategy.name),
+        ("workers", lambda job: str(job.workers)),
+        ("update", lambda job: job.update.rule),
+        ("step", lambda job: "as usual" if job.update.step is None else f"{job.update.step:g}"),
+        ("evaluated every", lambda job: f"{job.evaluate.every:g} of an epoch"),
+        ("passes", lambda job: f"{job.stop.passes:g}"),
+    ]
+    rows += [[name, ", ".join(dict.fromkeys(map(fact, jobs)))] for name, fact in facts]
+    return TableSection(["", ""], rows, "what was run")

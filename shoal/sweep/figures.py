@@ -323,14 +323,6 @@ STEEP = 6.0  # highest over lowest from which a scale is logarithmic, if the val
 
 
 @dataclass(frozen=True, slots=True)
-class PlotLine:
-    """The points that differ along the axis only."""
-
-    label: str  # the common choices; empty if all are
-    points: list[PointFigures]
-
-
-@dataclass(frozen=True, slots=True)
 class AxisScale:
     """The positions of an axis's choices in a picture.
 
@@ -362,9 +354,7 @@ class AxisScale:
 
     def place(self, value: float) -> float | None:
         """The position of a number, also between choices; None outside of them."""
-        known = sorted(
-            (choice.number, self.places[choice.label]) for choice in self.choices if choice.number is not None
-        )
+        known = sorted((one.number, self.places[one.label]) for one in self.choices if one.number is not None)
         for (low, left), (high, right) in pairwise(known):
             if low <= value <= high:
                 return left + (right - left) * (value - low) / (high - low)
@@ -384,8 +374,11 @@ def x_axis(of: StudyFigures) -> Axis | None:
     return next((axis for axis in axes if axis.name == of.sweep.study.x), None)
 
 
-def lines_of(of: StudyFigures) -> list[PlotLine]:
-    """A line for each combination of all other axes, its points in the order of the axis."""
+def lines_of(of: StudyFigures) -> dict[str, list[PointFigures]]:
+    """A line for each combination of all other axes, its points in the order of the axis.
+
+    It is labelled by these choices; empty if there is no other axis.
+    """
     axis, first = x_axis(of), of.sweep.study.lines
     lines: dict[str, list[PointFigures]] = {}
     for one in of.shown:
@@ -396,7 +389,7 @@ def lines_of(of: StudyFigures) -> list[PlotLine]:
         order = [choice.label for choice in axis.choices]
         for points in lines.values():
             points.sort(key=lambda one: order.index(at(one, axis)))
-    return [PlotLine(label, points) for label, points in lines.items()]
+    return lines
 
 
 def at(one: PointFigures, axis: Axis) -> str:

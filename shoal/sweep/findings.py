@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shoal.events import counted
-from shoal.sweep.figures import PlotLine, PointFigures, RunFigures, Spread, StudyFigures, at, known, lines_of, x_axis
+from shoal.sweep.figures import PointFigures, RunFigures, Spread, StudyFigures, at, known, lines_of, x_axis
 from shoal.sweep.grid import Axis
 from shoal.views import format
 from shoal.views.page import TableSection
@@ -117,17 +117,17 @@ def _along(of: StudyFigures) -> list[str]:
     if axis is None or len(axis.choices) < 2:
         return []
     found = []
-    for line in lines_of(of):
-        said = [one for one in (_shape(of, line, axis), _waiting(line, axis)) if one]
+    for label, points in lines_of(of).items():
+        said = [one for one in (_shape(of, points, axis), _waiting(points, axis)) if one]
         if said:
             text = " ".join([said[0][:1].lower() + said[0][1:], *said[1:]])
-            found.append(f"With {line.label}, {text}" if line.label else _capital(text))
+            found.append(f"With {label}, {text}" if label else _capital(text))
     return found
 
 
-def _shape(of: StudyFigures, line: PlotLine, axis: Axis) -> str:
+def _shape(of: StudyFigures, points: Sequence[PointFigures], axis: Axis) -> str:
     """The best place along the axis, and how much worse its ends are."""
-    pairs = known(line.points, of.measure)
+    pairs = known(points, of.measure)
     numeric = [pair for pair in pairs if pair[0].point.choices[axis.name].number is not None]
     what = "time to the target" if of.timed else of.measured.removeprefix("last ")
     if len(numeric) < 2:
@@ -143,7 +143,7 @@ def _shape(of: StudyFigures, line: PlotLine, axis: Axis) -> str:
     text = f"over {axis.short} the {what} is lowest at {at(best[0], axis)}: {value(best[1], of.timed)}, {place}"
     for pair in [*ends, *(pair for pair in pairs if pair not in numeric)]:
         text += f"; {_worse(of, pair, best, axis)}"
-    missing = [at(one, axis) for one in line.points if one.spread(of.measure) is None]
+    missing = [at(one, axis) for one in points if one.spread(of.measure) is None]
     without = f" (no figure at {', '.join(missing)})" if missing else ""
     return f"{text}{without}."
 
@@ -164,10 +164,10 @@ def _worse(of: StudyFigures, one: tuple[PointFigures, Spread], best: tuple[Point
     return text + (f" ({'; '.join(filter(None, (tied, seeds)))})" if tied or seeds else "")
 
 
-def _waiting(line: PlotLine, axis: Axis) -> str:
+def _waiting(points: Sequence[PointFigures], axis: Axis) -> str:
     """The share of waiting, and staleness: of numbers from end to end, else of each."""
-    numeric = [one for one in line.points if one.point.choices[axis.name].number is not None]
-    shown = numeric if len(numeric) > 1 else line.points
+    numeric = [one for one in points if one.point.choices[axis.name].number is not None]
+    shown = numeric if len(numeric) > 1 else points
     kinds: list[tuple[str, str, Callable[[float], str]]] = [
         ("workers wait {} of their time", "waiting", format.share),
         ("staleness is {} on average", "staleness_mean", "{:.3g}".format),
@@ -314,13 +314,13 @@ def _lines(of: StudyFigures, figure: str, form: str, factor: float = 1.0) -> str
     """psgd 0.98 at 1, 1.91 at 2; hogwild 0.97 at 1, 1.88 at 2."""
     axis = x_axis(of)
     parts = []
-    for line in lines_of(of):
-        pairs = known(line.points, figure)
+    for label, points in lines_of(of).items():
+        pairs = known(points, figure)
         if len(pairs) > EACH:
             pairs = [pairs[0], pairs[-1]]
         each = [form.format(factor * spread.median) + (f" at {at(one, axis)}" if axis else "") for one, spread in pairs]
         if each:
-            parts.append(f"{line.label} {', '.join(each)}".strip())
+            parts.append(f"{label} {', '.join(each)}".strip())
     return "; ".join(parts)
 
 

@@ -91,9 +91,9 @@ def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str)
     """A line through the medians of numbers, marks for all else, a dot for each seed."""
     scale, lines = AxisScale.of(axis), lines_of(of)
     crosses: dict[float, list[str]] = {}
-    for number, (line, color) in enumerate(zip(lines, draw.colors(len(lines)), strict=True)):
+    for number, ((name, points), color) in enumerate(zip(lines.items(), draw.colors(len(lines)), strict=True)):
         shift = APART * scale.step * (number - (len(lines) - 1) / 2)
-        pairs = known(line.points, figure)
+        pairs = known(points, figure)
         joined = [(one, spread) for one, spread in pairs if one.point.choices[axis.name].number is not None]
         places = [scale.places[at(one, axis)] + shift for one, _ in joined]
         axes.plot(places, [spread.median for _, spread in joined], color=color, linewidth=1.5, label="_")
@@ -101,16 +101,16 @@ def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str)
         middles = [spread.median for _, spread in pairs]
         below, above = [s.median - s.low for _, s in pairs], [s.high - s.median for _, s in pairs]
         style: dict[str, Any] = {"fmt": MARKERS[number % len(MARKERS)], "markersize": 7, "markeredgecolor": "white"}
-        style |= {"capsize": 3, "elinewidth": 1.2, "zorder": 3, "label": line.label or None}
+        style |= {"capsize": 3, "elinewidth": 1.2, "zorder": 3, "label": name or None}
         axes.errorbar(places, middles, yerr=[below, above], color=color, **style)
         dots = [
             (scale.places[at(one, axis)] + shift, height)
-            for one in line.points
+            for one in points
             for run in one.runs
             if format.finite(height := getattr(run, figure))
         ]
         axes.plot(*draw.columns(dots), "o", color=color, alpha=0.45, markersize=3.5, zorder=2, label="_")
-        for one in line.points:
+        for one in points:
             if one.spread(figure) is None and (reason := _without(one)):
                 place = scale.places[at(one, axis)]
                 edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
@@ -283,7 +283,7 @@ def _curves(of: StudyFigures) -> Drawn:
     """Test and train losses. Few points share a panel; of more, each line has its own."""
     if not any(one.done for one in of.shown):
         return None
-    lines = [[one for one in line.points if one.done] for line in lines_of(of)]
+    lines = [[one for one in points if one.done] for points in lines_of(of).values()]
     groups = [points for points in lines if points]
     if sum(map(len, groups)) < len(SERIES) or not 2 <= len(groups) <= PANELS:
         groups = [[one for points in groups for one in points]]

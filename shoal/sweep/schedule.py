@@ -65,19 +65,19 @@ class SweepSchedule:
         self._cores = len(places[0])
         self._running: list[RunningPoint] = []
 
-    def run(self, todo: Iterable[PlannedRun]) -> list[PointResult]:
-        """Start all in the given order; returns how each ended."""
-        queue, results = deque(todo), list[PointResult]()
+    def run(self, todo: Iterable[PlannedRun]) -> None:
+        """Start all in the given order, and wait until they have ended."""
+        queue = deque(todo)
         try:
             while queue or self._running:
                 while queue and self._free:
                     self._begin(queue.popleft())
                 self._audience.goes_on(self._running)
                 self._wait()
-                results += [self._end(one) for one in list(self._running) if one.process.poll() is not None]
+                for one in [one for one in self._running if one.process.poll() is not None]:
+                    self._end(one)
         finally:
             self._end_all()
-        return results
 
     def _begin(self, run: PlannedRun) -> None:
         folder = self._out / "runs" / run.name
@@ -105,14 +105,13 @@ class SweepSchedule:
         select.select([one.handle for one in self._running], [], [], LOOK)
         for one in self._running:
             if one.seconds > self._timeout and not one.given_up:
-                one.given_up = (
-                    f"given up after {self._timeout:g} s: raise timeout in the study, or make its runs shorter"
-                )
+                limit = f"{self._timeout:g} s"
+                one.given_up = f"given up after {limit}: raise timeout in the study, or make its runs shorter"
                 one.process.send_signal(signal.SIGTERM)
             elif one.seconds > self._timeout + GRACE:
                 one.process.kill()
 
-    def _end(self, one: RunningPoint) -> PointResult:
+    def _end(self, one: RunningPoint) -> None:
         self._forget(one)
         result = look(one.run, self._out, self._cores)
         if not result.is_done:
@@ -121,7 +120,6 @@ class SweepSchedule:
                 (one.folder / FAILED).write_text(f"{reason}\n")
             result = PointResult(one.run, "failed", one.folder, reason)
         self._audience.ended(result, one.seconds)
-        return result
 
     def _forget(self, one: RunningPoint) -> None:
         self._running.remove(one)

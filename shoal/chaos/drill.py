@@ -1,6 +1,6 @@
 """Runs a drill: breaks a run and audits the result.
 
-    report = drill(Drill(job=job, nemesis=Settings(seed=7)), seconds=60)
+    report = drill(job, ChaosSettings(seed=7), seconds=60)
 
 First the clean run, for so many seconds; then the same job with faults, over the complete epochs
 of the clean run, at least one. The last tenth has no faults, so that the run ends healed, and the
@@ -26,7 +26,7 @@ from shoal.chaos.audit import PushAudit, fingerprint, model_digest, promises_sam
 from shoal.chaos.plan import COORDINATOR, ChaosFault, ChaosSettings, ClusterState, FaultPlanner, role_of
 from shoal.chaos.recovery import FaultyNode, look, states
 from shoal.chaos.report import ChaosListener, ChaosReport, ChaosState, judged
-from shoal.chaos.target import ChaosTarget, ClusterSnapshot
+from shoal.chaos.run_under_test import ClusterSnapshot, RunUnderTest
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Started, Stopped, Voided
@@ -44,7 +44,7 @@ SETTLE = 15.0  # seconds after the end for copies to be made again
 FORMAT = 3  # of stored clean runs
 
 
-class Cleanup(msgspec.Struct, frozen=True):
+class CleanRun(msgspec.Struct, frozen=True):
     """The stored result of a clean run: its first epochs."""
 
     passes: int
@@ -55,22 +55,22 @@ class Cleanup(msgspec.Struct, frozen=True):
 
 def drill(
     job: Job,
-    nemesis: ChaosSettings,
+    settings: ChaosSettings,
     seconds: float,
-    audience: ChaosListener | None = None,
-    clean: Cleanup | None = None,
+    listener: ChaosListener | None = None,
+    clean: CleanRun | None = None,
 ) -> ChaosReport:
     """Run the drill; on Ctrl-C the error has the report so far (``error.report``)."""
-    audience = audience or ChaosListener()
+    listener = listener or ChaosListener()
     if not 0 < seconds < math.inf:
         raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
-    dataset = load(job.data, job.seed, progress=audience.note)
-    clean = clean or clean_run(job, dataset, seconds, audience, nemesis.cuts > 0)
+    dataset = load(job.data, job.seed, progress=listener.note)
+    clean = clean or clean_run(job, dataset, seconds, listener, settings.cuts > 0)
     job = _ending(job, {"epochs": float(clean.passes)})
-    return ChaosRun(job, dataset, nemesis, clean, audience).run()
+    return ChaosRun(job, dataset, settings, clean, listener).run()
 
 
-def clean_run(job: Job, dataset: Dataset, seconds: float, audience: ChaosListener, proxied: bool = False) -> Cleanup:
+def clean_run(job: Job, dataset: Dataset, seconds: float, listener: ChaosListener, proxied: bool = False) -> CleanRun:
     """Run the job without faults; the result is cached, since it only varies by noise.
 
     ``proxied``: through the proxy, as the run with faults.
@@ -83,18 +83,18 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: ChaosListene
     file = None if folder is None else folder / "chaos" / f"{key}.json"
     if file is not None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            found = msgspec.json.decode(file.read_bytes(), type=Cleanup)
-            audience.note(f"clean run, from the last time: {_passes(found)}, loss {format.loss(found.loss)}")
+            found = msgspec.json.decode(file.read_bytes(), type=CleanRun)
+            listener.note(f"clean run, from the last time: {_passes(found)}, loss {format.loss(found.loss)}")
             return found
-    audience.note(f"a clean run first, of {format.duration(seconds)}: what to hold the broken one against")
-    found = _clean(ChaosRun(timed, dataset, None, Cleanup(0, None, seconds), audience, proxied))
+    listener.note(f"a clean run first, of {format.duration(seconds)}: what to hold the broken one against")
+    found = _clean(ChaosRun(timed, dataset, None, CleanRun(0, None, seconds), listener, proxied))
     if not found.passes or same_bits:
         if not found.passes:
-            audience.note(f"{format.duration(seconds)} are less than one epoch: a clean run of one epoch")
+            listener.note(f"{format.duration(seconds)} are less than one epoch: a clean run of one epoch")
         else:
-            audience.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
+            listener.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
         whole = _ending(job, {"epochs": float(max(1, found.passes))})
-        found = _clean(ChaosRun(whole, dataset, None, Cleanup(0, None, seconds), audience, proxied))
+        found = _clean(ChaosRun(whole, dataset, None, CleanRun(0, None, seconds), listener, proxied))
     if file is not None:
         with contextlib.suppress(OSError):  # it can be made again
             file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -106,19 +106,19 @@ def _ending(job: Job, stop: dict[str, float]) -> Job:
     return Job.of({**msgspec.to_builtins(job), "stop": stop})
 
 
-def _clean(run: ChaosRun) -> Cleanup:
+def _clean(run: ChaosRun) -> CleanRun:
     report = run.run()
     if report.wrong:
         raise ShoalError(f"the clean run did not go well: {report.wrong[0]}: nothing to hold a broken one against")
     passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
     if not passes:
-        return Cleanup(0, None, report.seconds)
+        return CleanRun(0, None, report.seconds)
     first = next(event for event in run.evaluated if event.passes >= passes)
     exact = run.job.stop.epochs == passes
-    return Cleanup(passes, first.test_loss, first.seconds, run.model if exact else "")
+    return CleanRun(passes, first.test_loss, first.seconds, run.model if exact else "")
 
 
-def _passes(clean: Cleanup) -> str:
+def _passes(clean: CleanRun) -> str:
     return "1 pass" if clean.passes == 1 else f"{clean.passes:,} passes"
 
 
@@ -129,22 +129,22 @@ class ChaosRun:
         self,
         job: Job,
         dataset: Dataset,
-        nemesis: ChaosSettings | None,
-        clean: Cleanup,
-        audience: ChaosListener,
+        settings: ChaosSettings | None,
+        clean: CleanRun,
+        listener: ChaosListener,
         proxied: bool = False,
     ) -> None:
-        self.job, self.clean, self.audience = job, clean, audience
-        self.settings = nemesis or ChaosSettings()
-        self.nemesis = None if nemesis is None else FaultPlanner(nemesis)
-        self.stage = ChaosTarget(job, dataset, self._hear, cuts=proxied or self.settings.cuts > 0)
-        self.board = ChaosState(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
-        self.patients: list[FaultyNode] = []
+        self.job, self.clean, self.listener = job, clean, listener
+        self.settings = settings or ChaosSettings()
+        self.planner = None if settings is None else FaultPlanner(settings)
+        self.target = RunUnderTest(job, dataset, self._on_event, cuts=proxied or self.settings.cuts > 0)
+        self.state = ChaosState(job, None if settings is None else settings.seed, clean_loss=clean.loss)
+        self.hit: list[FaultyNode] = []
         self.rollbacks = 0
         self.voids = 0
         self.model = ""  # digest of the weights at the end, if comparable
         self.evaluated: list[Evaluated] = []
-        self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
+        self._events: deque[RunEvent] = deque()  # from the coordinator's thread
         self._began = time.monotonic()
         self._next = 0.0
         self._seen: ClusterSnapshot | None = None
@@ -154,30 +154,30 @@ class ChaosRun:
     def run(self) -> ChaosReport:
         outcome: RunResult | None = None
         stopped: BaseException | None = None
-        account = PushAudit()
+        audit = PushAudit()
         crew = f"{format.many(self.job.servers, 'server')} and {format.many(self.job.workers, 'worker')}"
-        self.audience.note(f"starting {crew}")
-        with self.stage:
-            self.audience.note("")
-            self._next = self.nemesis.gap() if self.nemesis is not None else 0.0
+        self.listener.note(f"starting {crew}")
+        with self.target:
+            self.listener.note("")
+            self._next = self.planner.gap() if self.planner is not None else 0.0
             try:
-                while (outcome := self.stage.training.wait(TICK)) is None:
+                while (outcome := self.target.training.wait(TICK)) is None:
                     self._tick()
                 self._settle()
             except KeyboardInterrupt as error:
                 stopped = error
                 self._resume(all_of_them=True)
-                outcome = self.stage.training.interrupted()
+                outcome = self.target.training.interrupted()
             finally:
                 self._resume(all_of_them=True)  # a stopped process cannot end
             self._take_events()
             if outcome.failed and stopped is None:
                 self._failed = outcome.why
             try:
-                account = self.stage.balance(self.rollbacks > 0)
+                audit = self.target.balance(self.rollbacks > 0)
             except ShoalError as error:
-                self._failed = self._failed or f"the account cannot be read: {error}"
-        report = self._report(account, outcome, "interrupted" if stopped else "")
+                self._failed = self._failed or f"the audit cannot be read: {error}"
+        report = self._report(audit, outcome, "interrupted" if stopped else "")
         if stopped is not None:
             stopped.report = report  # type: ignore[attr-defined]
             raise stopped
@@ -194,57 +194,57 @@ class ChaosRun:
         self._look()
         self._resume()
         share = self._share()
-        if self.nemesis is not None and self.now >= self._next and share < HEALED_FROM and self._hurt():
-            self._next = self.now + self.nemesis.gap()
-        board = self.board
+        if self.planner is not None and self.now >= self._next and share < HEALED_FROM and self._hurt():
+            self._next = self.now + self.planner.gap()
+        board = self.state
         board.seconds, board.share = self.now, share
         if self._seen is not None:
             board.members = states(self._seen.view, self._seen.standing, self._hurt_now())
             if (course := self._seen.standing.course) is not None:
                 board.acknowledged = course.done
-        self.audience.board(board)
+        self.listener.board(board)
 
     def _share(self) -> float:
-        course = None if self.stage.seen is None else self.stage.seen.standing.course
+        course = None if self.target.seen is None else self.target.seen.standing.course
         if self.job.stop.epochs is None:  # the clock ends it
             return min(1.0, self.now / self.clean.seconds)
         return course.done / course.limit if course is not None and course.limit else 0.0
 
     def _hurt_now(self) -> dict[str, FaultyNode]:
-        return {one.fault.name: one for one in self.patients if not one.is_well and not one.planned}
+        return {one.fault.name: one for one in self.hit if not one.is_well and not one.planned}
 
     def _look(self) -> None:
-        if self.stage.seen is None or self.stage.seen is self._seen:
+        if self.target.seen is None or self.target.seen is self._seen:
             return
-        self._seen = self.stage.seen
-        for patient in self.patients:
-            if "well" in patient.times:
+        self._seen = self.target.seen
+        for node in self.hit:
+            if "well" in node.times:
                 continue
-            for text in look(patient, self.now, self._seen.view, self.job.copies, self._seen.asked - self._began):
-                self._say("heal", text)
-            if patient.is_well:
-                patient.saw("well", self.now)
-                self.board.recoveries += not patient.planned
+            for text in look(node, self.now, self._seen.view, self.job.copies, self._seen.asked - self._began):
+                self._log("heal", text)
+            if node.is_well:
+                node.saw("well", self.now)
+                self.state.recoveries += not node.planned
 
     def _resume(self, all_of_them: bool = False) -> None:
         """End the pauses and cuts that are over; start workers in the place of dead ones."""
-        for patient in self.patients:
-            fault = patient.fault
-            if patient.until is not None and (all_of_them or self.now >= patient.until):
-                patient.until = None
-                self.stage.end(fault)
+        for node in self.hit:
+            fault = node.fault
+            if node.until is not None and (all_of_them or self.now >= node.until):
+                node.until = None
+                self.target.end(fault)
                 if not all_of_them:
-                    self._say("heal", f"{fault.name} goes on after {fault.seconds:.1f} s")
-            if patient.replace is not None and self.now >= patient.replace and not all_of_them:
-                patient.replace = None
-                patient.successor = self.stage.training.add_worker()
-                self._say("heal", f"{patient.successor} is started in the place of {fault.name}")
+                    self._log("heal", f"{fault.name} goes on after {fault.seconds:.1f} s")
+            if node.replace is not None and self.now >= node.replace and not all_of_them:
+                node.replace = None
+                node.successor = self.target.training.add_worker()
+                self._log("heal", f"{node.successor} is started in the place of {fault.name}")
 
     # ------------------------------------------------------------ faults
 
     def _hurt(self) -> bool:
         """Inject a fault, by a snapshot newer than its plan; False: there is none yet."""
-        assert self.nemesis is not None
+        assert self.planner is not None
         seen = self._seen
         if seen is None:
             return False
@@ -254,72 +254,72 @@ class ChaosRun:
         # By an old snapshot only workers are hit: a replica set may have shrunk since.
         known = {one.name for one in seen.standing.members if not one.suspected} | ({COORDINATOR} if fresh else set())
         hurt = self._hurt_now()
-        well = [name for name in self.stage.training.pids if name not in hurt and name in known]
+        well = [name for name in self.target.training.pids if name not in hurt and name in known]
         sets = [place.servers for one in seen.view.tables for place in one.places] if fresh else []
-        leaving = {one.fault.name for one in self.patients if one.fault.kind == "drain" and not one.is_well}
-        coming = [one.fault.name for one in self.patients if one.fault.kind == "join" and "back" not in one.times]
+        leaving = {one.fault.name for one in self.hit if one.fault.kind == "drain" and not one.is_well}
+        coming = [one.fault.name for one in self.hit if one.fault.kind == "join" and "back" not in one.times]
         here = [one.name for one in seen.view.members if one.role == "server"]
         staying = [name for name in dict.fromkeys([*here, *coming]) if name not in leaving]
-        joined = sum(one.fault.kind == "join" for one in self.patients)
-        state = ClusterState(well, sets, staying, f"server-{self.job.servers + joined}")  # a new name
-        for fault in self.nemesis.next(state, self._server_due()):
+        joined = sum(one.fault.kind == "join" for one in self.hit)
+        state = ClusterState(well, sets, staying, next_server=f"server-{self.job.servers + joined}")
+        for fault in self.planner.next(state, self._server_due()):
             self._do(fault, seen.view)
         return True
 
     def _server_due(self) -> bool:
         """Whether a server must be killed now, since it may soon be too late."""
-        if any((one.fault.kind, one.fault.role) == ("kill", "server") for one in self.patients):
+        if any((one.fault.kind, one.fault.role) == ("kill", "server") for one in self.hit):
             return False
         share = self._share()
         left = (HEALED_FROM - share) / share * self.now if share else math.inf
         return left < 2 * self.settings.gap[1]
 
     def _do(self, fault: ChaosFault, view: m.View) -> None:
-        members, owned = {one.name: one.incarnation for one in view.members}, self.stage.owned(view, fault.name)
-        patient = FaultyNode(fault, self.now, members.get(fault.name, 0), len(owned))
-        self.stage.inject(fault)
+        members, owned = {one.name: one.incarnation for one in view.members}, self.target.owned(view, fault.name)
+        node = FaultyNode(fault, self.now, members.get(fault.name, 0), len(owned))
+        self.target.inject(fault)
         if fault.kind in ("pause", "cut"):
-            patient.until = self.now + fault.seconds
+            node.until = self.now + fault.seconds
         elif (fault.kind, fault.role) == ("kill", "worker"):
-            patient.replace = self.now + fault.seconds
-        self.patients.append(patient)
-        self.board.faults += not patient.planned
+            node.replace = self.now + fault.seconds
+        self.hit.append(node)
+        self.state.faults += not node.planned
         owns = f", which owns {format.many(len(owned), 'segment')} of the tally" if owned else ""
-        self._say("news" if patient.planned else "fault", f"{fault}{owns}")
+        self._log("news" if node.planned else "fault", f"{fault}{owns}")
         if owned and fault.kind != "join":
-            patient.probe = False
-            self.stage.probe(owned, lambda: self._probed(patient))
+            node.probe = False
+            self.target.probe(owned, lambda: self._probed(node))
 
-    def _probed(self, patient: FaultyNode) -> None:
+    def _probed(self, node: FaultyNode) -> None:
         """Handle the end of a probe, on the client's thread."""
-        patient.saw("promoted", self.now)
-        patient.probe = True
+        node.saw("promoted", self.now)
+        node.probe = True
 
     def _settle(self) -> None:
         """Wait for the last recoveries after the end of the work."""
         self._resume(all_of_them=True)
         deadline = time.monotonic() + SETTLE
-        while time.monotonic() < deadline and any(not one.is_well for one in self.patients):
-            if all(role_of(one.fault.name) == "worker" for one in self.patients if not one.is_well):
+        while time.monotonic() < deadline and any(not one.is_well for one in self.hit):
+            if all(role_of(one.fault.name) == "worker" for one in self.hit if not one.is_well):
                 break  # they have no work left, and do not come back
-            self.stage.next_look(deadline - time.monotonic())
+            self.target.next_look(deadline - time.monotonic())
             self._take_events()
             self._look()
 
     # ------------------------------------------------------------ what is heard
 
-    def _hear(self, event: RunEvent) -> None:
+    def _on_event(self, event: RunEvent) -> None:
         """On the coordinator's thread. Both clocks begin when training does."""
         if isinstance(event, Started):
             self._began = time.monotonic() - event.seconds
-        self._heard.append(event)
+        self._events.append(event)
 
     def _take_events(self) -> None:
-        while self._heard:
-            self._take(self._heard.popleft())
+        while self._events:
+            self._take(self._events.popleft())
 
     def _take(self, event: RunEvent) -> None:
-        board = self.board
+        board = self.state
         match event:
             case Progress():
                 self._rate.append((event.seconds, event.examples))
@@ -336,25 +336,25 @@ class ChaosRun:
                     board.losses.append((event.seconds, event.test_loss))
             case Voided():
                 self.voids += 1
-                self._say("news", event_line.news(event))
+                self._log("news", event_line.news(event))
             case RolledBack():
                 self.rollbacks += 1
-                self._say("bad", event_line.news(event))
+                self._log("bad", event_line.news(event))
             case Joined(name=name) | Gone(name=name) if event_line.is_news(event):
-                concerned = any(name in (one.fault.name, one.successor) for one in self.patients)
+                concerned = any(name in (one.fault.name, one.successor) for one in self.hit)
                 if not concerned:  # else reported as a recovery
-                    self._say("news", event_line.news(event))
+                    self._log("news", event_line.news(event))
             case Stopped():
-                self._say("news", f"over: {format.clean(event.why)}", event.seconds)
+                self._log("news", f"over: {format.clean(event.why)}", event.seconds)
 
-    def _say(self, style: str, text: str, at: float | None = None) -> None:
+    def _log(self, style: str, text: str, at: float | None = None) -> None:
         seconds = self.now if at is None else at
-        self.board.log.append((seconds, style, text))
-        self.audience.said(seconds, style, text)
+        self.state.log.append((seconds, style, text))
+        self.listener.said(seconds, style, text)
 
-    def _report(self, account: PushAudit, outcome: RunResult, why: str) -> ChaosReport:
-        wrong = judged(account, self._failed, self.rollbacks, self.settings.beyond)
-        job, board = self.job, self.board
+    def _report(self, audit: PushAudit, outcome: RunResult, why: str) -> ChaosReport:
+        wrong = judged(audit, self._failed, self.rollbacks, self.settings.beyond)
+        job, board = self.job, self.state
         newer = outcome.counts.get("slots with newer weights", 0)
         if outcome.judged is not None and promises_same_bits(job):
             self.model = model_digest(outcome.judged.weights)
@@ -367,9 +367,9 @@ class ChaosRun:
                 f"weights {self.model[:16]}, clean run {self.clean.model[:16]}"
             )
         return ChaosReport(
-            **{name: getattr(account, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
+            **{name: getattr(audit, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
             faults=board.faults,
-            changes=sum(one.planned for one in self.patients),
+            changes=sum(one.planned for one in self.hit),
             beyond=self.settings.beyond,
             recoveries=board.recoveries,
             loss=None if outcome.judged is None else outcome.judged.loss,
@@ -390,7 +390,7 @@ class ChaosRun:
             model=model,
             newer=newer,
             voids=self.voids,
-            healed=[patient.healed() for patient in self.patients],
+            healed=[node.healed() for node in self.hit],
             throughput=[(round(at, 2), round(rate)) for at, rate in board.throughput],
             losses=[(round(at, 2), loss) for at, loss in board.losses],
         )

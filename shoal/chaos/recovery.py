@@ -46,12 +46,12 @@ class FaultyNode:
     probe: bool | None = None  # None: nothing was sent; False: not acknowledged yet
     times: dict[str, float] = field(default_factory=dict)
 
-    def saw(self, what: str, now: float) -> bool:
-        """Record a stage; returns whether it is new."""
-        if what in self.times:
-            return False
-        self.times[what] = now - self.at
-        return True
+    def saw(self, stage: str, now: float) -> str:
+        """Record a stage; returns its time, or nothing if it was known."""
+        if stage in self.times:
+            return ""
+        self.times[stage] = now - self.at
+        return f"{self.times[stage]:.1f} s"
 
     @property
     def planned(self) -> bool:
@@ -73,41 +73,41 @@ class FaultyNode:
         return Recovery(fault=self.fault, at=round(self.at, 3), **times)
 
 
-def look(patient: FaultyNode, now: float, view: m.View, copies: int, asked: float) -> list[str]:
+def look(node: FaultyNode, now: float, view: m.View, copies: int, asked: float) -> list[str]:
     """The news about a node in this view, requested at ``asked``; in words."""
-    fault, news = patient.fault, []
+    fault, news = node.fault, []
     members = {one.name: one.incarnation for one in view.members}
-    if asked <= patient.at:
+    if asked <= node.at:
         return []  # older than the fault
-    if patient.planned:
-        return _planned(patient, now, view, copies, members)
+    if node.planned:
+        return _planned(node, now, view, copies, members)
     if fault.role == COORDINATOR:
-        if patient.until is None and patient.saw("back", now):
-            news.append(f"the coordinator answers again after {_s(patient, 'back')}")
+        if node.until is None and (after := node.saw("back", now)):
+            news.append(f"the coordinator answers again after {after}")
     else:
-        if members.get(fault.name) != patient.incarnation and patient.saw("detected", now):
-            news.append(f"{fault.name} is taken out of the view after {_s(patient, 'detected')}")
-        name = patient.successor or fault.name
-        here = members.get(name, 0) > patient.incarnation if patient.dead else members.get(name) == patient.incarnation
-        if patient.until is None and here and patient.saw("back", now):
-            news.append(f"{name} is a member {'again ' if name == fault.name else ''}after {_s(patient, 'back')}")
-    if fault.role == "server" and patient.probe is not False:
-        settled = not patient.dead or "detected" in patient.times
-        if settled and patient.until is None and is_full(view, copies) and patient.saw("full", now):
-            news.append(f"all segments have their copies again {_s(patient, 'full')} after {fault}")
+        if members.get(fault.name) != node.incarnation and (after := node.saw("detected", now)):
+            news.append(f"{fault.name} is taken out of the view after {after}")
+        name = node.successor or fault.name
+        here = members.get(name, 0) > node.incarnation if node.dead else members.get(name) == node.incarnation
+        if node.until is None and here and (after := node.saw("back", now)):
+            news.append(f"{name} is a member {'again ' if name == fault.name else ''}after {after}")
+    if fault.role == "server" and node.probe is not False:
+        settled = not node.dead or "detected" in node.times
+        if settled and node.until is None and is_full(view, copies) and (after := node.saw("full", now)):
+            news.append(f"all segments have their copies again {after} after {fault}")
     return news
 
 
-def _planned(patient: FaultyNode, now: float, view: m.View, copies: int, members: Mapping[str, int]) -> list[str]:
-    fault, places = patient.fault, [place for one in view.tables for place in one.places]
+def _planned(node: FaultyNode, now: float, view: m.View, copies: int, members: Mapping[str, int]) -> list[str]:
+    fault, places = node.fault, [place for one in view.tables for place in one.places]
     if fault.kind == "join":
         there = any(fault.name in place.servers for place in places)
         came = f"{fault.name} holds its share"
     else:
-        there = members.get(fault.name) != patient.incarnation
+        there = members.get(fault.name) != node.incarnation
         came = f"{fault.name} is gone"
-    if there and is_full(view, copies) and patient.saw("full", now) and patient.saw("back", now):
-        return [f"{came} after {_s(patient, 'back')}"]
+    if there and is_full(view, copies) and node.saw("full", now):
+        return [f"{came} after {node.saw('back', now)}"]
     return []
 
 
@@ -124,13 +124,9 @@ def states(view: m.View, standing: m.StatusReply, hurt: Mapping[str, FaultyNode]
         for one in view.members
         if one.role in ("server", "worker")
     }
-    for name, patient in hurt.items():
-        if patient.until is not None:
+    for name, node in hurt.items():
+        if node.until is not None:
             found[name] = "paused"
-        elif "back" not in patient.times and not (patient.successor and "detected" in patient.times):
+        elif "back" not in node.times and not (node.successor and "detected" in node.times):
             found[name] = "down"
     return found
-
-
-def _s(patient: FaultyNode, what: str) -> str:
-    return f"{patient.times[what]:.1f} s"

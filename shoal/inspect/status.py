@@ -214,7 +214,8 @@ class StatusClient:
                     answer = event.message
                     if event.sender == to and isinstance(answer, m.Refusal) and answer.kind in ("key", "version"):
                         raise Refused(to, answer.reason)
-                    known = getattr(answer, "request", asked) == asked  # views have no request number
+                    # views have no request number
+                    known = getattr(answer, "request", asked) == asked
                     if event.sender == to and known and isinstance(answer, kind):
                         return answer
                 now = time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.chaos.audit import model_digest
-from shoal.chaos.drill import Cleanup, clean_run, drill
+from shoal.chaos.drill import CleanRun, clean_run, drill
 from shoal.chaos.plan import ChaosSettings
 from shoal.chaos.report import ChaosListener, ChaosReport
 from shoal.cli.main import main
@@ -36,7 +36,7 @@ def job_of(strategy: str = "async", **changes: Any) -> Job:
 
 def broken(job: Job, **settings: Any) -> ChaosReport:
     given = {"gap": (0.2, 0.6), "pause": (0.5, 1.5), "weights": {"worker": 1.0}} | settings
-    return drill(job, ChaosSettings(**given), 1.0, ChaosListener(), Cleanup(PASSES, None, 1.0))
+    return drill(job, ChaosSettings(**given), 1.0, ChaosListener(), CleanRun(PASSES, None, 1.0))
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_drill_ends_at_one_time_kills_a_server_and_calls_nothing_planned_a_fau
     heard = Heard()
     settings = ChaosSettings(gap=(0.3, 0.6), pause=(0.5, 1.0), joins=0.4, servers=(2, 5), seed=2)
     job = job_of(servers=3, copies=2, emulate={"per_example": 1e-4})
-    report = drill(job, settings, 1.0, heard, Cleanup(PASSES, None, 1.0))
+    report = drill(job, settings, 1.0, heard, CleanRun(PASSES, None, 1.0))
     assert report.ok, report.wrong
     (over,) = [seconds for seconds, _, text in heard.lines if text.startswith("over: ")]
     assert over == pytest.approx(report.seconds, abs=0.05)
@@ -89,7 +89,7 @@ def undisturbed_sync() -> str:
 @pytest.mark.slow
 def test_sync_under_fire_ends_at_the_clean_runs_model_bit_for_bit() -> None:
     """I16. Servers too: copies that take over, and servers that come back empty, change no bit."""
-    clean = Cleanup(PASSES, None, 1.0, undisturbed_sync())
+    clean = CleanRun(PASSES, None, 1.0, undisturbed_sync())
     nemesis = ChaosSettings(gap=(0.8, 1.6), pause=(0.5, 1.5), seed=4)
     report = drill(job_of("sync", servers=3, copies=2), nemesis, 1.0, ChaosListener(), clean)
     assert report.faults > 0
@@ -100,7 +100,7 @@ def test_sync_under_fire_ends_at_the_clean_runs_model_bit_for_bit() -> None:
 def test_sync_that_ends_at_another_model_is_found_out() -> None:
     job = job_of("sync", data={"source": "clicks", "rows": 2_000, "batch": 16})
     settings = ChaosSettings(gap=(60.0, 60.0))
-    report = drill(job, settings, 1.0, ChaosListener(), Cleanup(1, None, 1.0, "0" * 64))
+    report = drill(job, settings, 1.0, ChaosListener(), CleanRun(1, None, 1.0, "0" * 64))
     assert (report.model, report.newer, report.voids) == ("other", 0, 0)
     assert not report.ok
     assert any("sync ended at another model than the clean run" in one for one in report.wrong)

@@ -55,7 +55,7 @@ class ClusterSnapshot:
     asked: float  # when, on the monotonic clock
 
 
-class ChaosTarget:
+class RunUnderTest:
     """Use as a context: leaving it ends all processes, also stopped ones."""
 
     def __init__(self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], cuts: bool = False) -> None:
@@ -70,7 +70,7 @@ class ChaosTarget:
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
 
-    def __enter__(self) -> ChaosTarget:
+    def __enter__(self) -> RunUnderTest:
         self.training.__enter__()
         try:
             self.training.restart_delay = RESTART_DELAY

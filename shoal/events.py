@@ -290,8 +290,9 @@ _run_decoder = msgspec.json.Decoder(RunEvent)
 
 
 def counted(number: float, what: str) -> str:
-    """A number with its noun: 1 worker, 2 workers."""
-    return f"{number:,g} {what}{'' if number == 1 else 's'}"
+    """A number with its noun: 1 worker, 1,000,000 workers."""
+    figure = f"{number:,.0f}" if float(number).is_integer() else f"{number:,.15g}"
+    return f"{figure} {what}{'' if number == 1 else 's'}"
 
 
 def read_run(path: Path) -> list[RunEvent]:

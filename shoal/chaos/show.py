@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, TextIO
 from shoal.chaos.plan import COORDINATOR, role_of
 from shoal.chaos.report import ChaosListener, ChaosState
 from shoal.views import board, format
-from shoal.views.board import Board
-from shoal.views.braille import Stroke
-from shoal.views.terminal import LineView
+from shoal.views.board import Board, Stroke
+from shoal.views.lines import LineView
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -15,6 +15,8 @@ from shoal.limits import COORDINATOR
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from shoal.inspect.query import QueriedModel
     from shoal.views.query import QuerySnapshot
 
@@ -147,38 +149,43 @@ def _look(asked: QueriedModel, where: str, top: int) -> QuerySnapshot:
 
 
 def _print(seen: QuerySnapshot, as_json: bool) -> None:
+    from rich.console import Group
+
     from shoal.views.query import facts, page
 
     if as_json:
         print_json(facts(seen))
         return
     console = make_console()
-    console.print(page(seen, console.width), soft_wrap=False)
+    console.print(Group(*page(seen, console.width)), soft_wrap=False)
 
 
 def _watch(asked: QueriedModel, where: str, top: int, every: float, as_json: bool) -> None:
     """Draw on a terminal; elsewhere print a line for each look."""
     import msgspec
 
+    from shoal.views.board import Board, fit
     from shoal.views.query import QueryHistory, facts, line, page
 
-    console = make_console()
-    if as_json or not console.is_terminal:
+    history, began = QueryHistory(), time.monotonic()
+    shown: tuple[QuerySnapshot, str] | None = None
+
+    def draw(width: int, height: int, plain: bool) -> list[Text]:
+        return fit(page(shown[0], width - 1, history, shown[1]) if shown else [], width, height, plain)
+
+    board = None if as_json else Board.on(sys.stdout, draw)
+    with board or contextlib.nullcontext():
         for seen, note in _looks(asked, where, top, every):
-            if note:
+            if board is not None:
+                if not note and seen.live:
+                    history.add(seen, time.monotonic() - began if seen.course is None else seen.course.seconds)
+                shown = seen, note
+                board.start()
+            elif note:
                 click.echo(note, err=True)
             else:
                 click.echo(msgspec.json.encode(facts(seen)).decode() if as_json else line(seen))
-            sys.stdout.flush()
-        return
-    from rich.live import Live
-
-    history, began = QueryHistory(), time.monotonic()
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        for seen, note in _looks(asked, where, top, every):
-            if not note and seen.live:
-                history.add(seen, time.monotonic() - began if seen.course is None else seen.course.seconds)
-            live.update(page(seen, console.width, history, note), refresh=True)
+                sys.stdout.flush()
 
 
 def _looks(asked: QueriedModel, where: str, top: int, every: float) -> Iterator[tuple[QuerySnapshot, str]]:

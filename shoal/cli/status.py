@@ -16,7 +16,7 @@ from shoal.cli.join import show_peers
 
 if TYPE_CHECKING:
     from shoal.inspect.status import StatusClient
-    from shoal.views.watching import WatchedState
+    from shoal.views.status import WatchedState
 
 _EVERY = 1.0  # seconds between queries
 _GONE = 10.0  # seconds without an answer: enough for a restart of the coordinator
@@ -115,7 +115,7 @@ def _show_ended(where: str, as_json: bool) -> None:
 
 def _watch(looking: StatusClient, where: str, numbers: bool = False) -> int:
     """Show the cluster until it ends (1: it was lost); ``numbers``: of the protocol, too."""
-    from shoal.views.watching import WatchedState
+    from shoal.views.status import WatchedState
 
     watching = WatchedState(where, numbers)
     with contextlib.suppress(KeyboardInterrupt), _shown(watching) as show:

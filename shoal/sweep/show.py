@@ -26,7 +26,7 @@ from shoal.sweep.schedule import RunningPoint, SweepListener, estimate
 from shoal.sweep.study import PlannedRun, Study
 from shoal.views import board, format
 from shoal.views.board import Board
-from shoal.views.terminal import LineView
+from shoal.views.lines import LineView
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -24,9 +24,9 @@ from shoal.views import format
 from shoal.views.page import PictureSection
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
     from matplotlib.legend import Legend
 
 WIDTH = 6.4  # inches
@@ -114,7 +114,6 @@ def column_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> N
 
 
 def y_label(axes: Axes, text: str) -> None:
-    """A label that is wrapped to the height of its panel."""
     spec = axes.get_subplotspec()
     rows = 1 if spec is None else spec.get_gridspec().nrows
     high = axes.get_figure().get_figheight() / rows  # type: ignore[union-attr]
@@ -170,7 +169,6 @@ def reference(
 
 
 def nothing(axes: Axes, text: str) -> None:
-    """Says in the middle of a panel why it is empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=INK)
 
 

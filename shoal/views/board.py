@@ -4,35 +4,43 @@
         with board:
             board.start()       ``draw(width, height, plain)`` makes the lines, four times a second
 
-Training, sweeps, drills and ``status --watch`` differ only in what they draw. The functions below
-make the pieces: a bar, a curve with axes, lines that fit. A board never breaks or delays its
-subject: a closed or unread terminal only ends the board.
+Training, sweeps, drills and ``--watch`` differ only in what they draw. The functions below make
+the pieces: a bar, a curve in braille, lines that fit. A board never breaks or delays its subject: a
+closed or unread terminal only ends the board.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import io
+import math
 import os
 import sys
 import textwrap
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import Self, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType
+from rich.text import Text
 
 from shoal.background import GONE
 from shoal.views import format
-from shoal.views.braille import Stroke, chart
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-    from rich.text import Text
 
 REFRESHES = 4  # frames a second
+BLANK = 0x2800  # of braille
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # by column and row, from the top
 
-Draw = Callable[[int, int, bool], "list[Text]"]  # width, height, ASCII only
+Draw = Callable[[int, int, bool], list[Text]]  # width, height, ASCII only
 
 
 def terminal(stream: TextIO) -> Console | None:
@@ -42,8 +50,6 @@ def terminal(stream: TextIO) -> Console | None:
             return None
     except (AttributeError, ValueError):
         return None
-    from rich.console import Console
-
     console = Console(file=stream, highlight=False)
     return console if console.is_terminal and console.is_interactive and not console.is_dumb_terminal else None
 
@@ -64,7 +70,6 @@ class Board:
 
     @classmethod
     def on(cls, stream: TextIO, draw: Draw) -> Board | None:
-        """A board on the stream; None if it is no suitable terminal."""
         console = terminal(stream)
         return None if console is None else cls(stream, console, draw)
 
@@ -81,8 +86,6 @@ class Board:
         with self._lock:
             if self._live is not None or self._over.is_set():
                 return
-            from rich.live import Live
-
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
@@ -133,8 +136,6 @@ class Board:
         self._console.size = (width or 80, height or 24)
 
     def _draw(self, live: Live) -> None:
-        from rich.console import Group
-
         self._resize()
         width, height = self._console.size
         try:
@@ -149,9 +150,6 @@ class Board:
 
     def _unwrap(self, width: int) -> None:
         """Move up past lines that a narrowed terminal wrapped, which rich does not know."""
-        from rich.control import Control
-        from rich.segment import ControlType
-
         if width < self._width:
             extra = sum((max(line.cell_len, 1) - 1) // width for line in self._shown)
             self._console.control(*[Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))] * extra)
@@ -162,9 +160,6 @@ def _same_terminal(one: TextIO | None, other: TextIO) -> bool:
         return one is not None and os.ttyname(one.fileno()) == os.ttyname(other.fileno())
     except (AttributeError, OSError, ValueError):
         return False
-
-
-# ---------------------------------------------------------------- pieces of a picture
 
 
 def fit(lines: Sequence[Text], width: int, height: int, plain: bool) -> list[Text]:
@@ -181,8 +176,6 @@ def fit(lines: Sequence[Text], width: int, height: int, plain: bool) -> list[Tex
 
 def bar(share: float | None, label: str, width: int, plain: bool = False) -> Text:
     """A progress bar and a label; the label alone if progress is unknown or space is short."""
-    from rich.text import Text
-
     cells = width - len(label) - 2
     if share is None or not format.finite(share) or cells < 6:
         return Text(label)
@@ -192,9 +185,6 @@ def bar(share: float | None, label: str, width: int, plain: bool = False) -> Tex
 
 
 def joined(parts: Sequence[Text], between: Text, width: int) -> list[Text]:
-    """The parts joined, on as many lines as they need."""
-    from rich.text import Text
-
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + between.cell_len + part.cell_len <= width:
@@ -206,8 +196,6 @@ def joined(parts: Sequence[Text], between: Text, width: int) -> list[Text]:
 
 def wrapped(head: str, text: str, width: int, most: int, style: str = "") -> list[Text]:
     """A text after a head, on at most so many lines, broken between words and indented."""
-    from rich.text import Text
-
     room = max(8, width - len(head))
     rows = textwrap.wrap(text, room, max_lines=most, placeholder=" …") or [""]
     return [Text(f"{' ' * len(head) if at else head}{row}", style) for at, row in enumerate(rows)]
@@ -215,53 +203,94 @@ def wrapped(head: str, text: str, width: int, most: int, style: str = "") -> lis
 
 def first_of(lines: Sequence[Text], most: int, what: str) -> list[Text]:
     """At most so many lines; the last one counts the rest."""
-    from rich.text import Text
-
     if len(lines) <= most:
         return list(lines)
     left = len(lines) - max(0, most - 1)
     return [*lines[: max(0, most - 1)], Text(f" ... {format.many(left, f'more {what}')}", "dim")][: max(0, most)]
 
 
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """One curve; a later one is drawn over an earlier one."""
+
+    points: list[tuple[float, float]]  # finite, in the order of x
+    style: str
+
+
 def curve(
     strokes: Sequence[Stroke], width: int, height: int, right: float, label: Callable[[float], str], side: int = 9
 ) -> list[Text]:
     """Curves with values at the left and seconds below; empty without a curve."""
-    from rich.text import Text
-
     drawn = chart(list(strokes), width - side, height - 1, right)
     if drawn is None:
         return []
-    last = len(drawn.rows) - 1
-    heads = {0: label(drawn.top), last: label(drawn.bottom)}
-    lines = [Text.assemble((f"{heads.get(at, ''):>{side - 1}} ", "dim"), *row) for at, row in enumerate(drawn.rows)]
-    return [*lines, Text(" " * side + _seconds_axis(width - side, right), "dim")]
+    rows, top, bottom = drawn
+    heads = {0: label(top), len(rows) - 1: label(bottom)}
+    lines = [Text.assemble((f"{heads.get(at, ''):>{side - 1}} ", "dim"), *row) for at, row in enumerate(rows)]
+    room, end = width - side, format.duration(right)
+    middle = format.duration(right / 2) if room > 40 else ""
+    axis = f"0{middle:^{max(0, room - 2)}}"[: max(0, room - len(end))]
+    return [*lines, Text(f"{' ' * side}{axis}{end:>{max(0, room - len(axis))}}"[:width], "dim")]
 
 
-def _seconds_axis(width: int, right: float) -> str:
-    """0 at the left, the end at the right, the middle between them where there is room."""
-    end = format.duration(right)
-    middle = format.duration(right / 2) if width > 40 else ""
-    cells = [" "] * width
-    for text, at in (("0", 0), (middle, width // 2 - len(middle) // 2), (end, width - len(end))):
-        if at >= 0:
-            cells[at : at + len(text)] = text
-    return "".join(cells[:width])
+Row = list[tuple[str, str]]  # pieces of text and their styles
+
+
+def chart(strokes: list[Stroke], width: int, height: int, right: float) -> tuple[list[Row], float, float] | None:
+    """Curves over 0 .. ``right`` in braille, and the values at the top and bottom edges.
+
+    None if no curve has two points.
+    """
+    drawn = [stroke for stroke in strokes if stroke.points]
+    if width < 4 or max((len(stroke.points) for stroke in drawn), default=0) < 2:
+        return None
+    values = [y for stroke in drawn for _, y in stroke.points]
+    low, high = min(values), max(values)
+    scale = math.log if low > 0 else float
+    bottom, span = scale(low), (scale(high) - scale(low)) or 1.0
+    dots = [[0] * width for _ in range(height)]
+    styles = [[""] * width for _ in range(height)]
+    right = max(right, *(stroke.points[-1][0] for stroke in drawn)) or 1.0
+    step = right / (2 * width - 1)
+    for stroke in drawn:
+        before: int | None = None
+        for column in range(2 * width):
+            value = _at(stroke.points, step * column, step)
+            if value is None:
+                continue
+            level = 1 - (scale(value) - bottom) / span  # from the top
+            here = round((4 * height - 1) * min(1.0, max(0.0, level)))
+            last = here if before is None else before
+            # a column touches the one before
+            for row in range(min(here, last + 1), max(here + 1, last)):
+                line, cell = row // 4, column // 2
+                # a cell has one colour: the later curve wins
+                if styles[line][cell] != stroke.style:
+                    styles[line][cell], dots[line][cell] = stroke.style, 0
+                dots[line][cell] |= DOTS[column % 2][row % 4]
+            before = here
+    return [_pieces(*row) for row in zip(dots, styles, strict=True)], high, low
+
+
+def _pieces(dots: list[int], styles: list[str]) -> Row:
+    chars = ((chr(BLANK + bits) if bits else " ", style) for bits, style in zip(dots, styles, strict=True))
+    return [("".join(char for char, _ in piece), style) for style, piece in groupby(chars, key=itemgetter(1))]
+
+
+def _at(points: list[tuple[float, float]], x: float, reach: float) -> float | None:
+    """The curve's height at x; a little beyond its ends it is as high as there."""
+    at = bisect_left(points, (x, -math.inf))
+    if at in (0, len(points)):
+        end = points[0] if at == 0 else points[-1]
+        return end[1] if abs(end[0] - x) <= reach else None
+    (left, before), (right, after) = points[at - 1], points[at]
+    share = (x - left) / (right - left) if right > left else 1.0
+    return before * (1 - share) + after * share  # never after - before: that may overflow
 
 
 def lines_of(what: RenderableType, width: int) -> list[Text]:
-    """A rich renderable as lines of this width."""
-    import io
-
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(width=max(1, width), file=io.StringIO(), color_system="256", force_terminal=True, highlight=False)
-    lines = []
-    for row in console.render_lines(what, pad=False):
-        line = Text()
-        for segment in row:
-            if not segment.control:
-                line.append(segment.text, segment.style)
-        lines.append(line)
-    return lines
+    return [
+        Text.assemble(*((segment.text, segment.style or "") for segment in row if not segment.control))
+        for row in console.render_lines(what, pad=False)
+    ]

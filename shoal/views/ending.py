@@ -96,7 +96,6 @@ def _diverged(record: RunRecord) -> str | None:
 
 
 def _too_little_work(record: RunRecord) -> str | None:
-    """Workers that hardly compute: communication dominates."""
     run, started = record.run, record.run.started
     share = run.shares.get("compute")
     if share is None or share >= BUSY or started is None or not started.servers or run.shares.get("idle", 0.0) > 0.5:

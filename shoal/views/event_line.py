@@ -6,6 +6,7 @@ long as each follows the one before within a few seconds: ``together`` makes a `
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ _REASONS = {
     "joined": "to a newcomer",
     "lost": "it was lost on the way",
 }
+_ASKED = {  # without names of clients
+    "operator asked for it": "an operator asked for it (shoal leave)",
+    "launcher asked for it": "the program that began the run asked for it",
+}
 
 News = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Linked | Elected
 Event = TypeVar("Event")
@@ -89,11 +94,7 @@ def together(events: Iterable[Event]) -> list[Event | MoveSummary]:
     return found
 
 
-# ---------------------------------------------------------------- any event, one line
-
-
 def line(event: RunEvent) -> str:
-    """The time and text of an event."""
     return f"{clock(event.seconds)}  {sentence(event)}"
 
 
@@ -106,18 +107,24 @@ def sentence(event: RunEvent) -> str:
         case Started():
             return started(event)
         case Progress():
-            return _progress(event)
+            epoch, done = f"epoch {format.epochs(event.passes)}", many(event.examples, "example")
+            loss, workers = f"train loss {format.loss(event.train_loss)}", many(event.workers, "worker")
+            parts = [epoch, many(event.steps, "step"), done, loss, workers, shares(event.spent)]
+            return "  ".join(part for part in parts if part)
         case Evaluated():
             return f"epoch {format.epochs(event.passes)}  {evaluation(event)}  {many(event.workers, 'worker')}"
         case Saved():
             size, took = format.size(event.bytes), format.duration(event.took)
             return f"checkpoint {event.number:,} saved at step {event.steps:,}: {size} in {took}"
         case Delayed():
-            return (
-                f"workers may be {many(event.max_delay, 'step')} apart: they waited {event.waiting:.0%} of their time"
-            )
+            apart = f"workers may be {many(event.max_delay, 'step')} apart"
+            return f"{apart}: they waited {event.waiting:.0%} of their time"
         case Spans():
-            return f"{clean(event.name)}: {_spans(event)}"
+            total: dict[str, float] = {}
+            for kind, _, seconds in event.spans:
+                total[kind] = total.get(kind, 0.0) + seconds
+            each = ", ".join(f"{clean(kind)} {seconds:.3f} s" for kind, seconds in total.items())
+            return f"{clean(event.name)}: {many(len(event.spans), 'span')} ({each})"
         case Shared():
             held = ", ".join(
                 f"{clean(name)} {number:,}{f' and copies of {copies:,}' if (copies := event.copies.get(name)) else ''}"
@@ -144,37 +151,16 @@ def shares(spent: Mapping[str, float]) -> str:
     return ", ".join(f"{share:.0%} {doing}" for doing, share in found if share >= 0.005)
 
 
-def _progress(event: Progress) -> str:
-    where = shares(event.spent)
-    return (
-        f"epoch {format.epochs(event.passes)}  {many(event.steps, 'step')}  {many(event.examples, 'example')}  "
-        f"train loss {format.loss(event.train_loss)}  {many(event.workers, 'worker')}{'  ' + where if where else ''}"
-    )
-
-
-def _spans(event: Spans) -> str:
-    total: Counter[str] = Counter()
-    for kind, _, seconds in event.spans:
-        total[kind] += seconds  # type: ignore[assignment]
-    each = ", ".join(f"{clean(kind)} {seconds:.3f} s" for kind, seconds in total.items())
-    return f"{many(len(event.spans), 'span')} ({each})"
-
-
-# ---------------------------------------------------------------- titles and evaluations
-
-
 def title(started: Started, crew: str = "") -> list[str]:
     """The title of a run, in pieces for wrapping; ``crew``: its members, if known better."""
     return [*what(started), crew or _crew(started), *([many(started.cores, "core")] if started.cores else [])]
 
 
 def on_cores(started: Started) -> str:
-    """The number of cores, if all nodes share a host."""
     return f" on {many(started.cores, 'core')}" if started.cores else ""
 
 
 def what(started: Started) -> list[str]:
-    """Data, model and strategy."""
     return [part for one in (started.data, started.model, started.strategy) if (part := clean(one))]
 
 
@@ -185,18 +171,15 @@ def _crew(started: Started) -> str:
 
 def evaluation(event: Evaluated) -> str:
     figures = "".join(f"  {clean(name)} {format.metric(name, value)}" for name, value in event.metrics.items())
-    return f"test loss {format.loss(event.test_loss)}{figures}{_apart(event.spread)}{'  best' if event.best else ''}"
+    spread = event.spread
+    if {"best", "worst"} <= spread.keys():  # each worker has its own model
+        figures += f"  each {format.loss(spread['best'])} to {format.loss(spread['worst'])}"
+        figures += f", {format.distance(spread['distance'])} from the mean" if "distance" in spread else ""
+    return f"test loss {format.loss(event.test_loss)}{figures}{'  best' if event.best else ''}"
 
 
-def _apart(spread: Mapping[str, float]) -> str:
-    """The distance of the models, where each worker has its own."""
-    if not {"best", "worst"} <= spread.keys():
-        return ""
-    text = f"  each {format.loss(spread['best'])} to {format.loss(spread['worst'])}"
-    return text + (f", {format.distance(spread['distance'])} from the mean" if "distance" in spread else "")
-
-
-# ---------------------------------------------------------------- news
+def best(event: Evaluated) -> str:
+    return f"best test loss {format.loss(event.test_loss)} at epoch {format.epochs(event.passes)}"
 
 
 def is_news(event: RunEvent) -> TypeGuard[News]:
@@ -205,7 +188,6 @@ def is_news(event: RunEvent) -> TypeGuard[News]:
 
 
 def left_in_order(event: Gone) -> bool:
-    """Whether a node left in order."""
     return clean(event.why).startswith(LEFT)
 
 
@@ -221,11 +203,16 @@ def news(event: News | MoveSummary) -> str:
             left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
             return f"{who(event)} gone: {clean(why) or 'no reason given'}{_dealt_again(slots)}{left}"
         case Leaving(why=why):
-            return f"{who(event)} is leaving{f': {_asked(why)}' if why else ''}"
+            asked = _ASKED.get(re.sub(r"^operator.* asked", "operator asked", clean(why)), clean(why))
+            return f"{who(event)} is leaving{f': {asked}' if why else ''}"
         case MoveSummary(handed=[one]):
             return news(one)
         case MoveSummary(handed=handed):
-            return _moved_together(handed)
+            first = handed[0]
+            number = many(sum(len(one.segments) for one in handed), "segment")
+            what = f"{number} of {clean(first.table)} moved ({reason(first.why)})"
+            gain = next((f"; at first {clean(one.gain)}" for one in handed if one.gain), "")
+            return f"{what}: {_ways(handed)}; {_paused(max(one.stall for one in handed))} at most{gain}"
         case Handed(table=table, segments=segments, source=source, target=target, why=why):
             moved = f"{many(len(segments), 'segment')} of {clean(table)}"
             gain = f": {clean(event.gain)}" if event.gain else ""
@@ -250,7 +237,6 @@ def news(event: News | MoveSummary) -> str:
 
 
 def linked(event: Linked) -> str:
-    """A graph, in one line."""
     ways = "one-way link" if event.directed else "link"
     pieces = f", in {many(len(event.parts), 'piece')}" if len(event.parts) > 1 else ""
     if event.rounds is None:
@@ -278,18 +264,7 @@ def reason(why: str) -> str:
 
 
 def _paused(stall: float) -> str:
-    """How long a moved segment was not served."""
-    return f"{format.duration(stall) if stall >= 1 else f'{1e3 * stall:.0f} ms'} without an answer"
-
-
-def _asked(why: str) -> str:
-    """Who asked for it, without names of clients."""
-    name, asked, rest = clean(why).partition(" asked for it")
-    if not asked or rest:
-        return clean(why)
-    if name.startswith("operator"):
-        return "an operator asked for it (shoal leave)"
-    return "the program that began the run asked for it" if name == "launcher" else clean(why)
+    return f"{format.elapsed(stall)} without an answer"
 
 
 def _dealt_again(slots: int) -> str:
@@ -299,14 +274,6 @@ def _dealt_again(slots: int) -> str:
 def _done_again(slots: Iterable[tuple[int, int]]) -> str:
     number = sum(stop - first for first, stop in slots)
     return f"; {many(number, 'slot')} done again" if number else ""
-
-
-def _moved_together(handed: Sequence[Handed]) -> str:
-    first = handed[0]
-    number = many(sum(len(event.segments) for event in handed), "segment")
-    what = f"{number} of {clean(first.table)} moved ({reason(first.why)})"  # the end may be cut off
-    gain = next((f"; at first {clean(event.gain)}" for event in handed if event.gain), "")
-    return f"{what}: {_ways(handed)}; {_paused(max(event.stall for event in handed))} at most{gain}"
 
 
 def _ways(handed: Sequence[Handed]) -> str:
@@ -322,55 +289,38 @@ def _ways(handed: Sequence[Handed]) -> str:
     return ", ".join(each) + more
 
 
-# ---------------------------------------------------------------- several news in one line
-
-
 def summary(events: Sequence[News]) -> str:
     """A summary: losses, joins, moves, void slots, warnings, in that order."""
     if len(events) == 1:
         return news(events[0])
     joined = [event for event in events if isinstance(event, Joined)]
     ends = [event for event in events if isinstance(event, Gone)]
-    gone, left = [one for one in ends if not left_in_order(one)], [one for one in ends if left_in_order(one)]
+    left = [one for one in ends if left_in_order(one)]
+    gone = [one for one in ends if one not in left]
     leaving = [event for event in events if isinstance(event, Leaving) and event.name not in {one.name for one in left}]
     back = [one for one in joined if any(end.name == one.name and end.seconds <= one.seconds for end in ends)]
-    joined = [one for one in joined if one not in back]
-    voided = sum(isinstance(event, Voided) for event in events)
-    parts = []
-    if gone:
-        parts.append(f"{nodes(gone)} gone{_dealt_again(sum(event.slots for event in gone))}")
-    if leaving:
-        parts.append(f"{nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving")
-    if left:
-        parts.append(f"{nodes(left)} left{_dealt_again(sum(event.slots for event in left))}")
-    if back:
-        parts.append(f"{nodes(back)} came back")
-    if joined:
-        parts.append(f"{nodes(joined)} joined")
-    parts += _moved(events)
-    if voided:
-        parts.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
+    handed = [event for event in events if isinstance(event, Handed)]
+    split, voided = (sum(isinstance(event, kind) for event in events) for kind in (Split, Voided))
+    warned = [event for event in events if isinstance(event, Warned)]
+    parts = [f"{nodes(gone)} gone{_dealt_again(sum(one.slots for one in gone))}"] if gone else []
+    parts += [f"{nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving"] if leaving else []
+    parts += [f"{nodes(left)} left{_dealt_again(sum(one.slots for one in left))}"] if left else []
+    parts += [f"{nodes(back)} came back"] if back else []
+    new = [one for one in joined if one not in back]
+    parts += [f"{nodes(new)} joined"] if new else []
+    if handed:
+        moved = many(sum(len(event.segments) for event in handed), "segment")
+        ways = names(dict.fromkeys(f"{event.source} to {event.target}" for event in handed))
+        parts.append(f"{moved} went from {ways}, {_paused(max(event.stall for event in handed))} at most")
+    parts += [f"{many(split, 'segment')} {'is' if split == 1 else 'are'} two now"] if split else []
+    parts += [f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty"] if voided else []
     parts += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
     for kind in (Linked, Elected):  # only the latest is valid
         parts += [news(event) for event in events if isinstance(event, kind)][-1:]
-    warned = [event for event in events if isinstance(event, Warned)]
     if warned:
         more = f"{len(warned):,} warnings, the last: " if len(warned) > 1 else "warning: "
         parts.append(more + clean(warned[-1].what))
     return "; ".join(parts)
-
-
-def _moved(events: Sequence[News]) -> list[str]:
-    """Segments that moved, and those that were split."""
-    handed, parts = [event for event in events if isinstance(event, Handed)], list[str]()
-    if handed:
-        number = sum(len(event.segments) for event in handed)
-        ways = names(dict.fromkeys(f"{event.source} to {event.target}" for event in handed))
-        worst = _paused(max(event.stall for event in handed))
-        parts.append(f"{many(number, 'segment')} went from {ways}, {worst} at most")
-    if split := sum(isinstance(event, Split) for event in events):
-        parts.append(f"{many(split, 'segment')} {'is' if split == 1 else 'are'} two now")
-    return parts
 
 
 def nodes(events: Sequence[Joined | Gone | Leaving]) -> str:

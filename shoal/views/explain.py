@@ -11,7 +11,7 @@ import re
 from statistics import median
 
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
-from shoal.views import consensus, event_line, figures, format
+from shoal.views import event_line, figures, format, graph
 from shoal.views.members import moves_of
 from shoal.views.run_record import CLOCK_STOPS, RunMetrics, RunRecord, began, emulation, seconds_of
 
@@ -37,14 +37,13 @@ def of_one(told: RunRecord, among: bool = False) -> list[str]:
         end = f"{'It failed' if told.summary.get('failed') else 'It stopped'}: {format.clean(stopped.why)}."
     first = [_work(told), "" if among else emulated([told]), _shares(told), _waiting(told), _delay(told)]
     first += [_stale(told), canary, _idle(told), _even(told)]
-    second = [_loss(run), consensus.seen(told), _solved(told), end]
+    second = [_loss(run), graph.seen(told), _solved(told), end]
     third = [_part(run), _faults(run)]
     parts = ([*first, *second, *third],) if among else (first, second, third)
     return [text for part in parts if (text := " ".join(one for one in part if one))]
 
 
 def _solved(told: RunRecord) -> str:
-    """The progress of a run that solves an objective."""
     judged = [event.metrics for event in told.run.finite if event.metrics.get("objective") is not None]
     if len(judged) < 2:
         return ""
@@ -315,7 +314,6 @@ def other_task(runs: list[RunRecord]) -> str | None:
 
 
 def _why(first: RunRecord, one: RunRecord, loss: float) -> str:
-    """The reason: more rows or fewer rows/s, and the shares of time."""
     here, there = first.run.reached(loss), one.run.reached(loss)
     if here is None or there is None or not here.examples or not there.examples:
         return ""

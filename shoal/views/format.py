@@ -57,7 +57,6 @@ def loss(value: float | None) -> str:
 
 
 def metric(name: str, value: float | None) -> str:
-    """A metric with its significant digits."""
     if value is None or not math.isfinite(value):
         return loss(value)
     match name:
@@ -127,7 +126,6 @@ def rate(value: float | None) -> str:
 
 
 def share(value: float) -> str:
-    """A share in percent."""
     if 0 < value < 0.001:
         return "less than 0.1%"
     return f"{value:.1%}" if 0 < value < 0.0995 else f"{value:.0%}"

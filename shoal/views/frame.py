@@ -10,21 +10,30 @@
 
 What does not fit is dropped, and counted. No line is longer than the terminal is wide. Colours
 are readable on dark and light, and never the only sign of a fact.
+
+``LiveView`` keeps it on a board, from any thread.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO, runtime_checkable
 
-from shoal.events import Evaluated, Gone, Joined, RolledBack, Warned
+from rich.console import Console
+from rich.text import Text
+
+from shoal.errors import ShoalError
+from shoal.events import Gone, Joined, RolledBack, RunEvent, Warned
+from shoal.inspect.status import ClusterStatus
 from shoal.views import board, event_line, format
-from shoal.views.braille import Stroke
-from shoal.views.event_line import DOING, MoveSummary, together
+from shoal.views.board import Board, Stroke
+from shoal.views.event_line import DOING, together
+from shoal.views.lines import RunView
 from shoal.views.live_state import LiveState, hot_servers
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
+LOOK_EVERY = 1.0  # seconds
 CHART_ROWS = 5  # at least, its axis included
 TALLEST = 18  # rows of a chart
 NEWS = 8  # at most
@@ -47,11 +56,14 @@ def frame(
 
     ``now`` is in seconds since training began, and may be later than the last event.
     """
-    from rich.text import Text
-
     room_across, budget = max(1, width - 1), max(1, height - 1)
     now = max(now, state.seconds)
-    head = _head(state, room_across, now, epochs, plain)[:budget]
+    head = [Text(part, "bold") for part in event_line.title(state.started)] if state.started else []
+    if state.started or now:
+        head = board.joined(head, Text(" | " if plain else " · ", "dim"), room_across)
+        head.append(_bar(state, room_across, now, epochs, plain))
+        head += board.joined(_figures(state, now), Text("   "), room_across)
+    head = head[:budget]
     room = budget - len(head)
     tail = _tail(state, format.clean(note), room_across, max(5, room // 4))
     tail = tail[-room:] if room > 0 else []
@@ -62,21 +74,8 @@ def frame(
     table = _table(state, (room - CHART_ROWS - 2 if charted else room), room_across, plain)
     room -= len(table)
     chart = [] if plain or room < CHART_ROWS + 2 else _chart(state, room_across, min(TALLEST, room - 2), now)
-    gap = [Text("")] if tail and (nodes or table or chart) and room - len(chart) > 0 else []
+    gap = [Text("")] if tail and (nodes or table or chart) and room > len(chart) else []
     return board.fit([*head, *nodes, *table, *chart, *gap, *tail] or [Text("")], width, height, plain)
-
-
-def _head(state: LiveState, width: int, now: float, epochs: float | None, plain: bool) -> list[Text]:
-    from rich.text import Text
-
-    if state.started is None and now == 0:
-        return []
-    parts = [Text(part, "bold") for part in event_line.title(state.started)] if state.started else []
-    return [
-        *board.joined(parts, Text(" | " if plain else " · ", "dim"), width),
-        _bar(state, width, now, epochs, plain),
-        *board.joined(_figures(state, now), Text("   "), width),
-    ]
 
 
 def _bar(state: LiveState, width: int, now: float, epochs: float | None, plain: bool) -> Text:
@@ -90,8 +89,6 @@ def _bar(state: LiveState, width: int, now: float, epochs: float | None, plain: 
 
 
 def _figures(state: LiveState, now: float) -> list[Text]:
-    from rich.text import Text
-
     figures = [Text(format.rate(state.rate)), Text(f"train loss {format.loss(state.train_loss)}", TRAIN)]
     if state.stopped:
         return figures
@@ -110,22 +107,18 @@ def _figures(state: LiveState, now: float) -> list[Text]:
     return figures
 
 
-# ---------------------------------------------------------------- servers and workers
-
-
 def _nodes(state: LiveState) -> list[Text]:
-    from rich.text import Text
-
     servers = sorted(state.servers, key=lambda one: format.natural(one.name))
-    hot = hot_servers({one.name: one.keys for one in servers})
+    hot = hot_servers({one.name: one.keys or 0.0 for one in servers})
     workers = sorted(state.spent, key=format.natural)
     wide = max((len(format.clean(name)) for name in [*workers, *(one.name for one in servers)]), default=0)
     lines = []
     for one in servers:
-        line = Text(f" {format.clean(one.name):<{wide}}  {one.keys:>11,.0f} keys/s  ")
+        load = "" if one.keys is None else f"{one.keys:,.0f} keys/s"
+        line = Text(f" {format.clean(one.name):<{wide}}  {load:>18}  ")
         line.append(f"{'HOT' if one.name in hot else '':<3}", f"bold {BAD}")
         line.append(f"{format.many(one.segments, 'segment'):>13}  {one.copies:>4,} copies")
-        lines.append(line.append(f"  {one.state}", BAD) if one.state else line)
+        lines.append(line.append(f"  {one.state}" if one.state else "", BAD))
     for name in workers:
         spent = state.spent[name]
         shares = "  ".join(f"{kind} {spent[kind]:>4.0%}" for kind in DOING if spent.get(kind, 0.0) >= 0.005)
@@ -133,46 +126,35 @@ def _nodes(state: LiveState) -> list[Text]:
     return lines
 
 
-# ---------------------------------------------------------------- evaluations, curves, news
-
-
 def _table(state: LiveState, room: int, width: int, plain: bool) -> list[Text]:
     """The best evaluation first, then as many of the last ones as fit."""
-    from rich.text import Text
-
     if not state.evaluations or room < 3:
         return []
     latest, best = list(state.evaluations)[-(room - 2) :], state.best
     if best is not None and best not in latest:
         latest = [best, *latest[-(room - 3) :]] if room > 3 else [best]
     names = list(dict.fromkeys(name for event in latest for name in event.metrics))
-    cells = [{name: format.metric(name, event.metrics.get(name)) for name in names} for event in latest]
-    columns = [max(len(format.clean(name)) + 1, 7, *(len(one[name]) + 1 for one in cells)) for name in names]
-    while columns and 23 + sum(columns) > width:
-        columns.pop()
-    heads = "".join(f"{format.clean(name):>{wide}}" for name, wide in zip(names, columns, strict=False))
-    lines = [Text(""), Text(f"epoch seconds test loss{heads}", "dim")]
-    star = "*" if plain else "★"
-    for event, figures in zip(latest, cells, strict=True):
-        rest = "".join(f"{figure:>{wide}}" for figure, wide in zip(figures.values(), columns, strict=False))
-        mark, style = (star, f"bold {TEST}") if event is best else (" ", TEST)
-        lines.append(_row(event, mark, style, rest))
+    columns = [
+        [format.clean(name), *(format.metric(name, event.metrics.get(name)) for event in latest)] for name in names
+    ]
+    widths = [max(7, *(len(cell) + 1 for cell in column)) for column in columns]
+    while widths and 23 + sum(widths) > width:
+        widths.pop()
+    rests = [
+        "".join(f"{cell:>{wide}}" for cell, wide in zip(row, widths, strict=False))
+        for row in zip(*columns, strict=True)
+    ]
+    rests = rests or [""] * (1 + len(latest))
+    lines = [Text(""), Text(f"epoch seconds test loss{rests[0]}", "dim")]
+    for event, rest in zip(latest, rests[1:], strict=True):
+        mark, style = ("*" if plain else "★", f"bold {TEST}") if event is best else (" ", TEST)
+        loss = f" {mark} {format.loss(event.test_loss)}".rjust(10)
+        lines.append(Text(f"{format.epochs(event.passes):>5}{format.seconds(event.seconds):>8}"))
+        lines[-1].append(loss, style).append(rest)
     return lines
 
 
-def _row(event: Evaluated, mark: str, style: str, rest: str) -> Text:
-    from rich.text import Text
-
-    return Text.assemble(
-        f"{format.epochs(event.passes):>5}{format.seconds(event.seconds):>8}",
-        (f" {mark} {format.loss(event.test_loss)}".rjust(10), style),
-        rest,
-    )
-
-
 def _chart(state: LiveState, width: int, rows: int, now: float) -> list[Text]:
-    from rich.text import Text
-
     strokes = [Stroke(state.train.points, TRAIN), Stroke(state.test.points, TEST)]
     drawn = board.curve(strokes, width, rows, state.seconds if state.stopped else now, format.loss)
     if not drawn:
@@ -182,30 +164,79 @@ def _chart(state: LiveState, width: int, rows: int, now: float) -> list[Text]:
 
 def _tail(state: LiveState, note: str, width: int, most: int) -> list[Text]:
     """The latest news, wrapped, and why the run ended."""
-    from rich.text import Text
-
     lines: list[Text] = []
     for event in reversed(together(state.happenings)[-NEWS:]):
         failover = state.failovers.of(event)
         if isinstance(event, Joined) and state.failovers.restarted(event):
             continue  # shown with the loss
         text = failover.sentence() if failover else event_line.news(event)
-        bad = _is_bad(event)
-        piece = board.wrapped(
-            f"{format.seconds(event.seconds):>6} s  ", text, width, min(most, 3 if bad else 2), BAD if bad else ""
-        )
+        lost = isinstance(event, Gone) and not event_line.left_in_order(event)
+        style, rows = (BAD, 3) if lost or isinstance(event, RolledBack | Warned) else ("", 2)
+        piece = board.wrapped(f"{format.seconds(event.seconds):>6} s  ", text, width, min(most, rows), style)
         if len(lines) + len(piece) > most:
             break
         lines = [*piece, *lines]
     if state.stopped:
         lines.append(Text(f"stopped: {format.clean(state.stopped.why)}", "bold"))
         if best := state.best:
-            text = f"best test loss {format.loss(best.test_loss)} at epoch {format.epochs(best.passes)}"
-            lines.append(Text(text, TEST))
+            lines.append(Text(event_line.best(best), TEST))
     return [*lines, Text(note, "dim")] if note else lines
 
 
-def _is_bad(event: event_line.News | MoveSummary) -> bool:
-    if isinstance(event, Gone):
-        return not event_line.left_in_order(event)
-    return isinstance(event, RolledBack | Warned)
+@runtime_checkable
+class Observable(Protocol):
+    """A run with a status of its nodes."""
+
+    def status(self) -> ClusterStatus: ...
+
+
+class LiveView(RunView):
+    """Draws a board; callers with events never wait for the terminal."""
+
+    def __init__(
+        self, stream: TextIO, console: Console, epochs: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._board = Board(stream, console, self._draw)
+        self._epochs, self._clock = epochs, clock
+        self._lock = threading.Lock()  # guards the state; never held during output
+        self._state = LiveState()
+        self._note = ""
+        self._heard = clock()
+        self._closed = threading.Event()
+
+    def __call__(self, event: RunEvent) -> None:
+        with self._lock:
+            if self._state.started is None:
+                self._note = ""
+            self._state.take(event)
+            self._heard = self._clock()
+        self._board.start()
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._note = text
+        self._board.start()
+
+    def follow(self, run: object) -> None:
+        if isinstance(run, Observable):
+            threading.Thread(target=self._look, args=(run,), name="shoal-look", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._board.close()
+
+    def _look(self, run: Observable) -> None:
+        """Query coordinator and servers regularly until the run ends."""
+        while not self._closed.wait(LOOK_EVERY) and self._state.stopped is None:
+            try:
+                status = run.status()
+            except (ShoalError, OSError, ValueError):
+                continue  # it is restarting, or has ended
+            with self._lock:
+                self._state.look(self._clock(), status)
+
+    def _draw(self, width: int, height: int, plain: bool) -> list[Text]:
+        with self._lock:
+            silent = 0.0 if self._state.started is None else self._clock() - self._heard
+            now = self._state.seconds + silent
+            return frame(self._state, width, height, now=now, epochs=self._epochs, note=self._note, plain=plain)

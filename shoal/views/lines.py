@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TextIO
 
-from shoal.events import (
-    Delayed,
-    Evaluated,
-    Linked,
-    Progress,
-    RunEvent,
-    Saved,
-    Started,
-    Stopped,
-)
+from shoal.background import OutputThread
+from shoal.events import Delayed, Evaluated, Linked, Progress, RunEvent, Saved, Started, Stopped
+from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.views import event_line, format
 from shoal.views.live_state import LiveState
-from shoal.views.members import Failover
 
 FIRST = 1.0  # seconds
 LONGEST = 600.0
@@ -79,8 +77,17 @@ class EventLines:
             return []
         if self._verbosity > 2 and not isinstance(event, Stopped):
             return [event_line.line(event)]
-        outcome = [] if ended is None or not self._failovers.due(event.seconds) else [self._outcome(event, ended)]
-        return [*self._lines_of(event), *outcome]
+        lines = self._lines_of(event)
+        if ended is not None and self._failovers.due(event.seconds):
+            lines.append(self._line(event.seconds, ended.sentence()))
+        return lines
+
+    def _line(self, seconds: float, text: str) -> str:
+        """A line at this time; one that was held back has the last time: times stay in order."""
+        if seconds < self._shown:
+            return f"{event_line.clock(self._shown)}  {text} (at {format.duration(seconds)})"
+        self._shown = max(self._shown, seconds)
+        return f"{event_line.clock(seconds)}  {text}"
 
     def _lines_of(self, event: RunEvent) -> list[str]:
         match event:
@@ -91,13 +98,20 @@ class EventLines:
             case Evaluated():
                 return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
             case Stopped():
-                return [*self.end(), self._stopped(event)]
+                best = self._so_far.best
+                so_good = f"; {event_line.best(best)}" if best else ""
+                why = f"stopped: {format.clean(event.why)}{so_good}"
+                return [*self.end(), f"{event_line.clock(event.seconds)}  {why}"]
             case _ if self._verbosity > 1 and isinstance(event, event_line.News | Saved | Delayed):
                 return [event_line.line(event)]
             case Linked(why=""):  # as it begins
                 return [f"{event_line.clock(event.seconds)}  {event_line.linked(event)}"]
             case _ if event_line.is_news(event):
-                return self._tell_happening(event)
+                if event.seconds - self._last_news > max(QUIET, self._happenings.wait):
+                    self._happenings = LinePacing(-math.inf)
+                self._last_news = event.seconds
+                self._news.append(event)
+                return self._tell_news(event.seconds)
             case _:  # routine, such as a checkpoint
                 return []
 
@@ -113,16 +127,10 @@ class EventLines:
         return [text] if self._notes.due(now) else []
 
     def end(self) -> list[str]:
-        """The last lines: everything that was held back."""
-        told = [*self._tell_news(math.inf), *self._tell_best()]
-        if self._held is not None:
-            told.append(_evaluated(self._held))
-            self._held = None
-        return told
-
-    def _outcome(self, event: RunEvent, ended: Failover) -> str:
-        self._shown = max(self._shown, event.seconds)
-        return f"{event_line.clock(self._shown)}  {ended.sentence()}"
+        lines = [*self._tell_news(math.inf), *self._tell_best()]
+        lines += [] if self._held is None else [self._evaluated(self._held)]
+        self._held = None
+        return lines
 
     def _tell_progress(self, event: Progress) -> list[str]:
         self._spent.update(event.spent)
@@ -134,65 +142,88 @@ class EventLines:
         # less than before: a rollback
         rate = format.rate(done / elapsed if elapsed > 0 and done >= 0 else None)
         loss = format.loss(self._so_far.train_loss)
-        self._shown = max(self._shown, event.seconds)
         where = f"  {event_line.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
         self._spent.clear()
-        return [f"{_at(event)}  {rate}  train loss {loss}  {format.many(event.workers, 'worker')}{where}"]
+        text = f"{rate}  train loss {loss}  {format.many(event.workers, 'worker')}{where}"
+        return [self._line(event.seconds, f"epoch {format.epochs(event.passes):<3}  {text}")]
 
     def _tell_evaluation(self, event: Evaluated) -> list[str]:
         first = len(self._so_far.evaluations) == 1
         if first or self._evaluations.due(event.seconds):
-            self._held = None
             best = [] if event.best else self._tell_best()
-            self._best = None
-            self._shown = max(self._shown, event.seconds)
-            return [*best, _evaluated(event)]
-        if event.best:
-            self._best = event
+            self._held = self._best = None
+            return [*best, self._evaluated(event)]
+        self._best = event if event.best else self._best
         self._held = event
         return []
+
+    def _evaluated(self, event: Evaluated) -> str:
+        return self._line(event.seconds, f"epoch {format.epochs(event.passes):<3}  {event_line.evaluation(event)}")
 
     def _tell_best(self) -> list[str]:
         """Print the best evaluation, which is never dropped."""
         best, self._best = self._best, None
-        if best is None or best is self._held:
-            return []
-        if best.seconds >= self._shown:
-            self._shown = best.seconds
-            return [_evaluated(best)]
-        # keep times in order
-        at = f"epoch {format.epochs(best.passes):<3}"
-        when = f"(at {format.duration(best.seconds)})"
-        return [f"{event_line.clock(self._shown)}  {at}  {event_line.evaluation(best)} {when}"]
-
-    def _tell_happening(self, event: event_line.News) -> list[str]:
-        if event.seconds - self._last_news > max(QUIET, self._happenings.wait):
-            self._happenings = LinePacing(-math.inf)
-        self._last_news = event.seconds
-        self._news.append(event)
-        return self._tell_news(event.seconds)
+        return [] if best is None or best is self._held else [self._evaluated(best)]
 
     def _tell_news(self, now: float) -> list[str]:
         if not self._news or not self._happenings.due(now):
             return []
         when, said = self._news[-1].seconds, event_line.summary(self._news)
         self._news.clear()
-        if when < self._shown:  # it was held back: keep times in order
-            return [f"{event_line.clock(self._shown)}  {said} (at {format.duration(when)})"]
-        self._shown = when
-        return [f"{event_line.clock(when)}  {said}"]
-
-    def _stopped(self, event: Stopped) -> str:
-        best = self._so_far.best
-        so_good = (
-            f"; best test loss {format.loss(best.test_loss)} at epoch {format.epochs(best.passes)}" if best else ""
-        )
-        return f"{event_line.clock(event.seconds)}  stopped: {format.clean(event.why)}{so_good}"
+        return [self._line(when, said)]
 
 
-def _at(event: Progress | Evaluated) -> str:
-    return f"{event_line.clock(event.seconds)}  epoch {format.epochs(event.passes):<3}"
+class RunView(ABC):
+    """Shows a run: call it with every event; ``note`` is for before and after training."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def __call__(self, event: RunEvent) -> None: ...
+
+    @abstractmethod
+    def note(self, text: str) -> None: ...
+
+    def follow(self, run: object) -> None:  # noqa: B027
+        """Query the run's status regularly, if the view shows it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Draw a last time and restore the terminal; does nothing if called again."""
 
 
-def _evaluated(event: Evaluated) -> str:
-    return f"{_at(event)}  {event_line.evaluation(event)}"
+class LineView(RunView):
+    """Prints lines, each in one write."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, verbosity: int = 1) -> None:
+        self._outlet, self._clock = OutputThread(stream), clock
+        self._lines = EventLines(verbosity)
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def __call__(self, event: RunEvent) -> None:
+        with self._lock:
+            self.write(self._lines.take(event))
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self.write(self._lines.note(self._clock(), text))
+
+    def close(self) -> None:
+        with self._lock:
+            self.write(self._lines.end())
+            if not self._closed:
+                self._closed = True
+                self._outlet.close(HEAR_WITHIN / SECOND)
+
+    def write(self, lines: list[str]) -> None:
+        with self._lock:
+            if lines and not self._closed:
+                self._outlet.write("".join(f"{line}\n" for line in lines))
+                self._closed = self._outlet.gone

@@ -48,9 +48,8 @@ class Curve:
 
 
 def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
-    return sum(x / len(points) for x, _ in points), sum(
-        y / len(points) for _, y in points
-    )  # divided first: no overflow
+    number = len(points)  # divided first: no overflow
+    return sum(x / number for x, _ in points), sum(y / number for _, y in points)
 
 
 def hot_servers(loads: Mapping[str, float]) -> set[str]:
@@ -64,7 +63,7 @@ class ServerFigures:
     """A server, by the cluster's own status."""
 
     name: str
-    keys: float  # a second
+    keys: float | None  # a second; None: it has not reported a load yet
     segments: int
     copies: int  # of segments that others serve
     state: str = ""  # suspected, leaving
@@ -129,16 +128,16 @@ class LiveState:
 
     def look(self, now: float, status: ClusterStatus) -> None:
         """Take the cluster's status: events do not have the load of servers."""
-        held = status.standing.members, status.segments()
+        segments, reported = status.segments(), {one.name for one in self.servers if one.keys is not None}
         self.servers = [
             ServerFigures(
                 one.name,
-                one.load,
-                sum(bool(part.copies) and part.copies[0].server == one.name for part in held[1]),
-                sum(any(copy.server == one.name for copy in part.copies[1:]) for part in held[1]),
+                one.load if one.load or one.name in reported else None,
+                sum(part.copies[0].server == one.name for part in segments if part.copies),
+                sum(any(copy.server == one.name for copy in part.copies[1:]) for part in segments),
                 "suspected" if one.suspected else "leaving" if one.leaving else "",
             )
-            for one in held[0]
+            for one in status.standing.members
             if one.role == "server"
         ]
         if (course := status.standing.course) is not None:

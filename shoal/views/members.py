@@ -90,7 +90,6 @@ class MembershipHistory:
         return self._unnamed.get(role, 0) > 0 and not is_new and not (event.seconds and self._training)
 
     def _count(self, also: Sequence[Gone] = ()) -> None:
-        """Update the lowest and highest numbers."""
         for role in ROLES if self._counts else ():
             number = self._number(role) + sum(role_of(event) == role for event in also)
             least, most = self._between.get(role, (number, number))
@@ -123,7 +122,6 @@ class MembershipHistory:
         return sum(stay.role == role for stay in self._here.values()) + self._unnamed.get(role, 0)
 
     def between(self, role: str) -> tuple[int, int]:
-        """The lowest and highest number of nodes."""
         if self._left:
             self._count()
         return self._between.get(role, (0, 0))
@@ -146,7 +144,6 @@ def kind(event: Move) -> str:
 
 
 def is_over(event: object, stopped: Stopped) -> bool:
-    """Whether a node left in order after the end of the run."""
     return isinstance(event, Gone) and event.seconds >= stopped.seconds and event_line.left_in_order(event)
 
 

@@ -11,12 +11,11 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from shoal.files import replace_file
 from shoal.views import format
-
-# ---------------------------------------------------------------- what a report is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +57,21 @@ class Section:
     tables: list[TableSection] = field(default_factory=list)
 
 
-# Colours of the pictures by their names in the page, which differ in dark mode.
-_COLORS = {
-    "#ffffff": "paper",
-    "#000000": "ink",
-    "#444444": "ink",
-    "#262626": "ink",
-    "#dddddd": "grid",
-    "#bbbbbb": "pale",
-    "#b0b0b0": "grid",
-    "#0072b2": "blue",
-    "#d55e00": "red",
-    "#007a5a": "green",
-    "#a0447c": "purple",
+_THEME = {  # colours of the page by name: light, dark
+    "paper": ("#ffffff", "#16191d"),
+    "ink": ("#2b2b2b", "#e4e4e2"),
+    "soft": ("#5c5c5c", "#a9adb3"),
+    "grid": ("#dddddd", "#363b42"),
+    "pale": ("#b4b4b4", "#6b727c"),
+    "blue": ("#0072b2", "#4aa8e0"),
+    "red": ("#d55e00", "#f0813a"),
+    "green": ("#007a5a", "#3fbf93"),
+    "purple": ("#a0447c", "#e08fc0"),
+    "back": ("#f4f5f6", "#1f2328"),
 }
-_LIGHT = {
-    "paper": "#ffffff",
-    "ink": "#2b2b2b",
-    "soft": "#5c5c5c",
-    "grid": "#dddddd",
-    "pale": "#b4b4b4",
-    "blue": "#0072b2",
-}
-_LIGHT |= {"red": "#d55e00", "green": "#007a5a", "purple": "#a0447c", "back": "#f4f5f6"}
-_DARK = {
-    "paper": "#16191d",
-    "ink": "#e4e4e2",
-    "soft": "#a9adb3",
-    "grid": "#363b42",
-    "pale": "#6b727c",
-    "blue": "#4aa8e0",
-}
-_DARK |= {"red": "#f0813a", "green": "#3fbf93", "purple": "#e08fc0", "back": "#1f2328"}
+# Colours of the pictures by their names in the page.
+_COLORS = {light: name for name, (light, _) in _THEME.items()} | {"#bbbbbb": "pale", "#b0b0b0": "grid"}
+_COLORS |= dict.fromkeys(("#000000", "#444444", "#262626"), "ink")
 
 LONG = 40  # characters of a cell that may be broken into lines
 _STYLE = """
@@ -116,11 +98,10 @@ footer{margin-top:3rem;font-size:.85rem;color:var(--soft)}
 
 
 def page(title: str, sections: Sequence[Section], foot: str = "") -> str:
-    """One HTML document."""
-    names = [_anchor(number, section.title) for number, section in enumerate(sections)]
-    links = " ".join(f'<a href="#{name}">{_text(one.title)}</a>' for name, one in zip(names, sections, strict=True))
-    body = "\n".join(_section(name, section) for name, section in zip(names, sections, strict=True))
-    light, dark = (";".join(f"--{name}:{color}" for name, color in one.items()) for one in (_LIGHT, _DARK))
+    named = [(f"s{number}-{_file(section.title)}", section) for number, section in enumerate(sections)]
+    links = " ".join(f'<a href="#{name}">{_text(section.title)}</a>' for name, section in named)
+    body = "\n".join(_section(name, section) for name, section in named)
+    light, dark = (";".join(f"--{name}:{colors[at]}" for name, colors in _THEME.items()) for at in (0, 1))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -159,20 +140,15 @@ def write_markdown(path: Path, title: str, sections: Sequence[Section], foot: st
     replace_file(path, markdown(title, sections, folder.name.replace(" ", "%20"), foot).encode("utf-8", "replace"))
 
 
-# ---------------------------------------------------------------- HTML
-
-
 def _section(name: str, section: Section) -> str:
     seen = ' class="seen"' if "findings" in section.title.lower() else ""
     said = "\n".join(f"<p>{_text(paragraph)}</p>" for paragraph in section.words)
     parts = [f'<section id="{name}">\n<h2>{_text(section.title)}</h2>', f"<div{seen}>\n{said}\n</div>" if said else ""]
-    parts += [_figure(f"{name}-{number}", one) for number, one in enumerate(section.pictures)]
+    for number, one in enumerate(section.pictures):
+        parts.append(f'<figure>\n<div class="box">{inline(one, f"{name}-{number}")}</div>')
+        parts.append(f"<figcaption>{_text(one.caption)}</figcaption>\n</figure>")
     parts += [_table(table) for table in section.tables]
     return "\n".join([*(part for part in parts if part), "</section>"])
-
-
-def _figure(name: str, one: PictureSection) -> str:
-    return f'<figure>\n<div class="box">{inline(one, name)}</div>\n<figcaption>{_text(one.caption)}</figcaption>\n</figure>'
 
 
 def inline(one: PictureSection, name: str) -> str:
@@ -180,34 +156,32 @@ def inline(one: PictureSection, name: str) -> str:
     drawing = one.svg.decode("utf-8", "replace")
     drawing = drawing[max(0, drawing.find("<svg")) :]
     head, close, rest = drawing.partition(">")
-    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head) + _sized(head)
+    # Of fixed size: readable text, scrolled on a narrow screen, never enlarged.
+    found = re.search(r'viewBox="[-\d.]+ [-\d.]+ (\d+)', head)
+    points = int(found.group(1)) if found else 460
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    head += f' style="min-width:{1.2 * points:.0f}px;max-width:{1.53 * points:.0f}px"'
     rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
     rest = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", rest)
-    rest = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: _color(found.group()), rest)
+    rest = re.sub(r"#[0-9a-fA-F]{6}\b", _color, rest)
     return f'{head} role="img" aria-label="{_text(one.caption)}"{close}{rest.strip()}'
 
 
-def _sized(head: str) -> str:
-    """An SVG of fixed size: readable text, scrolled on a narrow screen, never enlarged."""
-    found = re.search(r'viewBox="[-\d.]+ [-\d.]+ (\d+)', head)
-    points = int(found.group(1)) if found else 460
-    return f' style="min-width:{1.2 * points:.0f}px;max-width:{1.53 * points:.0f}px"'
-
-
-def _color(written: str) -> str:
-    name = _COLORS.get(written.lower())
-    return written if name is None else f"var(--{name},{written})"
+def _color(found: re.Match[str]) -> str:
+    name = _COLORS.get(found.group().lower())
+    return found.group() if name is None else f"var(--{name},{found.group()})"
 
 
 def _table(table: TableSection) -> str:
     right = _numeric(table)
     caption = f'<p class="cap">{_text(table.caption)}</p>\n' if table.caption else ""
-    heads = "".join(_cell("th", head, right[at]) for at, head in enumerate(table.heads))
-    rows = "\n".join(
-        f"<tr>{''.join(_cell('td', one, right[at]) for at, one in enumerate(row))}</tr>" for row in table.rows
+    heads, *rows = (
+        "".join(_cell(tag, cell, right[at]) for at, cell in enumerate(row))
+        for tag, row in [("th", table.heads), *(("td", row) for row in table.rows)]
     )
-    body = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>"
-    return f'{caption}<div class="box" tabindex="0"><table>{body}</table></div>'
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    inside = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>"
+    return f'{caption}<div class="box" tabindex="0"><table>{inside}</table></div>'
 
 
 def _cell(tag: str, text: str, right: bool) -> str:
@@ -219,30 +193,15 @@ def _text(text: str) -> str:
     return html.escape(format.clean(text), quote=True)
 
 
-def _anchor(number: int, title: str) -> str:
-    return f"s{number}-{_file(title)}"
-
-
-# ---------------------------------------------------------------- both
-
-
 def _numeric(table: TableSection) -> list[bool]:
     """The numeric columns: all non-empty cells begin with a digit."""
-    width = max([len(table.heads), *(len(row) for row in table.rows)])
-    columns = [[row[at] for row in table.rows if at < len(row)] for at in range(width)]
-    return [_are_numbers(column) for column in columns]
-
-
-def _are_numbers(cells: Sequence[str]) -> bool:
-    told = [cell for cell in cells if cell not in ("", "-")]
-    return bool(told) and all(re.match(r"[-+−<]?[\d.]", cell) and len(cell) < 32 for cell in told)
+    columns = zip_longest(table.heads, *table.rows, fillvalue="")
+    told = [[cell for cell in cells if cell not in ("", "-")] for _, *cells in columns]
+    return [bool(cells) and all(re.match(r"[-+−<]?[\d.]", one) and len(one) < 32 for one in cells) for cells in told]
 
 
 def _file(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "picture"
-
-
-# ---------------------------------------------------------------- Markdown
 
 
 def _plain(text: str) -> str:
@@ -254,10 +213,6 @@ def _plain(text: str) -> str:
 def _rows(table: TableSection) -> str:
     right = _numeric(table)
     heads = [*table.heads, *[""] * (len(right) - len(table.heads))]
-    lines = [_row(heads), "|" + "|".join("---:" if one else "---" for one in right) + "|"]
-    lines += [_row(row) for row in table.rows]
+    lines = [f"| {' | '.join(map(_plain, cells))} |" for cells in (heads, *table.rows)]
+    lines.insert(1, "|" + "|".join("---:" if one else "---" for one in right) + "|")
     return (f"{_plain(table.caption)}\n\n" if table.caption else "") + "\n".join(lines)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_plain(cell) for cell in cells) + " |"

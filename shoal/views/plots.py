@@ -22,9 +22,9 @@ from shoal.views.members import ROLES, Membership, Move, kind, moves_of, role_of
 from shoal.views.run_record import OF_WORKERS, RunMetrics, RunRecord, account, emulation, seconds_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
+    from shoal.views.axes import Axes, Figure
 
 SOLVED = ("objective", "violation")  # metrics of runs that minimise an objective
 POINTS = 400  # of a curve: about two pixels each
@@ -136,7 +136,6 @@ def _draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
 
 
 def _train(events: Sequence[Progress | Evaluated]) -> list[tuple[float, float | None, float]]:
-    """Train losses, each with the number of its rows."""
     before = [0, *(event.examples for event in events)]
     return [
         (event.seconds, event.train_loss, max(1.0, event.examples - last))
@@ -164,7 +163,6 @@ def thinned(points: Sequence[Point], most: int = POINTS) -> tuple[list[float], l
 
 
 def _spread_of(event: Evaluated) -> tuple[float, float] | None:
-    """The best and worst loss of the workers' models, if they are numbers."""
     best, worst = (event.spread.get(name, math.nan) for name in ("best", "worst"))
     return (best, worst) if math.isfinite(best) and math.isfinite(worst) else None
 
@@ -172,7 +170,6 @@ def _spread_of(event: Evaluated) -> tuple[float, float] | None:
 def _draw_tests(
     axes: Axes, x: Sequence[float], judged: Sequence[Evaluated], color: str, label: str, dashes: str = "-"
 ) -> list[float]:
-    """Draw test losses; returns those that are drawn."""
     at, values = thinned([(one, event.test_loss, 1.0) for one, event in zip(x, judged, strict=True)])
     if at:
         curve(axes, at, values, color, label, dashes)
@@ -252,7 +249,6 @@ def epoch_ticks(far: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _draw_solved(axes: Axes, solved: dict[str, list[Point]]) -> None:
-    """Draw the distance from the minimum: of the objective, and of the worst key."""
     for (name, found), color in zip(solved.items(), SERIES[2:], strict=False):
         points, label = [(x, y) for x, y, _ in found], "violation, in units of l1"
         if name == "objective":
@@ -269,7 +265,6 @@ def _draw_solved(axes: Axes, solved: dict[str, list[Point]]) -> None:
 
 
 def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
-    """The shares of time: a bar for each worker, or each run."""
     figure, (axes,) = draw.stack([0.9 + 0.3 * len(rows[:BARS])])
     for row, (_, one) in enumerate(rows[:BARS]):
         left = 0.0
@@ -313,7 +308,6 @@ def staleness(runs: Sequence[RunRecord]) -> Figure:
 
 
 def costs(runs: Sequence[RunRecord]) -> Figure:
-    """Two bars for each run: wall time and CPU time."""
     shown = runs[:BARS]
     figure, (axes,) = draw.stack([0.9 + 0.5 * len(shown)])
     for shift, color, label, of in (
@@ -398,7 +392,6 @@ def _strip_rows(moves: Sequence[Move]) -> list[str]:
 
 
 def _strip_height(moves: Sequence[Move]) -> list[float]:
-    """Inches of the panel with marks; empty without joins and leaves."""
     return [0.45 + 0.3 * len(_strip_rows(moves))] if moves else []
 
 
@@ -412,7 +405,6 @@ def _draw_moves(panels: Sequence[Axes], moves: Sequence[Move], end: float, scale
 
 
 def upright(axes: Axes, moves: Sequence[Move], scale: float = 1.0) -> None:
-    """A vertical line at each join and leave, if they are few."""
     for event in moves if len(moves) <= UPRIGHT else ():
         _, color, dashes, _ = _SHAPES[kind(event)]
         axes.axvline(event.seconds / scale, color=color, linestyle=dashes, linewidth=0.9, zorder=1)
@@ -448,7 +440,6 @@ def _mark(axes: Axes, at: float, row: int, what: str) -> None:
 
 
 def _handles(moves: Sequence[Move], lines: bool = False, marks: bool = True) -> list[Line2D]:
-    """Legend entries of joins, leaves and losses, for marks or upright lines."""
     from matplotlib.lines import Line2D
 
     found = []
@@ -491,7 +482,6 @@ SHOWN = len(SERIES)  # servers with a band of their own
 
 
 def members(run: RunMetrics) -> Figure:
-    """The number of workers over time; a dot for each evaluation."""
     figure, (axes,) = draw.stack([2.4])
     told: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
     axes.step([event.seconds for event in told], [event.workers for event in told], where="post", color=SERIES[0])
@@ -564,7 +554,6 @@ def segments(run: RunMetrics) -> Figure | None:
 
 
 def _draw_bands(axes: Axes, run: RunMetrics, servers: list[str], held: list[dict[str, int]]) -> None:
-    """The bands: of many servers, the first ones and the sum of the rest."""
     at = [*(event.seconds for event in run.shared), max(run.seconds, run.shared[-1].seconds)]
     shown = [[name] for name in servers[:SHOWN]] + ([servers[SHOWN:]] if len(servers) > SHOWN else [])
     floor = [0.0] * len(at)

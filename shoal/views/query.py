@@ -7,26 +7,24 @@ has a column for every power of two: negative weights at the left, the smallest 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from rich.text import Text
 
 from shoal.inspect.query import QueriedModel
 from shoal.schedule.stop_rules import ENDLESS
 from shoal.views import format
-from shoal.views.braille import Stroke, chart
+from shoal.views.board import Stroke, curve
+from shoal.views.live_state import Curve
 from shoal.wire.messages import RunProgress
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _HEIGHT = 6  # rows of the histogram
 _BINS = 24  # bins of each sign; smaller weights share one
 _BAR = 24  # columns of the largest weight's bar
-_KEPT = 2_000  # snapshots kept for the curves
 _NEGATIVE, _POSITIVE = "magenta", "cyan"
 
 
@@ -48,18 +46,18 @@ class QuerySnapshot:
 class QueryHistory:
     """Earlier snapshots, for --watch."""
 
-    points: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, not zero, l2
+    nonzero: Curve = field(default_factory=Curve)
+    l2: Curve = field(default_factory=Curve)
+    began: float = math.nan
 
     def add(self, look: QuerySnapshot, seconds: float) -> None:
-        told = look.overview
-        if math.isfinite(told["l2"]):
-            self.points.append((seconds, float(told["nonzero"]), told["l2"]))
-        if len(self.points) > _KEPT:
-            del self.points[1:-1:2]  # keep every other one, over the whole run
+        self.began = seconds if math.isnan(self.began) else self.began
+        if math.isfinite(look.overview["l2"]):
+            self.nonzero.add(seconds - self.began, float(look.overview["nonzero"]))
+            self.l2.add(seconds - self.began, look.overview["l2"])
 
 
 def look(asked: QueriedModel, top: int) -> QuerySnapshot:
-    """Query all statistics."""
     course = asked.course() if asked.live else None
     largest = asked.ask("top", k=top) if top else []
     span, sparse = asked.span
@@ -68,7 +66,6 @@ def look(asked: QueriedModel, top: int) -> QuerySnapshot:
 
 
 def facts(seen: QuerySnapshot) -> dict[str, Any]:
-    """All statistics as plain data."""
     top = [dict(zip(("key", "place", "weight", "name"), one, strict=True)) for one in seen.top]
     course = None if seen.course is None else msgspec.structs.asdict(seen.course)
     return {"where": seen.where, "table": seen.table, "live": seen.live, **seen.overview, "top": top, "run": course}
@@ -84,31 +81,27 @@ def line(seen: QuerySnapshot) -> str:
     return "  ".join(parts)
 
 
-def page(seen: QuerySnapshot, width: int, history: QueryHistory | None = None, note: str = "") -> RenderableType:
-    """A page for a terminal of this width."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [_head(seen, width)]
-    parts += [Text(""), *_figures(seen)]
+def page(seen: QuerySnapshot, width: int, history: QueryHistory | None = None, note: str = "") -> list[Text]:
+    parts = [[_head(seen)], _figures(seen)]
     if seen.overview["nonzero"]:
-        parts += [Text(""), *_histogram(seen.overview["histogram"], width)]
+        parts.append(_histogram(seen.overview["histogram"], width))
     if seen.top:
-        parts += [Text(""), *_top(seen, width)]
-    if history is not None and (drawn := _curves(history, width)):
-        parts += [Text(""), *drawn]
+        parts.append(_top(seen, width))
+    if history is not None:
+        parts += [
+            _curve("not zero", history.nonzero, "green", width, lambda value: f"{value:,.0f}"),
+            _curve("l2", history.l2, "yellow", width, _figure),
+        ]
     if note:
-        parts += [Text(""), Text(format.clean(note), "yellow")]
-    return Group(*parts)
+        parts.append([Text(format.clean(note), "yellow")])
+    return [line for part in parts if part for line in (Text(""), *part)][1:]
 
 
 def _passes(course: RunProgress) -> float:
     return course.done / max(1, course.per_pass)
 
 
-def _head(seen: QuerySnapshot, width: int) -> Text:
-    from rich.text import Text
-
+def _head(seen: QuerySnapshot) -> Text:
     text = Text.assemble((format.clean(seen.where), "bold"), ("  table ", "dim"), (format.clean(seen.table), ""))
     course = seen.course
     if course is None:
@@ -120,60 +113,47 @@ def _head(seen: QuerySnapshot, width: int) -> Text:
 
 
 def _figures(seen: QuerySnapshot) -> list[Text]:
-    from rich.text import Text
-
-    told = seen.overview
+    told, histogram = seen.overview, seen.overview["histogram"]
     rows = f"{told['rows']:,} rows" + (f" of {seen.span:,} possible" if seen.sparse and seen.span < 1 << 62 else "")
     share = f" ({told['nonzero'] / told['weights']:.2%})" if told["weights"] else ""
-    first = Text.assemble(
-        (rows if seen.sparse or told["rows"] != told["weights"] else "", ""),
-        ("   " if seen.sparse or told["rows"] != told["weights"] else "", ""),
-        f"{told['weights']:,} weights   ",
-        (f"{told['nonzero']:,}", "bold"),
-        f" not zero{share}   ",
-        (f"{told['nonzero'] - told['negative']:,}", _POSITIVE),
-        " positive   ",
-        (f"{told['negative']:,}", _NEGATIVE),
-        " negative",
+    first = Text(f"{rows}   " if seen.sparse or told["rows"] != told["weights"] else "")
+    first.append(f"{told['weights']:,} weights   ").append(f"{told['nonzero']:,}", "bold").append(
+        f" not zero{share}   "
     )
+    first.append(f"{told['nonzero'] - told['negative']:,}", _POSITIVE).append(" positive   ")
+    first.append(f"{told['negative']:,}", _NEGATIVE).append(" negative")
     second = Text()
     for name in ("l1", "l2", "largest"):
-        second.append(f"{name} ", "dim").append(f"{_figure(told[name])}   ", "")
-    if minus := told["histogram"]["minus zero"]:
-        second.append("minus zero ", "dim").append(f"{minus:,} ", "").append(
-            "(block-proximal: keys left out)   ", "dim"
-        )
-    if strange := told["histogram"]["not finite"]:
+        second.append(f"{name} ", "dim").append(f"{_figure(told[name])}   ")
+    if minus := histogram["minus zero"]:
+        second.append("minus zero ", "dim").append(f"{minus:,} ").append("(block-proximal: keys left out)   ", "dim")
+    if strange := histogram["not finite"]:
         second.append(f"{format.many(strange, 'weight')} infinite or no number", "bold red")
     second.rstrip()
     return [first, second]
 
 
 def _histogram(told: dict[str, Any], width: int) -> list[Text]:
-    """Bars on a line, with the magnitudes below."""
-    from rich.text import Text
-
     bins = max(1, min(_BINS, (width - 4) // 4, len(told["positive"])))
-    negative, positive = _gathered(told["negative"], bins), _gathered(told["positive"], bins)
+    # the first bin includes all smaller ones
+    negative, positive = (
+        [sum(counts[: len(counts) - bins + 1]), *counts[len(counts) - bins + 1 :]]
+        for counts in (told["negative"], told["positive"])
+    )
     wide = 2 if 4 * bins + 4 <= width else 1
     tallest = max(*negative, *positive, 1)
     lines = [Text(f"weights by size, a column for each power of two; {tallest:,} in the tallest", "dim")]
-    for row in range(_HEIGHT, 0, -1):
-        text = Text("  ")
-        for counts, style in ((negative[::-1], _NEGATIVE), (positive, _POSITIVE)):
-            for count in counts:
-                text.append(_block(count, tallest, row) * wide, style)
-            text.append(" " if style == _NEGATIVE else "", "")
-        text.rstrip()
-        lines.append(text)
-    half = wide * bins
-    lines.append(Text("  " + "─" * half + "┴" + "─" * half, "dim"))
-    lines.append(Text("  " + _scale(told["edges"][-1 - bins :], wide), "dim"))
-    return lines
+    for row in range(_HEIGHT):
+        left, right = (
+            "".join(_block(count, tallest, row) * wide for count in side) for side in (negative[::-1], positive)
+        )
+        lines.append(Text.assemble("  ", (left, _NEGATIVE), " ", (right, _POSITIVE)))
+        lines[-1].rstrip()
+    half = "─" * (wide * bins)
+    return [*lines, Text(f"  {half}┴{half}", "dim"), Text("  " + _scale(told["edges"][-1 - bins :], wide), "dim")]
 
 
 def _scale(edges: list[float], wide: int) -> str:
-    """The labels of magnitude below the bars."""
     bins = len(edges) - 1
     half = wide * bins
     marks = [" "] * (2 * half + 1)
@@ -188,20 +168,13 @@ def _scale(edges: list[float], wide: int) -> str:
     return "".join(marks)
 
 
-def _gathered(counts: list[int], bins: int) -> list[int]:
-    """The largest bins; the first includes all smaller ones."""
-    return [sum(counts[: len(counts) - bins + 1]), *counts[len(counts) - bins + 1 :]]
-
-
 def _block(count: int, tallest: int, row: int) -> str:
-    """The character of a bar in this row, from below; a bar is never empty."""
-    filled = max(1 if count else 0, round(8 * _HEIGHT * count / tallest)) - 8 * (row - 1)
+    """The character of a bar in this row, from the top; a bar is never empty."""
+    filled = max(1 if count else 0, round(8 * _HEIGHT * count / tallest)) - 8 * (_HEIGHT - 1 - row)
     return _BLOCKS[min(8, max(0, filled))]
 
 
 def _top(seen: QuerySnapshot, width: int) -> list[Text]:
-    from rich.text import Text
-
     names = [format.clean(one[3]) for one in seen.top]
     room = max(map(len, names))
     largest = max((abs(one[2]) for one in seen.top if math.isfinite(one[2])), default=0.0) or 1.0
@@ -214,22 +187,10 @@ def _top(seen: QuerySnapshot, width: int) -> list[Text]:
     return lines
 
 
-def _curves(history: QueryHistory, width: int) -> list[Text]:
-    """Curves of the snapshots so far."""
-    from rich.text import Text
-
-    lines: list[Text] = []
-    wide = min(60, width - 24)
-    for name, at, style in (("not zero", 1, "green"), ("l2", 2, "yellow")):
-        points = [(point[0] - history.points[0][0], point[at]) for point in history.points]
-        drawn = chart([Stroke(points, style)], wide, 3, points[-1][0]) if points else None
-        if drawn is None:
-            return []
-        for row, pieces in enumerate(drawn.rows):
-            value = drawn.top if row == 0 else drawn.bottom if row == len(drawn.rows) - 1 else None
-            head = "" if value is None else f"{value:,.0f}" if at == 1 else _figure(value)
-            lines.append(Text.assemble((f"  {name if row == 0 else '':<9}", "dim"), f"{head:>10} ", *pieces))
-    return lines
+def _curve(name: str, past: Curve, style: str, width: int, label: Callable[[float], str]) -> list[Text]:
+    right = past.points[-1][0] if past.points else 0.0
+    lines = curve([Stroke(past.points, style)], min(72, width - 2), 4, right, label, side=12)
+    return [Text(f"  {name}", "dim"), *lines] if lines else []
 
 
 def _figure(value: float) -> str:

@@ -25,7 +25,7 @@ from shoal.events import (
     Voided,
     Warned,
 )
-from shoal.views import consensus, event_line, explain, figures, format, plots, timeline
+from shoal.views import event_line, explain, figures, format, graph, plots, timeline
 from shoal.views.axes import pictures
 from shoal.views.ending import NO_ADVICE, advise
 from shoal.views.event_line import MoveSummary
@@ -43,13 +43,12 @@ Cells = Mapping[str, str]  # of a row, by column
 
 
 def sections(runs: Sequence[RunRecord]) -> list[Section]:
-    """The sections on one run, or on several side by side."""
     several = len(runs) > 1
     findings, *of_each = _findings(runs)
     made = [findings, _figures(runs) if several else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
     made += [_staleness(runs), _bytes(runs), _filters(runs), _cost(runs)]
     whose = [(one, f" of {format.clean(one.name)}" if several else "") for one in runs]
-    for of_one in (consensus.section, _servers):
+    for of_one in (graph.section, _servers):
         made += [of_one(one, of) for one, of in whose]
     made += [_members(one, of, several) for one, of in whose]
     made += [section for one, of in whose for section in incidents(one, of)]
@@ -89,7 +88,6 @@ def _findings(runs: Sequence[RunRecord]) -> list[Section]:
 
 
 def _figures(runs: Sequence[RunRecord]) -> Section:
-    """A table of the runs: as columns while they are few."""
     judged = [one for one in runs if one.run.best is not None]
     common = explain.common_loss(judged) if judged and explain.other_task(judged) is None else None
     last = [one.run.finite[-1].metrics if one.run.finite else {} for one in runs]
@@ -168,7 +166,7 @@ def _losses(runs: Sequence[RunRecord]) -> Section:
         if moves_of(one.run.happened):
             caption += " Below: membership changes, with a name where there is room."
         caption += _emulated(runs)
-    caption += consensus.CAPTION if any(event.spread for one in runs for event in one.run.evaluations) else ""
+    caption += graph.CAPTION if any(event.spread for one in runs for event in one.run.evaluations) else ""
     tables = [] if several or not one.run.evaluations else [_evaluations(one)]
     return Section("Losses", pictures=pictures("losses", lambda: plots.losses(runs), caption), tables=tables)
 
@@ -178,7 +176,7 @@ def _evaluations(one: RunRecord) -> TableSection:
     every = -(-len(events) // EVALUATIONS)
     shown = [event for at, event in enumerate(events) if at % every == 0 or event in (best, events[-1])]
     metrics = list(dict.fromkeys(name for event in events for name in event.metrics))
-    apart = consensus.columns(events)
+    apart = graph.columns(events)
     rows = [
         {
             "evaluation": f"{event.number:,}",
@@ -237,7 +235,6 @@ def _time(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _timeline(runs: Sequence[RunRecord]) -> Section | None:
-    """Timelines of the whole run, of some steps, and of one step."""
     shown = [one for one in runs if any(node.spans for node in one.run.nodes.values())]
     if not shown:
         return None
@@ -311,7 +308,6 @@ def _bytes(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _filters(runs: Sequence[RunRecord]) -> Section | None:
-    """Bytes into and out of each filter."""
     told = [(one, found) for one in runs if isinstance(found := one.summary.get("filters"), dict) and found.get("sent")]
     if not told:
         return None
@@ -338,7 +334,6 @@ def _filters(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _cost(runs: Sequence[RunRecord]) -> Section | None:
-    """CPU seconds beside wall time."""
     known = [(one, one.cpu) for one in runs if one.cpu]
     if not known:
         return None

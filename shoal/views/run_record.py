@@ -105,7 +105,6 @@ class RunMetrics:
 
     @property
     def finite(self) -> list[Evaluated]:
-        """Evaluations whose loss is a number."""
         return [event for event in self.evaluations if math.isfinite(event.test_loss)]
 
     @property
@@ -127,7 +126,6 @@ class RunMetrics:
         return self.nodes[paces[-1][1]], paces[-1][0] / median(others)
 
     def reached(self, loss: float) -> Evaluated | None:
-        """The first evaluation at or below a loss."""
         return next((event for event in self.finite if event.test_loss <= loss), None)
 
     def rate(self, since: float, until: float) -> float | None:
@@ -299,7 +297,6 @@ class RunRecord:
 
     @property
     def cpu(self) -> float | None:
-        """CPU seconds of all its processes; None if not recorded."""
         return format.number(self.summary.get("cpu_seconds"))
 
     @property

@@ -20,8 +20,7 @@ from shoal.views.plots import COLORS
 from shoal.views.run_record import OF_WORKERS, NodeMetrics, RunMetrics, Span
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from shoal.views.axes import Axes, Figure
 
 HEIGHTS = {"compute": 0.84, "communicate": 0.64, "wait": 0.44, "idle": 0.2, "evaluate": 0.84}
 STEPS = 12  # of the slowest worker that are shown
@@ -59,7 +58,6 @@ def rows(run: RunMetrics) -> list[NodeMetrics]:
 
 
 def whole(runs: Sequence[tuple[str, RunMetrics]], windows: Sequence[Window]) -> Figure | None:
-    """The whole run: the workers' shares of time, with the window in a frame."""
     shown = [
         (title, run, part, *found)
         for (title, run), part in zip(runs, windows, strict=True)
@@ -115,7 +113,6 @@ def computations(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 
 def _placed(run: RunMetrics, length: float) -> Window:
-    """The first window with nearly the most recorded time."""
     windows = [(at, at + length) for at in (share * max(0.0, run.seconds - length) for share in WARM)]
     spans = [span for node in run.workers for span in node.spans]
     known = [sum(max(0.0, min(b, end) - max(a, start)) for _, a, b in spans) for start, end in windows]

@@ -25,7 +25,6 @@ RUN = 0  # the thread of global events
 
 
 def traced(runs: Sequence[tuple[str, RunMetrics]]) -> dict[str, Any]:
-    """The trace of some runs, each with a title."""
     names: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     for pid, (title, run) in enumerate(runs, 1):

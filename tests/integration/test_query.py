@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import numpy as np
@@ -155,13 +156,9 @@ def test_who_watches_at_a_terminal_sees_it_drawn_and_gets_the_cursor_back() -> N
         cluster.client().create("w", shoal.Dense(rows=50, initial=shoal.Normal(1.0)))
         command = [sys.executable, "-m", "shoal", "query", cluster.address, "--watch", "--every", "0.1"]
         ours, theirs = os.openpty()
-        child = subprocess.Popen(
-            command,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "50"},
-        )
+        termios.tcsetwinsize(theirs, (50, 100))  # room for the curves, which change with time
+        env = {**os.environ, "TERM": "xterm"}
+        child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
         os.close(theirs)
         seen = b""
         try:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from shoal.events import RunEvent
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.topology import Graph
-from shoal.views import consensus, event_line, figures
+from shoal.views import event_line, figures
+from shoal.views import graph as consensus
 from shoal.views.explain import of_one
 from shoal.views.figures import spread
 from shoal.views.plots import loss

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shoal.events import Gone, Joined, Leaving, Shared, Voided, Warned
+from shoal.events import Gone, Joined, Leaving, Shared, Voided, Warned, counted
 from shoal.views import event_line, format
 
 
@@ -129,3 +129,9 @@ def test_a_metric_has_the_digits_that_say_something() -> None:
         "300,000,000",
     ]
     assert (format.metric("nonzero", None), format.metric("objective", float("inf"))) == ("-", "inf")
+
+
+def test_a_count_has_separators_and_no_exponent() -> None:
+    assert [counted(number, "row") for number in (1, 1_000_000, 2e6, 1_234_567.5, 0.5)] == [
+        "1 row", "1,000,000 rows", "2,000,000 rows", "1,234,567.5 rows", "0.5 rows",
+    ]  # fmt: skip

@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.events import Gone, Handed, Joined, Shared, Stopped, Voided, Warned
-from shoal.views.braille import Stroke, chart
+from shoal.inspect.status import ClusterStatus
+from shoal.views.board import Stroke, chart
 from shoal.views.frame import frame
 from shoal.views.live_state import LiveState, ServerFigures
+from shoal.wire import messages as m
 
 
 def seen(events: Any) -> LiveState:
@@ -128,8 +130,8 @@ def test_texts_from_elsewhere_cannot_move_the_cursor(story: Any) -> None:
 def test_a_chart_falls_from_its_upper_left_to_its_lower_right() -> None:
     drawn = chart([Stroke([(0.0, 8.0), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0)], "")], 12, 4, 3.0)
     assert drawn is not None
-    assert (drawn.top, drawn.bottom) == (8.0, 1.0)
-    shape = [[char != " " for piece, _ in row for char in piece] for row in drawn.rows]
+    assert drawn[1:] == (8.0, 1.0)
+    shape = [[char != " " for piece, _ in row for char in piece] for row in drawn[0]]
     assert shape[0][0] and shape[3][11]
     assert not shape[0][11] and not shape[3][0]
     assert all(any(row[column] for row in shape) for column in range(12))  # no gaps
@@ -140,8 +142,8 @@ def test_where_curves_meet_the_later_one_is_drawn_alone() -> None:
     alone = chart([Stroke([], "cyan"), Stroke(higher, "magenta"), Stroke([(0.0, 1.0)], "")], 6, 1, 1.0)
     both = chart([Stroke(flat, "cyan"), Stroke(higher, "magenta"), Stroke([(0.0, 1.0)], "")], 6, 1, 1.0)
     assert alone is not None and both is not None
-    assert [piece for piece in both.rows[0] if piece[1] == "magenta"] == [
-        piece for piece in alone.rows[0] if piece[1] == "magenta"
+    assert [piece for piece in both[0][0] if piece[1] == "magenta"] == [
+        piece for piece in alone[0][0] if piece[1] == "magenta"
     ]
 
 
@@ -189,6 +191,22 @@ def test_every_server_and_worker_has_a_row_and_the_hot_one_a_mark(story: Any) ->
     assert " server-1         1,200 keys/s        8 segments     5 copies  suspected\n" in shown
     assert " server-10        9,000 keys/s  HOT   8 segments    12 copies\n" in shown
     assert " worker-11  compute   2%  communicate  95%  wait   3%" in shown
+
+
+def cluster(load: float) -> ClusterStatus:
+    members = [m.MemberStatus("server-0", "server", 1, 1, 0, False, load=load)]
+    return ClusterStatus(m.StatusReply(1, 1, 1, 0, 1, members, {}, None, "", {}), m.View(1, 1, 0, [], []))
+
+
+def test_a_servers_load_is_not_shown_before_it_is_known(story: Any) -> None:
+    state = seen([story.started(), story.progress(4, 1)])
+    state.look(1.0, cluster(0.0))
+    shown = text(state, width=120, height=40)
+    assert " server-0 " in shown and "keys/s" not in shown
+    state.look(2.0, cluster(900.0))
+    assert "900 keys/s" in text(state, width=120, height=40)
+    state.look(3.0, cluster(0.0))  # now it is known to be idle
+    assert " 0 keys/s" in text(state, width=120, height=40)
 
 
 def test_nodes_that_do_not_fit_are_counted(story: Any) -> None:

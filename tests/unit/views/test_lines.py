@@ -111,7 +111,7 @@ def test_what_was_held_back_is_told_at_the_end_and_only_once(story: Any) -> None
     assert lines.take(story.evaluated(1, 0.5, 1, 0.6)) == []
     lines.take(story.joined(0.5, "worker-4"))
     assert lines.take(story.joined(0.6, "worker-5")) == []
-    assert [line.split("  ")[-1] for line in lines.end()] == ["worker-5 joined", "best"]
+    assert [line.split("  ")[-1] for line in lines.end()] == ["worker-5 joined", "best (at 0.5 s)"]
     assert lines.end() == []
 
 

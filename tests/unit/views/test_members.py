@@ -97,3 +97,11 @@ def test_who_goes_because_the_run_is_over_was_there_to_the_end(story: Any) -> No
     assert over.crew() == "1 worker x 1 to 2 servers"
     assert [(stay.name, stay.how) for stay in over.stays] == [("server-0", ""), ("server-1", "left"), ("worker-0", "")]
     assert taken([*first, *last]).crew() == "0 to 1 worker x 0 to 2 servers"  # nothing says that it is over
+
+
+def test_a_newcomer_before_the_first_progress_is_not_taken_for_one_of_the_first(story: Any) -> None:
+    named = [joined(0.003, f"worker-{number}") for number in range(3)]  # one of four is late
+    found = taken([story.started(4, 0), *named, joined(0.5, "worker-4"), joined(0.6, "worker-3")])
+    assert {stay.name: stay.since for stay in found.stays}["worker-4"] == 0.5
+    assert {stay.name: stay.since for stay in found.stays}["worker-3"] == 0.0
+    assert found.crew() == "4 to 5 workers"

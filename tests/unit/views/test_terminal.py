@@ -21,7 +21,8 @@ import pytest
 
 from shoal.events import Stopped
 from shoal.views import RunView, view
-from shoal.views.terminal import LineView, LiveView
+from shoal.views.frame import LiveView
+from shoal.views.lines import LineView
 
 MARK = b"\x05"
 

@@ -8,7 +8,7 @@ import pytest
 from shoal.events import Handed, Leaving
 from shoal.inspect.status import ClusterStatus
 from shoal.limits import SECOND
-from shoal.views.watching import WatchedState
+from shoal.views.status import WatchedState
 from shoal.wire import messages as m
 
 

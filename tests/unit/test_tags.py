@@ -37,7 +37,7 @@ def described() -> list[str]:
             continue  # a base, which is never written
         if kind.__module__.startswith("shoal.") and config.tag is not None:
             layout = "array" if config.array_like else f"object, {config.tag_field}"
-            lines.add(f"{config.tag} ({layout}): {' '.join(kind.__struct_fields__)}".rstrip())
+            lines.add(f"{config.tag} ({layout}): {' '.join(kind.__struct_encode_fields__)}".rstrip())
     return sorted(lines)
 
 

@@ -9,9 +9,10 @@ messages. Time comes from the caller.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from shoal import limits
@@ -26,6 +27,7 @@ _IN_ONE_GO = 4  # short pieces of work between two looks at messages
 
 Function = Callable[[], Any]
 Then = Callable[[Any], None]
+Steps = Generator[tuple[Function, int] | None, Any, None]  # what to compute, over so many elements
 
 
 class ComputeQueue:
@@ -50,8 +52,9 @@ class ComputeQueue:
         self._next: deque[tuple[Function, Then, bool]] = deque()
         self._token, self._busy = 0, False
         self._then: Then = _nothing
-        self._held: tuple[int, Callable[[], None]] | None = None
-        self._is_short = False
+        self._steps: Steps
+        self._waits = self._is_short = False
+        self._held = NEVER  # the emulation goes on until then
 
     @property
     def due(self) -> int:
@@ -60,7 +63,7 @@ class ComputeQueue:
             return NEVER
         if self._first or self._next:
             return self.now
-        return self._held[0] if self._held is not None else NEVER
+        return self._held
 
     @property
     def is_at_work(self) -> bool:
@@ -80,26 +83,42 @@ class ComputeQueue:
         """Compute over so many elements, and call ``then`` with the result."""
         (self._first if first else self._next).append((function, then, elements <= limits.INLINE_ELEMENTS))
 
-    def gradient(self, slot: int, then: Callable[[], None]) -> None:
-        """Store the gradient of a slot; call ``then`` when the emulated time is over."""
+    def run(self, steps: Steps) -> None:
+        """Run an algorithm: it yields what to compute, or None to wait until ``notify``."""
+        self._steps = steps
+        self._go_on(None)
+
+    def notify(self) -> None:
+        """Something happened that the algorithm may wait for."""
+        if self._waits:
+            self._go_on(None)
+
+    def _go_on(self, result: Any) -> None:
+        self._waits = False
+        with contextlib.suppress(StopIteration):
+            step = self._steps.send(result)
+            if step is None:
+                self._waits = True
+            else:
+                self.do(step[0], self._go_on, step[1])
+
+    def gradient(self, slot: int) -> Steps:
+        """Store the gradient of a slot; it takes as long as is emulated."""
 
         def run() -> tuple[float, int, int]:
             began = self._clock()
             loss, rows = self.model.gradient(slot)
             return loss, rows, self._clock() - began
 
-        def done(found: tuple[float, int, int]) -> None:
-            loss, rows, took = found
-            self.rows, self.loss, self._is_short = self.rows + rows, self.loss + loss, took <= self._quick
-            held = self._pace.extra(rows, took / limits.SECOND) if self._pace is not None else 0.0
-            if held > 0:
-                self._held = self.now + int(held * limits.SECOND), then
-            else:
-                self.spent.computed()
-                then()
-
         self.spent.computing()
-        self._next.append((run, done, self._is_short))
+        loss, rows, took = yield run, 0 if self._is_short else limits.INLINE_ELEMENTS + 1
+        self.rows, self.loss, self._is_short = self.rows + rows, self.loss + loss, took <= self._quick
+        held = self._pace.extra(rows, took / limits.SECOND) if self._pace is not None else 0.0
+        self._held = self.now + int(max(0.0, held) * limits.SECOND)
+        while self.now < self._held:
+            yield None
+        self._held = NEVER
+        self.spent.computed()
 
     def waited(self, since: int, link: int) -> None:
         """The worker waited for neighbours until now; at most ``link`` of it for the network."""
@@ -124,14 +143,12 @@ class ComputeQueue:
         self.error = f"{type(error).__name__}: {error}" + "".join(f" ({one.name}, line {one.lineno})" for one in where)
         self._first.clear()
         self._next.clear()
-        self._held = None
+        self._waits, self._held = False, NEVER
 
     def turn(self, now: int) -> None:
         self.now = now
-        if self._held is not None and now >= self._held[0]:
-            go_on, self._held = self._held[1], None
-            self.spent.computed()
-            go_on()
+        if now >= self._held:
+            self.notify()
         room = _IN_ONE_GO
         while not self._busy and not self.error and (self._first or (self._next and room)):
             room -= not self._first

@@ -19,12 +19,13 @@ counts as lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 
 from shoal import limits
-from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
+from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue, Steps
 from shoal.strategies.gossip.model import RUNAWAY, Floats, from_frames, to_frames
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import Arrays
@@ -33,12 +34,14 @@ from shoal.wire.messages import gossip as g
 NUMBERS = 1 << 32  # more meetings than a leg can have: later legs have higher numbers
 
 
+@dataclass(slots=True)
 class PendingMeeting:
-    __slots__ = ("at", "name", "number", "since", "wait", "weights")
-
-    def __init__(self, name: str, number: int, weights: Floats, now: int, wait: int) -> None:
-        self.name, self.number, self.weights = name, number, weights
-        self.since, self.wait, self.at = now, wait, now + wait
+    name: str
+    number: int
+    weights: Floats
+    since: int
+    wait: int
+    at: int  # when it asks again
 
 
 class Pairwise:
@@ -78,10 +81,6 @@ class Pairwise:
     def is_over(self) -> bool:
         return self.round >= self._rounds and not self._waits
 
-    @property
-    def _is_open(self) -> bool:
-        return self.asked is not None or self._applying
-
     def lacking(self) -> list[str]:
         return [self.asked.name] if self._waits and self.asked is not None else []
 
@@ -98,66 +97,41 @@ class Pairwise:
         early, self._early = self._early, {}
         for name, (meet, values) in early.items():
             self.asks(name, meet, values)
-        self._go_on()
+        self._queue.run(self._leg())
 
     # ------------------------------------------------------------ one round
 
-    def _go_on(self) -> None:
-        if self.round >= self._rounds:
-            self._end()
-        elif self.round < len(self._slots):
-            self._queue.gradient(self._slots[self.round], self._step)
-        elif self._neighbours:
-            self._stepped(None)
-        else:  # no slots, and no neighbours
-            self.round = self._rounds
-            self._end()
+    def _leg(self) -> Steps:
+        queue, model = self._queue, self._queue.model
+        while self.round < self._rounds:
+            if self.round < len(self._slots):
+                yield from queue.gradient(self._slots[self.round])
+                yield model.step, self._size
+            elif not self._neighbours:  # no slots, and no neighbours
+                self.round = self._rounds
+                break
+            yield from self._settle()
+            if self._neighbours:
+                self._ask((yield lambda: model.weights, self._size))
+            self.round += 1
+        yield from self._settle()
+        self._finished()
 
-    def _step(self) -> None:
-        self._queue.do(self._queue.model.step, self._stepped, self._size)
-
-    def _stepped(self, nothing: None) -> None:
-        if self._is_open:
-            self._waits = True
-        else:
-            self._ask()
-
-    def _ask(self) -> None:
+    def _settle(self) -> Steps:
+        """Wait until the meeting that we asked for is settled."""
+        self._waits = waited = self.asked is not None or self._applying
+        while self.asked is not None or self._applying:
+            yield None
+        if waited:
+            self._queue.waited(self._since, 2 * self._link)
         self._waits = False
-        if self._neighbours:
-            self._queue.do(lambda: self._queue.model.weights, self._send, self._size)
-        else:
-            self._asked()
 
-    def _send(self, weights: Floats) -> None:
+    def _ask(self, weights: Floats) -> None:
         if self._neighbours:  # some may have gone meanwhile
             self._number, self._since = self._number + 1, self._queue.now
-            name = self._chance.choice(self._neighbours)
-            self.asked = PendingMeeting(
-                name, self._number, weights, self._queue.now, self._timing.resend_first + 2 * self._link
-            )
+            name, wait = self._chance.choice(self._neighbours), self._timing.resend_first + 2 * self._link
+            self.asked = PendingMeeting(name, self._number, weights, self._since, wait, self._since + wait)
             self._queue.send(name, g.Meet(self._number), to_frames(weights))
-        self._asked()
-
-    def _asked(self) -> None:
-        self.round += 1
-        self._go_on()
-
-    def _end(self) -> None:
-        """The last meeting is settled before the leg is over."""
-        self._waits = self._is_open
-        if not self._waits:
-            self._finished()
-
-    def _settled(self) -> None:
-        self.asked = None
-        if not self._waits:
-            return
-        self._queue.waited(self._since, 2 * self._link)
-        if self.round >= self._rounds:
-            self._end()
-        else:
-            self._ask()
 
     # ------------------------------------------------------------ what others say
 
@@ -206,7 +180,8 @@ class Pairwise:
         if asked is None or asked.name != sender or asked.number != met.number:
             return
         if not arrays:
-            self._settled()
+            self.asked = None
+            self._queue.notify()
             return
         d: Floats = from_frames(arrays)
         if d.size != self._size:
@@ -218,7 +193,7 @@ class Pairwise:
     def _came(self, nothing: None) -> None:
         self._applying = False
         self.met += 1
-        self._settled()
+        self._queue.notify()
 
     def without(self, name: str) -> None:
         if name not in self._neighbours:
@@ -226,7 +201,8 @@ class Pairwise:
         self._neighbours.remove(name)
         self._count_lost(name)
         if self.asked is not None and self.asked.name == name:
-            self._settled()
+            self.asked = None
+            self._queue.notify()
 
     def _count_lost(self, name: str) -> None:
         number, moved = self.answered.get(name, (0, None))

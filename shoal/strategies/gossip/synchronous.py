@@ -27,12 +27,13 @@ however many hear it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from shoal import limits
-from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
+from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue, Steps
 from shoal.strategies.gossip.model import Floats, to_frames
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.messages import gossip as g
@@ -57,7 +58,7 @@ class Synchronous:
         self._queue, self._link, self._finished, self._timing = queue, link, finished, timing
         self._size = queue.model.size
         self.weight = 1.0  # of push-sum
-        self.leg = self.round = self._rounds = self._rides = 0
+        self.leg = self.round = self._rounds = self._push_sum = 0
         self.lost = 0.0
         self.dropped = 0  # malformed offers
         self._own = 1.0
@@ -70,20 +71,16 @@ class Synchronous:
         self._early_in: dict[str, int] = {}  # and how far neighbours are in it
         self._reached: dict[str, int] = {}  # the rounds of out-neighbours
         self._last: tuple[Floats, dict[str, Part]] | None = None  # what the last mean was made of
-        self._ready = self._settling = False
+        self._waiting = self._settling = False
         self._since = self._ask_at = self._wait = 0
 
     @property
     def due(self) -> int:
-        return self._ask_at if self._is_waiting and not self._has_all() else NEVER
+        return self._ask_at if self._waiting and not self._has_all() else NEVER
 
     @property
     def is_over(self) -> bool:
         return self.round >= self._rounds
-
-    @property
-    def _is_waiting(self) -> bool:
-        return self._ready and not self._settling and not self.is_over
 
     def _has_all(self) -> bool:
         number = self.round
@@ -92,7 +89,7 @@ class Synchronous:
         )
 
     def lacking(self) -> list[str]:
-        if not self._is_waiting:
+        if not self._waiting:
             return []
         behind = [name for name in self._tells if self._reached[name] < self.round]
         return sorted({name for name in self._hears if (self.round, name) not in self._offers}.union(behind))
@@ -101,8 +98,8 @@ class Synchronous:
         return self._since
 
     def begin(self, leg: g.Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
-        self.leg, self._rounds, self._slots, self._rides = leg.number, leg.rounds, slots, leg.rides
-        self._own, self.round, self._last, self._ready = leg.own, 0, None, False
+        self.leg, self._rounds, self._slots, self._push_sum = leg.number, leg.rounds, slots, leg.push_sum
+        self._own, self.round, self._last = leg.own, 0, None
         self._hears = {one.name: one.weight for one in leg.hears}
         self._tells = {one.name: one.weight for one in leg.tells}
         self._reached = dict.fromkeys(self._tells, -1)
@@ -114,18 +111,41 @@ class Synchronous:
         for name, number in early_in.items():
             self._is_in(name, number)
         if gone:
-            self._rides = min(2, 2 * self._rides)  # as in ``without``
+            self._push_sum = min(2, 2 * self._push_sum)  # as in ``without``
         for name in [*gone]:
             self._leave(name)
-        if self.is_over:
-            self._finished()
-        else:
-            self._queue.do(lambda: self._queue.model.weights, self._start, self._size)
+        self._queue.run(self._leg())
 
     # ------------------------------------------------------------ one round
 
+    def _leg(self) -> Steps:
+        queue = self._queue
+        if not self.is_over:
+            weights: Floats = yield lambda: queue.model.weights, self._size
+        while not self.is_over:
+            self._start(weights)
+            if learns := self.round < len(self._slots):
+                yield from queue.gradient(self._slots[self.round])
+            self._since, self._wait = queue.now, self._timing.resend_first + 2 * self._link
+            self._ask_at, self._waiting = self._since + self._wait, True
+            while not self._has_all():
+                yield None
+            self._waiting, self._settling = False, True
+            queue.waited(self._since, self._link)
+            parts = {name: part for (number, name), part in sorted(self._offers.items()) if number == self.round}
+            own, mean, weight = self._weighed(parts)
+            scale = (1.0 / weight if self._push_sum == 1 else 1.0) if learns else None
+            self._last = (self._said[self.round].model, parts) if parts else None
+            queue.spent.computing()
+            weights = yield partial(self._average, own, mean, scale), self._size * (2 + len(parts))
+            queue.spent.computed()
+            self.weight, self._settling = weight, False
+            self._offers = {key: part for key, part in self._offers.items() if key[0] > self.round}
+            self.round += 1
+        self._finished()
+
     def _start(self, weights: Floats) -> None:
-        """Send the weights, and take a gradient at them."""
+        """Send the weights to all who hear them."""
         self._said[self.round] = OfferMade(weights, self.weight, self._own * self.weight)
         self._said.pop(self.round - 2, None)
         for name in self._tells:
@@ -133,56 +153,23 @@ class Synchronous:
         for name in self._hears:
             if name not in self._tells:  # one-way: it gets no offers of ours
                 self._queue.send(name, g.Reached(self.leg, self.round))
-        self._ready = False
-        if self.round < len(self._slots):
-            self._queue.gradient(self._slots[self.round], self._have_gradient)
-        else:
-            self._have_gradient()
 
-    def _have_gradient(self) -> None:
-        self._ready, self._since = True, self._queue.now
-        self._wait = self._timing.resend_first + 2 * self._link
-        self._ask_at = self._since + self._wait
-        self._average_if_complete()
-
-    def _average_if_complete(self) -> None:
-        if not self._is_waiting or not self._has_all():
-            return
-        self._queue.waited(self._since, self._link)
-        self._settling = True
-        parts = {name: part for (number, name), part in sorted(self._offers.items()) if number == self.round}
-        own, mean, weight = self._weighed(parts)
-        learns, scale = self.round < len(self._slots), 1.0 / weight if self._rides == 1 else 1.0
+    def _average(self, own: float, mean: Sequence[Part], scale: float | None) -> Floats:
+        """Take the mean, and the step unless there was no slot in this round."""
         model = self._queue.model
-
-        def settle() -> Floats:
-            if mean:
-                model.mix(own, mean)
-            if learns:
-                model.step(scale)
-            return model.weights
-
-        self._last = (self._said[self.round].model, parts) if parts else None
-        self._queue.spent.computing()
-        self._queue.do(settle, lambda weights: self._settled(weights, weight), self._size * (2 + len(parts)))
+        if mean:
+            model.mix(own, mean)
+        if scale is not None:
+            model.step(scale)
+        return model.weights
 
     def _weighed(self, parts: dict[str, Part]) -> tuple[float, list[Part], float]:
         """The weights of all models in the mean; and the push-sum weight after it."""
-        if not self._rides:
+        if not self._push_sum:
             return self._own, [(self._hears[name], values) for name, (_, values) in parts.items()], 1.0
         kept = self._said[self.round].kept
         total = max(kept + sum(share for share, _ in parts.values()), _LEAST)
         return kept / total, [(share / total, values) for share, values in parts.values()], total
-
-    def _settled(self, weights: Floats, weight: float) -> None:
-        self._queue.spent.computed()
-        self.weight, self._settling = weight, False
-        self._offers = {key: part for key, part in self._offers.items() if key[0] > self.round}
-        self.round += 1
-        if self.is_over:
-            self._finished()
-        else:
-            self._start(weights)
 
     # ------------------------------------------------------------ what others say
 
@@ -198,7 +185,7 @@ class Synchronous:
         self._is_in(sender, offer.round)
         if self.round + (1 if self._settling else 0) <= offer.round <= self.round + 1:
             self._offers.setdefault((offer.round, sender), (offer.weight, values))
-        self._average_if_complete()
+        self._queue.notify()
 
     def reached(self, sender: str, message: g.Reached) -> None:
         """A neighbour says how far it is; it may lack an offer, or ask how far this worker is."""
@@ -213,23 +200,23 @@ class Synchronous:
         self._is_in(sender, message.round)
         if message.lacks and message.round in self._said:
             self._offer(sender, message.round)
-        self._average_if_complete()
+        self._queue.notify()
 
     def without(self, name: str) -> None:
         """Remove a lost neighbour, and count what may have gone with it.
 
         From now on steps are not divided by a weight, which may go to 0.
         """
-        self._rides = min(2, 2 * self._rides)
+        self._push_sum = min(2, 2 * self._push_sum)
         if name in self._hears or name in self._tells:
             last, weight = self._last, self._hears.get(name, 0.0)
-            if self._rides:
+            if self._push_sum:
                 self.lost += self._tells.get(name, 0.0) * sum(said.weight for said in self._said.values())
             elif last is not None and name in last[1]:
                 mine, theirs = last[0], last[1][name][1]
                 self._queue.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
             self._leave(name)
-            self._average_if_complete()
+            self._queue.notify()
 
     def tick(self, now: int) -> None:
         if not (lacking := self.lacking()) or now < self._ask_at:
@@ -243,7 +230,7 @@ class Synchronous:
 
     def _offer(self, name: str, number: int) -> None:
         said = self._said[number]
-        weight = self._tells[name] * said.weight if self._rides else 1.0
+        weight = self._tells[name] * said.weight if self._push_sum else 1.0
         self._queue.send(name, g.Offer(self.leg, number, weight), to_frames(said.model))
 
     def _is_in(self, name: str, number: int) -> None:
@@ -253,9 +240,9 @@ class Synchronous:
     def _leave(self, name: str) -> None:
         """This worker takes over the weight of a lost neighbour."""
         heard, told = self._hears.pop(name, 0.0), self._tells.pop(name, 0.0)
-        self._own += told if self._rides else heard
+        self._own += told if self._push_sum else heard
         self._reached.pop(name, None)
-        if not self._rides:  # push-sum uses what has come
+        if not self._push_sum:  # push-sum uses what has come
             self._offers = {key: part for key, part in self._offers.items() if key[1] != name}
 
     def _add_lost(self, size: float) -> None:

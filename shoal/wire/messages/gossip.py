@@ -30,9 +30,8 @@ class Leg(Message, frozen=True, tag="leg"):
     own: float  # weight of its own model in a mean
     hears: list[GossipLink]
     tells: list[GossipLink]
-    # push-sum, a share of the weights' weight rides with every message: 1; 2 if not all hear of
-    # all
-    rides: Count = 0
+    # 1: push-sum, a share of its weight goes with every offer; 2: and not all hear of all
+    push_sum: Count = msgspec.field(default=0, name="rides")
 
 
 class Without(Message, frozen=True, tag="without"):

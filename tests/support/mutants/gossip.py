@@ -112,7 +112,7 @@ def steps_divided_by_what_vanishes(real: Any) -> Any:
     """Push-sum: a worker that hears no neighbour divides its steps by a weight that vanishes."""
 
     def weighed(self: Synchronous, parts: Any) -> Any:
-        self._rides = min(self._rides, 1)
+        self._push_sum = min(self._push_sum, 1)
         return real(self, parts)
 
     return weighed

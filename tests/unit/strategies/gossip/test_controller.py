@@ -58,7 +58,7 @@ def test_a_leg_tells_each_its_slots_and_whom_it_hears_with_what_weight() -> None
     legs = said(set_off(home()), Leg)
     leg = legs["worker-1"]
     assert isinstance(leg, Leg)
-    assert (leg.number, leg.rounds, leg.rides) == (1, 2, 0)
+    assert (leg.number, leg.rounds, leg.push_sum) == (1, 2, 0)
     assert [link.name for link in leg.hears] == ["worker-0", "worker-2"] == [link.name for link in leg.tells]
     assert [link.weight for link in leg.hears] == [1 / 3, 1 / 3] and abs(leg.own - 1 / 3) < 1e-12
 
@@ -133,14 +133,14 @@ def test_push_sum_steps_are_not_divided_by_weights_any_more_once_the_workers_wer
     """Also where those who are left are connected again: a weight that went to nothing stays so (gossip seed 3401272)."""
     node = home(Gossip(topology="one-way").graph(3, 0))
 
-    def rides() -> set[int]:
+    def push_sum() -> set[int]:
         legs = said(node.set_off(0, {name: ids(1) for name in node.living}), Leg).values()
-        return {leg.rides for leg in legs if isinstance(leg, Leg)}
+        return {leg.push_sum for leg in legs if isinstance(leg, Leg)}
 
-    assert rides() == {1}
+    assert push_sum() == {1}
     node.lose(1, "worker-1")  # worker-2 tells worker-0, and hears of nobody
     node.lose(2, "worker-0")
-    assert node.was_apart and rides() == {2}
+    assert node.was_apart and push_sum() == {2}
 
 
 def test_what_is_told_twice_or_late_is_counted_once() -> None:

@@ -83,16 +83,16 @@ class Room:
         self.hand(i, Received(sender, message, arrays))
 
     def leg(
-        self, number: int = 1, rounds: int = 1, slots: Callable[[int], list[int]] = lambda i: [], rides: int = 0
+        self, number: int = 1, rounds: int = 1, slots: Callable[[int], list[int]] = lambda i: [], push_sum: int = 0
     ) -> None:
         for i in self.graph.living:
-            self.leg_of(i, number, rounds, slots(i), rides)
+            self.leg_of(i, number, rounds, slots(i), push_sum)
 
-    def leg_of(self, i: int, number: int, rounds: int, slots: list[int], rides: int = 0) -> None:
+    def leg_of(self, i: int, number: int, rounds: int, slots: list[int], push_sum: int = 0) -> None:
         w = self.graph.mixing().tolist()
         hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.hears[i]]
         tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.tells[i]]
-        self.say(i, Leg(number, rounds, w[i][i], hears, tells, rides), (np.array(slots, np.uint64),))
+        self.say(i, Leg(number, rounds, w[i][i], hears, tells, push_sum), (np.array(slots, np.uint64),))
 
     def deliver(self, keep: Callable[[str, Send], bool] = lambda sender, letter: True) -> None:
         """Hand over all letters, and those that come of it; without those that are not to be kept. All is computed on the way."""
@@ -285,7 +285,7 @@ def test_messages_on_a_slow_link_are_heard_when_they_would_have_come() -> None:
 
 def test_on_a_one_way_ring_all_come_to_the_mean_and_no_weight_is_lost() -> None:
     room = Room(graph_of("one-way", 4))
-    room.leg(1, 80, rides=1)
+    room.leg(1, 80, push_sum=1)
     room.deliver()
     assert np.allclose(room.weights, room.starts.mean(0), atol=1e-5)
     assert sum(rest.weight for rest, _ in room.rests().values()) == pytest.approx(4)
@@ -296,7 +296,7 @@ IRREGULAR = Graph("arcs", 3, [(0, 1), (0, 2), (1, 0), (2, 1)], directed=True)
 
 def test_on_links_that_go_one_way_the_mean_is_that_of_all_however_many_hear_each() -> None:
     room = Room(IRREGULAR)
-    room.leg(1, 90, rides=1)
+    room.leg(1, 90, push_sum=1)
     room.deliver()
     assert np.allclose(room.weights, room.starts.mean(0), atol=1e-5)
     shares = [rest.weight for rest, _ in room.rests().values()]
@@ -306,7 +306,7 @@ def test_on_links_that_go_one_way_the_mean_is_that_of_all_however_many_hear_each
 
 def test_a_step_moves_weight_times_model_so_that_everybody_counts_alike() -> None:
     room, rounds = Room(IRREGULAR), 3
-    room.leg(1, rounds, lambda i: [10 * i + k for k in range(rounds)], rides=1)
+    room.leg(1, rounds, lambda i: [10 * i + k for k in range(rounds)], push_sum=1)
     room.deliver()
     w, p = room.graph.mixing(), np.ones((3, 1))
     x = room.starts.astype(np.float64)
@@ -320,7 +320,7 @@ def test_a_step_moves_weight_times_model_so_that_everybody_counts_alike() -> Non
 def test_nobody_runs_ahead_of_who_hears_it_even_if_it_hears_nobody() -> None:
     line = Graph("line", 3, [(0, 1), (1, 2)], directed=True)
     room = Room(line)
-    room.leg(1, 50, rides=2)
+    room.leg(1, 50, push_sum=2)
     room.deliver(lambda sender, letter: letter.to != "w2")
     assert [node.part.round for node in room.nodes] == [2, 1, 0], "one round each, and their letters are few"
     for _ in range(3):  # what was lost is asked for, round by round

@@ -127,7 +127,7 @@ class RemoteNode:
 
     def _serve(self, address: str) -> str:
         prepare(self.terms.modules)
-        with _sockets(address) as folder:
+        with socket_folder(address) as folder:
             bind = beside(address, self.terms.listen, self.name, folder)
             transport = connected(
                 self.name, address, self.safety, bind, advertised(bind, self.terms.advertise, address)
@@ -237,9 +237,9 @@ def _check_rows(dataset: Dataset, about: m.Described) -> None:
 
 
 @contextlib.contextmanager
-def _sockets(coordinator: str) -> Iterator[str]:
-    """A private folder for a Unix socket, if the coordinator's address is one, too."""
-    if not coordinator.startswith("ipc:"):
+def socket_folder(address: str) -> Iterator[str]:
+    """A private folder for a Unix socket of our own, if this address is one, too."""
+    if not address.startswith("ipc:"):
         yield ""
         return
     folder = Path(short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}"))

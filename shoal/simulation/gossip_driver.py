@@ -19,9 +19,10 @@ from shoal.limits import MILLISECOND
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.world import World
 from shoal.strategies.averaging.shards import Shards
-from shoal.strategies.gossip.controller import HOME, GossipController
+from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.model import Floats, mix_into
 from shoal.strategies.gossip.topology import Graph, Matrix
+from shoal.strategies.gossip.worker import HOME
 from shoal.timing import Timing
 from shoal.wire.effects import Effect
 

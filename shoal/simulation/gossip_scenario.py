@@ -21,10 +21,10 @@ from shoal.simulation.gossip_plan import GossipPlan, PlannedCrash
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
 from shoal.simulation.world import World
 from shoal.strategies.gossip import compute_queue
-from shoal.strategies.gossip.controller import HOME, GossipController
+from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.topology import Graph
-from shoal.strategies.gossip.worker import GossipWorker
+from shoal.strategies.gossip.worker import HOME, GossipWorker
 from shoal.timing import Timing
 from shoal.wire.messages import Message
 from shoal.wire.messages.gossip import Meet, MeetReply, Offer, Reached

@@ -23,11 +23,11 @@ from shoal.models.linear import Floats
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.model import from_frames
 from shoal.strategies.gossip.topology import Graph, Matrix
+from shoal.strategies.gossip.worker import HOME
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Effect, Event, Received, Send, Tick, Wake
 from shoal.wire.messages import gossip as g
 
-HOME = "home"  # its name
 KINDS = ("compute", "communicate", "wait")  # of time
 LEG = {"sync": 1.0, "async": 4.0}  # seconds of a leg, about
 SHARE = 20  # least length of a leg, in lengths of the pause before it

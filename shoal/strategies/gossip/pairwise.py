@@ -62,7 +62,6 @@ class Pairwise:
         self.leg = self.round = self._rounds = 0
         self.met = 0  # meetings that this worker asked for, and that are settled
         self.lost = 0.0
-        self.dropped = 0
         self.frozen = True  # there are no meetings between two legs
         self.asked: PendingMeeting | None = None
         self.answered: dict[str, tuple[int, Floats | None]] = {}  # last number, our move
@@ -139,8 +138,8 @@ class Pairwise:
         """Move to the mean of the two, once."""
         number, moved = self.answered.get(sender, (-1, None))
         if values.size != self._size:
-            self.dropped += 1
-        elif meet.number // NUMBERS == self.leg + 1 and len(self._early) < limits.PEERS:
+            return
+        if meet.number // NUMBERS == self.leg + 1 and len(self._early) < limits.PEERS:
             self._early[sender] = meet, values
         elif meet.number == number:
             self._answer(sender, number, moved)
@@ -185,7 +184,6 @@ class Pairwise:
             return
         d: Floats = from_frames(arrays)
         if d.size != self._size:
-            self.dropped += 1
             return
         self.asked, self._applying = None, True  # the answer may come twice
         self._queue.do(lambda: self._queue.model.add(d, -1.0), self._came, self._size, first=True)

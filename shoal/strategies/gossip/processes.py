@@ -23,9 +23,8 @@ from shoal.launch.worker_process import number_of
 from shoal.nodes.loop import Loop
 from shoal.security.safety import Safety
 from shoal.strategies.gossip import Gossip
-from shoal.strategies.gossip.controller import HOME
 from shoal.strategies.gossip.model import model_of
-from shoal.strategies.gossip.worker import GossipWorker
+from shoal.strategies.gossip.worker import HOME, GossipWorker
 from shoal.training.local_checkpoint import LocalCheckpoint
 from shoal.wire import Transport
 from shoal.wire.memory import Hub
@@ -99,7 +98,6 @@ def loop_of(name: str, spec: CrewSpec, transport: Transport) -> Loop:
         chance=random.Random(f"meetings {job.seed} {number}"),
         pace=job.emulate.pace(number, job.seed),
         link=job.emulate.link,
-        home=HOME,
         clock=time.monotonic_ns,
         traffic=lambda: transport.traffic,
         timing=job.timing.intervals(),

@@ -60,7 +60,6 @@ class Synchronous:
         self.weight = 1.0  # of push-sum
         self.leg = self.round = self._rounds = self._push_sum = 0
         self.lost = 0.0
-        self.dropped = 0  # malformed offers
         self._own = 1.0
         self._hears: dict[str, float] = {}
         self._tells: dict[str, float] = {}
@@ -175,7 +174,6 @@ class Synchronous:
 
     def offered(self, sender: str, offer: g.Offer, values: Floats) -> None:
         if values.size != self._size or not np.isfinite(offer.weight) or offer.weight < 0:
-            self.dropped += 1
             return
         if offer.leg == self.leg + 1 and offer.round <= 1 and len(self._early) < 2 * limits.PEERS:
             self._early.setdefault((offer.round, sender), (offer.weight, values))

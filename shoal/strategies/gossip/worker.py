@@ -31,6 +31,7 @@ from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Computed, Connect, Effect, Event, Received, Wake
 from shoal.wire.messages import gossip as g
 
+HOME = "home"  # the name of the controller
 _LINKED = (g.Offer, g.Reached, g.Meet, g.MeetReply)  # between neighbours
 
 
@@ -46,14 +47,13 @@ class GossipWorker:
         chance: Random,
         pace: Slowdown | None = None,
         link: float = 0.0,
-        home: str = "home",
         clock: Callable[[], int] | None = None,
         traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
         quick: int = limits.MILLISECOND,
         timing: TimingSettings = DEFAULT,
     ) -> None:
         """``link``: seconds. ``clock`` is finer than the times of events. ``traffic``: bytes."""
-        self.name, self.home, self._model, self._traffic = name, home, model, traffic
+        self.name, self._model, self._traffic = name, model, traffic
         self._link, self._timing = int(link * limits.SECOND), timing
         self.queue = ComputeQueue(model, pace, clock, quick)
         self.part: Synchronous | Pairwise
@@ -104,7 +104,7 @@ class GossipWorker:
 
     def _received(self, event: Received) -> None:
         sender, message, part = event.sender, event.message, self.part
-        if sender == self.home:
+        if sender == HOME:
             self._from_home(event)
         elif self.queue.error or (isinstance(message, g.Offer | g.Meet) and not event.arrays):
             return
@@ -180,38 +180,22 @@ class GossipWorker:
     def _tell(self, now: int) -> None:
         if now >= self._along_at:
             self._along_at = NEVER if self.rests and self.part.leg else now + self._timing.heartbeat
-            lacks = (
-                self.part.lacking()
-                if not self.rests and now - self.part.waits_since() >= self._timing.heartbeat
-                else []
-            )
-            sent, received = self._moved()
-            queue = self.queue
-            self.queue.send(
-                self.home,
-                g.GossipProgressReport(
-                    self.part.leg, self.part.round, queue.rows, queue.loss, self._spent_by_now(), sent, received, lacks
-                ),
-            )
+            waits = not self.rests and now - self.part.waits_since() >= self._timing.heartbeat
+            self.queue.send(HOME, self._report(self.part.lacking() if waits else []))
         if now >= self._rest_at and not self._received_by_home:
             self._rest_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
-            self.queue.send(self.home, self._rest(), to_frames(self._slab) if self._slab is not None else ())
+            self.queue.send(HOME, self._rest(), to_frames(self._slab) if self._slab is not None else ())
             self._shown += self._slab.nbytes if self._slab is not None else 0
 
-    def _rest(self) -> g.LegDone:
+    def _report(self, lacks: list[str]) -> g.GossipProgressReport:
         part, queue = self.part, self.queue
-        moved = map(float, (*self._moved(), *self._spent_by_now()))
-        along = [float(part.round), float(queue.rows), queue.loss, *moved]
-        weight, met = (part.weight, 0) if isinstance(part, Synchronous) else (1.0, part.met)
-        return g.LegDone(part.leg, along, weight, met, part.lost, queue.error)
-
-    def _moved(self) -> tuple[int, int]:
-        """Bytes sent and received, without the models that home gets for evaluation."""
+        self._spent = [before + more for before, more in zip(self._spent, queue.spent.told()[0][:3], strict=True)]
         sent, received = self._traffic()
-        return max(0, sent - self._shown), received
+        sent = max(0, sent - self._shown)  # without the models that home gets for evaluation
+        return g.GossipProgressReport(part.leg, part.round, queue.rows, queue.loss, self._spent, sent, received, lacks)
 
-    def _spent_by_now(self) -> list[int]:
-        self._spent = [
-            from_frames + more for from_frames, more in zip(self._spent, self.queue.spent.told()[0][:3], strict=True)
-        ]
-        return self._spent
+    def _rest(self) -> g.LegDone:
+        part, now = self.part, self._report([])
+        along = [now.rounds, now.rows, now.loss, now.sent, now.received, *now.spent]
+        weight, met = (part.weight, 0) if isinstance(part, Synchronous) else (1.0, part.met)
+        return g.LegDone(now.leg, [float(one) for one in along], weight, met, part.lost, self.queue.error)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import secrets
-import shutil
 import threading
 import time
 import tomllib
@@ -27,7 +25,7 @@ from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import Elected, Evaluated, Gone, RunEvent, Stopped, counted
 from shoal.inspect.status import address_of, is_of_peers, look_at
 from shoal.job import Job
-from shoal.launch.processes import short_folder
+from shoal.launch.remote_node import socket_folder
 from shoal.security.address import check_address
 from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
 from shoal.strategies.peers.peer import PeerNode
@@ -111,7 +109,7 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
         )
     say(f"{counted(len(greeting.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")
     peer = LocalPeer(PeerSpec(job=greeting.job, rows=str(dataset.folder), number=greeting.number))
-    with _folder(address) as folder:
+    with socket_folder(address) as folder:
         me = peer.open(folder=folder)
         say(f"this is {me.name}, at {me.address}: shoal status, join and leave find the run there, too")
         through = [(one.life, one.address) for one in greeting.peers]
@@ -201,17 +199,3 @@ def _result(node: PeerNode, peer: LocalPeer) -> JoinedRun:
     PeerEvents(tracker, found.append).update(node.status(time.monotonic_ns(), Watch(0)))
     found.append(Stopped(seconds=tracker.seconds, why=log.ended.why))
     return JoinedRun(name, learned, log.ended.why, log.ended.failed, model, evaluation, log.done, peer.job, found)
-
-
-@contextlib.contextmanager
-def _folder(address: str) -> Iterator[str]:
-    """A folder for our own socket, if sockets are files: it may outlive the run's folder."""
-    if not address.startswith("ipc:"):
-        yield ""
-        return
-    folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
-    os.mkdir(folder, 0o700)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

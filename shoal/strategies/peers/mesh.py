@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.security.address import check_address
 from shoal.strategies.peers.broadcast import Broadcast, Delivery
-from shoal.strategies.peers.model_transfer import Newcomer, SnapshotServer
+from shoal.strategies.peers.model_transfer import Newcomer, PeerMember, SnapshotServer
 from shoal.strategies.peers.run_log import MessageCheck
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
@@ -40,27 +39,6 @@ _UNCONFIRMED = limits.PEER_WINDOW // 4
 SILENT = "silent"  # how the reason begins when a peer was not heard from
 SMALLER = "of the smaller half"
 CUT_SHORT = "it lacks words that nobody can hand on any more"
-
-
-@dataclass(slots=True)
-class PeerMember:
-    """Another peer. What it has heard, and whom it holds for gone, only grows."""
-
-    peer: p.Peer
-    since: int  # when it was last heard from
-    has_model: bool = False
-    met: bool = False  # heard from at all
-    lists_me: bool = False  # it has entered us
-    knows: bool = False  # it knows that we have a model
-    patient: bool = False  # a founder: its process may take a while to start
-    heard: dict[str, int] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    copied: Mapping[str, int] = field(default_factory=dict)  # it cannot relay these
-
-    def learn(self, heard: Mapping[str, int]) -> None:
-        for life, number in heard.items():
-            if number > self.heard.get(life, 0):
-                self.heard[life] = number
 
 
 class Mesh:

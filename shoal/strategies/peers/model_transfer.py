@@ -17,7 +17,7 @@ A newcomer must get a model that misses no word:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
@@ -32,13 +32,25 @@ _FLOATS = limits.PIECE_BYTES // 4  # in one piece
 _OBSERVERS = 8  # that are served at the same time
 
 
-class DonorState(Protocol):
-    """What a newcomer needs to know of another peer."""
+@dataclass(slots=True)
+class PeerMember:
+    """Another peer. What it has heard, and whom it holds for gone, only grows."""
 
     peer: p.Peer
-    has_model: bool
-    lists_me: bool
-    heard: dict[str, int]
+    since: int  # when it was last heard from
+    has_model: bool = False
+    met: bool = False  # heard from at all
+    lists_me: bool = False  # it has entered us
+    knows: bool = False  # it knows that we have a model
+    patient: bool = False  # a founder: its process may take a while to start
+    heard: dict[str, int] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    copied: Mapping[str, int] = field(default_factory=dict)  # it cannot relay these
+
+    def learn(self, heard: Mapping[str, int]) -> None:
+        for life, number in heard.items():
+            if number > self.heard.get(life, 0):
+                self.heard[life] = number
 
 
 class Newcomer:
@@ -60,7 +72,7 @@ class Newcomer:
         model, self._model = self._model, None
         return model
 
-    def tick(self, now: int, me: str, members: Mapping[str, DonorState]) -> list[Effect]:
+    def tick(self, now: int, me: str, members: Mapping[str, PeerMember]) -> list[Effect]:
         if not self._answered or not members:
             return self._greet(now)
         if self._left == 0:
@@ -92,7 +104,7 @@ class Newcomer:
         # From now on connections go by the names of lives.
         return [Connect(name, "") for name, address in self._through if address]
 
-    def _choose(self, now: int, me: str, members: Mapping[str, DonorState]) -> bool:
+    def _choose(self, now: int, me: str, members: Mapping[str, PeerMember]) -> bool:
         """Choose a donor once all peers list us; newcomers spread over the donors."""
         donors = sorted(life for life, one in members.items() if one.has_model)
         if not donors or not all(one.lists_me for one in members.values()):
@@ -127,7 +139,7 @@ class Newcomer:
         self._ask_at = now + self._wait
         return [self._fetch(me)]
 
-    def ready(self, members: Mapping[str, DonorState]) -> p.Heard | None:
+    def ready(self, members: Mapping[str, PeerMember]) -> p.Heard | None:
         """The version of the model, if it may be adopted now."""
         if self._left != 0:
             return None

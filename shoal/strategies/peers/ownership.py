@@ -17,7 +17,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -135,7 +135,7 @@ class Ownership:
                     lacking.setdefault(owner, []).append(part)
             for owner, parts in lacking.items():
                 message = p.OwnedShare(self._me, sent.number, owners.version, parts)
-                arrays = _cut(sent, parts)
+                arrays = _cut(sent.change, sent.cuts, parts)
                 if owner == self._me:
                     self.receive(now, message, arrays, log)
                 else:
@@ -146,12 +146,10 @@ class Ownership:
         """What this word changes in our weights: the sum, minus our own share."""
         changes = [change] if len(change[0]) else []
         mine = {part: upto[self._me] for part, upto in word.parts if upto.get(self._me, 0) > self._mine[part]}
-        for parts in _group(list(mine), lambda part: (self._mine[part], mine[part])):
-            before, upto = self._mine[parts[0]], mine[parts[0]]
-            for sent in self._sent.values():
-                if before < sent.number <= upto:
-                    keys, values = _cut(sent, parts)
-                    changes += [(keys, -values)] if len(keys) else []
+        for sent in self._sent.values():
+            fresh = [part for part in sorted(mine) if self._mine[part] < sent.number <= mine[part]]
+            keys, values = _cut(sent.change, sent.cuts, fresh)
+            changes += [(keys, -values)] if len(keys) else []
         for part, upto in mine.items():
             self._mine[part] = upto
         least = min(self._mine)
@@ -161,10 +159,10 @@ class Ownership:
 
     def pending(self) -> list[Change]:
         """Changes that are in our weights and are not published by their owners."""
-        found: list[Change] = []
+        found = []
         for sent in self._sent.values():
             lacking = [part for part in range(self._parts) if self._mine[part] < sent.number]
-            found += [_cut(sent, parts) for parts in _group(lacking)]
+            found.append(_cut(sent.change, sent.cuts, lacking))
         return [change for change in found if len(change[0])]
 
     # ------------------------------------------------------------ owning
@@ -203,10 +201,7 @@ class Ownership:
         for part in fresh:
             self._has[part][life] = number
             gathered.parts.setdefault(part, {})[life] = number
-        for parts in _group(fresh):
-            first, stop = cuts[parts[0]], cuts[parts[-1] + 1]
-            if first < stop:
-                gathered.changes.append((keys[first:stop], values[first:stop]))
+        gathered.changes.append(_cut((keys, values), cuts, sorted(fresh)))
 
     def words(self, now: int, log: RunLog, mesh: Mesh, hurry: bool) -> list[tuple[p.Word, Arrays]]:
         found: list[tuple[p.Word, Arrays]] = []
@@ -242,23 +237,11 @@ class Ownership:
         return min(times, default=now + limits.SECOND)
 
 
-def _group(parts: Sequence[int], key: Callable[[int], object] = lambda part: None) -> list[list[int]]:
-    """Group neighbouring parts with equal keys: they are one slice of a change."""
-    groups: list[list[int]] = []
-    for part in parts:
-        if groups and groups[-1][-1] == part - 1 and key(groups[-1][0]) == key(part):
-            groups[-1].append(part)
-        else:
-            groups.append([part])
-    return groups
-
-
-def _cut(sent: UnconfirmedShare, parts: Sequence[int]) -> Change:
-    keys, values = sent.change
-    slices = [slice(sent.cuts[group[0]], sent.cuts[group[-1] + 1]) for group in _group(parts)]
-    if len(slices) == 1:
-        return keys[slices[0]], values[slices[0]]
-    return np.concatenate([keys[one] for one in slices]), np.concatenate([values[one] for one in slices])
+def _cut(change: Change, cuts: Sequence[int], parts: Sequence[int]) -> Change:
+    """What of a change belongs to these parts of the weights; each begins at its cut."""
+    slices = [slice(cuts[part], cuts[part + 1]) for part in parts]
+    parts_of = [np.concatenate([array[:0], *(array[one] for one in slices)]) for array in change]
+    return parts_of[0], parts_of[1]
 
 
 def _sum(changes: Sequence[Change]) -> Change:

@@ -23,9 +23,9 @@ from shoal.inspect.status import ADDRESS
 from shoal.launch.process_main import state_of
 from shoal.models.linear import Floats, Linear
 from shoal.nodes.evaluator import Judgement
-from shoal.strategies.peers.checkpoint import check_left, snapshot_of
 from shoal.strategies.peers.mesh import is_over
 from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
+from shoal.strategies.peers.run_log import check_left, snapshot_of
 from shoal.strategies.peers.worker import PeerWorkers
 from shoal.training.local_checkpoint import Snapshot
 from shoal.training.run import RunStart, TrackedRun
@@ -97,12 +97,6 @@ class PeerRun(TrackedRun):
     def workers(self) -> list[str]:
         """Those that were started here and have not ended, and those that joined from elsewhere."""
         return self._workers.here + [name for name in self.events.living if name not in self._workers.peers]
-
-    @property
-    def address(self) -> str:
-        """Where a newcomer can ask: the address of the leader, or of any peer."""
-        known = {peer.life: peer for peer in self.observer.known}
-        return known.get(self.observer.lead, next(iter(known.values()))).address
 
     def add_worker(self) -> str:
         names = {*self._workers.peers, *self._workers.failed, *self.events.names.values()}

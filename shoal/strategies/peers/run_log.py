@@ -23,8 +23,11 @@ import msgspec
 import numpy as np
 
 from shoal import limits
-from shoal.schedule.intervals import Intervals, count
+from shoal.errors import BadCheckpoint
+from shoal.models.linear import Floats
+from shoal.schedule.intervals import Intervals, count, runs
 from shoal.schedule.stop_rules import Patience
+from shoal.training.local_checkpoint import LocalCheckpoint, LocalProgress, Snapshot
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Arrays, tag_of
 
@@ -166,8 +169,8 @@ class RunLog(msgspec.Struct):
         self.loss = (self.loss[0] + loss, self.loss[1] + rows)
 
     def _dealt(self, word: p.SlotsDealt) -> None:
-        for life, runs in word.slots:
-            fresh = Intervals(runs)
+        for life, found in word.slots:
+            fresh = Intervals(found)
             self.next = max(self.next, fresh.end)
             fresh.remove(self.counted)
             self.out.setdefault(life, Intervals()).add(fresh)
@@ -271,3 +274,54 @@ class MessageCheck:
 
     def _are_slots(self, runs: Sequence[p.Run]) -> bool:
         return all(first < stop <= self.slots for first, stop in runs)
+
+
+# ---------------------------------------------------------------- on disk
+
+
+def snapshot_of(state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]) -> Snapshot | None:
+    """The contents of a checkpoint, from the log and the model that a peer gave.
+
+    Slots are learned out of order, and the last ones of an epoch beside the first ones of the next.
+    So it has all slots that are not counted, up to the end of the last epoch that was begun. It
+    does not say who had which slot: any number of peers can continue from it.
+    """
+    log = RunLog.unpack(state)
+    if not log.done:
+        return None
+    sent, received = (sum(one[i] for one in log.moved.values()) for i in (0, 1))
+    evaluations, patience = (0, Patience()) if log.last is None else (log.last.number + 1, patience_of(log.last))
+    progress = LocalProgress(log.done, log.rows, evaluations, log.seconds, patience, counts, sent, received)
+    of_pass = max(0, log.counted.end - 1) // per_pass
+    missing = log.counted.missing((of_pass + 1) * per_pass)
+    left = [slot for first, stop in missing for slot in range(first, stop)]
+    return flat.reshape(keys, -1), of_pass, np.array(left, np.int64), progress, log.done
+
+
+def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLog:
+    check_left(kept, per_pass)
+    was, (of_pass, left) = kept.facts.standing, kept.position
+    log = RunLog(
+        counted=Intervals(runs(left.tolist())).missing((of_pass + 1) * per_pass),
+        rows=was.examples,
+        seconds=was.seconds,
+        moved={"": (was.sent, was.received)},
+    )
+    log.next = log.counted.end
+    log.counts |= {name: number for name, number in was.counts.items() if name != "workers lost"}
+    if was.evaluations:
+        number, patience = was.evaluations - 1, list(msgspec.structs.astuple(was.patience))
+        at, loss = was.seconds, was.patience.best
+        log.judged = [p.EvaluationDone(number, at, at, was.done, was.examples, loss, {}, None, 0, False, patience)]
+    return log
+
+
+def check_left(kept: LocalCheckpoint, per_pass: int) -> None:
+    """Its slots belong to the epochs up to its own, each once; all others are counted."""
+    of_pass, left = kept.position
+    end = (of_pass + 1) * per_pass
+    if of_pass < 0 or (np.diff(left) < 1).any() or (len(left) and not 0 <= left[0] <= left[-1] < end):
+        raise BadCheckpoint(str(kept.path), f"has slots that the epochs up to {of_pass} do not have")
+    if end - len(left) != kept.facts.standing.done:
+        done = kept.facts.standing.done
+        raise BadCheckpoint(str(kept.path), f"has {len(left)} slots left, and {done} done, of {end}")

@@ -35,13 +35,12 @@ from shoal.models.learner import learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.loop import Loop
 from shoal.security.safety import Safety
-from shoal.strategies.peers.checkpoint import begin_of
 from shoal.strategies.peers.compute import Pacer
 from shoal.strategies.peers.leader import PeerFacts
 from shoal.strategies.peers.local_model import PeerLocalModel
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
-from shoal.strategies.peers.run_log import RunLog
+from shoal.strategies.peers.run_log import RunLog, begin_of
 from shoal.training.local_checkpoint import LocalCheckpoint
 from shoal.wire import Transport
 from shoal.wire.effects import Received

@@ -8,7 +8,7 @@ from unittest import mock
 
 from shoal.strategies.peers.broadcast import Broadcast, Delivery, SentMessage
 from shoal.strategies.peers.mesh import Mesh, PartitionMerge
-from shoal.strategies.peers.model_transfer import DonorState, Newcomer, SnapshotServer
+from shoal.strategies.peers.model_transfer import Newcomer, PeerMember, SnapshotServer
 from shoal.wire.effects import Effect
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.base import Array, Arrays
@@ -48,7 +48,7 @@ def copied_before_entered() -> Any:
     """A newcomer copies a model before all keep for it what they hear."""
     real = Newcomer._choose
 
-    def choose(self: Newcomer, now: int, me: str, members: Mapping[str, DonorState]) -> bool:
+    def choose(self: Newcomer, now: int, me: str, members: Mapping[str, PeerMember]) -> bool:
         return real(self, now, me, {life: one for life, one in members.items() if one.lists_me})
 
     return mock.patch.object(Newcomer, "_choose", choose)
@@ -106,7 +106,7 @@ def adopted_at_once() -> Any:
     """A newcomer adopts its copy before the others have heard all that is in it."""
     real = Newcomer.ready
 
-    def ready(self: Newcomer, members: Mapping[str, DonorState]) -> p.Heard | None:
+    def ready(self: Newcomer, members: Mapping[str, PeerMember]) -> p.Heard | None:
         return real(self, {})
 
     return mock.patch.object(Newcomer, "ready", ready)

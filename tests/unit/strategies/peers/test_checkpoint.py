@@ -11,14 +11,7 @@ from shoal.errors import BadCheckpoint
 from shoal.events import RunEvent, Saved
 from shoal.job import Job
 from shoal.schedule.intervals import Intervals
-from shoal.strategies.peers.checkpoint import (
-    begin_of,
-    check_left,
-    counted_of,
-    left_of,
-    snapshot_of,
-)
-from shoal.strategies.peers.run_log import RunLog
+from shoal.strategies.peers.run_log import RunLog, begin_of, check_left, snapshot_of
 from shoal.training.local_checkpoint import LocalCheckpoints, newest
 from shoal.wire.messages.peers import EvaluationDone
 
@@ -26,12 +19,12 @@ PER_PASS = 10
 COUNTED = [(0, 7), (9, 13), (15, 16)]  # of two passes
 
 
-def test_what_is_left_and_what_is_counted_are_each_other() -> None:
-    of_pass, left = left_of(Intervals(COUNTED), PER_PASS)
-    assert (of_pass, left) == (1, [7, 8, 13, 14, 16, 17, 18, 19])
-    assert counted_of(of_pass, left, PER_PASS).runs == COUNTED
-    assert left_of(Intervals([(0, 10)]), PER_PASS) == (0, [])
-    assert counted_of(0, [], PER_PASS).runs == [(0, 10)]
+@pytest.mark.parametrize(
+    ("counted", "of_pass", "left"), [(COUNTED, 1, [7, 8, 13, 14, 16, 17, 18, 19]), ([(0, 10)], 0, [])]
+)
+def test_what_is_left_is_all_that_is_not_counted(counted: list[tuple[int, int]], of_pass: int, left: list[int]) -> None:
+    found = snapshot_of(RunLog(counted=Intervals(counted)).pack(), np.zeros(2, np.float32), PER_PASS, 2, {})
+    assert found is not None and (found[1], found[2].tolist()) == (of_pass, left)
 
 
 def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 PATIENCE = 10.0  # seconds for a mirror to respond
 LONGEST = 600.0  # seconds for one file from one mirror
 PIECE = 1 << 16
-TOLD = 1.0  # seconds between two progress messages
+REPORT_EVERY = 1.0  # seconds between two progress messages
 NETWORK = (OSError, http.client.HTTPException, ValueError)  # ValueError: a malformed address
 
 
@@ -69,14 +69,14 @@ class Mirrors:
         with urllib.request.urlopen(request, timeout=self._patience) as answer:
             if content and answer.status != http.client.PARTIAL_CONTENT:
                 content.clear()
-            begun = told = time.monotonic()
+            begun = reported = time.monotonic()
             while piece := answer.read(min(PIECE, size + 1 - len(content))):
                 content += piece
                 now = time.monotonic()
                 if now - begun > LONGEST:
                     raise TimeoutError(f"not done after {LONGEST:.0f} s")
-                if self._progress and now - told > TOLD:
-                    told = now
+                if self._progress and now - reported > REPORT_EVERY:
+                    reported = now
                     self._progress(f"fetching {name}: {len(content) / 1e6:.1f} of {size / 1e6:.1f} MB")
 
     def _failed(self, mirror: str, why: str) -> bool:

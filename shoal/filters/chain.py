@@ -26,8 +26,8 @@ from shoal.keys import Values
 from shoal.tables import Filter, Wire
 from shoal.wire.messages.base import Array, Arrays
 
-SHORTENED = 0x80
-_MOST_PRESSING = 7
+QUANTIZED = 0x80
+_MOST_COMPRESSORS = 7
 OUT, IN = 0, 2  # indices into a count: to servers, from servers; before, after
 
 
@@ -63,18 +63,20 @@ class Chain:
         self.wire, self.flow = wire, flow
         self.failed = 0  # answers sent unfiltered, because a user's filter failed
         sorts = [[both for both in found if both[1].sort == sort] for sort in SORTS]
-        self.choosing: list[tuple[str, Sparsifier]] = sorts[0]
-        self._pressing: list[tuple[str, Compressor]] = sorts[2]
+        self.sparsifiers: list[tuple[str, Sparsifier]] = sorts[0]
+        self._compressors: list[tuple[str, Compressor]] = sorts[2]
         short: list[tuple[str, Quantizer]] = sorts[1]
         self.pushes = _only([one for one in short if one[1].pushes], "pushes")
         self.pulls = _only([one for one in short if one[1].pulls], "pulls")
-        if (lossy := [*self.choosing, *short]) and wire != "float32":
+        if (lossy := [*self.sparsifiers, *short]) and wire != "float32":
             raise Invalid(
                 f"wire={wire!r} and filter {lossy[0][0]!r}: values are quantized in one place only; leave wire out, and name "
                 f"filter {wire!r} instead if you want it, too"
             )
-        if len(self._pressing) > _MOST_PRESSING:
-            raise Invalid(f"{len(self._pressing)} filters that compress bytes: at most {_MOST_PRESSING} are possible")
+        if len(self._compressors) > _MOST_COMPRESSORS:
+            raise Invalid(
+                f"{len(self._compressors)} filters that compress bytes: at most {_MOST_COMPRESSORS} are possible"
+            )
         if any(one.compiled for _, one in found) and warm:
             # now, so that the first message does not wait for it
             importlib.import_module("shoal.filters.kernels")
@@ -85,13 +87,13 @@ class Chain:
     @property
     def loses(self) -> bool:
         """Whether a push may lose information."""
-        return bool(self.choosing) or self.pushes is not None
+        return bool(self.sparsifiers) or self.pushes is not None
 
     @property
     def needs_sums(self) -> str:
         """The name of a filter whose loss a later push must make up for; "" if none."""
-        if self.choosing:
-            return self.choosing[0][0]
+        if self.sparsifiers:
+            return self.sparsifiers[0][0]
         return self.pushes[0] if self.pushes is not None and self.pushes[1].sums else ""
 
     # ------------------------------------------------------------ a push, before it is split
@@ -100,7 +102,7 @@ class Chain:
         """The rows to send now; None: all. ``listed``: their keys are sent with them."""
         mask: Mask | None = None
         row = (8 if listed else 0) + 4 * values.shape[1]
-        for name, one in self.choosing:
+        for name, one in self.sparsifiers:
             left = values if mask is None else taken(values, mask)
             found, before = one.choose(left, seed), row
             if mask is None:
@@ -137,29 +139,29 @@ class Chain:
     def pushed(self, arrays: Arrays, head: Bytes | None, width: int) -> list[Array]:
         """The arrays of a push: keys if any, then values, encoded if there is a head."""
         *keys, values = arrays
-        out = [self._pressed(_bytes(one), 8, 0, OUT) for one in keys]
+        out = [self._compressed(_bytes(one), 8, 0, OUT) for one in keys]
         if head is None or self.pushes is None:
-            return [*out, self._pressed(_bytes(values), values.itemsize, 0, OUT)]
+            return [*out, self._compressed(_bytes(values), values.itemsize, 0, OUT)]
         name, by = self.pushes
         data = np.concatenate([by.pack(values), head])
         self._note(name, OUT, 4 * values.size, len(data))
-        return [*out, self._pressed(data, by.item, SHORTENED, OUT)]
+        return [*out, self._compressed(data, by.item, QUANTIZED, OUT)]
 
     def asked(self, arrays: Arrays) -> list[Array]:
-        return [self._pressed(_bytes(one), 8, 0, OUT) for one in arrays]
+        return [self._compressed(_bytes(one), 8, 0, OUT) for one in arrays]
 
     def answer(self, arrays: Arrays, width: int) -> list[Array]:
         """The arrays of an answer: keys if any, then values."""
         *keys, values = arrays
-        out = [self._pressed(_bytes(one), 8, 0, IN) for one in keys]
+        out = [self._compressed(_bytes(one), 8, 0, IN) for one in keys]
         if self.pulls is not None and values.dtype == np.float32 and len(values):
             name, by = self.pulls
             data = self._answered(by, values.reshape(-1, width))
             # weights are never refused: if one does not fit, they are sent unencoded
             if data is not None:
                 self._note(name, IN, values.nbytes, len(data))
-                return [*out, self._pressed(data, by.item, SHORTENED, IN)]
-        return [*out, self._pressed(_bytes(values), values.itemsize, 0, IN)]
+                return [*out, self._compressed(data, by.item, QUANTIZED, IN)]
+        return [*out, self._compressed(_bytes(values), values.itemsize, 0, IN)]
 
     def _answered(self, by: Quantizer, values: Values) -> Bytes | None:
         try:
@@ -183,8 +185,8 @@ class Chain:
 
     # ------------------------------------------------------------ bytes
 
-    def _pressed(self, data: Bytes, item: int, mark: int, way: int) -> Bytes:
-        for i, (name, one) in enumerate(self._pressing):
+    def _compressed(self, data: Bytes, item: int, mark: int, way: int) -> Bytes:
+        for i, (name, one) in enumerate(self._compressors):
             try:
                 out = one.press(data, item) if len(data) else None
             except BadFilter:
@@ -203,17 +205,17 @@ class Chain:
         self, array: Array, rows: int, width: int, form: Wire, by: tuple[str, Quantizer] | None, way: int
     ) -> Array:
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
-        if mark & SHORTENED:
+        if mark & QUANTIZED:
             if by is None:
                 raise BadValues("values came quantized, and this table has no filter that does it")
             size, item = by[1].size(rows, width), by[1].item
         else:
             item = 4 if form == "float32" else 2
             size = item * rows * width
-        data = self._undone(array, mark & ~SHORTENED, item, size, way)
+        data = self._decompressed(array, mark & ~QUANTIZED, item, size, way)
         if len(data) != size:
             raise self._wrong(mark)(f"values came in {len(data):,} bytes, {rows} rows of width {width} need {size:,}")
-        if not mark & SHORTENED:
+        if not mark & QUANTIZED:
             return data.view(np.float32 if item == 4 else np.uint16)
         assert by is not None
         self._note(by[0], way, 4 * rows * width, size) if way == IN else None
@@ -231,21 +233,21 @@ class Chain:
 
     def _released(self, array: Array, item: int, most: int) -> Array:
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
-        data = self._undone(array, mark, item, most, IN)
+        data = self._decompressed(array, mark, item, most, IN)
         if len(data) % 8:
             raise self._wrong(mark)(f"keys came in {len(data):,} bytes, which is no whole number of keys")
         return data.view(np.uint64)
 
-    def _undone(self, array: Array, mark: int, item: int, most: int, way: int) -> Bytes:
+    def _decompressed(self, array: Array, mark: int, item: int, most: int, way: int) -> Bytes:
         if array.dtype != np.uint8 or not len(array):
             raise BadValues("an array that was to go through filters came without a word on how it did")
         data: Bytes = array[:-1]
-        if mark >> len(self._pressing):
+        if mark >> len(self._compressors):
             raise BadValues(f"an array was compressed by filters that this table does not have ({mark:#x})")
-        for i in reversed(range(len(self._pressing))):
+        for i in reversed(range(len(self._compressors))):
             if not mark & 1 << i:
                 continue
-            name, one = self._pressing[i]
+            name, one = self._compressors[i]
             before = 1 if mark & ((1 << i) - 1) else item
             size = len(data)
             try:
@@ -266,8 +268,8 @@ class Chain:
 
     def _wrong(self, mark: int) -> type[BadValues]:
         """The error to raise: a user's filter would fail again, damaged data can be re-sent."""
-        short = [self.pushes, self.pulls] if mark & SHORTENED else []
-        by = [*(one for i, one in enumerate(self._pressing) if mark & 1 << i), *filter(None, short)]
+        short = [self.pushes, self.pulls] if mark & QUANTIZED else []
+        by = [*(one for i, one in enumerate(self._compressors) if mark & 1 << i), *filter(None, short)]
         return BadFilter if any(isinstance(one, UserFilter) for _, one in by) else BadValues
 
     def _note(self, name: str, way: int, before: int, after: int) -> None:

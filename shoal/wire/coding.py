@@ -43,16 +43,16 @@ def encode(message: m.Message, arrays: Sequence[m.Array | memoryview | bytes] = 
     return sealed(body, checksum(arrays) if arrays else 0)
 
 
-def _readable(told: Any) -> Any:
+def _readable(value: Any) -> Any:
     """The message with texts that are valid UTF-8."""
-    match told:
+    match value:
         case str():
-            return readable(told)
+            return readable(value)
         case dict():
-            return {_readable(name): _readable(one) for name, one in told.items()}
+            return {_readable(name): _readable(one) for name, one in value.items()}
         case list() | tuple():
-            return [_readable(one) for one in told]
-    return told
+            return [_readable(one) for one in value]
+    return value
 
 
 def sealed(body: bytes, behind: int = 0) -> bytes:

@@ -39,15 +39,15 @@ class Hub:
     def answer_with(self, name: str, answer: Answer) -> None:
         self._answers[name] = answer
 
-    def deliver(self, to: str, letters: list[Received]) -> bool:
+    def deliver(self, to: str, messages: list[Received]) -> bool:
         """Deliver messages; False if there is no node of that name."""
         box = self._boxes.get(to)
         if box is None:
             return False
         answer = self._answers.get(to)
         inline = answer is not None and box.empty() and threading.current_thread() is not threading.main_thread()
-        if answer is None or not inline or not answer(letters):
-            box.put(letters)
+        if answer is None or not inline or not answer(messages):
+            box.put(messages)
         return True
 
     def forget(self, name: str, box: Box) -> None:
@@ -80,19 +80,19 @@ class MemoryTransport:
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
         for array in arrays:
             self._sent += array.nbytes
-        letter = Received(self._name, message, arrays)
+        received = Received(self._name, message, arrays)
         if to in self._out:
-            self._out[to].append(letter)
+            self._out[to].append(received)
         else:
-            self._out[to] = [letter]
+            self._out[to] = [received]
 
     def flush(self) -> None:
         if not self._out:
             return
         out, self._out = self._out, {}
-        for to, letters in out.items():
-            if not self._hub.deliver(to, letters):
-                self._counts["nobody there"] += len(letters)
+        for to, messages in out.items():
+            if not self._hub.deliver(to, messages):
+                self._counts["nobody there"] += len(messages)
 
     def receive(self, seconds: float) -> list[Received]:
         found: list[Received] = []

@@ -78,24 +78,24 @@ class ZmqTransport:
         self._poller = zmq.Poller()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
-        self._lines: dict[str, Reconnect] = {}  # how our calls go
+        self._links: dict[str, Reconnect] = {}  # how our calls go
         # sockets that bring news, not messages
-        self._sides: dict[Any, Callable[[list[Received]], None]] = {}
+        self._watched: dict[Any, Callable[[list[Received]], None]] = {}
         self._log = RefusalLog(name)
-        self._door: CurveAuthenticator | None = None  # where we listen with keys
+        self._curve: CurveAuthenticator | None = None  # where we listen with keys
         self._names: dict[zmq.Socket[bytes], str] = {}
         self._mutual: set[str] = set()  # nodes that we call and that call us
         # messages that have more frames than any may
         self._too_long: dict[zmq.Socket[bytes], list[zmq.Frame]] = {}
         self._router: zmq.Socket[bytes] | None = None
         self._address = ""
-        self._alarm, self._bell = os.pipe()  # any thread may write to a pipe
-        os.set_blocking(self._alarm, False)
-        os.set_blocking(self._bell, False)
-        self._pipe, self._open = [self._alarm, self._bell], list[zmq.Socket[bytes]]()
-        self._shut = weakref.finalize(self, _shut, os.getpid(), self._context, self._open, self._pipe)
-        self._shut.atexit = False  # by then it is closed, or nobody cares
-        self._poller.register(self._alarm, zmq.POLLIN)
+        self._wake_out, self._wake_in = os.pipe()  # any thread may write to a pipe
+        os.set_blocking(self._wake_out, False)
+        os.set_blocking(self._wake_in, False)
+        self._pipe, self._open = [self._wake_out, self._wake_in], list[zmq.Socket[bytes]]()
+        self._close_all = weakref.finalize(self, _close_all, os.getpid(), self._context, self._open, self._pipe)
+        self._close_all.atexit = False  # by then it is closed, or nobody cares
+        self._poller.register(self._wake_out, zmq.POLLIN)
         if bind is not None:
             self._bind(bind, advertise)
 
@@ -111,8 +111,10 @@ class ZmqTransport:
         self._watch(listening.watch, lambda found: listening.look())
         if own is not None:
             guests = CallerList(self._safety.folder, own)
-            self._door = door = CurveAuthenticator(self._context, self._name.decode(), guests, self._counts, self._log)
-            self._watch(door.socket, lambda found: door.answer())
+            self._curve = curve = CurveAuthenticator(
+                self._context, self._name.decode(), guests, self._counts, self._log
+            )
+            self._watch(curve.socket, lambda found: curve.answer())
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
@@ -174,8 +176,8 @@ class ZmqTransport:
                 dealer.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, bytes_of(own.public))
                 dealer.setsockopt(zmq.CURVE_SERVERKEY, bytes_of(key))
-            self._lines[name] = line = Reconnect(name, where.plain, key, monitor(self._context, dealer, EVENTS))
-            self._watch(line.watch, partial(self._look, line))
+            self._links[name] = link = Reconnect(name, where.plain, key, monitor(self._context, dealer, EVENTS))
+            self._watch(link.watch, partial(self._look, link))
             dealer.connect(where.plain)
         except (zmq.ZMQError, Invalid) as error:
             self._unwatch(name)
@@ -186,22 +188,22 @@ class ZmqTransport:
             raise Invalid(
                 f"cannot connect to {address!r}: {error.strerror}: give tcp://127.0.0.1:PORT or ipc://PATH"
             ) from None
-        if key and name == limits.COORDINATOR and self._door is not None:
-            self._door.guests.trust(key)
+        if key and name == limits.COORDINATOR and self._curve is not None:
+            self._curve.guests.trust(key)
         self._dealers[name], self._names[dealer], self._addresses[name] = dealer, name, address
         self._poller.register(dealer, zmq.POLLIN)
 
     def _watch(self, socket: zmq.Socket[bytes], look: Callable[[list[Received]], None]) -> None:
-        self._sides[socket] = look
+        self._watched[socket] = look
         self._open.append(socket)
         self._poller.register(socket, zmq.POLLIN)
 
     def _unwatch(self, name: str) -> None:
-        if (line := self._lines.pop(name, None)) is not None:
-            del self._sides[line.watch]
-            self._poller.unregister(line.watch)
-            self._open.remove(line.watch)
-            line.watch.close(0)
+        if (link := self._links.pop(name, None)) is not None:
+            del self._watched[link.watch]
+            self._poller.unregister(link.watch)
+            self._open.remove(link.watch)
+            link.watch.close(0)
 
     def _redial(self, name: str) -> None:
         """Reconnect after libzmq gave the connection up."""
@@ -225,26 +227,26 @@ class ZmqTransport:
             self._unwatch(name)
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
-        line = self._lines.get(to)
+        link = self._links.get(to)
         # What is encrypted needs no checksum: a flipped bit does not decrypt.
-        is_checked = self._safety.checksums and self._door is None and not (line is not None and line.key)
+        is_checked = self._safety.checksums and self._curve is None and not (link is not None and link.key)
         header = encode(message, arrays if is_checked else ())
         if why := too_large(header, arrays):
             self._refuse(to, message, why)
             return
         frames: list[Any] = [header, *arrays]
-        if line is not None and line.may_dial():
-            self._look(line, self._unsent)  # libzmq may have said meanwhile that it tries again
-            if line.may_dial():
+        if link is not None and link.may_dial():
+            self._look(link, self._unsent)  # libzmq may have said meanwhile that it tries again
+            if link.may_dial():
                 self._redial(to)
         socket = self._dealers.get(to)
         if socket is None:
-            if self._router is None or (self._door is not None and not self._door.may_hear(to)):
+            if self._router is None or (self._curve is not None and not self._curve.may_hear(to)):
                 self._counts["nobody there"] += 1
                 return
             socket = self._router
-            frames.insert(0, self._routes.to(to) if self._door is None else self._door.names[to].route)
-        elif line is not None and line.key:
+            frames.insert(0, self._routes.to(to) if self._curve is None else self._curve.names[to].route)
+        elif link is not None and link.key:
             frames.insert(0, self._name)
         try:
             socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
@@ -257,26 +259,26 @@ class ZmqTransport:
         """Do not send a message that is too large; tell the node that waits for it."""
         self._counts["too large"] += 1
         self._log(f"a {name_of(message)} to {to[: limits.NAME_CHARS]!r} was not sent: {why}")
-        no = Refusal(getattr(message, "request", 0), "wire", f"{why}: it was not sent")
+        refusal = Refusal(getattr(message, "request", 0), "wire", f"{why}: it was not sent")
         if to in self._dealers:
-            self._unsent.append(Received(to, no, ()))
+            self._unsent.append(Received(to, refusal, ()))
         elif not isinstance(message, Refusal):
-            self.send(to, no, ())
+            self.send(to, refusal, ())
 
     def flush(self) -> None:
         return  # zmq has a thread of its own for that
 
     def receive(self, seconds: float) -> list[Received]:
         found, self._unsent = self._unsent, []
-        if self._door is not None and self._door.look():
+        if self._curve is not None and self._curve.look():
             self._tell_list(found)
         for socket, _ in self._poller.poll(max(0, math.ceil(seconds * 1_000)) if not found else 0):
-            if socket == self._alarm:
+            if socket == self._wake_out:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._alarm, 65_536)
+                    os.read(self._wake_out, 65_536)
                 continue
-            if (side := self._sides.get(socket)) is not None:
-                side(found)
+            if (handle := self._watched.get(socket)) is not None:
+                handle(found)
                 continue
             if socket.closed:  # it was reconnected just now
                 continue
@@ -310,21 +312,21 @@ class ZmqTransport:
         key: PublicKey | None = None
         if socket is self._router:
             named = route = frames.pop(0)
-            if self._door is not None and frames:
+            if self._curve is not None and frames:
                 named = frames.pop(0)
             if len(named) > ROUTE_BYTES:
                 self._counts["not a message"] += 1
                 return
-            sender = self._routes.sender(named.bytes) if self._door is None else named.bytes.decode(errors="replace")
+            sender = self._routes.sender(named.bytes) if self._curve is None else named.bytes.decode(errors="replace")
             # We call that node ourselves: a caller of that name is another one.
             if sender in self._dealers and sender not in self._mutual:
                 self._counts["impostor"] += 1
                 return
-            if self._door is not None:
-                key, why = self._door.sender(sender, route.bytes, named)
+            if self._curve is not None:
+                key, why = self._curve.sender(sender, route.bytes, named)
                 if key is None:
                     if why:
-                        self._say_no(route.bytes, why)
+                        self._send_refusal(route.bytes, why)
                     return
         else:
             sender = self._names[socket]
@@ -339,9 +341,9 @@ class ZmqTransport:
         if key is not None and not self._is_welcome(sender, key, message):
             return
         if isinstance(message, Allowed):
-            line = self._lines.get(sender)
-            if self._door is not None and sender == limits.COORDINATOR and line is not None and line.key:
-                self._door.take_list(message)
+            link = self._links.get(sender)
+            if self._curve is not None and sender == limits.COORDINATOR and link is not None and link.key:
+                self._curve.take_list(message)
                 self._tell_list(found)
             return
         found.append(Received(sender, message, arrays))
@@ -350,46 +352,46 @@ class ZmqTransport:
         """Tell the caller that its message does not decode; report another protocol version."""
         other = isinstance(error, OtherVersion)
         self._counts["other version" if other else "damaged" if isinstance(error, Damaged) else "not a message"] += 1
-        no = Refusal(0, "version" if other else "wire", str(error))
+        refusal = Refusal(0, "version" if other else "wire", str(error))
         if socket is self._router:
             if other:
                 self._log(f"{sender[: limits.NAME_CHARS]!r} was refused: {error}")
-            self.send(sender, no, ())
+            self.send(sender, refusal, ())
         elif other:
-            found.append(Received(sender, no, ()))
+            found.append(Received(sender, refusal, ()))
 
     # ------------------------------------------------------------ keys
 
-    def _look(self, line: Reconnect, found: list[Received]) -> None:
-        if why := line.look():
+    def _look(self, link: Reconnect, found: list[Received]) -> None:
+        if why := link.look():
             self._counts["refused"] += 1
-            found.append(Received(line.name, Refusal(0, "key", why), ()))
+            found.append(Received(link.name, Refusal(0, "key", why), ()))
 
     def _is_welcome(self, sender: str, key: PublicKey, message: Message) -> bool:
         """Whether the key allows this message; listening nodes also get the list of keys."""
-        assert self._door is not None
+        assert self._curve is not None
         if why := objection(key, message, sender):
             self._counts["not theirs to say"] += 1
-            self._door.log(f"what {sender!r} says is not taken: {why}")
+            self._curve.log(f"what {sender!r} says is not taken: {why}")
             self.send(sender, Refusal(getattr(message, "request", 0), "key", why), ())
             return False
-        if self._door.lacks_list(sender, key):
-            self.send(sender, self._door.list(), ())
+        if self._curve.lacks_list(sender, key):
+            self.send(sender, self._curve.list(), ())
         return True
 
     def _tell_list(self, found: list[Received]) -> None:
         """Send the changed list of keys to listening nodes, and refusals to revoked ones."""
-        assert self._door is not None
-        for name, (public, route) in list(self._door.names.items()):
-            if (refusal := self._door.guests.refusal(public, name)) is not None:
-                self._door.forget(name)
-                self._say_no(route, refusal.why)
-                if self._door.is_authority:
+        assert self._curve is not None
+        for name, (public, route) in list(self._curve.names.items()):
+            if (refusal := self._curve.guests.refusal(public, name)) is not None:
+                self._curve.forget(name)
+                self._send_refusal(route, refusal.why)
+                if self._curve.is_authority:
                     found.append(Received(name, Refusal(0, "key", refusal.end), ()))
-            elif (key := self._door.guests.find(public)) is not None and self._door.lacks_list(name, key):
-                self.send(name, self._door.list(), ())
+            elif (key := self._curve.guests.find(public)) is not None and self._curve.lacks_list(name, key):
+                self.send(name, self._curve.list(), ())
 
-    def _say_no(self, route: bytes, why: str) -> None:
+    def _send_refusal(self, route: bytes, why: str) -> None:
         assert self._router is not None
         with contextlib.suppress(zmq.ZMQError):  # gone already
             self._router.send_multipart([route, encode(Refusal(0, "key", why))], zmq.DONTWAIT)
@@ -397,7 +399,7 @@ class ZmqTransport:
     def wake(self) -> None:
         with contextlib.suppress(OSError):  # full of calls already
             if self._pipe:  # not closed
-                os.write(self._bell, b"!")
+                os.write(self._wake_in, b"!")
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -407,10 +409,10 @@ class ZmqTransport:
         return dict(self._counts)
 
     def close(self) -> None:
-        self._shut()
+        self._close_all()
 
 
-def _shut(pid: int, context: zmq.Context[Any], sockets: list[zmq.Socket[bytes]], pipe: list[int]) -> None:
+def _close_all(pid: int, context: zmq.Context[Any], sockets: list[zmq.Socket[bytes]], pipe: list[int]) -> None:
     """Close all sockets, then the context (which would otherwise never end)."""
     if os.getpid() != pid:
         return  # a forked child: the sockets are its parent's

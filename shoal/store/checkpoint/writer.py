@@ -28,7 +28,7 @@ _ROOM = limits.HEADER_BYTES // 2  # for the books in one message
 
 @dataclass(slots=True)
 class _FileWrite:
-    asker: str
+    sender: str
     number: int
     folder: str
     keys: list[tuple[int, int]]
@@ -44,7 +44,7 @@ class SnapshotWriter:
         self._taken: dict[tuple[int, int], m.Written | None] = {}
         self._writing: dict[int, _FileWrite] = {}  # by token
 
-    def ask(self, asker: str, incarnation: int, snap: m.Snap, held: Iterable[int]) -> tuple[list[int], list[Effect]]:
+    def ask(self, sender: str, incarnation: int, snap: m.Snap, held: Iterable[int]) -> tuple[list[int], list[Effect]]:
         """Of the segments held as primary, those to copy now; and a report of those on disk."""
         if snap.number < self._number:
             return [], []  # it was given up
@@ -54,17 +54,17 @@ class SnapshotWriter:
         mine = [(snap.table, segment) for segment in held]
         cut = [segment for table, segment in mine if (table, segment) not in self._taken]
         written = [one for key in mine if (one := self._taken.get(key)) is not None]
-        return cut, self._say(asker, incarnation, snap.number, written)
+        return cut, self._say(sender, incarnation, snap.number, written)
 
-    def write(self, token: int, asker: str, snap: m.Snap, name: str, images: Sequence[SegmentImage]) -> Store:
+    def write(self, token: int, sender: str, snap: m.Snap, name: str, images: Sequence[SegmentImage]) -> Store:
         """The effect that writes these images of segments that ``ask`` named."""
         keys = [(snap.table, image.segment) for image in images]
         self._taken.update(dict.fromkeys(keys))
-        self._writing[token] = _FileWrite(asker, snap.number, snap.folder, keys)
+        self._writing[token] = _FileWrite(sender, snap.number, snap.folder, keys)
 
         def work() -> list[m.Written]:
             written = []
-            group = namespace(asker)
+            group = namespace(sender)
             for image in images:
                 if snap.number != self._number:
                     break  # nobody waits for it any more
@@ -88,22 +88,22 @@ class SnapshotWriter:
                     " (servers of other hosts need the run's folder, too: share it, or --set checkpoint.every=inf)"
                 )
             return [
-                self.cannot(writing.asker, incarnation, writing.number, f"cannot write to {writing.folder}: {reason}")
+                self.cannot(writing.sender, incarnation, writing.number, f"cannot write to {writing.folder}: {reason}")
             ]
         for written in event.result:
             self._taken[written.table, written.segment] = written
-        return self._say(writing.asker, incarnation, writing.number, event.result)
+        return self._say(writing.sender, incarnation, writing.number, event.result)
 
     def give_up(self) -> None:
         self._number = 0
 
-    def cannot(self, asker: str, incarnation: int, number: int, why: str) -> Send:
-        return Send(asker, m.Snapped(number, incarnation, [], why))
+    def cannot(self, sender: str, incarnation: int, number: int, why: str) -> Send:
+        return Send(sender, m.Snapped(number, incarnation, [], why))
 
-    def late(self, asker: str, incarnation: int, snap: m.Snap, version: int) -> Send:
-        return self.cannot(asker, incarnation, snap.number, f"{LATE}: at step {version:,}, asked for {snap.clock:,}")
+    def late(self, sender: str, incarnation: int, snap: m.Snap, version: int) -> Send:
+        return self.cannot(sender, incarnation, snap.number, f"{LATE}: at step {version:,}, asked for {snap.clock:,}")
 
-    def _say(self, asker: str, incarnation: int, number: int, written: Sequence[m.Written]) -> list[Effect]:
+    def _say(self, sender: str, incarnation: int, number: int, written: Sequence[m.Written]) -> list[Effect]:
         """Report in as many messages as the books need."""
         effects: list[Effect] = []
         some: list[m.Written] = []
@@ -112,17 +112,17 @@ class SnapshotWriter:
             room = len(msgspec.msgpack.encode(one))
             if room > _ROOM:
                 why = f"the books of {one.file} have {room:,} bytes, which is too long for a message"
-                return [self.cannot(asker, incarnation, number, why)]
+                return [self.cannot(sender, incarnation, number, why)]
             if some and size + room > _ROOM:
-                effects.append(Send(asker, m.Snapped(number, incarnation, some)))
+                effects.append(Send(sender, m.Snapped(number, incarnation, some)))
                 some, size = [], 0
             some.append(one)
             size += room
-        return [*effects, Send(asker, m.Snapped(number, incarnation, some))] if some else effects
+        return [*effects, Send(sender, m.Snapped(number, incarnation, some))] if some else effects
 
 
 class SnapshotWriters:
-    """One writer per asker: the coordinator, and the groups' schedulers with their own numbers.
+    """One writer per sender: the coordinator, and the groups' schedulers with their own numbers.
 
     Numbers belong to the folder of the checkpoints, so another folder starts a new writer: a
     group's next run may have a scheduler of the same name. Requests of schedulers that have left
@@ -134,18 +134,18 @@ class SnapshotWriters:
         # By who asks: where to, and what became of it.
         self._by: dict[str, tuple[Path, SnapshotWriter]] = {}
 
-    def of(self, asker: str, snap: m.Snap) -> SnapshotWriter:
+    def of(self, sender: str, snap: m.Snap) -> SnapshotWriter:
         root = Path(snap.folder).parent
-        if asker in self._by and self._by[asker][0] != root:
-            self._forget(asker)
-        return self._by.setdefault(asker, (root, SnapshotWriter(self._disk)))[1]
+        if sender in self._by and self._by[sender][0] != root:
+            self._forget(sender)
+        return self._by.setdefault(sender, (root, SnapshotWriter(self._disk)))[1]
 
     def live(self, here: Container[str]) -> None:
-        for gone in [asker for asker in self._by if asker not in here]:
+        for gone in [sender for sender in self._by if sender not in here]:
             self._forget(gone)
 
     def stored(self, incarnation: int, event: Stored) -> list[Effect]:
         return [effect for _, one in self._by.values() for effect in one.stored(incarnation, event)]
 
-    def _forget(self, asker: str) -> None:
-        self._by.pop(asker)[1].give_up()
+    def _forget(self, sender: str) -> None:
+        self._by.pop(sender)[1].give_up()

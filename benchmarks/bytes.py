@@ -34,7 +34,7 @@ from shoal.data.packed import sparse
 from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job
-from shoal.models.objective import judge
+from shoal.models.learner import objective_at
 from shoal.models.trained import Trained
 from shoal.run.finished import Run
 from shoal.run.run import execute
@@ -284,7 +284,7 @@ def _case(data: str, solver: str, way: Way, run: Run) -> Case:
     train = sparse(load(run.job.data, run.job.seed).train)
     assert isinstance(run.model, Trained)
     l1 = run.job.update.l1 * (train.rows / told["steps"] if solver == FTRL else 1.0)
-    found = judge(train, run.job.linear, run.model.table, l1)
+    found = objective_at(train, run.job.linear, run.model.table, l1)
     return Case(
         data=data,
         solver=solver,

@@ -29,8 +29,8 @@ from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import ColumnBlocks, CscColumns
+from shoal.models.learner import objective_at
 from shoal.models.linear import Floats, Linear
-from shoal.models.objective import judge
 from shoal.models.trained import Trained
 from shoal.run.run import execute
 from shoal.store.table.table import ServerTable
@@ -124,7 +124,7 @@ class Study:
     def run(self) -> Iterator[Case]:
         settings = self._settings
         fits = list(liblinear(self._train, self._l1, settings.seconds))
-        found = judge(self._train, Linear(bias=False), fits[-1][1], self._l1)
+        found = objective_at(self._train, Linear(bias=False), fits[-1][1], self._l1)
         self._aim = found["objective"], self._distinct(fits[-1][1])
         yield self._first("liblinear", iter(fits))
         if "saga" in settings.rivals:
@@ -191,7 +191,7 @@ class Study:
         self, way: str, weights: Floats, seconds: float, job: Job | None = None, passes: int = 0, looked: int = 0
     ) -> Case:
         settings = self._settings
-        found = judge(self._train, Linear(bias=False), weights, self._l1)
+        found = objective_at(self._train, Linear(bias=False), weights, self._l1)
         objective, nonzeros = self._aim
         gap = found["objective"] / objective - 1.0
         distinct = self._distinct(weights)

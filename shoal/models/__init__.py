@@ -25,7 +25,6 @@ PUBLIC = (
     "kernels",
     "learner",
     "linear",
-    "objective",
     "torch_factory",
     "torch_learner",
     "torch_module",

@@ -13,12 +13,9 @@ all rows, without communication. A step of 1 / u descends, and so does one of up
 are ``RELAX`` / u.
 
 Only active keys count. A key that the KKT filter skips (its weight is -0.0) has a reach of 0. When
-it is checked again its share is small: it hardly slows the others, and moves carefully.
-
-Curvatures are those of the present margins, increased by what a step like the block's last one
-could add, up to the largest possible curvature. With delay, the margins do not yet contain pending
-steps of other blocks: ``between`` times what a row has in other blocks is added to its reach
-(decision 0030 has the reasons and alternatives).
+it is checked again its share is small. Curvatures are those of the present margins, increased by
+what a step like the block's last one could add. With delay, the margins lack pending steps of other
+blocks: ``between`` times what a row has in other blocks is added to its reach (decision 0030).
 """
 
 from __future__ import annotations
@@ -66,12 +63,10 @@ class BlockMargins:
             self._count(np.flatnonzero(~_left_out(self.all_weights)), 1.0, self._kernels.ALL)
 
     def weights(self, block: int) -> Floats:
-        """The block's weights in the margins."""
         first, last = self.columns.span(block)
         return self.all_weights[first:last]
 
     def cost(self, block: int) -> int:
-        """An upper bound of the numbers read."""
         return 2 * self.columns.nonzeros_of(block) + self.columns.rows
 
     def places(self, block: int, everything: bool) -> Numbers:
@@ -80,7 +75,6 @@ class BlockMargins:
         return np.arange(len(weights)) if everything else np.flatnonzero(~_left_out(weights))
 
     def take(self, block: int, places: Numbers, weights: Floats) -> None:
-        """Set new weights at these indices of a block."""
         columns, first = self.columns, self.columns.span(block)[0]
         new = np.ascontiguousarray(weights, np.float32).reshape(-1)
         if len(new) != len(places):
@@ -98,7 +92,6 @@ class BlockMargins:
         self._moved[block] = moved if known == math.inf else max(moved, known / 2)
 
     def refresh(self, weights: Floats) -> None:
-        """Set the weights of all keys and recompute the margins."""
         columns = self.columns
         self.all_weights[:] = np.asarray(weights, np.float32).reshape(-1)
         self.margins[:] = 0.0

@@ -54,8 +54,6 @@ class ColumnBlocks:
 
 
 class CscColumns:
-    """The rows of one shard by column."""
-
     def __init__(self, rows: Batch, blocks: ColumnBlocks, bias: bool, features: int, loss: Loss = "logistic") -> None:
         if loss not in SOLVED:
             raise Invalid(f"loss={loss!r} has no curvature to step by: take {' or '.join(SOLVED)}")

@@ -61,8 +61,6 @@ class ModelInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsPiece:
-    """Rows and the weights that they need."""
-
     data: Any
     inputs: ModelInputs
     start: int

@@ -163,7 +163,6 @@ def margins(bias, indptr, columns, values, weights, out):
 
 @compiled(float64(int64, doubles_in, floats_in))
 def total_loss(kind, margins, labels):
-    """The sum of the losses at these margins."""
     total = 0.0
     for i in range(uint64(len(labels))):
         total += loss_at(kind, margins[i], float64(labels[i]))
@@ -172,7 +171,6 @@ def total_loss(kind, margins, labels):
 
 @compiled(types.void(doubles_out))
 def to_probabilities(margins):
-    """margins[i] = sigmoid(margins[i])."""
     for i in range(uint64(len(margins))):
         margins[i] = sigmoid(margins[i])
 

@@ -37,8 +37,6 @@ NONE = np.empty(0, np.float32)
 
 
 class RowSource(Protocol):
-    """A set of rows that can be read piece by piece."""
-
     @property
     def rows(self) -> int: ...
 
@@ -68,12 +66,10 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
     @property
     def number(self) -> int:
-        """The number of the loss in the kernels."""
         return KINDS.index(self.loss)
 
     @property
     def classes(self) -> bool:
-        """Whether labels are two classes, not numbers."""
         return self.loss != "squared"
 
     def keys(self, features: int) -> int:

@@ -45,7 +45,6 @@ def made(model: Module, inputs: ModelInputs, seed: int) -> nn.Module:
 
 
 def named(place: str, setting: str) -> Callable[..., Any]:
-    """The object that "file.py:name" or "package.module:name" names."""
     where, _, name = place.rpartition(":")
     path = Path(where).expanduser().resolve() if where.endswith(".py") else None
     if path is not None and not path.exists():

@@ -1,13 +1,9 @@
 """Computes with a ``torch.nn.Module`` whose parameters are views of one flat array.
 
-The result for a slot depends on the weights and the slot alone. Dropout draws from a generator
-seeded by the slot, and buffers are reset before each slot: so a sync run is the same, bit for bit,
-with any number of workers. Running statistics of batch normalisation are not used in training;
-before a model is evaluated or saved, they are recomputed at its weights over the first training
-rows.
-
-PyTorch's generator is global to the process, so only one thread computes at a time: use processes
-for speed.
+The result for a slot depends on the weights and the slot alone: dropout draws from a generator
+seeded by the slot, and buffers are reset before each slot. Running statistics of batch
+normalisation are recomputed over the first training rows before a model is evaluated or saved.
+PyTorch's generator is global to the process, so only one thread computes at a time.
 """
 
 from __future__ import annotations
@@ -96,10 +92,7 @@ class ModuleLearner(Learner):
         self._threads = 0
 
     def live_on(self, weights: Floats) -> None:
-        """Use this array as the weights: gradients copy nothing, and see concurrent writes.
-
-        Only for gradients: an evaluation writes its weights into it.
-        """
+        """Use this array as the weights of gradients: they see concurrent writes."""
         self._shared, self._staging = weights, torch.from_numpy(weights.reshape(-1))
         if self.device.type == "cpu":
             self._flat = self._staging
@@ -192,10 +185,9 @@ class ModuleLearner(Learner):
     def gradient(
         self, local: Any, weights: Floats, mean: bool, wrapped: Any = None, share: float = 1.0
     ) -> tuple[float, Floats]:
-        """The loss and gradient of a slot; ``wrapped`` replaces the module if given.
+        """The loss and gradient of a slot, times ``share``; ``wrapped`` replaces the module.
 
-        It takes part in the backward pass (``strategies/averaging/ddp.py``), which must then run
-        for any loss. The gradient is multiplied by ``share``.
+        It takes part in the backward pass (averaging's ``Ddp``), which must run for any loss.
         """
         rows = len(local)
         if self._computed % _LOOK == 0:
@@ -293,7 +285,6 @@ class ModuleLearner(Learner):
                     one.copy_(self._fixed[name])
 
     def _calibrate(self) -> None:
-        """Recompute the running statistics of batch normalisation at these weights."""
         self._reset_buffers()
         if self._measured:
             with torch.no_grad():
@@ -317,7 +308,6 @@ class ModuleLearner(Learner):
 
 
 def _backward(loss: torch.Tensor, params: list[nn.Parameter], wrapped: Any) -> tuple[torch.Tensor, ...]:
-    """Gradients by ``backward``, which triggers hooks."""
     for param in params:
         param.grad = None
     wrapped.backward(loss)
@@ -329,7 +319,6 @@ def _backward(loss: torch.Tensor, params: list[nn.Parameter], wrapped: Any) -> t
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generator inside the context, and restore its state afterwards."""
     # torch.manual_seed visits every device type, which takes 90 microseconds instead of 2.
     own = torch.default_generator
     state = own.get_state()

@@ -47,7 +47,6 @@ class Trained:
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:
-        """One weight per feature."""
         return self.table[: self.features]
 
     @property
@@ -103,7 +102,6 @@ class TrainedModule:
         return f"<module {self.model.net}: {sum(one.size for one in self.tensors.values()):,} numbers>"
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for ``torch.nn.Module.load_state_dict``."""
         torch = self._torch()
         return {name: torch.from_numpy(one.copy()) for name, one in self.tensors.items()}
 
@@ -181,12 +179,10 @@ class TrainedModule:
 
 
 def trained(path: Path) -> Trained | TrainedModule:
-    """Read a saved model of any kind."""
     return (TrainedModule if facts_of(path).get("format") == _MODULE else Trained).load(path)
 
 
 def facts_of(path: str | Path) -> dict[str, str]:
-    """The metadata of a model file."""
     with _reading(path) as (facts, _):
         return facts
 

@@ -6,9 +6,6 @@
 The table is asynchronous, whatever the rest of the model is: no worker waits for rows, and a
 worker reads its own pushes. Without gradients (``eval()``, ``no_grad``) nothing is pushed. A row
 is created by its first push; before that it reads as its initial value, which depends on its id.
-
-``state_dict`` does not contain the rows, since they may not fit in a worker's memory (a warning
-says so once). Save ``all_rows`` instead, and pass them as ``start`` to begin with them.
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ _ABOUT = 16_384  # most characters: it is in every view of the cluster
 
 
 class FlatParameters:
-    """The trained parameters of a module, concatenated."""
-
     def __init__(self, model: torch.nn.Module, optimized: Sequence[torch.Tensor]) -> None:
         named = dict(model.named_parameters())  # tied ones once
         wanted = {id(one) for one in optimized}
@@ -76,7 +74,6 @@ class FlatParameters:
         return self._joined(found)
 
     def put(self, weights: Values) -> None:
-        """Copy values into the parameters."""
         flat = torch.empty(self.size)
         flat.numpy()[:] = weights.reshape(-1)[: self.size]
         pieces = torch.split(flat.to(self._device), self._sizes)
@@ -85,11 +82,9 @@ class FlatParameters:
                 one.copy_(piece.view_as(one))
 
     def switched(self) -> str | None:
-        """The first parameter that was frozen or unfrozen since."""
         return next((name for name, one, needed in self._needed if one.requires_grad != needed), None)
 
     def blame(self, values: Values) -> str | None:
-        """The first parameter with a value that is not finite."""
         fine = np.isfinite(values).reshape(-1)
         if fine.all():
             return None

@@ -41,7 +41,6 @@ class WorkerGroup:
         call_at_exit(self.close)
 
     def has_come(self) -> bool:
-        """Whether a worker of this rank has joined before."""
         return bool(self.store.pull(self._came, [self.place.rank]).result()[0])
 
     def come(self) -> None:
@@ -49,7 +48,6 @@ class WorkerGroup:
         self.store.push(self._came, [self.place.rank], [1.0]).result()
 
     def gone(self) -> list[int]:
-        """The ranks that are gone, sorted."""
         came = self.store.pull(self._came, slice(None)).result()
         # queried afterwards: a worker that had come is here now, or gone
         tables = self.store.tables()
@@ -80,7 +78,6 @@ class WorkerGroup:
             threading.Event().wait(_SOON)
 
     def first(self) -> bool:
-        """Whether this is the lowest rank that is not gone."""
         gone = self.gone()
         return all(rank in gone for rank in range(self.place.rank))
 

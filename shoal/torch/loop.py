@@ -127,8 +127,6 @@ _here: weakref.WeakValueDictionary[tuple[str, int, str], ServerLoop] = weakref.W
 
 
 class ServerLoop(Distributed):
-    """A worker with servers."""
-
     def __init__(
         self,
         model: torch.nn.Module,
@@ -221,7 +219,6 @@ class ServerLoop(Distributed):
         return loss
 
     def _check_unchanged(self) -> None:
-        """Raise if settings changed that the servers cannot follow."""
         if len(self.param_groups) != 1:
             raise Invalid(
                 "the optimizer got another group of parameters: distribute it when it has all of them, in one"

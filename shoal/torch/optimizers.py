@@ -27,7 +27,6 @@ _WITHOUT_MEANING = (
 
 
 def update_of(optimizer: torch.optim.Optimizer) -> Update:
-    """The equivalent update; raises Invalid if there is none."""
     name = type(optimizer).__name__
     if type(optimizer) not in _RULES:
         known = ", ".join(kind.__name__ for kind in _RULES)

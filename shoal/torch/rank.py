@@ -75,7 +75,6 @@ def ensure(kv: KV, name: str, spec: Table, create: Callable[[], None] | None = N
 
 
 def call_at_exit(method: Callable[[], None]) -> None:
-    """Call a method when Python ends, if its object still lives."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:

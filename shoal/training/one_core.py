@@ -97,8 +97,6 @@ def serial_pass(
 
 
 class OneCore:
-    """Trains weights on one core."""
-
     def __init__(
         self,
         model: Linear,

@@ -1,7 +1,7 @@
 """Block-proximal solves what liblinear solves: the same objective, as many weights that are not 0, however late and by whomever.
 
 The references are scikit-learn 1.9's LogisticRegression(penalty="l1", C=1 / l1, solver="liblinear", fit_intercept=False, tol=1e-8)
-on the packed training rows, with l1 = 1; their objectives by ``shoal.models.objective``.
+on the packed training rows, with l1 = 1; their objectives by ``shoal.models.learner.objective_at``.
 """
 
 from __future__ import annotations

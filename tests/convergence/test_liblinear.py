@@ -14,7 +14,7 @@ from benchmarks.sparse_logistic import Serial, alike
 from shoal.data.datasets import Dataset, load
 from shoal.data.packed import sparse
 from shoal.job import Job
-from shoal.models.objective import judge
+from shoal.models.learner import objective_at
 from tests.convergence.test_real_data import need
 
 SOAK = pytest.mark.soak
@@ -49,7 +49,7 @@ def passes_to_solve(name: str, l1: float, most: int, every: int, **strategy: obj
     for passes in range(1, most + 1):
         solver.one_pass()
         if passes % every == 0:
-            found = judge(sparse(dataset.train), job.linear, solver.weights(), l1)
+            found = objective_at(sparse(dataset.train), job.linear, solver.weights(), l1)
             gap = found["objective"] / objective - 1.0
             distinct = len(np.unique(same[solver.weights() != 0]))
             if gap <= 1e-4 and abs(distinct - nonzeros) <= 0.02 * nonzeros:

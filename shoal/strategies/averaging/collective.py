@@ -6,12 +6,10 @@ The sum has the same bits at every rank. A rank that dies meanwhile is in it or 
 all: a cell for each rank in the vector shows which. Over gloo (``gloo``) no rank can continue
 without it, and ``RankLost`` is raised; over MPI see ``mpi``.
 
-``StoreCollective`` sums through the store, by a step table whose every step has a slot for each
-rank. The rule keeps what a step brings, so the rows after step t are the sum of the t-th vectors,
-added in the order of the ranks and rounded once, whichever servers hold them. Rank 0 declares the
-slots of a rank that ended void. It may have ended in the middle of a push, with some servers and
-not with others: so every row names its ranks, and if rows differ the sum is taken again without
-that rank.
+``StoreCollective`` sums through the store, by a step table with a slot for each rank in every step:
+its rows after step t are the sum of the t-th vectors, in the order of the ranks, rounded once.
+Rank 0 declares the slots of a rank that ended void. It may have ended in the middle of a push: so
+every row names its ranks, and if rows differ the sum is taken again without that rank.
 """
 
 from __future__ import annotations
@@ -59,8 +57,6 @@ class Collective(Protocol):
 
 
 class StoreCollective:
-    """One rank's side, as a client of the store."""
-
     def __init__(
         self,
         kv: KV,

@@ -120,7 +120,6 @@ class GlooCollective:
         raise RankLost("another rank", f"gloo says: {' '.join(error.split())[:200]}")
 
     def count(self, moved: int) -> None:
-        """Count bytes that go round by a ring: from each rank to the next."""
         moved = 2 * moved * (self.size - 1) // self.size
         self.sent += moved
         self.received += moved

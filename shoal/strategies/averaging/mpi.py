@@ -57,8 +57,6 @@ _NAP = 0.005  # seconds between checks for orders
 
 
 class MpiCollective:
-    """The ranks of mpirun that are alive."""
-
     def __init__(
         self,
         comm: MPI.Intracomm,
@@ -81,7 +79,6 @@ class MpiCollective:
         self.parted = False
 
     def total(self, vector: Floats) -> Floats:
-        """The sum over the living ranks."""
         number, found = self._finished, np.empty_like(vector)
         while self._finished == number:
             try:
@@ -165,7 +162,6 @@ class MpiCollective:
                 over = min(over, int(flag[0]))
 
     def _shrink(self, length: int) -> None:
-        """Shrink the communicator, again if another rank dies meanwhile."""
         while True:
             smaller = self._comm.Shrink()
             smaller.Set_errhandler(self._mpi.ERRORS_RETURN)
@@ -264,7 +260,6 @@ def check_alone() -> None:
 
 
 def check_mpi(job: Job) -> None:
-    """Refuse a job that ranks of mpirun cannot do."""
     if not job.strategy.may_use_mpi:
         raise Invalid(
             f"strategy {job.strategy.name!r} does not run over MPI: leave mpirun (or --on mpi) away, or choose "
@@ -276,8 +271,6 @@ def check_mpi(job: Job) -> None:
 
 
 class MpiHead:
-    """Rank 0, which runs the command."""
-
     cluster = None  # ranks have no servers
 
     def __init__(self, me: MpirunRank) -> None:
@@ -288,7 +281,6 @@ class MpiHead:
         )
 
     def staffed(self, job: Job, anew: bool = False) -> Job:
-        """The job with as many workers as there are ranks."""
         check_mpi(job)
         launch = msgspec.structs.replace(job.launch, how="mpi")
         return msgspec.structs.replace(job, workers=self.rank.size, launch=launch)
@@ -324,13 +316,11 @@ class MpiWorld:
             )
 
     def order(self, line: MpiTask | MpiDone) -> None:
-        """Send this to all other ranks that live."""
         for other in range(1, self.size):
             with contextlib.suppress(self._mpi.Exception):  # it is dead
                 self._sends.append(self.comm.isend(line, other))
 
     def ordered(self) -> MpiTask | MpiDone | None:
-        """The next order of rank 0, if there is one."""
         try:
             message = self.comm.improbe(0)
             line: MpiTask | MpiDone | None = None if message is None else message.recv()
@@ -366,7 +356,6 @@ class MpiWorld:
 
 @cache
 def world() -> MpiWorld:
-    """This process's; all ranks make it on first use."""
     return MpiWorld()
 
 
@@ -398,7 +387,6 @@ def take_part(call: Callable[[MpiHead], object]) -> object:
 
 
 def follow() -> None:
-    """The life of a rank other than 0."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Rank 0 gets the same signal, and needs this rank to end the run.
         signal.signal(number, lambda *_: None)

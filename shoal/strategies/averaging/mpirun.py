@@ -112,8 +112,6 @@ def receive(connection: Connection) -> tuple[MpiMessage | None, Judgement | None
 
 
 class MpirunRun:
-    """One run, as the caller has it."""
-
     def __init__(self, start: RunStart) -> None:
         self._mpirun = needs_mpi()
         job, self._listener, self._folder = start.job, start.listener, start.folder
@@ -196,7 +194,6 @@ class MpirunRun:
     # ------------------------------------------------------------ inside
 
     def _accept_ranks(self, listener: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Accept the connection of every rank."""
         deadline = time.monotonic() + _COME_WITHIN
         listener.settimeout(0.1)
         while missing := [str(one) for one in range(self.job.workers) if one not in self._ranks]:
@@ -243,7 +240,6 @@ class MpirunRun:
                 del self._ranks[number]
 
     def _wait_for_mpirun(self) -> int | None:
-        """The exit code of mpirun; None if it runs."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_WITHIN)
@@ -293,7 +289,6 @@ def _environment(own: Path) -> dict[str, str]:
 
 
 def main(own: Path, folder: Path | None, kept: str) -> int:
-    """One rank."""
     me = rank()
     assert me is not None
     # _watch interrupts this process by SIGINT, which a shell may have set to be ignored.

@@ -75,7 +75,6 @@ class OtherRanks(ABC):
         """Start them; what rank 0 sums by. All of them are in it, or this raises."""
 
     def why(self, rank: int) -> str:
-        """How a rank that was missing in a sum ended."""
         return self._ended.get(rank, SILENT)
 
     def finish(self) -> None:
@@ -89,7 +88,6 @@ class OtherRanks(ABC):
         """End them at once, and remove their files."""
 
     def _on_ended(self, name: str, why: str) -> None:
-        """On another thread."""
         if name.startswith("worker"):
             self._ended.setdefault(number_of(name), why or BY_ITSELF)
 
@@ -105,8 +103,6 @@ class OtherRanks(ABC):
 
 
 class StoreRanks(OtherRanks):
-    """Clients of a cluster."""
-
     def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
         super().__init__(job, spec, tracker)
         self._servers_ended: deque[tuple[str, str]] = deque()  # not reported yet
@@ -153,7 +149,6 @@ class StoreRanks(OtherRanks):
         self._join_threads()
 
     def _follow(self, group: StoreCollective) -> None:
-        """One rank, on a thread."""
         try:
             follow(self._spec, group)
         except Exception as error:
@@ -192,8 +187,6 @@ class StoreRanks(OtherRanks):
 
 
 class GlooRanks(OtherRanks):
-    """Processes of a crew."""
-
     def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
         if job.launch.how == "threads":
             store = ", or strategy.over to 'store'" if isinstance(job.strategy, Averaging) else ""
@@ -241,8 +234,6 @@ class GlooRanks(OtherRanks):
 
 
 class MpiRanks(OtherRanks):
-    """Ranks of mpirun."""
-
     _group: MpiCollective | None = None
 
     @property
@@ -275,7 +266,6 @@ class MpiRanks(OtherRanks):
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """A rank in a process of its own."""
     spec = msgspec.convert(orders.work, CrewSpec)
     job, rank = spec.load_job(), number_of(orders.name)
     process.ready()

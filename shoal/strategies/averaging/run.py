@@ -1,9 +1,8 @@
 """An averaging or all-reduce run: rank 0's side, which is the process that was called.
 
 Rank 0 computes as any other rank does, and tracks the run besides: it evaluates the model while the
-others wait and the clock stands still. Checkpoints hold the last mean, which is also evaluated
-after an interruption. With ``every = "end"`` a mean is taken where the model is
-evaluated, and in a resumed run all ranks begin from that.
+others wait and the clock stands still. Checkpoints hold the last mean, from which all ranks of a
+resumed run begin; it is also evaluated after an interruption.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ _MOST = 1 << 16  # own slots between them
 
 
 class AveragingRun(TrackedRun):
-    """One run."""
-
     def __init__(self, start: RunStart) -> None:
         job = start.job
         self._in_steps = isinstance(job.strategy, AllReduce)
@@ -74,7 +71,6 @@ class AveragingRun(TrackedRun):
         return [name_of(rank) for rank in self._living]
 
     def wait(self, seconds: float | None = None) -> RunResult | None:
-        """Run to the end."""
         try:
             return super().wait()
         except RankLost as error:
@@ -82,7 +78,7 @@ class AveragingRun(TrackedRun):
             why = str(error)
         except SegmentsLost as error:
             why = (
-                f"{error.server} is gone, and with it the only copy of its part of a mean: shoal train --resume "
+                f"{error.server} is gone, and with it the only copy of its segments of a mean: shoal train --resume "
                 f"goes on from what was kept; with --servers 2 --copies 2 the others would go on"
             )
         except (ClusterError, StoreError) as error:
@@ -117,7 +113,6 @@ class AveragingRun(TrackedRun):
         self._others.finish()
 
     def _order(self, seconds: float) -> RoundOrder:
-        """Decide the next order before a sum, so many seconds after the last one."""
         if self._rank.at_end:
             wanted = int(self._most * _REPORT / max(seconds, 1e-9))
             self._most = max(1, min(2 * self._most, wanted, _MOST))
@@ -126,7 +121,6 @@ class AveragingRun(TrackedRun):
         return RoundOrder(is_last or tracker.is_late(seconds), most=self._most)
 
     def _count(self, result: RoundResult) -> None:
-        """After a sum: the figures of all ranks."""
         tracker, living = self.tracker, len(result.inside)
         for one in result.lost:
             tracker.take_back(one.back, one.rows)

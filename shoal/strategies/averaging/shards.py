@@ -5,13 +5,10 @@
     lost = parts.settle(inside)         the others are gone: their slots are dealt again
     parts.commit()                      all continue from the mean: it cannot be lost any more
 
-``Shards`` cuts an epoch into one part for each living rank, by their shares; a rank takes its part
-in the random order of the epoch. ``StepSlots``, of all-reduce, gives every living rank the next
-slot of the epoch in each step; the slot of a rank that is lost comes first in the next step.
-
-Every rank has one of these and gives it the same facts, so all agree without asking. A slot is one
-number here: epoch * slots in an epoch + its number there. Nothing here computes, sends or reads the
-time.
+``Shards`` divides an epoch among the living ranks, by their shares. ``StepSlots``, of all-reduce,
+gives every living rank the next slot of the epoch in each step; the slot of a rank that is lost
+comes first in the next step. Every rank has one of these and gives it the same facts, so all agree
+without asking. A slot is one number here: epoch * slots in an epoch + its number there.
 """
 
 from __future__ import annotations
@@ -31,8 +28,6 @@ _LEAST = 1e-300  # of the largest share
 
 @dataclass(frozen=True, slots=True)
 class LostRank:
-    """A rank that is gone."""
-
     rank: int
     again: int  # slots that it had begun, and others compute now
     back: int  # of these, the ones that were counted,
@@ -40,8 +35,6 @@ class LostRank:
 
 
 class Shards:
-    """The slots of a run among ranks."""
-
     def __init__(
         self,
         slots: Slots,
@@ -81,7 +74,6 @@ class Shards:
         return self.planned
 
     def rows(self, ids: Ids) -> int:
-        """How many rows these slots have."""
         return sum(self._slots.rows_in(contents) for _, _, contents in self.pieces(ids))
 
     def weights(self) -> dict[int, float]:
@@ -120,7 +112,6 @@ class Shards:
         return len(again)
 
     def commit(self) -> None:
-        """All continue from a mean."""
         for rank, since in self._since.items():
             since.clear()
             self._rows_since[rank] = 0
@@ -159,15 +150,12 @@ class Shards:
     def _cut(self, ids: Ids) -> None:
         """Give each living rank the slots whose contents are in its part."""
         contents = np.empty(len(ids), np.int64)
-        passes = ids // self._slots.per_pass
-        for of_pass in np.unique(passes).tolist():
-            those = passes == of_pass
-            contents[those] = self._order(of_pass)[ids[those] - of_pass * self._slots.per_pass]
+        for of_pass, _, found in self.pieces(ids):
+            contents[ids // self._slots.per_pass == of_pass] = found
         owner = np.searchsorted(self._cuts(), contents, side="right") - 1
         self._queues = {rank: ids[owner == at] for at, rank in enumerate(self.living)}
 
     def _deal(self, ids: Ids) -> None:
-        """Deal the slots of a lost rank to the living."""
         shares = np.cumsum(self._shares[self.living])
         pieces = np.split(ids, np.rint(shares / shares[-1] * len(ids)).astype(np.int64)[:-1])
         for rank, piece in zip(self.living, pieces, strict=True):
@@ -195,11 +183,9 @@ class StepSlots:
         return self.planned
 
     def rows(self, ids: Ids) -> int:
-        """How many rows these slots have."""
         return sum(self._slots.rows_in(np.array([self._slots.content(*self.named(one))])) for one in ids.tolist())
 
     def named(self, slot: int) -> tuple[int, int]:
-        """The epoch of a slot, and its number there."""
         return divmod(slot, self._slots.per_pass)
 
     def settle(self, inside: Collection[int]) -> list[LostRank]:
@@ -244,5 +230,4 @@ def _joined(ids: list[Ids]) -> Ids:
 
 
 def _epoch(slots: Slots, of_pass: int) -> Ids:
-    """All slots of an epoch."""
     return np.arange(slots.per_pass, dtype=np.int64) + of_pass * slots.per_pass

@@ -60,8 +60,6 @@ class RoundOrder:
 
 @dataclass(slots=True)
 class RoundResult:
-    """The figures of one sum."""
-
     inside: list[int]
     busy: list[float]  # seconds that each computed
     loss: float
@@ -81,8 +79,6 @@ _NOTHING = RoundOrder()
 
 
 class AveragingRank:
-    """One rank of averaging."""
-
     parts: Shards | StepSlots
     model: StepModel
 
@@ -153,7 +149,6 @@ class AveragingRank:
     # ------------------------------------------------------------ a period
 
     def _period(self, go: RoundOrder) -> RoundOrder:
-        """Learn from some slots of its own, then sum."""
         mine = self.parts.plan(self._room, max(1, go.most) if self.at_end else None)[self.group.rank]
         began, loss, bad = time.perf_counter(), 0.0, True
         with contextlib.suppress(BadValues):
@@ -312,7 +307,6 @@ class StepRank(AveragingRank):
         return result
 
     def _compare(self) -> None:
-        """Check that all ranks have the same weights."""
         size = self.group.size
         sums = np.zeros(3 * size, np.float32)
         high, low = divmod(zlib.crc32(np.ascontiguousarray(self.model.slab).data), _HALF)
@@ -331,7 +325,6 @@ def make_shards(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | 
 
 
 def rank_class(job: Job) -> type[AveragingRank]:
-    """The class of a rank of this job."""
     return AveragingRank if isinstance(job.strategy, Averaging) else StepRank
 
 

@@ -153,7 +153,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
 
     def evaluates(self, job: Job, learner: Learner) -> Learner:
         """The objective as well: how far it is from being solved."""
-        from shoal.models.objective import ObjectiveLearner
+        from shoal.models.learner import ObjectiveLearner
 
         assert isinstance(learner, LinearLearner)
         return ObjectiveLearner(learner.model, learner.train, job.update.l1, job.update.l2)

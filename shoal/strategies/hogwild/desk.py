@@ -15,7 +15,6 @@ SLOTS, ROWS, BEATS, TURNS = range(4)
 
 
 def desk(workers: int) -> tuple[int, int]:
-    """The shape of the desk, in int64."""
     return CELLS + workers, LINE
 
 

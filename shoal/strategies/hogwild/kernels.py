@@ -90,7 +90,6 @@ def lock(words, i, owner):
 
 @compiled(int64(words_out, int64, int64, int64))
 def changed(words, i, old, new):
-    """``change``, for Python."""
     return change(words, i, old, new)
 
 
@@ -168,7 +167,6 @@ def merge(slab, hot, mine, base, averaged):
 
 @compiled(types.void(columns_in, ids_out))
 def count(columns, out):
-    """out[k] += 1 for every column k."""
     for j in range(uint64(len(columns))):
         out[columns[j]] += 1
 

@@ -12,24 +12,21 @@ The workers share these arrays, zeros at first, in memory of one process or of s
                                     seconds (the caller's)
     tally   int8 for each slot of the round: 1 once it is counted
 
-A round is ``order``: the i-th number taken from the cursor is the slot with the rows from order[i]
-* batch_size on. A worker stops when ``limit`` numbers are taken, when stop is not 0, or when it has
-done ``most`` slots. The limit is 0 at first: set it last. The loss that is summed is each row's
-before its own step. Nothing here waits but ``locked``, for a lock that holds 1 + the number of its
-worker: when that one has died, the process that started it frees the lock (``free``).
+A round is ``order``: the i-th number taken from the cursor is slot order[i]. A worker stops when
+``limit`` numbers are taken, when stop is not 0, or when it has done ``most`` slots. The limit is 0
+at first: set it last. A loss is each row's before its own step. Only ``locked`` waits, for a lock
+that holds 1 + the number of its worker; if that one has died, others ``free`` the lock.
 
 ``hot_cold`` adds up what several workers learned apart, which is right for the rules in ADDITIVE.
 Others keep means or shrink weights, so it refuses them. The bias moves half way
 (``kernels.merge``): added up, plain SGD diverges with two workers. What a worker learned on hot
 keys since the last merge, at most ``merge`` rows, is lost with it.
 
-The loops are texts into which ``codegen`` inlines an update rule. All begin and end a slot alike:
-take a number from the cursor, compute, mark it in the tally. No row of the slab is locked. Its
-floats are aligned and 32 bits wide, so no value is torn; but a weight and its state are written one
-after the other, and what two workers do to a key at once may be lost, or leave the state of one
-beside the weight of the other. The canary is a cell that every worker adds 1 to as if it were a
-key, read and written with the keys of a row or of a block. Each worker also counts for itself, so
-what the cell lacks in the end is what was lost.
+The loops are texts into which ``codegen`` inlines an update rule. No row of the slab is locked. Its
+floats are aligned and 32 bits wide, so no value is torn; but what two workers do to a key at once
+may be lost, or leave the state of one beside the weight of the other. The canary is a cell that
+every worker adds 1 to as if it were a key. Each worker also counts for itself, so what the cell
+lacks in the end is what was lost.
 """
 
 from __future__ import annotations

@@ -44,8 +44,6 @@ Report = tuple[int, int, str]  # worker; READY, DONE or ENDED; why it ended, "" 
 
 
 class HogwildWorkers:
-    """All workers of a run."""
-
     def __init__(
         self,
         job: Job,
@@ -72,7 +70,6 @@ class HogwildWorkers:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the live workers."""
         with self._lock:
             return list(self.seats)
 
@@ -111,7 +108,6 @@ class HogwildWorkers:
                 os.write(self._commands[number][1], command)
 
     def receive(self, seconds: float) -> list[Report]:
-        """The next reports; none at the timeout."""
         if not self._poll.poll(1000 * seconds):
             return []
         found = []
@@ -135,7 +131,6 @@ class HogwildWorkers:
         return seat
 
     def close(self) -> None:
-        """End them all."""
         if self.crew.closed:
             return
         if not self.crew.has_processes:
@@ -150,7 +145,6 @@ class HogwildWorkers:
             os.close(self._reports)
 
     def _ended(self, name: str, why: str) -> None:
-        """On another thread."""
         number = number_of(name)
         self._why[number] = why
         if not self.crew.closed:

@@ -1,9 +1,8 @@
 """A Hogwild run: the workers share one piece of memory, and this process tracks them.
 
 It works in rounds. A round is the slots up to the next evaluation, all of one epoch: this process
-writes them to the desk, tells all workers to go, and when every worker has said DONE it counts what
-is marked in the tally. In between it only looks, twenty times a second. So no worker writes while
-the model is evaluated, and the clock stands still meanwhile.
+writes them to the desk, tells all workers to go, and counts what they mark in the tally until every
+worker has said DONE. So no worker writes while the model is evaluated.
 
 A worker that died has not marked the slot it had: when the others are done, that slot is computed
 again. The rows of it that it had learned from count twice in the model; the slot is counted once. A
@@ -39,8 +38,6 @@ _CANARY = ("updates counted", "updates lost")
 
 
 class HogwildRun(CrewRun):
-    """One run."""
-
     out_of_memory = "no memory is left to judge the model: take a smaller one, or fewer keys (data.hash_bits)"
     progress_word = "finished a slot"
     dealt_again = "; if it has a slot, that is dealt again"
@@ -288,7 +285,6 @@ class HogwildRun(CrewRun):
 
 
 def check_possible(job: Job, strategy: Hogwild) -> None:
-    """Refuse what a module cannot do."""
     if isinstance(job.model, Linear):
         return
     if job.launch.how == "threads":

@@ -54,8 +54,6 @@ _AT_ONCE = 0.05  # seconds of computing between two looks at the commands
 
 
 class HogwildSpec(CrewSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a worker process needs to know."""
-
     module: str  # the module, as the process that tracks the run has it
     place: SharedLayout
     seat: int
@@ -68,7 +66,6 @@ Compute = Callable[[int], int]
 
 
 def linear_compute(hogwild: HogwildLoop, memory: SharedMemory, seat: int) -> Compute:
-    """Computes slots of sparse rows, by the compiled loop."""
     slab, desk, sums, tally, order = (memory[name] for name in ("slab", "desk", "sums", "tally", "order"))
     return partial(hogwild.run, slab, desk, sums, tally, order, seat)
 
@@ -136,8 +133,6 @@ def loop_of(job: Job, data: Data, plan: dict[str, Any] | None = None) -> Hogwild
 
 
 class HogwildWorker:
-    """Follows commands."""
-
     def __init__(self, number: int, commands: int, reports: int, pace: Slowdown | None) -> None:
         self._number, self._commands, self._reports, self._pace = number, commands, reports, pace
         self._poll = select.poll()
@@ -148,7 +143,6 @@ class HogwildWorker:
         os.write(self._reports, REPORT.pack(self._number, what))
 
     def work(self, compute: Compute, memory: SharedMemory, seat: int) -> None:
-        """Until it is to leave."""
         cell, sums = memory["desk"][CELLS + seat], memory["sums"][seat]
         self.report(READY)
         while os.read(self._commands, 1) == GO:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shoal.errors import Invalid
 from shoal.models.block_margins import AGAIN, RELAX, BlockMargins
 from shoal.models.columns import ColumnBlocks, CscColumns
+from shoal.models.learner import objective_at
 from shoal.models.linear import Linear
-from shoal.models.objective import judge
 from tests.unit.models.test_columns import some_rows
 
 ROWS, FEATURES, BLOCKS = 60, 24, 4
@@ -155,7 +155,7 @@ def test_the_objective_and_the_violation_are_those_of_numpy(bias: bool) -> None:
     wide, margins = weights.astype(np.float64), whole @ weights.astype(np.float64)
     slopes = whole.T @ (-rows.labels / (1 + np.exp(rows.labels * margins))) + 0.25 * wide
     off = [abs(g + 0.5 * np.sign(w)) if w else max(0.0, abs(g) - 0.5) for g, w in zip(slopes, wide, strict=True)]
-    found = judge(Whole(rows), Linear(bias=bias), weights, 0.5, 0.25)
+    found = objective_at(Whole(rows), Linear(bias=bias), weights, 0.5, 0.25)
     objective = np.logaddexp(0, -rows.labels * margins).sum() + 0.5 * np.abs(wide).sum() + 0.125 * (wide**2).sum()
     assert found["objective"] == pytest.approx(objective, rel=1e-6)
     assert found["violation"] == pytest.approx(max(off) / 0.5, rel=1e-5)

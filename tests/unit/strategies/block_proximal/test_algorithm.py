@@ -16,7 +16,7 @@ from shoal.data.packed import sparse
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Stopped
 from shoal.job import Job
-from shoal.models import objective as optimum
+from shoal.models.learner import objective_at
 from shoal.models.linear import Linear
 from shoal.settings import changed
 from shoal.simulation.reference import serial
@@ -48,7 +48,7 @@ def job_of(**settings: Any) -> Job:
 
 
 def objective(weights: npt.NDArray[np.float32], rows: Dataset, l1: float = BLOCKS["update.l1"]) -> float:
-    return optimum.judge(sparse(rows.train), Linear(), weights, l1)["objective"]
+    return objective_at(sparse(rows.train), Linear(), weights, l1)["objective"]
 
 
 # ---------------------------------------------------------------- the same run, whoever computes

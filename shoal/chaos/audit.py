@@ -107,7 +107,7 @@ def balance(
     doubled += int(np.maximum(of_ours - probes.sent, 0).sum()) + len(found)
     for i in np.flatnonzero((of_ours < probes.acknowledged) | (of_ours > probes.sent))[:SHOWN].tolist():
         wrong.append(
-            f"our own key in segment {i} reads {of_ours[i]}: {probes.sent[i]} sent, {probes.acknowledged[i]} acknowledged"
+            f"the probe key in segment {i} reads {of_ours[i]}: {probes.sent[i]} sent, {probes.acknowledged[i]} acknowledged"
         )
     for name, version in versions.items():
         if version != acknowledged:  # do not count it again if the tally found it

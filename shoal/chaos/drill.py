@@ -63,7 +63,7 @@ def drill(
     """Run the drill; on Ctrl-C the error has the report so far (``error.report``)."""
     listener = listener or ChaosListener()
     if not 0 < seconds < math.inf:
-        raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
+        raise Invalid(f"{seconds} seconds: give a finite number above 0")
     dataset = load(job.data, job.seed, progress=listener.note)
     clean = clean or clean_run(job, dataset, seconds, listener, settings.cuts > 0)
     job = _ending(job, {"epochs": float(clean.passes)})
@@ -84,15 +84,15 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, listener: ChaosListene
     if file is not None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             found = msgspec.json.decode(file.read_bytes(), type=CleanRun)
-            listener.note(f"clean run, from the last time: {_passes(found)}, loss {format.loss(found.loss)}")
+            listener.note(f"cached clean run: {_passes(found)}, loss {format.loss(found.loss)}")
             return found
-    listener.note(f"a clean run first, of {format.duration(seconds)}: what to hold the broken one against")
+    listener.note(f"a clean run of {format.duration(seconds)} first, to compare with")
     found = _clean(ChaosRun(timed, dataset, None, CleanRun(0, None, seconds), listener, proxied))
     if not found.passes or same_bits:
         if not found.passes:
             listener.note(f"{format.duration(seconds)} are less than one epoch: a clean run of one epoch")
         else:
-            listener.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
+            listener.note(f"a clean run of exactly {_passes(found)}: sync must end with the same model bit for bit")
         whole = _ending(job, {"epochs": float(max(1, found.passes))})
         found = _clean(ChaosRun(whole, dataset, None, CleanRun(0, None, seconds), listener, proxied))
     if file is not None:
@@ -109,7 +109,7 @@ def _ending(job: Job, stop: dict[str, float]) -> Job:
 def _clean(run: ChaosRun) -> CleanRun:
     report = run.run()
     if report.wrong:
-        raise ShoalError(f"the clean run did not go well: {report.wrong[0]}: nothing to hold a broken one against")
+        raise ShoalError(f"the clean run failed: {report.wrong[0]}: there is nothing to compare with")
     passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
     if not passes:
         return CleanRun(0, None, report.seconds)
@@ -176,7 +176,7 @@ class ChaosRun:
             try:
                 audit = self.target.balance(self.rollbacks > 0)
             except ShoalError as error:
-                self._failed = self._failed or f"the audit cannot be read: {error}"
+                self._failed = self._failed or f"the tally cannot be read: {error}"
         report = self._report(audit, outcome, "interrupted" if stopped else "")
         if stopped is not None:
             stopped.report = report  # type: ignore[attr-defined]
@@ -194,12 +194,12 @@ class ChaosRun:
         self._look()
         self._resume()
         share = self._share()
-        if self.planner is not None and self.now >= self._next and share < HEALED_FROM and self._hurt():
+        if self.planner is not None and self.now >= self._next and share < HEALED_FROM and self._inject():
             self._next = self.now + self.planner.gap()
         board = self.state
         board.seconds, board.share = self.now, share
         if self._seen is not None:
-            board.members = states(self._seen.view, self._seen.standing, self._hurt_now())
+            board.members = states(self._seen.view, self._seen.standing, self._unhealed())
             if (course := self._seen.standing.course) is not None:
                 board.acknowledged = course.done
         self.listener.board(board)
@@ -210,7 +210,7 @@ class ChaosRun:
             return min(1.0, self.now / self.clean.seconds)
         return course.done / course.limit if course is not None and course.limit else 0.0
 
-    def _hurt_now(self) -> dict[str, FaultyNode]:
+    def _unhealed(self) -> dict[str, FaultyNode]:
         return {one.fault.name: one for one in self.hit if not one.is_well and not one.planned}
 
     def _look(self) -> None:
@@ -234,15 +234,15 @@ class ChaosRun:
                 node.until = None
                 self.target.end(fault)
                 if not all_of_them:
-                    self._log("heal", f"{fault.name} goes on after {fault.seconds:.1f} s")
+                    self._log("heal", f"{fault.name} resumes after {fault.seconds:.1f} s")
             if node.replace is not None and self.now >= node.replace and not all_of_them:
                 node.replace = None
                 node.successor = self.target.training.add_worker()
-                self._log("heal", f"{node.successor} is started in the place of {fault.name}")
+                self._log("heal", f"{node.successor} is started to replace {fault.name}")
 
     # ------------------------------------------------------------ faults
 
-    def _hurt(self) -> bool:
+    def _inject(self) -> bool:
         """Inject a fault, by a snapshot newer than its plan; False: there is none yet."""
         assert self.planner is not None
         seen = self._seen
@@ -253,7 +253,7 @@ class ChaosRun:
             return False
         # By an old snapshot only workers are hit: a replica set may have shrunk since.
         known = {one.name for one in seen.standing.members if not one.suspected} | ({COORDINATOR} if fresh else set())
-        hurt = self._hurt_now()
+        hurt = self._unhealed()
         well = [name for name in self.target.training.pids if name not in hurt and name in known]
         sets = [place.servers for one in seen.view.tables for place in one.places] if fresh else []
         leaving = {one.fault.name for one in self.hit if one.fault.kind == "drain" and not one.is_well}
@@ -263,7 +263,7 @@ class ChaosRun:
         joined = sum(one.fault.kind == "join" for one in self.hit)
         state = ClusterState(well, sets, staying, next_server=f"server-{self.job.servers + joined}")
         for fault in self.planner.next(state, self._server_due()):
-            self._do(fault, seen.view)
+            self._begin(fault, seen.view)
         return True
 
     def _server_due(self) -> bool:
@@ -274,7 +274,7 @@ class ChaosRun:
         left = (HEALED_FROM - share) / share * self.now if share else math.inf
         return left < 2 * self.settings.gap[1]
 
-    def _do(self, fault: ChaosFault, view: m.View) -> None:
+    def _begin(self, fault: ChaosFault, view: m.View) -> None:
         members, owned = {one.name: one.incarnation for one in view.members}, self.target.owned(view, fault.name)
         node = FaultyNode(fault, self.now, members.get(fault.name, 0), len(owned))
         self.target.inject(fault)

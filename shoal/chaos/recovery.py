@@ -86,7 +86,7 @@ def look(node: FaultyNode, now: float, view: m.View, copies: int, asked: float) 
             news.append(f"the coordinator answers again after {after}")
     else:
         if members.get(fault.name) != node.incarnation and (after := node.saw("detected", now)):
-            news.append(f"{fault.name} is taken out of the view after {after}")
+            news.append(f"{fault.name} is removed from the view after {after}")
         name = node.successor or fault.name
         here = members.get(name, 0) > node.incarnation if node.dead else members.get(name) == node.incarnation
         if node.until is None and here and (after := node.saw("back", now)):

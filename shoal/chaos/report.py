@@ -112,7 +112,7 @@ def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> lis
     if failed:
         wrong.append(f"the run failed: {failed}")
     if rollbacks and not beyond:
-        wrong.append(f"went back to a checkpoint {format.many(rollbacks, 'time')}, with a copy left all the time")
+        wrong.append(f"rolled back to a checkpoint {format.many(rollbacks, 'time')}, although a copy was always left")
     return wrong
 
 
@@ -125,9 +125,9 @@ def shown(report: ChaosReport) -> RenderableType:
     verdict = Text(f"{sign} {report.verdict}", style)
     if report.ok and report.beyond and not report.rollbacks:
         bear = "1 copy" if report.copies == 1 else f"{report.copies} copies"
-        verdict = Text(f"! nothing was tested beyond what {bear} can bear; {report.verdict}", "bold yellow")
+        verdict = Text(f"! no fault exceeded what {bear} can tolerate; {report.verdict}", "bold yellow")
     elif report.ok and not report.faults:
-        verdict = Text(f"! nothing was broken, give it longer (--seconds): {report.verdict}", "bold yellow")
+        verdict = Text(f"! no fault was injected, give it longer (--seconds): {report.verdict}", "bold yellow")
     rest = [Text(f"  {one}", "red") for one in report.wrong]
     return Group(Text(""), _times(report), _figures(report), Text(""), verdict, *rest)
 
@@ -141,13 +141,13 @@ def _figures(report: ChaosReport) -> Table:
     table.add_column(no_wrap=True)
     found = f"{report.sent:,} sent, {report.acknowledged:,} acknowledged, {report.counted:,} found on the servers"
     if (unheard := report.counted - report.acknowledged + report.lost) > 0:
-        found += f" ({unheard:,} of them counted, and who sent them killed before it heard so)"
+        found += f" ({unheard:,} of them counted, but their sender was killed before it was told)"
     table.add_row("pushes", found)
     if report.rollbacks:
-        back = f"to a checkpoint, {format.many(report.rollbacks, 'time')}: what was counted since was done again"
+        back = f"to a checkpoint, {format.many(report.rollbacks, 'time')}: the work since then was done again"
         table.add_row("went back", back)
     elif report.beyond:
-        never = "never: the last copy of nothing was killed this time; give it longer, or another --seed"
+        never = "never: no last copy was killed this time; give it longer, or another --seed"
         table.add_row("went back", never)
     table.add_row("loss", _losses(report))
     ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0

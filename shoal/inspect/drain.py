@@ -21,42 +21,42 @@ _LOOK = 0.1  # seconds between two polls: only members are notified of a departu
 Say = Callable[[str], None]
 
 
-def let_go(looking: StatusClient, name: str, say: Say = lambda text: None, still: float | None = None) -> None:
+def let_go(client: StatusClient, name: str, say: Say = lambda text: None, still: float | None = None) -> None:
     """Drain a node and wait for its end; fail after ``still`` seconds without progress."""
-    view = looking.view()
+    view = client.view()
     patience = view.timing.leave_still / limits.SECOND if still is None else still
     here = {member.name: member for member in view.members}
     if name not in here:
         names = ", ".join(sorted(one.name for one in view.members if one.role in ("server", "worker")))
         raise Invalid(f"no node {name!r} here: there are {names or 'none that could leave'}")
-    life, whole = here[name].incarnation, held(view, name)
-    answer = looking.drain(name)
+    incarnation, total = here[name].incarnation, held(view, name)
+    answer = client.drain(name)
     if isinstance(answer, m.Refusal):
         raise ClusterError(f"{name} cannot leave: {answer.reason}")
-    left, since, said = whole, time.monotonic(), -1
-    while _is_here(view, name, life):
+    left, since, said = total, time.monotonic(), -1
+    while _is_here(view, name, incarnation):
         if left != said and here[name].role == "server":
             said = left
-            say(f"{name}: {left} of {counted(whole, 'segment')} left" if whole else f"{name}: it holds nothing")
+            say(f"{name}: {left} of {counted(total, 'segment')} left" if total else f"{name}: it holds nothing")
         if time.monotonic() - since > patience:
-            raise ClusterError(_stuck(looking, name, left, patience))
+            raise ClusterError(_no_progress(client, name, left, patience))
         time.sleep(_LOOK)
         try:
-            view = looking.view()
+            view = client.view()
         except Unanswered:  # a restarted coordinator still knows which nodes leave
             continue
-        if _is_here(view, name, life) and (now := held(view, name)) != left:
+        if _is_here(view, name, incarnation) and (now := held(view, name)) != left:
             left, since = now, time.monotonic()
-    if left and (why := _untimely(looking, view, name)):
+    if left and (why := _died(client, view, name)):
         raise ClusterError(
-            f"{name} was gone before others had all that it had: {why}; shoal status shows what there is, and who holds it"
+            f"{name} ended before others had taken over its segments: {why}; shoal status shows which servers hold what"
         )
-    if whole and said:
-        say(f"{name}: 0 of {counted(whole, 'segment')} left")
+    if total and said:
+        say(f"{name}: 0 of {counted(total, 'segment')} left")
 
 
-def _is_here(view: m.View, name: str, life: int) -> bool:
-    return any(one.name == name and one.incarnation == life for one in view.members)
+def _is_here(view: m.View, name: str, incarnation: int) -> bool:
+    return any(one.name == name and one.incarnation == incarnation for one in view.members)
 
 
 def held(view: m.View, name: str) -> int:
@@ -64,20 +64,20 @@ def held(view: m.View, name: str) -> int:
     return sum(name in place.servers for table in view.tables for place in table.places)
 
 
-def _untimely(looking: StatusClient, view: m.View, name: str) -> str:
+def _died(client: StatusClient, view: m.View, name: str) -> str:
     """Why it ended, if not because it was drained."""
     if any(one.name == name for one in view.members):
         return "its process ended, and another one has its name by now"
     try:
-        why = looking.look().lost.get(name, "")
+        why = client.look().lost.get(name, "")
     except Unanswered:
         return ""
     return "" if why.startswith(LEFT) else why
 
 
-def _stuck(looking: StatusClient, name: str, left: int, patience: float) -> str:
+def _no_progress(client: StatusClient, name: str, left: int, patience: float) -> str:
     try:
-        moves = [one for one in looking.look().moves if one.source == name]
+        moves = [one for one in client.look().moves if one.source == name]
     except Unanswered:
         return f"the coordinator does not answer, and {name} has not left: look again in a moment (shoal status)"
     doing = f"{counted(len(moves), 'segment')} on their way to {moves[0].target}" if moves else "none on its way"

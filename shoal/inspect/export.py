@@ -160,23 +160,23 @@ def _fill(writer: _Writer, folder: Path, runs: dict[str, Path], is_sweep: bool) 
 
 def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) -> None:
     there = [name for name in names if writer.file(f"{inside}{name}", path / name)]
-    said = f" of {inside.rstrip('/')}" if inside else ""
+    of_run = f" of {inside.rstrip('/')}" if inside else ""
     if "summary.json" not in there:
         writer.notes.append(
-            f"there is no summary{said}: it goes on, or was cut short, and this is what there is so far"
+            f"there is no summary{of_run}: it is still running, or was interrupted: this is what exists so far"
         )
     elif "model.safetensors" not in there:
-        writer.notes.append(f"there is no model{said}")
+        writer.notes.append(f"there is no model{of_run}")
     if "events.jsonl" not in there:
-        writer.notes.append(f"there are no events{said}, and no tables, which are made of them")
+        writer.notes.append(f"there are no events{of_run}, and no tables, which are made of them")
         return
     events, damaged = read_legible(path / "events.jsonl")
     if damaged:
         writer.notes.append(
-            f"{counted(damaged, 'line')} of events.jsonl{said} cannot be read, and the tables are without"
+            f"{counted(damaged, 'line')} of events.jsonl{of_run} cannot be read, and the tables are without"
         )
-    writer.text(f"{inside}validation.csv", as_csv(_judged(events)))
-    writer.text(f"{inside}training.csv", as_csv(_trained(events)))
+    writer.text(f"{inside}validation.csv", as_csv(_evaluations(events)))
+    writer.text(f"{inside}training.csv", as_csv(_progress(events)))
 
 
 # ---------------------------------------------------------------- tables
@@ -184,16 +184,16 @@ def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) ->
 
 def as_csv(rows: Iterable[dict[str, Any]]) -> str:
     """The rows as CSV; missing values are empty."""
-    told = list(rows)
-    heads = list(dict.fromkeys(name for row in told for name in row)) or list(FIRST)
+    table = list(rows)
+    heads = list(dict.fromkeys(name for row in table for name in row)) or list(FIRST)
     text = io.StringIO()
     writer = csv.DictWriter(text, heads, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(told)
+    writer.writerows(table)
     return text.getvalue()
 
 
-def _judged(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
+def _evaluations(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
     for one in events:
         if isinstance(one, Evaluated):
             row = {name: getattr(one, name) for name in ("number", *FIRST, "test_loss", "workers", "best", "by")}
@@ -201,7 +201,7 @@ def _judged(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
             yield row | one.metrics | {f"nodes_{name}": value for name, value in one.spread.items()}
 
 
-def _trained(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
+def _progress(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
     for one in events:
         if isinstance(one, Progress):
             yield {name: getattr(one, name) for name in (*FIRST, "workers")} | one.spent
@@ -286,7 +286,7 @@ def _figures(folder: Path, is_sweep: bool) -> str:
     if source is None:
         return ""
     with source:
-        told = source.read(FIGURES + 1)
-    more = f"\n... and more: {source.name}" if len(told) > FIGURES else ""
-    lines = told[:FIGURES].decode("utf-8", "replace").splitlines()
+        text = source.read(FIGURES + 1)
+    more = f"\n... and more: {source.name}" if len(text) > FIGURES else ""
+    lines = text[:FIGURES].decode("utf-8", "replace").splitlines()
     return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines) + more

@@ -276,11 +276,11 @@ def address_of(where: str) -> str:
                 ) from None
             if _has_owner(folder):
                 raise ClusterError(
-                    f"the run in {where} is being started, or has just ended (or it runs as threads, which nobody can look at): ask again "
+                    f"the run in {where} is being started, or has just ended (or it runs as threads, which cannot be inspected): ask again "
                     f"in a moment"
                 ) from None
             raise ClusterError(
-                f"no run is under way in {where} (or it runs as threads, which nobody can look at): if it was started just now, "
+                f"no run is under way in {where} (or it runs as threads, which cannot be inspected): if it was started just now, "
                 f"ask again in a moment; if it was ended, go on with it: shoal train --resume {where}"
             ) from None
         meant = f": is tcp://{where} meant?" if re.fullmatch(r"[\w.@\[\]-]+:\d{1,5}", where) else ""

@@ -228,7 +228,7 @@ def clear(path: Path) -> None:
         return
     ours = any((path / name).exists() for name in (LOG, FAILED, "job.toml")) or not any(path.iterdir())
     if not ours:
-        raise Invalid(f"{path} is needed for a run, and something else lies there: move it away")
+        raise Invalid(f"{path} is needed for a run, but holds something else: move it away")
     deadline = time.monotonic() + ENDS_WITHIN
     while True:  # a run of a killed sweep needs a moment to end
         try:
@@ -250,7 +250,7 @@ def others(sweep: Sweep) -> int:
 
 def write_study(study: Study, out: Path) -> None:
     if not study.text:
-        raise Invalid("this study was made of nothing that could be written down: load it from a file")
+        raise Invalid("this study has no text that could be saved: load it from a file")
     replace_file(out / STUDY, study.toml().encode())
 
 

@@ -270,7 +270,7 @@ def same_rows(of: StudyFigures) -> str:
     seconds, cpu = of.alone("computing_seconds"), of.alone("cpu_seconds")
     if not of.same_work or seconds is None or not known(of.points, "speedup_same_rows"):
         return ""
-    text = f"All runs learned from as many rows. The best serial run took {format.exact_seconds(seconds.median)} s for them"
+    text = f"All runs learned from equally many rows. The best serial run took {format.exact_seconds(seconds.median)} s for them"
     text += f" and {format.exact_seconds(cpu.median)} CPU seconds" if cpu is not None else ""
     text += f". Times as fast: {_lines(of, 'speedup_same_rows', '{:.2f}')}"
     if cpu is not None and known(of.points, "cpu_seconds"):

@@ -123,7 +123,7 @@ def _axes(name: str, value: Any, table: str) -> Iterator[Axis]:
         raise Invalid(f"{where} has no points: give some, or leave it out")
     elif not all(isinstance(one, Mapping) for one in value.values()):
         if any(isinstance(one, Mapping) for one in value.values()):
-            raise Invalid(f"{where} has points with names and lists of values: it can be one of these only")
+            raise Invalid(f"{where} has points with names and lists of values: use one kind only")
         for inner, values in value.items():  # update.step = [...], written without quotes
             yield from _axes(f"{name}.{inner}", values, table)
         return
@@ -132,7 +132,7 @@ def _axes(name: str, value: Any, table: str) -> Iterator[Axis]:
         choices = [AxisChoice(one, one, flat(settings)) for one, settings in value.items()]
     labels = [choice.label for choice in choices]
     if twice := next((one for one in labels if labels.count(one) > 1), None):
-        raise Invalid(f"{where} has {twice} twice: once is enough")
+        raise Invalid(f"{where} has {twice} twice: leave one out")
     yield Axis(name, choices)
 
 

@@ -207,11 +207,11 @@ def _work(of: StudyFigures) -> Drawn:
     panels = {"computing_seconds": "seconds"}
     if known(of.points, "cpu_seconds"):
         panels["cpu_seconds"] = "CPU seconds of all processes"
-    sentence = "All runs learn from as many rows"
+    sentence = "All runs learn from equally many rows"
     if fast := known(of.points, same):
         sentence += f": at most {fastest(of.points, same)}"
     return _panels(of, axis, sentence, same if fast else "", panels), (
-        "All runs learn from as many rows. Where there is no coordinator, the clock stands still while a model "
+        "All runs learn from equally many rows. Where there is no coordinator, the clock stands still while a model "
         "is judged. CPU seconds are of all processes of a run, starting and judging included."
     )
 

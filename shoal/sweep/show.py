@@ -68,16 +68,16 @@ class SweepProgress(SweepListener):
         self._beside = len(study.places())
 
     def ended(self, result: PointResult, seconds: float) -> None:
-        said = f"{title(result.run)}: {ending(result)}, {format.duration(seconds)}"
+        text = f"{title(result.run)}: {ending(result)}, {format.duration(seconds)}"
         with self._lock:
             self.took.append(seconds)
             self.running = [one for one in self.running if one[0] != title(result.run)]
             self.done += result.is_done
             self.failed += not result.is_done
-            self.finished.append(("+" if result.state == "finished" else "!" if result.is_done else "x", said))
+            self.finished.append(("+" if result.state == "finished" else "!" if result.is_done else "x", text))
         if self.lines is not None:
             left = f"; {self.left()}" if self.left() else ""
-            self.lines.write([f"{self.done + self.failed:>4,} of {self.total:,}  {said}{left}"])
+            self.lines.write([f"{self.done + self.failed:>4,} of {self.total:,}  {text}{left}"])
 
     def goes_on(self, running: Sequence[RunningPoint]) -> None:
         if self.lines is None:
@@ -149,12 +149,12 @@ def how_far(folder: Path) -> str:
     far = loss = ""
     for line in reversed(lines):
         try:
-            told = msgspec.json.decode(line)
+            event = msgspec.json.decode(line)
         except msgspec.MsgspecError:
             continue  # the first line is incomplete
-        if isinstance(told, dict) and isinstance(told.get("passes"), float | int):
-            far = far or f"epoch {format.epochs(told['passes'])}"
-            if told.get("event") == "evaluated":
-                loss = f"test loss {format.loss(told.get('test_loss'))}"
+        if isinstance(event, dict) and isinstance(event.get("passes"), float | int):
+            far = far or f"epoch {format.epochs(event['passes'])}"
+            if event.get("event") == "evaluated":
+                loss = f"test loss {format.loss(event.get('test_loss'))}"
                 break
     return "   ".join(x for x in (far, loss) if x)

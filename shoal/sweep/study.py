@@ -147,7 +147,7 @@ class Study:
         cores = self.cores or len(here)
         if cores > len(here):
             raise Invalid(
-                f"cores = {cores}, but this process may use {counted(len(here), 'core')}: ask for so many at most"
+                f"cores = {cores}, but this process may use {counted(len(here), 'core')}: ask for at most that many"
             )
         each = self.cores_per_run or cores
         if each > cores:

@@ -182,7 +182,7 @@ def test_what_cannot_be_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--seconds", "inf"], "inf seconds: needs more than 0, and an end"),
+        (["--seconds", "inf"], "inf seconds: give a finite number above 0"),
         (["--seconds", "nan"], "nan seconds"),
         (["--set", "stop.epochs=3"], "say how long that is with --seconds"),
         (["--set", "stop=3"], "say how long that is with --seconds"),

@@ -23,7 +23,7 @@ def board() -> ChaosState:
     made.members |= {"worker-0": "up", "worker-1": "paused", "worker-10": "suspected"}
     made.throughput = [(float(i), 100_000.0 + 5_000 * (i % 7)) for i in range(21)]
     made.log.append((12.1, "fault", "kill -9 server-1, which owns 8 segments of the tally"))
-    made.log.append((12.4, "heal", "server-1 is taken out of the view after 0.3 s"))
+    made.log.append((12.4, "heal", "server-1 is removed from the view after 0.3 s"))
     return made
 
 
@@ -97,7 +97,7 @@ def test_the_report_ends_with_a_verdict() -> None:
 
 def test_a_drill_in_which_nothing_was_broken_is_not_called_good() -> None:
     seen = " ".join(printed(report(faults=0, changes=1)).split())
-    assert "! nothing was broken, give it longer (--seconds): 0 lost" in seen and "✔" not in seen
+    assert "! no fault was injected, give it longer (--seconds): 0 lost" in seen and "✔" not in seen
     assert seen.endswith("through 0 faults, and servers came or were asked to go 1 time")
     assert report(changes=3).verdict.endswith("asked to go 3 times")
 
@@ -110,7 +110,7 @@ def test_a_rollback_is_wrong_unless_it_was_asked_for() -> None:
 
 def test_a_drill_beyond_that_never_went_there_is_not_called_good() -> None:
     seen = printed(report(beyond=True))
-    assert "! nothing was tested beyond what 2 copies can bear; 0 lost" in " ".join(seen.split()) and "✔" not in seen
+    assert "! no fault exceeded what 2 copies can tolerate; 0 lost" in " ".join(seen.split()) and "✔" not in seen
     assert "✔" in printed(report(beyond=True, rollbacks=1)) and "✘" in printed(report(beyond=True, ok=False))
 
 

@@ -66,7 +66,7 @@ def test_a_server_that_hands_over_between_two_looks_has_left() -> None:
 
 def test_a_server_that_is_killed_while_it_hands_over_has_not_left() -> None:
     views = view(ANN, BOB, owners=["ann", "bob"]), view(BOB, owners=["", "bob"], last="ann")
-    with pytest.raises(ClusterError, match=r"gone before others had all.*killed by signal 9.*shoal status"):
+    with pytest.raises(ClusterError, match=r"ended before others had taken over.*killed by signal 9.*shoal status"):
         told(Eyes(*views, lost={"ann": "its process ended (killed by signal 9)"}))
 
 

@@ -122,7 +122,7 @@ def test_what_is_no_run_is_never_removed(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
-    with pytest.raises(Invalid, match="something else lies there: move it away"):
+    with pytest.raises(Invalid, match="holds something else: move it away"):
         clear(mine)
     assert (mine / "thesis.tex").exists()
     clear(tmp_path / "nothing")

@@ -49,7 +49,7 @@ def test_runs_of_other_lengths_are_not_held_against_each_other(made: Make, told:
         return told(end=10.0, rate=100.0 * run.job.workers, accuracy=0.9)
 
     of = figures(made(TREE, tells))
-    assert not of.same_work and "as many rows" not in " ".join(paragraphs(of))
+    assert not of.same_work and "equally many rows" not in " ".join(paragraphs(of))
     assert "seconds" not in points_table(of).heads
     assert "work" not in {path.stem for path in write_pictures(of, tmp_path)}
 

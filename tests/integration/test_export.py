@@ -193,7 +193,7 @@ def test_a_run_that_did_not_end_is_exported_as_far_as_it_is_and_it_is_said(run: 
     with open(mine / "events.jsonl", "ab") as file:
         file.write(b'{"event":"prog')  # it is writing just now
     ended = call(mine)
-    assert ended.exit_code == 0 and "there is no summary: it goes on, or was cut short" in ended.stderr
+    assert ended.exit_code == 0 and "there is no summary: it is still running, or was interrupted" in ended.stderr
     found = contents(tmp_path / "cut.tar.gz")
     assert found["cut/events.jsonl"] == (run / "events.jsonl").read_bytes()
     assert b"Note: there is no summary" in found["cut/README.txt"]

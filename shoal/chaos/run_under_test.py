@@ -71,8 +71,11 @@ class RunUnderTest:
         self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
 
     def __enter__(self) -> RunUnderTest:
-        self.training.__enter__()
-        try:
+        with contextlib.ExitStack() as stack:
+            if self._proxy is not None:
+                stack.callback(self._proxy.close)
+            self.training.__enter__()
+            stack.callback(self.training.close)
             self.training.restart_delay = RESTART_DELAY
             self._kv = self.training._cluster.client("nemesis")
             self._kv._client.dispatcher.patient = True  # a silent node may be back
@@ -80,11 +83,7 @@ class RunUnderTest:
             placed = next(one for one in self._kv._client.session.view.tables if one.name == TALLY)
             self.probes = PushProbes.for_segments(placed.starts)
             self._watcher.start()
-        except BaseException:
-            self.training.close()
-            if self._proxy is not None:
-                self._proxy.close()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     def _proxied(self, job: Job, journal: JournalFile) -> Cluster:
@@ -98,10 +97,8 @@ class RunUnderTest:
         if self._kv is not None:
             for task in self._kv._client.dispatcher.failed:
                 task.asked = True  # the audit finds errors: ignore them here
-        self.training.close()
+        self._stack.close()
         self._watcher.join(2 * LOOK_WITHIN)
-        if self._proxy is not None:
-            self._proxy.close()
 
     def inject(self, fault: ChaosFault) -> None:
         with contextlib.suppress(ShoalError):  # the process has ended by itself, or the run is over

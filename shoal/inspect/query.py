@@ -33,6 +33,7 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
 MODEL = "model.safetensors"  # the model file in a run's folder
+Servers = str | Sequence[str] | None  # only what these hold
 _ASLEEP = 0.05  # longest wait in seconds between two checks for re-sends
 _VISITOR = 1  # an incarnation that is not checked, to number requests
 
@@ -49,7 +50,7 @@ def query(
     *,
     table: str | None = None,
     keys: Any = slice(None),
-    servers: str | Sequence[str] | None = None,
+    servers: Servers = None,
     **settings: Any,
 ) -> Any:
     """Query a model without changing it.
@@ -146,12 +147,7 @@ class LiveModel:
         raise Invalid(f"which table? {said}")
 
     def ask(
-        self,
-        question: Question | str,
-        keys: Any = slice(None),
-        *,
-        servers: str | Sequence[str] | None = None,
-        **settings: Any,
+        self, question: Question | str, keys: Any = slice(None), *, servers: Servers = None, **settings: Any
     ) -> Any:
         with self._lock:
             self._wait(self._client.refresh(), PATIENCE)
@@ -248,21 +244,15 @@ class SavedModel:
         self._weights = np.concatenate([np.empty(0, np.float32), *flat]).reshape(-1, 1)
 
     def ask(
-        self,
-        question: Question | str,
-        keys: Any = slice(None),
-        *,
-        servers: str | Sequence[str] | None = None,
-        **settings: Any,
+        self, question: Question | str, keys: Any = slice(None), *, servers: Servers = None, **settings: Any
     ) -> Any:
         if servers is not None:
             raise Invalid("servers=: a run that has ended has none; leave it out")
         one = question_named(question) if isinstance(question, str) else question
         span = as_range(keys, len(self._weights))
         if span is None or span.stop > len(self._weights):
-            raise BadKeys(
-                f"keys={keys!r}: a range of keys from 0 to {len(self._weights)} is needed, such as slice(0, 100)"
-            )
+            most = len(self._weights)
+            raise BadKeys(f"keys={keys!r}: a range of keys from 0 to {most} is needed, such as slice(0, 100)")
         chosen = one.settings(settings)
         return one.whole([one.ask(self._pieces(span), chosen)], chosen)
 

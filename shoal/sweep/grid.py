@@ -99,9 +99,8 @@ def axes_of(tree: Mapping[str, Any], table: str) -> list[Axis]:
     for axis in axes:
         for setting in dict.fromkeys(name for choice in axis.choices for name in choice.changes):
             for other, theirs in owner.items():
-                if theirs != axis.name and (
-                    setting == other or setting == f"{other}.name" or other == f"{setting}.name"
-                ):
+                same = setting == other or setting == f"{other}.name" or other == f"{setting}.name"
+                if same and theirs != axis.name:
                     raise Invalid(f"[{table}] {axis.name} and {theirs} both set {setting}: leave it to one of them")
             owner[setting] = axis.name
     lasts = [axis.name.split(".")[-1] for axis in axes]

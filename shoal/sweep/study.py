@@ -94,10 +94,8 @@ class Study:
             tree = tomllib.loads(text)
         except OSError as error:
             raise Invalid(f"cannot read {path}: {error.strerror}: give a study (TOML)") from None
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # not TOML, not text, a number of thousands of digits, nested too deep
+        except (ValueError, RecursionError) as error:
+            # not TOML, not text, a number of thousands of digits, nested too deep
             raise Invalid(f"{path} is no TOML: {error}") from None
         try:
             return cls.of(tree, path.stem, path.parent, text)
@@ -119,9 +117,8 @@ class Study:
         size = math.prod(len(axis.choices) for axis in axes) if "grid" in tree else 0
         alone = math.prod(len(axis.choices) for axis in serial_axes) if "serial" in tree else 0
         if (many := len(seeds) * (size + alone)) > RUNS:
-            raise Invalid(
-                f"these are {many:,} runs, and {RUNS:,} is the most: shorten an axis of [grid], or take fewer seeds"
-            )
+            hint = "shorten an axis of [grid], or take fewer seeds"
+            raise Invalid(f"these are {many:,} runs, and {RUNS:,} is the most: {hint}")
         points = points_of(axes) if "grid" in tree else []
         serial = points_of(serial_axes, serial=True) if "serial" in tree else []
         runs = [_planned(base, point, seed, folder) for point in serial for seed in seeds]
@@ -146,9 +143,8 @@ class Study:
         here = sorted(os.sched_getaffinity(0))
         cores = self.cores or len(here)
         if cores > len(here):
-            raise Invalid(
-                f"cores = {cores}, but this process may use {counted(len(here), 'core')}: ask for at most that many"
-            )
+            known = counted(len(here), "core")
+            raise Invalid(f"cores = {cores}, but this process may use {known}: ask for at most that many")
         each = self.cores_per_run or cores
         if each > cores:
             raise Invalid(f"cores_per_run = {each}, of cores = {cores}: a run cannot have more than there are")
@@ -162,12 +158,8 @@ def _check_keys(tree: Mapping[str, Any]) -> None:
     for key in tree:
         if key not in KEYS:
             near = get_close_matches(key, KEYS, n=1, cutoff=0.6) if key not in Job.__struct_fields__ else []
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"there are {', '.join(KEYS)}; settings of runs belong to [job]"
-            )
-            raise Invalid(f"no key {key!r}: {hint}")
+            known = f"there are {', '.join(KEYS)}; settings of runs belong to [job]"
+            raise Invalid(f"no key {key!r}: {f'did you mean {near[0]!r}?' if near else known}")
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -188,9 +180,8 @@ def _text(tree: Mapping[str, Any], key: str, default: str) -> str:
 
 def _name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}", name):
-        raise Invalid(
-            f"name = {name!r}: it names a folder: give letters, digits, '-', '_', '.' and spaces, 100 at most"
-        )
+        allowed = "letters, digits, '-', '_', '.' and spaces, 100 at most"
+        raise Invalid(f"name = {name!r}: it names a folder: give {allowed}")
     return name
 
 
@@ -202,11 +193,9 @@ def _number(tree: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def _seeds(value: Any) -> list[int]:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= SEEDS:
+    if type(value) is int and 1 <= value <= SEEDS:
         return list(range(value))
-    whole = isinstance(value, list) and all(
-        isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value
-    )
+    whole = isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
     if not whole or not 1 <= len(value) <= SEEDS or len(set(value)) < len(value):
         raise Invalid(f"seeds = {label(value)}: give how many (1 to {SEEDS:,}), or a list of different whole numbers")
     return list(value)
@@ -215,7 +204,7 @@ def _seeds(value: Any) -> list[int]:
 def _cores(tree: Mapping[str, Any]) -> tuple[int | None, int | None]:
     for key in ("cores", "cores_per_run"):
         value = tree.get(key)
-        if key in tree and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if key in tree and (type(value) is not int or value < 1):
             raise Invalid(f"{key} = {label(value)}: give a whole number, 1 or more")
     cores, each = tree.get("cores"), tree.get("cores_per_run")
     if cores is not None and each is not None and each > cores:

@@ -42,7 +42,7 @@ from shoal.wire.effects import Effect
 class GossipRun(CrewRun):
     """One run."""
 
-    out_of_memory = "no memory is left to judge the models: take a smaller one, or fewer workers"
+    out_of_memory = "no memory is left to evaluate the models: take a smaller one, or fewer workers"
     progress_word = "went on"
     dealt_again = ", and its slots are dealt again"
 
@@ -121,7 +121,7 @@ class GossipRun(CrewRun):
         resumed, self.resume = self.resume is not None, None  # it is as large as the model
         if resumed and len(self.workers) > 1 and self.tracker.room() > 0:
             self.tracker.warn(
-                "taken up again, every worker begins from the mean of all: what set them apart is not kept"
+                "resumed: every worker begins from the mean of all models, and their differences are not kept"
             )
 
     def _round(self) -> None:
@@ -252,7 +252,7 @@ class GossipRun(CrewRun):
         self.tracker.counts["meetings"] += meetings
         if lost > 0:
             self.tracker.warn(
-                f"exchanges with those who are gone may be half done: the sum of all models moved by at most {lost:.3g}"
+                f"exchanges with lost workers may be incomplete: the sum of all models moved by at most {lost:.3g}"
             )
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -280,7 +280,9 @@ def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:
         return own, []
     if (now.links, now.directed) == (own.links, own.directed):
         return own, []
-    return own, [f"{job.strategy.edges} has other links by now: the run goes on with its own ({LINKS} in its folder)"]
+    return own, [
+        f"{job.strategy.edges} has changed since the run began: the run goes on with its own links ({LINKS} in its folder)"
+    ]
 
 
 open_run = GossipRun.open

@@ -74,7 +74,7 @@ class Graph:
         if name == "file":
             links, directed, nodes = read(Path(edges), nodes)
         elif nodes is None:
-            raise Invalid(f"a {name} graph has as many workers as one likes: say how many")
+            raise Invalid(f"a {name} graph can have any number of workers: say how many")
         elif name == "random":
             chance = Random(f"links {seed}")
             links = random_regular(nodes, degree, chance, lambda links: len(cls(name, nodes, links).parts) == 1)
@@ -269,7 +269,7 @@ def sides(nodes: int) -> tuple[int, int]:
     if rows == 1 and nodes > 1:
         fit = [n for n in (nodes - 1, nodes + 1) if n >= 4]
         raise Invalid(
-            f"{nodes} workers make no torus, since {nodes} is no product of two smaller numbers: take {' or '.join(map(str, fit)) or 4} "
+            f"{nodes} workers do not make a torus, since {nodes} is not a product of two smaller numbers: take {' or '.join(map(str, fit)) or 4} "
             f"workers, or a ring"
         )
     return rows, nodes // rows

@@ -64,7 +64,7 @@ def at(where: str, newcomer: str = "") -> Iterator[tuple[PeerObserver, PeerGreet
     ``newcomer``: a token of one that wants to join, and gets a number of its own.
     """
     if "://" not in where and (Path(where) / "job.toml").exists() and not is_of_peers(where):
-        raise Invalid(f"{where} is no run of peers: only those (--strategy peer-to-peer) can be joined and left")
+        raise Invalid(f"{where} is not a peer-to-peer run: only those (--strategy peer-to-peer) can be joined and left")
     address = address_of(where)
     check_address(address)
     observer = PeerObserver(ZmqTransport(f"home-{secrets.token_hex(4)}"))
@@ -104,7 +104,7 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
     mine, theirs = (dataset.train.rows, dataset.features), (greeting.rows, greeting.features)
     if mine != theirs:
         raise Invalid(
-            f"the data are not the same: {mine[0]:,} rows of {mine[1]:,} features here, "
+            f"the data differ: {mine[0]:,} rows of {mine[1]:,} features here, "
             f"{theirs[0]:,} of {theirs[1]:,} there: bring the same files to {job.data.source}"
         )
     say(f"{counted(len(greeting.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")

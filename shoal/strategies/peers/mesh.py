@@ -38,7 +38,7 @@ from shoal.wire.messages.base import Array, Arrays
 _UNCONFIRMED = limits.PEER_WINDOW // 4
 SILENT = "silent"  # how the reason begins when a peer was not heard from
 SMALLER = "of the smaller half"
-CUT_SHORT = "it lacks words that nobody can hand on any more"
+CUT_SHORT = "it lacks messages that no peer can relay any more"
 
 
 class Mesh:
@@ -322,7 +322,7 @@ class Mesh:
         heard = max((one.since for one in self.members.values() if one.has_model), default=self._answered_at)
         if self.greeting is not None and self.members and not self.has_model and now - heard > patience:
             lost = [*self.greeting.peers, *self._partitions.lost]
-            self._give_way("nobody who has a model was heard of for long", lost)
+            self._give_way("no peer with a model was heard from for too long", lost)
 
     @property
     def _period(self) -> int:

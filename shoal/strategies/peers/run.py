@@ -47,7 +47,7 @@ class PeerRun(TrackedRun):
         if job.workers > limits.PEERS:
             raise Invalid(f"workers={job.workers}: at most {limits.PEERS} peers can be in one run")
         if job.launch.how == "mpi":
-            raise Invalid("peers call each other by addresses of their own, not over MPI: leave --on mpi away")
+            raise Invalid("peers connect to each other directly, not over MPI: run it without --on mpi")
         super().__init__(start)
         self.events = PeerEvents(self.tracker, self.listener)
         if self.resume is not None:
@@ -103,7 +103,7 @@ class PeerRun(TrackedRun):
         number = 1 + max((int(name.rpartition("-")[2]) for name in names), default=-1)
         through = [one for one in self.observer.known if not self._has_ended(one.life)]
         if not through:
-            raise ClusterError("no peer is here whom a newcomer could ask for the model: start the run again")
+            raise ClusterError("no peer is left that could give a newcomer the model: start the run again")
         peer = self._workers.add(number, through)
         self.observer.meet([peer])
         return peer.name
@@ -212,7 +212,7 @@ class PeerRun(TrackedRun):
             who = f" (the last was {self.events.names.get(last[0], last[0])}: {last[1] or LEFT})" if last else ""
             # A worker that failed by an error of its own would fail again, however many there are.
             killed = last is None or not last[1] or "killed by signal" in last[1]
-            how = "with more workers" if killed else "when what ended them is mended"
+            how = "with more workers" if killed else "when the cause is fixed"
             self.tracker.fail(f"no worker is left to compute: start it again, {how}{who}")
         elif silent > _GIVE_UP:
             self.tracker.fail(f"no peer has answered for {silent:.0f} s: look at what they print, and start it again")
@@ -247,7 +247,7 @@ class PeerRun(TrackedRun):
                     counts = dict(self.tracker.counts)
                     return snapshot_of(state, flat, self.tracker.slots.per_pass, self.learner.keys, counts)
         if self._lives():
-            self.tracker.warn("cannot keep the run: no peer gave its model in time")
+            self.tracker.warn("cannot keep the run: no peer sent its model in time")
         return None
 
     # ------------------------------------------------------------ details

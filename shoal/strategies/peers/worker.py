@@ -231,9 +231,9 @@ class PeerWorkers:
     def start(self, count: int) -> list[Peer]:
         """Start so many, which know of each other; one that does not start is left out."""
         if not self.crew.has_processes:
-            locals_ = [self._local(number) for number in range(count)]
-            founders = [peer.me for peer in locals_]
-            for peer in locals_:
+            started = [self._local(number) for number in range(count)]
+            founders = [peer.me for peer in started]
+            for peer in started:
                 self._run_thread(peer, founders, [])
             return founders
         self.crew.start("peers")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.common import CommandError
-from shoal.simulation import FORMER, SCENARIOS, WITH_PLANS
+from shoal.simulation import FORMER, SCENARIOS
 
 if TYPE_CHECKING:
-    from shoal.simulation.faults import FaultPlan
+    from shoal.simulation.faults import SeedPlan
     from shoal.simulation.scenarios import SeedTotals, Verdict
 
 
@@ -58,6 +58,7 @@ def simulate(
     to shrink it (--seed N --shrink).
     """
     from shoal.simulation.scenarios import scenario
+    from shoal.simulation.shrink import verdict_of
 
     chosen = scenario(of)
     try:
@@ -72,8 +73,8 @@ def simulate(
         raise click.BadParameter(
             f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
         )
-    if of not in WITH_PLANS and (plan or shorter or history):
-        raise click.UsageError("--plan, --shrink and --history are of a store: with others take --seed and --trace")
+    if of in ("gossip", "peers") and history:
+        raise click.UsageError("--history is of a store: with others take --seed and --trace")
     if seed is None and plan is None:
         if trace or history or shorter:
             raise click.UsageError("--trace, --shrink and --history go with one --seed or --plan")
@@ -85,11 +86,10 @@ def simulate(
         except OSError as error:
             raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
     with chosen.mutated(mutant or ""):
-        if of in WITH_PLANS:
-            verdict = _of_cluster(_plan(of, seed, plan), shorter, trace)
-        else:
-            assert seed is not None
-            verdict = chosen.simulate(seed, click.echo if trace else None)
+        run = _read(plan) if plan is not None else chosen.draw(seed or 0)
+        if shorter:
+            _shrink(run)
+        verdict = verdict_of(run, click.echo if trace else None)
     if history:
         from shoal.events import write
 
@@ -98,33 +98,19 @@ def simulate(
     raise SystemExit(0 if verdict.ok else 1)
 
 
-def _of_cluster(plan: FaultPlan, shorter: bool, trace: bool) -> Verdict:
-    from shoal.simulation.shrink import verdict_of
+def _read(text: str) -> SeedPlan:
+    from shoal.simulation.faults import SeedPlan
 
-    if shorter:
-        _shrink(plan)
-    return verdict_of(plan, click.echo if trace else None)
-
-
-def _plan(of: str, seed: int | None, text: str | None) -> FaultPlan:
-    from shoal.simulation.faults import FaultPlan
-    from shoal.simulation.scenarios import scenario
-
-    chosen = scenario(of)  # its module defines the plans
-    if text is None:
-        assert seed is not None
-        drawn: FaultPlan = chosen.draw(seed)
-        return drawn
     try:
-        return FaultPlan.read(text)
+        return SeedPlan.read(text)
     except ValueError as error:
         raise click.BadParameter(f"not a plan: {error}", param_hint="--plan") from None
 
 
-def _shrink(plan: FaultPlan) -> None:
+def _shrink(plan: SeedPlan) -> None:
     from shoal.simulation.shrink import as_test, first_violation, shrink
 
-    def tried(tries: int, smaller: FaultPlan) -> None:
+    def tried(tries: int, smaller: SeedPlan) -> None:
         if sys.stderr.isatty():
             click.echo(f"\r{tries} tries: {len(smaller.faults)} faults left ", nl=False, err=True)
 
@@ -195,8 +181,9 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
         if tally.broken:
             which = "" if of == "store" else f" --of {of}"
             again = f"shoal simulate{which} --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            shorter = "; make it shorter: --shrink" if of in WITH_PLANS else ""
-            click.echo(f"{len(tally.broken)} promises broken; see one again: {again} --trace{shorter}")
+            click.echo(
+                f"{len(tally.broken)} promises broken; see one again: {again} --trace; make it shorter: --shrink"
+            )
         else:
             click.secho("every promise held in all of them", fg="green")
     raise SystemExit(1 if tally.broken else 0)

@@ -9,7 +9,12 @@ if TYPE_CHECKING:
     from shoal.run.run import execute as execute
     from shoal.run.run import train as train
 
-PUBLIC = ("finished", "folder", "resume", "run")  # for other packages; others are private
+PUBLIC = (
+    "finished",
+    "folder",
+    "resume",
+    "run",
+)  # for other packages; the other modules are private
 
 
 def __getattr__(name: str) -> Any:

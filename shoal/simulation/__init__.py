@@ -28,4 +28,3 @@ SCENARIOS = {
     "peers": ("peers_scenario", "PEERS"),
 }
 FORMER = {"cluster": "store"}  # old names that are still accepted
-WITH_PLANS = ("store", "moves", "training")  # their plans can be printed, read and shrunk

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from shoal import limits
 from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
+from shoal.errors import ShoalError
 from shoal.limits import MILLISECOND
 from shoal.nodes.checkpointing import RollbackDriver
 from shoal.nodes.coordinator import Coordinator
@@ -24,23 +26,20 @@ from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation.disk import SimulatedDisk
-from shoal.simulation.faults import FaultPlan
+from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.world import World
 from shoal.store.checkpoint import manifest
 from shoal.store.server.segment_state import SegmentState
-from shoal.wire.effects import ProcessEnd
+from shoal.wire.effects import Node, ProcessEnd
 from shoal.wire.messages import Replicas, Shrink, TablePlaces
 
 COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
 SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
 START_AGAIN = 300 * MILLISECOND  # after a server has ended by itself
-Process = Coordinator | DrainableNode | Worker
 
 
 class SimulatedCluster:
-    """The coordinator and the servers."""
-
     def __init__(self, world: World, plan: FaultPlan, scheduler: Callable[[], Scheduler | None]) -> None:
         """``scheduler`` makes the scheduler of the coordinator's next life."""
         self.world, self.plan, self._scheduler = world, plan, scheduler
@@ -65,16 +64,13 @@ class SimulatedCluster:
         for name in self.plan.server_names:
             self.restart(name)
 
-    def add(self, node: Process) -> None:
-        drift = self._drifts.get(node.name)
-        if drift is None:
-            self.world.add(node)
-        else:
-            self.world.add(node, drift.rate, drift.lasts * MILLISECOND)
+    def add(self, node: Node) -> None:
+        drift = self._drifts.get(node.name, Fault("drift"))
+        self.world.add(node, drift.rate, drift.lasts * MILLISECOND)
 
     def restart(self, name: str) -> None:
         if name == COORDINATOR:
-            self.coordinators.append(self._coordinator(self._journal()))
+            self.coordinators.append(self._coordinator(self.world.written(COORDINATOR)))
             self.add(self.coordinator)
             return
         if name in self.servers:
@@ -161,24 +157,16 @@ class SimulatedCluster:
         self.damaged.add(number)
         return True
 
-    def _journal(self) -> list[bytes]:
-        journal = self.world.journals.get(COORDINATOR)
-        return list(journal.durable) if journal is not None else []
-
-    # ------------------------------------------------------------ what it holds
-
     def tables(self) -> list[TablePlaces]:
         return list(self.coordinator.roster.tables.values())
 
     def delays(self, table: str) -> set[int | None]:
-        """The delays that the live servers use for this table."""
         number = self.coordinator.roster.tables[table].number
         here = [server for name, server in self.servers.items() if name in self.world.hosts]
         parts = [holding.primary for server in here for one, holding in server.tables.items() if one == number]
         return {part.spec.max_delay for part in parts if part is not None}
 
     def incarnations(self) -> list[int]:
-        """The incarnations of all members."""
         return [person.member.incarnation for person in self.coordinator.roster.people.values()]
 
     def may_lose(self, name: str) -> bool:
@@ -273,7 +261,6 @@ class SimulatedCluster:
         return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
 
     def all_know(self) -> bool:
-        """Whether every server has the newest view."""
         newest = self.coordinator.roster.number
         return all(server.member.shown == newest for server in self.servers.values())
 
@@ -289,7 +276,6 @@ class SimulatedCluster:
         return self._whole
 
     def part(self, server: str, table: int, segment: int) -> SegmentState | None:
-        """This server's copy of a segment."""
         holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None:
             return None
@@ -306,3 +292,28 @@ class SimulatedCluster:
         segment = holding.placed.starts.index(start)
         part = self.part(server, table, segment)
         return None if part is None else (part, segment)
+
+
+def close_coroutines(workers: list[Worker]) -> None:
+    for worker in workers:
+        for coroutine, _, _ in worker._coroutines:
+            coroutine.close()
+
+
+def calls_of(worker: Worker) -> list[str]:
+    """What a worker waits for."""
+    return [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())] or ["nothing under way"]
+
+
+async def servers_joined(worker: Worker, servers: int) -> None:
+    while sum(member.role == "server" for member in worker.client.session.view.members) < servers:
+        await worker.sleep(10 * MILLISECOND)
+
+
+async def pull_until_answered(worker: Worker, *what: Any, **how: Any) -> Any:
+    """A pull, again if the worker was paused and is a new incarnation by now."""
+    while True:
+        try:
+            return await worker.client.pull(*what, **how)
+        except ShoalError:
+            await worker.sleep(100 * MILLISECOND)

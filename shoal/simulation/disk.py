@@ -63,8 +63,6 @@ def _apply(names: dict[str, _Node], change: dict[str, _Node | None]) -> None:
 
 
 class SimulatedDisk(Disk):
-    """All of one machine's files."""
-
     def __init__(self, seed: int | str = 0, capacity: int | None = None) -> None:
         self.capacity = capacity  # bytes; None: unlimited
         self.stop_at: int | None = None  # the first operation that never happens
@@ -75,8 +73,6 @@ class SimulatedDisk(Disk):
         self.trace: list[str] = []
         self._random = Random(f"{seed}/slow")
         self._root = _SimulatedFolder()
-
-    # ------------------------------------------------------------ what a checkpoint asks for
 
     def make_folder(self, folder: Path) -> None:
         at = self._root
@@ -151,8 +147,6 @@ class SimulatedDisk(Disk):
         if node is not None:
             self._operation("remove", path)
             folder.change({path.name: None})
-
-    # ------------------------------------------------------------ what can happen to it
 
     @property
     def used(self) -> int:

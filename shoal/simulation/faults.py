@@ -1,4 +1,4 @@
-"""Draws a cluster, its workload and its faults from one seed, as plain data.
+"""Defines plans and faults, and draws a cluster, its workload and its faults from one seed.
 
 Swarm testing: a seed draws the shape first (servers, copies, workers, consistency, sizes), then
 which families of faults are on. Most runs have one to three families, because a rare path is
@@ -10,8 +10,9 @@ time (``shrink``). Times in a plan are milliseconds.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
@@ -23,20 +24,11 @@ WEATHER = ("loss", "repeat", "late", "slow", "corrupt")
 FAMILIES = ("loss", "repeat", "slow", "corrupt", "partition", "swizzle", "pause", "crash", "drift", "rogue", "twin")
 # With copies, faults of servers matter most; a missing coordinator must be met in every phase.
 SERVER_FAMILIES = (
-    "server crash",
-    "server crash",
-    "server pause",
-    "server partition",
-    "server partition",
-    "coordinator",
-    "full disk",
+    *("server crash", "server crash", "server pause", "server partition", "server partition"),
+    *("coordinator", "full disk"),
 )
 HABITS = ("park", "second copies", "void", "change delay", "pipeline", "small pieces")
-STRAGGLING = (
-    "slower",
-    "halting",
-    "stall",
-)  # a live worker computes slowly, with pauses, or stalls once
+STRAGGLING = ("slower", "halting", "stall")  # a live worker computes slowly, pauses, or stalls once
 NONSENSE = ("nan", "unsorted", "short", "far")
 
 
@@ -50,6 +42,8 @@ class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     others: tuple[str, ...] = ()
     rate: float = 0.0
     how: str = ""
+    pick: float = 0.0  # selects a victim among those that are there
+    other: float = 0.0  # the same, of a second victim
 
     def __str__(self) -> str:
         return " ".join(
@@ -59,10 +53,43 @@ class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         )
 
 
-class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """The plan of one seed."""
+class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """What the plans of all scenarios have."""
 
+    of: ClassVar[str] = "store"  # the scenario that runs it
     seed: int
+    delay: int = 1  # of a message, on average
+    lasts: int = 1_000  # then all faults are healed
+    scale: float = 1.0  # of the timing of all nodes
+    faults: tuple[Fault, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Parse a printed plan of this class or of one that extends it; raises ValueError."""
+        try:
+            plan = _literal(ast.parse(text.strip(), mode="eval").body)
+            if not isinstance(plan, cls):
+                raise ValueError(f"that is no {cls.__name__}(...)")
+            plan.check()
+        except (SyntaxError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise ValueError(str(error)) from None
+        return plan
+
+    def check(self) -> None:
+        """Checks the types, which the constructor of a struct does not; raises ValueError."""
+        msgspec.convert(msgspec.to_builtins(self), type(self))
+
+    @property
+    def timing(self) -> TimingSettings:
+        return Timing(scale=self.scale).intervals()
+
+    def described_faults(self) -> str:
+        return "faults: " + ("; ".join(map(str, self.faults)) or "none")
+
+
+class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """The plan of a cluster with servers."""
+
     servers: int = 1
     copies: int = 1
     workers: int = 1
@@ -74,13 +101,9 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
     dense: bool = False
     inline: int = INLINE_ELEMENTS
     think: int = 50  # longest time a worker computes
-    delay: int = 1  # of a message, on average
-    lasts: int = 1_000  # then all faults are healed
     checkpoint: int = 0  # how often; 0: never
     beyond: bool = False  # more may be lost than the copies tolerate
     balance: Literal["load", "count", "none"] = "count"  # how segments are rebalanced
-    scale: float = 1.0  # of the timing of all nodes
-    faults: tuple[Fault, ...] = ()
     habits: tuple[str, ...] = ()
 
     @classmethod
@@ -116,24 +139,14 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         )
         return with_stragglers(msgspec.structs.replace(plan, faults=draw_faults(plan)))
 
-    @classmethod
-    def read(cls, text: str) -> FaultPlan:
-        """Parse a printed plan; raises ValueError."""
-        try:
-            plan = _literal(ast.parse(text.strip(), mode="eval").body)
-            if not isinstance(plan, FaultPlan):
-                raise ValueError("that is no FaultPlan(...)")
-            delay: object = plan.max_delay
-            # Annotated as a store has it; a training run may also have 'auto'.
-            if not (delay in (None, "auto") or isinstance(delay, int)):
-                raise ValueError(f"max_delay={delay!r}: needs a number of steps, None or 'auto'")
-            # The constructor of a struct checks no types.
-            msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(plan, max_delay=None)), type(plan))
-        except (SyntaxError, TypeError, RecursionError, msgspec.MsgspecError) as error:
-            raise ValueError(str(error)) from None
-        if not 1 <= plan.copies <= plan.servers or plan.workers < 1 or plan.slots < 1:
+    def check(self) -> None:
+        delay: object = self.max_delay
+        # Annotated as a store has it; a training run may also have 'auto'.
+        if not (delay in (None, "auto") or isinstance(delay, int)):
+            raise ValueError(f"max_delay={delay!r}: needs a number of steps, None or 'auto'")
+        SeedPlan.check(msgspec.structs.replace(self, max_delay=None))
+        if not 1 <= self.copies <= self.servers or self.workers < 1 or self.slots < 1:
             raise ValueError("it needs a server, a worker and a slot at least, and no more copies than servers")
-        return plan
 
     @property
     def timing(self) -> TimingSettings:
@@ -154,7 +167,6 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         return [f"worker-{i}" for i in range(self.workers)]
 
     def newcomer(self, number: int) -> str:
-        """The name of a server that joins later."""
         return f"server-{self.servers + number}"
 
     def __str__(self) -> str:
@@ -163,15 +175,14 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         return (
             f"seed {self.seed}: {self.servers} servers{copies}, {self.workers} workers, {self.kind}, max_delay {delay}, "
             f"{self.slots} slots, {self.slots_per_step} a step, {'dense' if self.dense else 'sparse'}, "
-            f"faults: {'; '.join(str(fault) for fault in self.faults) or 'none'}; "
-            f"habits: {', '.join(self.habits) or 'none'}"
+            f"{self.described_faults()}; habits: {', '.join(self.habits) or 'none'}"
         )
 
 
 def _literal(node: ast.expr) -> Any:
     """Builds Fault(...) and plans from literals; evaluates nothing."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        plans: list[type[msgspec.Struct]] = [Fault, FaultPlan, *FaultPlan.__subclasses__()]
+        plans: list[type[msgspec.Struct]] = [Fault, *SeedPlan.__subclasses__(), *FaultPlan.__subclasses__()]
         kinds = {one.__name__: one for one in plans}
         kinds["Plan"] = FaultPlan  # its former name
         if node.func.id in kinds:
@@ -185,25 +196,24 @@ def _literal(node: ast.expr) -> Any:
         raise ValueError(f"{ast.unparse(node)[:80]!r} is neither a literal nor a Fault(...)") from None
 
 
-# ---------------------------------------------------------------- what goes wrong
+Family = Callable[[FaultPlan, Random], list[Fault]]
 
 
 def draw_faults(plan: FaultPlan) -> tuple[Fault, ...]:
     random = Random(f"{plan.seed}/faults")
     faults: list[Fault] = []
     for family in random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])):
-        faults += _DRAW[family](plan, random)
+        faults += DRAW[family](plan, random)
     if plan.copies > 1 and random.random() < 0.8:
         for family in random.sample(SERVER_FAMILIES, random.choice([1, 1, 2])):
-            faults += _DRAW[family](plan, random)
+            faults += DRAW[family](plan, random)
     elif random.random() < 0.2:
-        faults += _coordinator(plan, random)
+        faults += DRAW["coordinator"](plan, random)
+    return by_time(faults)
+
+
+def by_time(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at))
-
-
-def family(name: str, plan: FaultPlan, random: Random) -> list[Fault]:
-    """Draw faults of one family."""
-    return _DRAW[name](plan, random)
 
 
 def with_stragglers(plan: FaultPlan) -> FaultPlan:
@@ -211,15 +221,15 @@ def with_stragglers(plan: FaultPlan) -> FaultPlan:
     random = Random(f"{plan.seed}/stragglers")
     if random.random() >= 0.3:
         return plan
-    faults = [
-        straggler(plan, random, name)
-        for name in random.sample(plan.worker_names, min(plan.workers, random.choice([1, 1, 2])))
-    ]
-    faults = sorted([*plan.faults, *faults], key=lambda fault: fault.at)
-    return msgspec.structs.replace(plan, faults=tuple(faults))
+    return msgspec.structs.replace(plan, faults=by_time([*plan.faults, *stragglers(plan, random)]))
 
 
-def straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
+def stragglers(plan: FaultPlan, random: Random) -> list[Fault]:
+    some = random.sample(plan.worker_names, min(plan.workers, random.choice([1, 1, 2])))
+    return [_straggler(plan, random, name) for name in some]
+
+
+def _straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
     match random.choice(["slower", "slower", "halting", "stall"]):
         case "slower":  # factor
             return Fault("slower", random.randrange(plan.lasts // 2), plan.lasts, name, rate=random.choice([3, 5, 10]))
@@ -229,26 +239,29 @@ def straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
 
 
 def _some(plan: FaultPlan, random: Random) -> list[int]:
-    """Draw one to three times."""
     return [random.randrange(plan.lasts) for _ in range(random.choice([1, 2, 3]))]
 
 
-def _loss(plan: FaultPlan, random: Random) -> list[Fault]:
-    return [Fault("loss", lasts=plan.lasts, rate=random.choice([0.02, 0.1, 0.3]))]
+def _rate(kind: str, rates: list[float]) -> Family:
+    return lambda plan, random: [Fault(kind, lasts=plan.lasts, rate=random.choice(rates))]
+
+
+def _strikes(kind: str, lasts: list[int], names: Callable[[FaultPlan], list[str]] | None = None) -> Family:
+    """One to three faults of a kind; of the coordinator, unless there are names."""
+
+    def draw(plan: FaultPlan, random: Random) -> list[Fault]:
+        return [
+            Fault(kind, at, random.choice(lasts), random.choice(names(plan)) if names else "coordinator")
+            for at in _some(plan, random)
+        ]
+
+    return draw
 
 
 def _repeat(plan: FaultPlan, random: Random) -> list[Fault]:
     repeat = Fault("repeat", lasts=plan.lasts, rate=random.choice([0.1, 0.3]))
     late = random.choice([0.0, 0.2, 0.5])
     return [repeat, *([Fault("late", lasts=plan.lasts, rate=late)] if late else [])]
-
-
-def _slow(plan: FaultPlan, random: Random) -> list[Fault]:
-    return [Fault("slow", lasts=plan.lasts, rate=random.choice([0.05, 0.2]))]
-
-
-def _corrupt(plan: FaultPlan, random: Random) -> list[Fault]:
-    return [Fault("corrupt", lasts=plan.lasts, rate=random.choice([0.02, 0.1]))]
 
 
 def _partition(plan: FaultPlan, random: Random) -> list[Fault]:
@@ -285,28 +298,6 @@ def _swizzle(plan: FaultPlan, random: Random) -> list[Fault]:
     return [Fault("clog", i * each, free[i] - i * each, name) for i, name in enumerate(names)]
 
 
-def _pause(plan: FaultPlan, random: Random) -> list[Fault]:
-    return [
-        Fault("pause", at, random.choice([100, 1_000, 3_000, 8_000]), random.choice(plan.names))
-        for at in _some(plan, random)
-    ]
-
-
-def _server_pause(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A server pauses, about long enough to be removed."""
-    return [
-        Fault("pause", at, random.choice([1_500, 3_000, 6_000, 9_000]), random.choice(plan.server_names))
-        for at in _some(plan, random)
-    ]
-
-
-def _crash(plan: FaultPlan, random: Random) -> list[Fault]:
-    return [
-        Fault("crash", at, random.choice([0, 500, 3_000, 7_000]), random.choice(plan.worker_names))
-        for at in _some(plan, random)
-    ]
-
-
 def _server_crash(plan: FaultPlan, random: Random) -> list[Fault]:
     """A server loses all it held and restarts empty; the launcher may have seen it end.
 
@@ -337,15 +328,6 @@ def _server_crash(plan: FaultPlan, random: Random) -> list[Fault]:
     return faults
 
 
-def _coordinator(plan: FaultPlan, random: Random) -> list[Fault]:
-    """The coordinator is down for a while, and returns with its journal."""
-    return [Fault("crash", at, random.choice([0, 300, 2_000, 6_000]), "coordinator") for at in _some(plan, random)]
-
-
-def _full_disk(plan: FaultPlan, random: Random) -> list[Fault]:
-    return [Fault("full", at, random.choice([200, 1_500, 4_000]), "coordinator") for at in _some(plan, random)]
-
-
 def beyond(plan: FaultPlan, random: Random) -> list[Fault]:
     """Loses all copies of something: servers one after another, or all processes at a power cut."""
     faults = []
@@ -362,7 +344,6 @@ def beyond(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _drift(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Every clock has its own rate and offset."""
     return [
         Fault("drift", lasts=random.randrange(1_000), who=name, rate=round(random.uniform(-0.1, 0.1), 4))
         for name in plan.names
@@ -370,7 +351,6 @@ def _drift(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _rogue(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A rogue client sends invalid messages."""
     return [
         Fault(
             "rogue",
@@ -392,20 +372,21 @@ def _twin(plan: FaultPlan, random: Random) -> list[Fault]:
     ]
 
 
-_DRAW = {
-    "loss": _loss,
+DRAW: dict[str, Family] = {
+    "loss": _rate("loss", [0.02, 0.1, 0.3]),
     "repeat": _repeat,
-    "slow": _slow,
-    "corrupt": _corrupt,
+    "slow": _rate("slow", [0.05, 0.2]),
+    "corrupt": _rate("corrupt", [0.02, 0.1]),
     "partition": _partition,
     "server partition": _server_partition,
     "swizzle": _swizzle,
-    "pause": _pause,
-    "server pause": _server_pause,
-    "crash": _crash,
+    "pause": _strikes("pause", [100, 1_000, 3_000, 8_000], lambda plan: plan.names),
+    # about long enough to be removed
+    "server pause": _strikes("pause", [1_500, 3_000, 6_000, 9_000], lambda plan: plan.server_names),
+    "crash": _strikes("crash", [0, 500, 3_000, 7_000], lambda plan: plan.worker_names),
     "server crash": _server_crash,
-    "coordinator": _coordinator,
-    "full disk": _full_disk,
+    "coordinator": _strikes("crash", [0, 300, 2_000, 6_000]),  # it returns with its journal
+    "full disk": _strikes("full", [200, 1_500, 4_000]),
     "drift": _drift,
     "rogue": _rogue,
     "twin": _twin,

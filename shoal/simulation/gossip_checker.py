@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.simulation.gossip_driver import Doubles, GossipDriver, SimulatedGossipModel, name_of, node_of
-from shoal.simulation.scenarios import Violation
+from shoal.simulation.gossip_driver import Doubles, GossipDriver, SimulatedGossipModel, node_of
+from shoal.simulation.gossip_plan import name_of
+from shoal.simulation.scenarios import Violations
 from shoal.strategies.gossip.model import Floats
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous
@@ -32,12 +33,10 @@ def _apart(a: Floats | Doubles, b: Floats | Doubles) -> float:
 
 @dataclass
 class RoundChecker:
-    """Checks gossip in rounds."""
-
     driver: GossipDriver
     nodes: dict[str, GossipWorker]
     models: dict[str, SimulatedGossipModel]
-    violations: list[Violation] = field(default_factory=list)
+    violations: Violations = field(default_factory=Violations)
     # leg, round, worker: its model
     said: dict[tuple[int, int, str], Floats] = field(default_factory=dict)
     weights: dict[tuple[int, int, str], float] = field(default_factory=dict)
@@ -51,7 +50,6 @@ class RoundChecker:
         return self.driver.controller.graph.directed
 
     def see(self, name: str) -> None:
-        """Check after an event at this worker."""
         part, model = self.nodes[name].part, self.models[name]
         assert isinstance(part, Synchronous)
         found = {(part.leg, number): (said.model, said.weight) for number, said in part._said.items()}
@@ -136,10 +134,8 @@ class RoundChecker:
                     for dead in self.dead:
                         change = change - self.flows.get((leg, number, f"{name}/{dead}"), 0.0)
                 if _apart(change, np.zeros(change.size)) > CLOSE:
-                    self.violations.append(
-                        Violation(
-                            "I10 conservation", f"leg {leg}, round {number}: the sum moved by {np.abs(change).max():g}"
-                        )
+                    self.violations.add(
+                        "I10 conservation", f"leg {leg}, round {number}: the sum moved by {np.abs(change).max():g}"
                     )
         for name in living:
             self._counted(name)
@@ -154,14 +150,14 @@ class RoundChecker:
             if last is not None and not self.directed:
                 lost += float(np.linalg.norm(self.flows[leg, last, f"{name}/{dead}"]))
         if node.part.lost < lost - CLOSE:
-            self.violations.append(Violation("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}"))
+            self.violations.add("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}")
 
     def _product(self) -> None:
         """Without losses, models follow the matrix, and push-sum's weights add up."""
         if self.directed:
             total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Synchronous))
             if abs(total - len(self.nodes)) > 1e-9:
-                self.violations.append(Violation("I10 conservation", f"the weights add up to {total:.12g}"))
+                self.violations.add("I10 conservation", f"the weights add up to {total:.12g}")
         if self.driver.plan.learns or self.directed:
             return
         now = np.stack([self.said[1, 0, name].astype(np.float64) for name in self.nodes])
@@ -170,12 +166,12 @@ class RoundChecker:
                 now = matrix @ now
             shown = np.stack([self.driver.slabs[leg][name] for name in self.nodes])
             if _apart(shown, now) > CLOSE:
-                self.violations.append(
-                    Violation("I10 product", f"leg {leg}: {_apart(shown, now):g} from what the matrix makes of it")
+                self.violations.add(
+                    "I10 product", f"leg {leg}: {_apart(shown, now):g} from what the matrix makes of it"
                 )
 
     def _broken(self, leg: int, number: int, name: str, what: str) -> None:
-        self.violations.append(Violation("I10 conservation", f"{name}, leg {leg}, round {number}: {what}"))
+        self.violations.add("I10 conservation", f"{name}, leg {leg}, round {number}: {what}")
 
 
 @dataclass
@@ -189,12 +185,10 @@ class HalfMeeting:
 
 @dataclass
 class MeetingChecker:
-    """Checks gossip in pairs."""
-
     driver: GossipDriver
     nodes: dict[str, GossipWorker]
     models: dict[str, SimulatedGossipModel]
-    violations: list[Violation] = field(default_factory=list)
+    violations: Violations = field(default_factory=Violations)
     halves: list[HalfMeeting] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
     base: Doubles = field(init=False)
@@ -224,9 +218,9 @@ class MeetingChecker:
                 half.asker = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
         shown = self.driver.slabs.get(part.leg, {}).get(name) if part.frozen else None
         if shown is not None and not np.array_equal(shown, self.models[name].weights):
-            self.violations.append(Violation("I10 conservation", f"{name} moved after it had shown its model"))
+            self.violations.add("I10 conservation", f"{name} moved after it had shown its model")
         if (apart := _apart(self._total(), self.base)) > CLOSE:
-            self.violations.append(Violation("I10 conservation", f"after an event at {name} the sum is {apart:g} off"))
+            self.violations.add("I10 conservation", f"after an event at {name} the sum is {apart:g} off")
 
     def _moved(self, who: str, moved: Floats, times: float) -> None:
         if not moved.any():  # of two that agree: a half like any other, and no loss
@@ -239,10 +233,9 @@ class MeetingChecker:
             if half.asker in ("", who) and np.array_equal(half.moved, moved):
                 del self.halves[i]
                 return
-        self.violations.append(Violation("I10 conservation", f"{who} moved by what nobody has moved by"))
+        self.violations.add("I10 conservation", f"{who} moved by what nobody has moved by")
 
     def crash(self, name: str) -> None:
-        """Remove the model of a crashed worker."""
         self.base = self.base - (self.models[name].weights.astype(np.float64) - self.models[name].moved)
         self.dead.append(name)
 
@@ -254,17 +247,13 @@ class MeetingChecker:
             # A move towards a worker that was gone already was counted as lost at once.
             was_gone = not half.asker and bool(self.dead)
             if not was_gone and half.asker not in self.dead:
-                self.violations.append(
-                    Violation("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
-                )
+                self.violations.add("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
             elif (was_gone or half.asker in self.nodes[half.who]._gone) and not self.nodes[half.who].queue.is_at_work:
                 counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
                 if counted < size - CLOSE:
-                    self.violations.append(
-                        Violation(
-                            "I10 lost",
-                            f"{half.who} lost {size:g} with {half.asker or 'one that was gone'} and counts {counted:g}",
-                        )
+                    self.violations.add(
+                        "I10 lost",
+                        f"{half.who} lost {size:g} with {half.asker or 'one that was gone'} and counts {counted:g}",
                     )
         if self.dead:
             return
@@ -273,4 +262,4 @@ class MeetingChecker:
         )
         steps = sum((model.moved for model in self.models.values()), np.zeros(1))
         if _apart(shown - steps, self.base) > CLOSE:
-            self.violations.append(Violation("I10 conservation", "what was shown at the end is not of one moment"))
+            self.violations.add("I10 conservation", "what was shown at the end is not of one moment")

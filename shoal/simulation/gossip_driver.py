@@ -16,14 +16,13 @@ import numpy.typing as npt
 
 from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND
-from shoal.simulation.gossip_plan import GossipPlan
+from shoal.simulation.gossip_plan import GossipPlan, name_of
 from shoal.simulation.world import World
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.model import Floats, mix_into
 from shoal.strategies.gossip.topology import Graph, Matrix
 from shoal.strategies.gossip.worker import HOME
-from shoal.timing import Timing
 from shoal.wire.effects import Effect
 
 STEP = 0.0625  # of the simulated rule
@@ -31,23 +30,16 @@ STEP = 0.0625  # of the simulated rule
 Doubles = npt.NDArray[np.float64]
 
 
-def name_of(node: int) -> str:
-    return f"worker-{node}"
-
-
 def node_of(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
 def pull_of(slot: int, size: int) -> Floats:
-    """The target that a slot pulls a model to."""
     drawn: Floats = np.random.default_rng(slot).normal(0.0, 1.0, size).astype(np.float32)
     return drawn
 
 
 class SimulatedGossipModel:
-    """A model of a few numbers, with a record."""
-
     def __init__(self, start: Floats, step: float = STEP) -> None:
         """``step`` of the rule; 0: slots are worked through, and nothing is learned."""
         self._step = np.float32(step)
@@ -92,8 +84,6 @@ PAUSES = (0, 0, 30, 400)  # milliseconds between two legs
 
 
 class GossipDriver:
-    """One run, from its first leg to its last."""
-
     def __init__(self, world: World, plan: GossipPlan, graph: Graph) -> None:
         self.world, self.plan = world, plan
         self.over = False
@@ -117,7 +107,7 @@ class GossipDriver:
             parts,
             plan.mode,
             by_speed=bool(plan.seed % 2),
-            timing=Timing(scale=plan.scale).intervals(),
+            timing=plan.timing,
         )
         self.controller.on_ready = self.ready.append
         self.controller.on_failed = lambda name, why: self.errors.append(f"{name}: {why}")

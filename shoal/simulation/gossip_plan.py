@@ -1,7 +1,8 @@
 """Draws workers that gossip and their faults from one seed; times are milliseconds.
 
 Most seeds have one or two kinds of faults: a rare path is reached more often when the others are
-quiet.
+quiet. The network's faults last until all is healed. A crash ``lasts`` until the controller hears
+of it; with a ``rate``, it comes after so many messages to neighbours.
 """
 
 from __future__ import annotations
@@ -9,30 +10,24 @@ from __future__ import annotations
 from random import Random
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from shoal.limits import MILLISECOND
-from shoal.simulation.faults import draw_scale
+from shoal.simulation.faults import Fault, SeedPlan, draw_scale
 from shoal.strategies.gossip import Gossip, Topology
 from shoal.strategies.gossip.topology import Graph
+from shoal.strategies.gossip.worker import HOME
 
 BOTH_WAYS: tuple[Topology, ...] = ("ring", "ring", "star", "complete", "exponential", "random")
 TROUBLE = ("loss", "repeat", "slow", "pause", "cut", "crash", "crash", "last words")
 
 
-class PlannedCrash(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """A worker crashes at a time or between messages; the controller hears it later."""
-
-    who: int
-    at: int = 0
-    words: int = 0  # after so many messages to its neighbours; others sent at that moment are lost
-    told: int = 0
+def name_of(node: int) -> str:
+    return f"worker-{node}"
 
 
-class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """The plan of one seed."""
-
-    seed: int
+class GossipPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
+    of = "gossip"
     mode: Literal["sync", "async"] = "sync"
     shape: str = "ring"  # a topology; "arcs": a ring one way, and some more links that go one way
     nodes: int = 2
@@ -42,20 +37,7 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     learns: bool = True
     quick: int = MILLISECOND  # below 0: everything is computed on the compute thread
     link: float = 0.0
-    delay: int = 1
-    lasts: int = 2_000  # then all faults are healed
-    loss: float = 0.0
-    repeat: float = 0.0
-    late: float = 0.0
-    slow: float = 0.0
-    pauses: tuple[tuple[int, int, int], ...] = ()  # worker, time, length
-    cuts: tuple[tuple[int, int, int, int], ...] = ()  # sender, receiver, time, length
-    crashes: tuple[PlannedCrash, ...] = ()
-    scale: float = 1.0  # of the timing of all nodes
     left: float | None = None  # seconds that every leg may take, at most
-    home_pauses: tuple[tuple[int, int], ...] = ()  # time, length
-    # worker, from or to the controller, time, length
-    home_cuts: tuple[tuple[int, bool, int, int], ...] = ()
 
     @classmethod
     def draw(cls, seed: int) -> GossipPlan:
@@ -78,7 +60,7 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
             scale=draw_scale(seed),
         )
         for trouble in sorted(set(random.sample(TROUBLE, random.choice([0, 1, 2, 2, 3])))):
-            plan = _with(plan, trouble, random)
+            plan = replace(plan, faults=(*plan.faults, *_faults(plan, trouble, random)))
         return _with_home(plan, Random(f"{seed}/home"))
 
     def graph(self) -> Graph:
@@ -92,63 +74,49 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         return strategy.graph(self.nodes, self.seed)
 
     @property
-    def is_spared(self) -> bool:
-        """Whether no worker dies."""
-        return not self.crashes
+    def dying(self) -> set[str]:
+        return {fault.who for fault in self.faults if fault.kind == "crash"}
 
     def __str__(self) -> str:
-        trouble = [
-            f"{name} {getattr(self, name):g}" for name in ("loss", "repeat", "late", "slow") if getattr(self, name)
-        ]
-        trouble += [f"worker-{who} pauses at {at} for {lasts}" for who, at, lasts in self.pauses]
-        trouble += [f"worker-{a} to worker-{b} cut at {at} for {lasts}" for a, b, at, lasts in self.cuts]
-        trouble += [f"home pauses at {at} for {lasts}" for at, lasts in self.home_pauses]
-        trouble += [
-            f"home {'to' if told else 'from'} worker-{who} cut at {at} for {lasts}"
-            for who, told, at, lasts in self.home_cuts
-        ]
-        trouble += [
-            f"worker-{one.who} dies " + (f"after {one.words} words" if one.words else f"at {one.at}")
-            for one in self.crashes
-        ]
         return (
             f"seed {self.seed}: {self.mode}, {self.shape} of {self.nodes}, {self.legs} legs of {self.rounds} rounds, "
-            f"{'learning' if self.learns else 'only means'}, trouble: {'; '.join(trouble) or 'none'}"
+            f"{'learning' if self.learns else 'only means'}, {self.described_faults()}"
         )
 
 
-def _with(plan: GossipPlan, trouble: str, random: Random) -> GossipPlan:
-    replace, who = msgspec.structs.replace, random.randrange(plan.nodes)
-    at = random.randrange(plan.lasts)
+def _faults(plan: GossipPlan, trouble: str, random: Random) -> list[Fault]:
+    who, at = name_of(random.randrange(plan.nodes)), random.randrange(plan.lasts)
     match trouble:
         case "loss":
-            return replace(plan, loss=random.choice([0.02, 0.1, 0.3]))
+            return [Fault("loss", rate=random.choice([0.02, 0.1, 0.3]))]
         case "repeat":
-            return replace(plan, repeat=random.choice([0.1, 0.4]), late=random.choice([0.0, 0.2, 0.5]))
+            repeat = Fault("repeat", rate=random.choice([0.1, 0.4]))
+            return [repeat, Fault("late", rate=random.choice([0.0, 0.2, 0.5]))]
         case "slow":
-            return replace(plan, slow=random.choice([0.05, 0.2]))
+            return [Fault("slow", rate=random.choice([0.05, 0.2]))]
         case "pause":
-            return replace(plan, pauses=((who, at, random.choice([100, 1_000, 4_000])),))
+            return [Fault("pause", at, random.choice([100, 1_000, 4_000]), who)]
         case "cut":
-            return replace(plan, cuts=((who, random.randrange(plan.nodes), at, random.choice([300, 3_000])),))
+            to = name_of(random.randrange(plan.nodes))
+            return [Fault("cut", at, random.choice([300, 3_000]), who, (to,), how="out")]
         case "crash":
             early = random.choice([30, 300, plan.lasts])  # many runs are over soon
-            crash = PlannedCrash(who, at=1 + random.randrange(early), told=random.choice([0, 50, 1_000]))
+            crash = Fault("crash", 1 + random.randrange(early), random.choice([0, 50, 1_000]), who)
         case _:
-            crash = PlannedCrash(who, words=random.randrange(1, 12), told=random.choice([0, 50, 1_000]))
-    if len({one.who for one in plan.crashes} | {who}) == plan.nodes:
-        return plan  # one worker stays
-    return replace(plan, crashes=(*plan.crashes, crash))
+            crash = Fault("crash", who=who, rate=random.randrange(1, 12), lasts=random.choice([0, 50, 1_000]))
+    return [crash] if len({*plan.dying, who}) < plan.nodes else []  # one worker stays
 
 
 def _with_home(plan: GossipPlan, random: Random) -> GossipPlan:
     """Faults of the controller, drawn apart so that they reshuffle nothing else."""
-    trouble, at = random.random(), random.randrange(plan.lasts)
-    if plan.crashes and random.random() < 0.3:  # its reports of losses are lost
-        plan = msgspec.structs.replace(plan, loss=max(plan.loss, random.choice([0.1, 0.3])))
+    trouble, at, faults = random.random(), random.randrange(plan.lasts), list(plan.faults)
+    if plan.dying and random.random() < 0.3:  # its reports of losses are lost
+        faults.append(Fault("loss", rate=random.choice([0.1, 0.3])))
     if trouble < 0.15:
-        return msgspec.structs.replace(plan, home_pauses=((at, random.choice([100, 1_000, 4_000])),))
-    if trouble < 0.3:
-        cut = random.randrange(plan.nodes), random.random() < 0.5, at, random.choice([300, 3_000])
-        return msgspec.structs.replace(plan, home_cuts=(cut,))
-    return msgspec.structs.replace(plan, left=random.choice([0.05, 0.5])) if trouble < 0.4 else plan
+        faults.append(Fault("pause", at, random.choice([100, 1_000, 4_000]), HOME))
+    elif trouble < 0.3:
+        who, told = name_of(random.randrange(plan.nodes)), random.random() < 0.5
+        sender, to = (HOME, who) if told else (who, HOME)
+        faults.append(Fault("cut", at, random.choice([300, 3_000]), sender, (to,), how="out"))
+    left = random.choice([0.05, 0.5]) if 0.3 <= trouble < 0.4 else None
+    return replace(plan, faults=tuple(faults), left=left)

@@ -8,24 +8,24 @@ worker was lost the models follow the mixing matrix.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from random import Random
 from unittest import mock
 
 import numpy as np
 
 from shoal import limits
+from shoal.simulation.faults import WEATHER, Fault
 from shoal.simulation.gossip_checker import MeetingChecker, RoundChecker
-from shoal.simulation.gossip_driver import STEP, GossipDriver, SimulatedGossipModel, name_of
-from shoal.simulation.gossip_plan import GossipPlan, PlannedCrash
-from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
+from shoal.simulation.gossip_driver import STEP, GossipDriver, SimulatedGossipModel
+from shoal.simulation.gossip_plan import GossipPlan, name_of
+from shoal.simulation.nemesis import Nemesis
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, Violations, each, judge
 from shoal.simulation.world import World
 from shoal.strategies.gossip import compute_queue
-from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.topology import Graph
 from shoal.strategies.gossip.worker import HOME, GossipWorker
-from shoal.timing import Timing
 from shoal.wire.messages import Message
 from shoal.wire.messages.gossip import Meet, MeetReply, Offer, Reached
 
@@ -37,8 +37,6 @@ _FOREVER = 1 << 60
 
 
 class GossipScenario:
-    """One plan, from its workers to the verdict."""
-
     def __init__(self, plan: GossipPlan, trace: Trace | None = None, graph: Graph | None = None) -> None:
         self.plan = plan
         self.world = World(plan.seed)
@@ -57,57 +55,52 @@ class GossipScenario:
                 chance=Random(f"{plan.seed}/{name}"),
                 link=plan.link,
                 quick=plan.quick,
-                timing=Timing(scale=plan.scale).intervals(),
+                timing=plan.timing,
             )
             for name, model in self.models.items()
         }
         self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.driver, self.nodes, self.models)
+        self.nemesis = Nemesis(self.world, plan, self)
         self._words: Counter[str] = Counter()
         self._asked: set[tuple[str, int]] = set()
-        for kind in (Offer, Reached, Meet, MeetReply):
-            self.world.on_send[kind] = self._says
+        self.world.watch(self._says, Offer, Reached, Meet, MeetReply)
 
     def verdict(self) -> Verdict:
-        try:
-            with mock.patch.object(compute_queue, "_IN_ONE_GO", 1):  # no round goes by unseen
-                violations = self._run()
-        except Exception as error:
-            violations = [raised(error)]
-        self.counts.update({f"network: {what}": count for what, count in self.world.counts.items()})
-        return Verdict(
-            self.plan, violations, self.world.events, self.world.now / limits.SECOND, self.world.digest, self.counts
-        )
+        with mock.patch.object(compute_queue, "_IN_ONE_GO", 1):  # no round goes by unseen
+            return judge(self.plan, self._run, [self.world], self.counts)
 
     def _run(self) -> list[Violation]:
-        plan, world, weather = self.plan, self.world, self.world.weather
-        weather.delay, weather.loss, weather.repeat = plan.delay * limits.MILLISECOND, plan.loss, plan.repeat
-        weather.late, weather.slow = plan.late, plan.slow
+        plan, world = self.plan, self.world
+        world.weather.delay = plan.delay * limits.MILLISECOND
+        for fault in plan.faults:
+            if fault.kind in WEATHER:
+                self.nemesis.strike(fault)
         for node in self.nodes.values():
             world.add(node)
         self.driver.begin()
         self.counts["push-sum"] += self.driver.controller.graph.directed
-        self._schedule()
+        for fault in plan.faults:
+            if fault.kind not in WEATHER and not fault.rate:
+                world.at(fault.at * limits.MILLISECOND, partial(self.nemesis.strike, fault))
         first = self._distance()
-        lasts = plan.lasts * limits.MILLISECOND
-        if not self._until(self._is_over, lasts):
-            self._heal()
-            if not self._until(self._is_over, round(LIVE_WITHIN * max(1.0, self.plan.scale))):
+        if not self._until(plan.lasts * limits.MILLISECOND):
+            self.nemesis.stop()
+            if not self._until(round(LIVE_WITHIN * max(1.0, plan.scale))):
                 return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
         if not self.checker.violations:
             self.checker.end()
-        violations = [*self.checker.violations, *self._slots(), *self._nearer(first)]
+        violations = Violations([*self.checker.violations, *self._slots(), *self._nearer(first)])
         violations += [Violation("raised", error) for error in self.driver.errors]
         if len(set(self.driver.ready)) < len(self.driver.ready):
-            violations.append(Violation("I1 joined", f"a worker was ready more than once: {self.driver.ready}"))
+            violations.add("I1 joined", f"a worker was ready more than once: {self.driver.ready}")
         self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
         self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts) > 1
         return violations
 
-    def _until(self, done: Callable[[], bool], within: int) -> bool:
-        return self.world.run(lambda: done() or bool(self.checker.violations), self.world.now + within, MOST_EVENTS)
-
-    def _is_over(self) -> bool:
-        return self.driver.over  # its owner ends the workers then
+    def _until(self, within: int) -> bool:
+        return self.world.run(
+            lambda: self.driver.over or bool(self.checker.violations), self.world.now + within, MOST_EVENTS
+        )
 
     def _stuck(self) -> str:
         told = [
@@ -120,24 +113,23 @@ class GossipScenario:
 
     def _slots(self) -> list[Violation]:
         """Each slot was learned by the worker that got it, and is counted once."""
-        driver, violations, counted = self.driver, list[Violation](), list[int]()
+        driver, violations, counted = self.driver, Violations(), list[int]()
         for name, model in self.models.items():
             dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
             if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
-                violations.append(Violation("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}"))
+                violations.add("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}")
             counted += driver.kept.get(name, dealt)
         if len(set(counted)) < len(counted):
             twice = next(slot for slot, count in Counter(counted).items() if count > 1)
-            violations.append(Violation("I1 slots", f"slot {twice} is counted more than once"))
+            violations.add("I1 slots", f"slot {twice} is counted more than once")
         if not len(counted) == driver.done == driver.rows == driver.total or abs(driver.loss - driver.done) > 1e-6:
             told = f"{driver.done} slots of {driver.total} are counted, {driver.rows} rows, a loss of {driver.loss:g}"
-            violations.append(Violation("I1 slots", f"{told}; {len(counted)} were dealt and are kept"))
+            violations.add("I1 slots", f"{told}; {len(counted)} were dealt and are kept")
         if missing := driver.unseen(counted):
-            violations.append(Violation("I1 slots", f"slot {missing[0]} was left out: later passes have begun"))
+            violations.add("I1 slots", f"slot {missing[0]} was left out: later passes have begun")
         return violations
 
     def _distance(self) -> float:
-        """The distance of the models from their mean."""
         models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
         return float(np.linalg.norm(models - models.mean(0)))
 
@@ -147,54 +139,28 @@ class GossipScenario:
         if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
             return [Violation("consensus", f"a model ran away: {farthest:g}")]
         means = plan.legs * plan.rounds
-        if plan.learns or not plan.is_spared or means < MANY:
+        if plan.learns or plan.dying or means < MANY:
             return []
         self.counts["came nearer"] += 1
         most = first * (0.9 if means >= 2 * MANY else 1.0)
         return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
 
-    # ------------------------------------------------------------ faults
+    def crash(self, fault: Fault) -> bool:
+        self.checker.crash(fault.who)
+        self.world.crash(fault.who)
+        return True
 
-    def _schedule(self) -> None:
-        world = self.world
-        for who, at, lasts in self.plan.pauses:
-            world.at(at * limits.MILLISECOND, lambda who=who, lasts=lasts: self._pause(name_of(who), lasts))  # type: ignore[misc]
-        for a, b, at, lasts in self.plan.cuts:
-            world.at(at * limits.MILLISECOND, lambda a=a, b=b, lasts=lasts: self._cut(name_of(a), name_of(b), lasts))  # type: ignore[misc]
-        for at, lasts in self.plan.home_pauses:
-            world.at(at * limits.MILLISECOND, lambda lasts=lasts: self._pause(HOME, lasts))  # type: ignore[misc]
-        for who, told, at, lasts in self.plan.home_cuts:
-            ends = (HOME, name_of(who)) if told else (name_of(who), HOME)
-            world.at(at * limits.MILLISECOND, lambda ends=ends, lasts=lasts: self._cut(*ends, lasts))  # type: ignore
-        for crash in self.plan.crashes:
-            if not crash.words:
-                world.at(crash.at * limits.MILLISECOND, lambda crash=crash: self._crash(crash))  # type: ignore[misc]
+    def may_silence(self, name: str) -> bool:
+        return True
 
-    def _pause(self, name: str, lasts: int) -> None:
-        if name in self.world.hosts and not self._is_over():
-            self.counts["fault: pause of home" if name == HOME else "fault: pause"] += 1
-            self.world.pause(name, lasts * limits.MILLISECOND)
+    def restart(self, name: str) -> None:
+        """No worker restarts; the controller hears of its end."""
+        self.driver.ended(name)
 
-    def _cut(self, sender: str, to: str, lasts: int) -> None:
-        self.counts["fault: cut from home" if HOME in (sender, to) else "fault: cut"] += sender != to
-        self.world.weather.cuts[sender, to] = self.world.now + lasts * limits.MILLISECOND
+    def carry_out(self, fault: Fault, until: int) -> bool:
+        raise ValueError(f"no fault {fault.kind!r}")
 
-    def _crash(self, crash: PlannedCrash) -> None:
-        name = name_of(crash.who)
-        if name not in self.world.hosts or self.driver.over:
-            return
-        self.counts["fault: crash in mid exchange" if crash.words else "fault: crash"] += 1
-        self.checker.crash(name)
-        self.world.crash(name)
-        told = self.world.now + crash.told * limits.MILLISECOND
-        self.world.at(told, lambda: self.driver.ended(name))
-
-    def _heal(self) -> None:
-        weather = self.world.weather
-        weather.loss = weather.repeat = weather.late = weather.slow = 0.0
-        weather.cuts.clear()
-
-    # ------------------------------------------------------------ watching
+    def heal(self) -> None: ...
 
     def _after_event(self, name: str) -> None:
         if name in self.nodes:
@@ -205,11 +171,17 @@ class GossipScenario:
     def _says(self, sender: str, to: str, message: Message) -> None:
         self._count(sender, to, message)
         self._words[sender] += 1
-        for crash in self.plan.crashes:
-            if crash.words and name_of(crash.who) == sender and self._words[sender] == crash.words + 1:
+        for fault in self.plan.faults:
+            if fault.kind == "crash" and fault.who == sender and self._words[sender] == fault.rate + 1 > 1:
                 for other in [HOME, *self.nodes]:  # it is cut off in the middle of what it says
                     self.world.weather.cuts[sender, other] = _FOREVER
-                self.world.at(self.world.now, lambda crash=crash: self._crash(crash))  # type: ignore[misc]
+                self.world.at(self.world.now, partial(self._crash_in_mid_exchange, fault))
+
+    def _crash_in_mid_exchange(self, fault: Fault) -> None:
+        if fault.who in self.world.hosts:
+            self.counts["fault: crash in mid exchange"] += 1
+            self.crash(fault)
+            self.nemesis.bring_back([fault.who], self.world.now + fault.lasts * limits.MILLISECOND)
 
     def _count(self, sender: str, to: str, message: Message) -> None:
         match message:
@@ -233,7 +205,6 @@ GOSSIP = Scenario(
     name="gossip",
     draw=GossipPlan.draw,
     run=lambda plan, trace: GossipScenario(plan, trace).verdict(),
-    nodes=(GossipController, GossipWorker),
     sometimes=(
         "a graph fell apart",
         "asked for an offer again",
@@ -244,7 +215,8 @@ GOSSIP = Scenario(
         "not now",
         "offers of the next leg came first",
         "push-sum",
-        *each("fault", "crash", "crash in mid exchange", "cut", "cut from home", "pause", "pause of home"),
+        *each("fault", "crash in mid exchange", "crash worker", "cut home", "cut worker", "pause home"),
+        *each("fault", "pause worker"),
         *each("network", "cut off", "lost", "repeated", "slow", "very late"),
     ),
 )

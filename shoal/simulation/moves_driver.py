@@ -25,9 +25,9 @@ from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.drainable import DrainableNode
 from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
-from shoal.simulation.faults import Fault, FaultPlan
+from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
 from shoal.simulation.moves_plan import PLANNED
-from shoal.simulation.nemesis import Nemesis
+from shoal.simulation.nemesis import Nemesis, Stragglers
 from shoal.simulation.scenarios import Violation
 from shoal.wire import messages as m
 
@@ -39,8 +39,6 @@ Key = tuple[int, int]  # table and segment
 
 @dataclass(slots=True)
 class LeavingServer:
-    """A server that is leaving."""
-
     name: str
     life: int  # of its process
     how: str
@@ -61,11 +59,10 @@ class MovingSegment:
 
 
 class ElasticDriver:
-    """Carries out joins, leaves and ambushes of one run."""
-
     def __init__(self, cluster: SimulatedCluster, plan: FaultPlan) -> None:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
         self.nemesis: Nemesis | None = None
+        self.stragglers = Stragglers(plan, lambda: self.world.now)
         self.violations: list[Violation] = []
         self.stalls: list[float] = []  # seconds
         self._leaving: dict[str, LeavingServer] = {}
@@ -78,13 +75,11 @@ class ElasticDriver:
         self._seen = (0, -1)
         self._requests = FIRST_REQUEST
         self._over = False
-        self.world.watch(m.Fill, self._filled)
-        self.world.watch(m.Full, self._full)
-        self.world.watch(m.Refusal, self._refused)
+        self.world.watch(self._filled, m.Fill)
+        self.world.watch(self._full, m.Full)
+        self.world.watch(self._refused, m.Refusal)
 
-    # ------------------------------------------------------------ what is to be done
-
-    def carry_out(self, fault: Fault) -> bool:
+    def carry_out(self, fault: Fault, until: int) -> bool:
         """Carry out a fault; False if no server is available."""
         match fault.kind:
             case "join":
@@ -98,18 +93,22 @@ class ElasticDriver:
                 self._next()
             case "ambush":
                 self._armed.append(fault)
+            case "twin":
+                if fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
+                    self.world.add_twin(self.cluster.server(fault.who), until - self.world.now)
+            case kind if kind in STRAGGLING:
+                self.stragglers.straggle(fault, until)
             case other:
                 raise ValueError(f"no fault {other!r}")
         return True
 
     def heal(self) -> None:
-        """Stop new leaves; servers that are leaving still go."""
         self._over, self._rolling = True, []
+        self.stragglers.heal()
         self._armed.clear()
 
     @property
     def settled(self) -> bool:
-        """Whether no server is leaving or returning."""
         return not (self._leaving or self._away or self._rolling)
 
     def _ask(self, name: str, how: str, back: int, rolls: bool = False) -> bool:
@@ -149,7 +148,6 @@ class ElasticDriver:
                 self._gone(one, "refused to go")
 
     def after_event(self, name: str) -> None:
-        """After each event: follow moves, and release servers."""
         if name == COORDINATOR:
             self._see_moves()
         elif (
@@ -168,7 +166,6 @@ class ElasticDriver:
         self.cluster.start_again(drainable.name)
 
     def _released(self, name: str) -> None:
-        """Check a released server."""
         person = self.cluster.coordinator.roster.people.get(name)
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
         for segment in self._held_by(name) if ours else ():  # else a former life of it did
@@ -209,8 +206,6 @@ class ElasticDriver:
             self._next()
         elif not self._rolling:
             self.world.counts["moves: rolled through all servers"] += 1
-
-    # ------------------------------------------------------------ moves, and ambushes
 
     def _see_moves(self) -> None:
         roster = self.cluster.coordinator.roster
@@ -263,40 +258,24 @@ class ElasticDriver:
                 self.world.at(later, lambda fault=fault, victim=victim: self._pounce(fault, victim, move))  # type: ignore[misc]
 
     def _victim(self, fault: Fault, move: MovingSegment) -> str:
-        match fault.who:
-            case "source":
-                return move.source
-            case "target":
-                return move.target
-            case "left":
-                return move.left
-            case "other":
-                return next(iter(move.others), "")
-        return COORDINATOR
+        others = {"source": move.source, "target": move.target, "left": move.left, "other": next(iter(move.others), "")}
+        return others.get(fault.who, COORDINATOR)
 
     def _pounce(self, fault: Fault, victim: str, move: MovingSegment) -> None:
         assert self.nemesis is not None
         if self._over:
             return
-        action, lasts = fault.others[0], fault.lasts
-        servers = tuple(name for name in self.cluster.servers if name != victim)
-        match action:
-            case "crash":
-                one = Fault("crash", 0, lasts, victim, how="seen" if fault.at % 2 else "")
-            case "pause":
-                one = Fault("pause", 0, lasts, victim)
-            case "cut":  # the two of the move do not reach each other
-                one = Fault("cut", 0, lasts, move.source, (move.target,))
-            case "deaf":
-                one = Fault(
-                    "cut", 0, lasts, victim, tuple(self.cluster.servers) if victim == COORDINATOR else (COORDINATOR,)
-                )
-            case _:  # neither the coordinator nor any server, but all workers
-                one = Fault("cut", 0, lasts, victim, servers if victim == COORDINATOR else (*servers, COORDINATOR))
+        action, who, others = fault.others[0], victim, tuple(name for name in self.cluster.servers if name != victim)
+        if action == "cut":  # the two of the move do not reach each other
+            who, others = move.source, (move.target,)
+        elif victim != COORDINATOR:  # workers still reach it
+            others = (COORDINATOR,) if action == "deaf" else (*others, COORDINATOR)
+        if action in ("crash", "pause"):
+            one = Fault(action, 0, fault.lasts, who, how="seen" if action == "crash" and fault.at % 2 else "")
+        else:
+            one = Fault("cut", 0, fault.lasts, who, others)
         self.world.counts[f"moves: {action} of {fault.who} when {fault.how}"] += 1
         self.nemesis.strike(one)
-
-    # ------------------------------------------------------------ what is promised
 
     def told(self, event: RunEvent) -> None:
         if isinstance(event, Handed):
@@ -332,7 +311,6 @@ class ElasticDriver:
         return ""
 
     def stuck(self) -> Iterator[str]:
-        """What is still in progress."""
         for name in self._leaving:
             yield f"{name} was asked to go, and is still there"
         if self._away or self._rolling:

@@ -22,7 +22,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from shoal.simulation.faults import Fault, FaultPlan
+from shoal.simulation.faults import Fault, FaultPlan, by_time
 
 STAGES = ("named", "copied", "full", "handed")
 VICTIMS = ("source", "target", "left", "other", "coordinator")
@@ -52,14 +52,9 @@ def with_moves(plan: FaultPlan) -> FaultPlan:
         faults += _ambushes(plan, random)
         for draw_more in random.sample([_freezes, _sluggish, _worker_cuts, _one_way], random.choice([0, 0, 1, 2])):
             faults += draw_more(plan, random)
-    ordered = sorted(faults, key=lambda fault: fault.at)
-    return _perhaps_rushed(replace(plan, faults=tuple(ordered), habits=(*plan.habits, *habits)))
-
-
-def _perhaps_rushed(plan: FaultPlan) -> FaultPlan:
-    """Drawn separately, so that other plans do not change."""
-    random = Random(f"{plan.seed}/rush")
-    return rushed(plan, random) if random.random() < RUSHED else plan
+    plan = replace(plan, faults=by_time(faults), habits=(*plan.habits, *habits))
+    rush = Random(f"{plan.seed}/rush")  # drawn separately, so that other plans do not change
+    return rushed(plan, rush) if rush.random() < RUSHED else plan
 
 
 def rushed(plan: FaultPlan, random: Random) -> FaultPlan:
@@ -89,7 +84,7 @@ def rushed(plan: FaultPlan, random: Random) -> FaultPlan:
     faults += _far(plan, random, joins)
     if random.random() < 0.3:
         faults.append(Fault("slow", lasts=plan.lasts, rate=0.05))
-    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+    return replace(plan, faults=by_time(faults))
 
 
 def _far(plan: FaultPlan, random: Random, joins: list[str]) -> list[Fault]:
@@ -109,7 +104,6 @@ def _far(plan: FaultPlan, random: Random, joins: list[str]) -> list[Fault]:
 
 
 def _comings(plan: FaultPlan, random: Random) -> list[Fault]:
-    """Draw joins and leaves."""
     if random.random() < 0.2:
         lasts = random.choice([0, 100, 1_000])
         return [Fault("roll", random.randrange(500), lasts, how=random.choice(["drain", "leave"]))]
@@ -152,7 +146,6 @@ def _sluggish(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _worker_cuts(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A worker and a server are cut off from each other."""
     return [
         Fault(
             "cut",
@@ -166,7 +159,6 @@ def _worker_cuts(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _one_way(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A cut in one direction."""
     who, other = random.choice(plan.server_names), random.choice(plan.names)
     if who == other:
         return []

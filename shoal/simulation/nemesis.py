@@ -14,15 +14,13 @@ from typing import Protocol
 
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.cluster import COORDINATOR
-from shoal.simulation.faults import WEATHER, Fault, FaultPlan
+from shoal.simulation.faults import WEATHER, Fault, FaultPlan, SeedPlan
 from shoal.simulation.world import SimulatedJournal, World
 
 SETTLE = 6 * SECOND  # a pause may outlast the healing by so much
 
 
 class FaultTarget(Protocol):
-    """The owner of the processes."""
-
     def crash(self, fault: Fault) -> bool:
         """Crash a process; False if it must not crash now."""
 
@@ -38,16 +36,13 @@ class FaultTarget(Protocol):
 
 
 class Nemesis:
-    """Carries out the faults of one cluster."""
-
-    def __init__(self, world: World, plan: FaultPlan, target: FaultTarget) -> None:
+    def __init__(self, world: World, plan: SeedPlan, target: FaultTarget) -> None:
         self._world, self._plan, self._target = world, plan, target
         self._away = 0  # processes that are down and will return
         self._healed = False
 
     @property
     def over(self) -> bool:
-        """Whether all faults are healed and all processes are back."""
         return self._healed and not self._away
 
     def begin(self) -> None:
@@ -60,7 +55,6 @@ class Nemesis:
         world.at(start + self._plan.lasts * MILLISECOND, self._heal)
 
     def strike(self, fault: Fault) -> None:
-        """Carry out a fault now."""
         if self._healed:
             return
         world, until = self._world, self._world.now + fault.lasts * MILLISECOND
@@ -70,8 +64,9 @@ class Nemesis:
             return
         match fault.kind:
             case kind if kind in WEATHER:
-                setattr(world.weather, kind, fault.rate)
-                world.at(until, lambda: setattr(world.weather, kind, 0.0))
+                setattr(world.weather, kind, max(fault.rate, 0.0 if fault.lasts else getattr(world.weather, kind)))
+                if fault.lasts:  # else it is over when all is healed
+                    world.at(until, lambda: setattr(world.weather, kind, 0.0))
             case "cut":
                 for other in fault.others:
                     world.weather.cuts.update(dict.fromkeys(_links(fault, other), until))
@@ -109,7 +104,6 @@ class Nemesis:
         world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
 
     def stop(self) -> None:
-        """Drop the remaining faults, and heal now."""
         if not self._healed:
             self._heal()
 

@@ -127,15 +127,12 @@ FIRST = BlocksBegun(0, 0)
 
 
 class BlockWorker:
-    """A holder of a part, from when it began."""
-
     def __init__(self, columns: CscColumns, max_delay: int) -> None:
         self.standing, self._delay = BlockMargins(columns, max_delay), max_delay
         self._coming: dict[int, tuple[int, Any, Floats]] = {}  # by iteration: the answers
         self._asked: tuple[int, Any, Any] | None = None
 
     def turn(self, t: int, block: int, everything: bool) -> tuple[Any, Any]:
-        """Keys and values of its push."""
         came = self._coming.pop(t - self._delay - 1, None)
         if came is not None:
             self.standing.take(*came)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +16,9 @@ from traceback import format_tb
 from typing import Any
 
 from shoal.events import Event
+from shoal.limits import SECOND
 from shoal.simulation import SCENARIOS
+from shoal.simulation.world import World
 
 Trace = Callable[[str], None]
 _CHUNK = 25
@@ -25,8 +27,6 @@ _ROOT = Path(__file__).parents[2]  # of a checkout
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken."""
-
     rule: str
     what: str
 
@@ -34,15 +34,13 @@ class Violation:
         return f"{self.rule}: {self.what}"
 
 
-def raised(error: Exception) -> Violation:
-    """An exception that reached the scenario: no node may ever let that happen."""
-    return Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")
+class Violations(list[Violation]):
+    def add(self, rule: str, what: str) -> None:
+        self.append(Violation(rule, what))
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of one plan."""
-
     plan: Any  # of its scenario
     violations: list[Violation]
     events: int
@@ -56,6 +54,32 @@ class Verdict:
         return not self.violations
 
 
+def judge(
+    plan: Any,
+    run: Callable[[], Iterable[Violation]],
+    worlds: list[World],
+    counts: Counter[str],
+    history: list[Event] | None = None,
+) -> Verdict:
+    """Run a plan, in worlds that may be added meanwhile; ``counts`` gets those of the worlds."""
+    try:
+        violations = list(run())
+    except Exception as error:  # no node may ever let one reach the scenario
+        what = f"{error}: {format_tb(error.__traceback__)[-1]}"
+        violations = [Violation(f"raised {type(error).__name__}", what)]
+    for world in worlds:
+        counts.update({what if ":" in what else f"network: {what}": n for what, n in world.counts.items()})
+    return Verdict(
+        plan,
+        violations,
+        sum(world.events for world in worlds),
+        sum(world.now for world in worlds) / SECOND,
+        "".join(world.digest for world in worlds),
+        counts,
+        history or [],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One kind of cluster: how its plan is drawn from a seed, and how a plan is run and checked."""
@@ -64,10 +88,8 @@ class Scenario:
     draw: Callable[[int], Any]
     run: Callable[[Any, Trace | None], Verdict]
     sometimes: tuple[str, ...]  # must happen in some seed, or the faults miss their targets
-    nodes: tuple[type[Any], ...]  # classes that ship and run in it; a test checks that they do
 
     def simulate(self, seed: int, trace: Trace | None = None) -> Verdict:
-        """Run one seed and check all promises."""
         return self.run(self.draw(seed), trace)
 
     @property
@@ -101,8 +123,6 @@ def scenario(name: str) -> Scenario:
 
 @dataclass(slots=True)
 class SeedTotals:
-    """The totals of many seeds."""
-
     of: str = "store"
     seeds: int = 0
     events: int = 0
@@ -121,7 +141,6 @@ class SeedTotals:
             self.first_broken = more.first_broken
 
     def never(self) -> list[str]:
-        """Required events that happened in no seed."""
         return [what for what in scenario(self.of).sometimes if not self.counts[what]]
 
     def facts(self) -> dict[str, Any]:

@@ -11,30 +11,27 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from shoal.simulation.faults import FaultPlan
+from shoal.simulation.faults import FaultPlan, SeedPlan
 from shoal.simulation.scenarios import Trace, Verdict, Violation, scenario
-from shoal.simulation.training_plan import TrainingPlan
 
 MOST_TRIES = 400
 
 
-def broken_rule(plan: FaultPlan) -> str:
-    """The first rule that this plan breaks."""
-    return str(rule.rule) if (rule := first_violation(plan)) is not None else ""
+def broken_rule(plan: SeedPlan) -> str:
+    return rule.rule if (rule := first_violation(plan)) is not None else ""
 
 
-def first_violation(plan: FaultPlan) -> Violation | None:
+def first_violation(plan: SeedPlan) -> Violation | None:
     return next(iter(verdict_of(plan).violations), None)
 
 
-def verdict_of(plan: FaultPlan, trace: Trace | None = None) -> Verdict:
-    """Run a plan of the store or of training."""
-    return scenario("training" if isinstance(plan, TrainingPlan) else "store").run(plan, trace)
+def verdict_of(plan: SeedPlan, trace: Trace | None = None) -> Verdict:
+    return scenario(plan.of).run(plan, trace)
 
 
 def shrink(
-    plan: FaultPlan, tried: Callable[[int, FaultPlan], None] = lambda tries, plan: None, most: int = MOST_TRIES
-) -> FaultPlan:
+    plan: SeedPlan, tried: Callable[[int, SeedPlan], None] = lambda tries, plan: None, most: int = MOST_TRIES
+) -> SeedPlan:
     """The shortest plan found that breaks the same rule; the plan itself if it breaks none."""
     rule, tries = broken_rule(plan), 0
     if not rule:
@@ -53,7 +50,7 @@ def shrink(
     return plan
 
 
-def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
+def _smaller(plan: SeedPlan) -> Iterator[SeedPlan]:
     """All plans with one cut, the most promising first."""
     for kind in dict.fromkeys(fault.kind for fault in plan.faults):
         without = tuple(fault for fault in plan.faults if fault.kind != kind)
@@ -61,6 +58,8 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
             yield replace(plan, faults=without)
     for i in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:i] + plan.faults[i + 1 :])
+    if not isinstance(plan, FaultPlan):
+        return
     for habit in plan.habits:
         yield replace(plan, habits=tuple(one for one in plan.habits if one != habit))
     if plan.workers > 1:
@@ -69,7 +68,7 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
         yield _without(plan.server_names[-1], replace(plan, servers=plan.servers - 1))
     if plan.copies > 1:
         yield replace(plan, copies=plan.copies - 1)
-    if isinstance(plan, TrainingPlan):
+    if plan.of != "store":
         return
     unit = (plan.slots_per_pass or plan.slots_per_step) if plan.kind == "step" else 1
     for slots in (plan.slots // 2 // unit * unit, plan.slots - unit):
@@ -80,13 +79,11 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
 
 
 def _without(name: str, plan: FaultPlan) -> FaultPlan:
-    """Drops the faults of a node that no longer exists."""
     left = [fault for fault in plan.faults if fault.who != name and name not in fault.others]
     return replace(plan, faults=tuple(left))
 
 
-def as_test(plan: FaultPlan, violation: str) -> str:
-    """A test case to paste."""
+def as_test(plan: SeedPlan, violation: str) -> str:
     faults = "".join(f"\n            {fault!r}," for fault in plan.faults)
     text = repr(replace(plan, faults=()))[:-1]
     if plan.faults:

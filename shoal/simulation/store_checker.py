@@ -32,8 +32,6 @@ NEVER = 1 << 62
 
 @dataclass(slots=True)
 class CheckedPull:
-    """A finished pull with its contents."""
-
     begin: Begin
     end: End
 
@@ -52,7 +50,6 @@ class CheckedWorker:
 
 
 def check(plan: FaultPlan, history: list[Event], void: set[int]) -> list[Violation]:
-    """The violations in the contents of pulls."""
     begins = {record.call: record for record in history if isinstance(record, Begin)}
     ends = {record.call: record for record in history if isinstance(record, End)}
     pulls = [CheckedPull(begins[c], end) for c, end in ends.items() if begins[c].kind == "pull" and end.outcome == "ok"]
@@ -234,8 +231,6 @@ _ROOM = 8_000
 
 
 class OwnershipChecker:
-    """Records acknowledgements by server and epoch, and counts rare events."""
-
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster, self._world = cluster, cluster.world
         self.violations: list[Violation] = []
@@ -243,14 +238,23 @@ class OwnershipChecker:
         self._first_view: dict[tuple[int, int], int] = {}  # by which a push was first split
         # by table and first key: epoch, owner
         self._highest: dict[tuple[int, int], tuple[int, str]] = {}
-        watch = self._world.watch
-        watch(m.Push, self._push)
-        watch(m.Counted, self._counted)
-        watch(m.Levels, self._levels)
-        watch(m.Adopt, self._levels)
-        watch(m.Fill, self._fill)
-        watch(m.Append, self._append)
-        watch(m.Appended, self._appended)
+        self._world.watch(self._sent, m.Push, m.Counted, m.Levels, m.Adopt, m.Fill, m.Append, m.Appended)
+
+    def _sent(self, sender: str, to: str, message: m.Message) -> None:
+        match message:
+            case m.Push():
+                self._pushes[message.request] = message
+                self._first_view.setdefault((message.stream, message.number), message.view)
+            case m.Counted():
+                self._counted(sender, message)
+            case m.Levels() | m.Adopt() if message.changes:
+                self._world.counts[f"rare: {tag_of(type(message))} with changes"] += 1
+            case m.Fill() if message.books is not None and message.books.ledger:
+                self._world.counts["rare: filled with what was counted"] += 1
+            case m.Append():
+                self._append(sender, to, message)
+            case m.Appended():
+                self._appended(sender, message)
 
     def _append(self, sender: str, to: str, append: m.Append) -> None:
         """I12: changes that wait for a copy are bounded."""
@@ -268,7 +272,7 @@ class OwnershipChecker:
         if said and max(said.values()) > 1 + holding.counts.get("promoted", 0):
             self._too_much(f"{sender} has to tell {to} {max(said.values())} times what one worker did once")
 
-    def _appended(self, sender: str, to: str, appended: m.Appended) -> None:
+    def _appended(self, sender: str, appended: m.Appended) -> None:
         server = self._cluster.servers.get(sender)
         holding = server.tables.get(appended.table) if server is not None else None
         for (primary, _), follow in holding.backups.by_primary.items() if holding is not None else ():
@@ -279,19 +283,7 @@ class OwnershipChecker:
         if not any(one.rule == "I12 bounded" for one in self.violations):
             self.violations.append(Violation("I12 bounded", what))
 
-    def _push(self, sender: str, to: str, push: m.Push) -> None:
-        self._pushes[push.request] = push
-        self._first_view.setdefault((push.stream, push.number), push.view)
-
-    def _levels(self, sender: str, to: str, message: m.Levels | m.Adopt) -> None:
-        if message.changes:
-            self._world.counts[f"rare: {tag_of(type(message))} with changes"] += 1
-
-    def _fill(self, sender: str, to: str, message: m.Fill) -> None:
-        if message.books is not None and message.books.ledger:
-            self._world.counts["rare: filled with what was counted"] += 1
-
-    def _counted(self, sender: str, to: str, answer: m.Counted) -> None:
+    def _counted(self, sender: str, answer: m.Counted) -> None:
         push = self._pushes.get(answer.request)
         server = self._cluster.servers.get(sender)
         if push is None or server is None or sender in self._world.twins or push.table not in server.tables:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
-from unittest import mock
 
 import numpy as np
 
@@ -17,41 +16,29 @@ from shoal import limits
 from shoal.errors import ShoalError
 from shoal.events import RolledBack, RunEvent
 from shoal.job import Job
-from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.factory import make_scheduler
 from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation import moves_plan
-from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
-from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
-from shoal.simulation.moves_driver import ElasticDriver
-from shoal.simulation.nemesis import Nemesis, Stragglers
-from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
-from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
-from shoal.simulation.store_workload import (
-    COLUMNS,
-    NAME,
-    TABLE,
-    BackgroundLoad,
-    HistoryRecorder,
-    IncarnationEnded,
-    SimulatedDealer,
-    client_life,
-    few_key_lists,
-    in_order,
-    low_load_thresholds,
-    nonsense,
-    returned_slots_life,
-    short_log,
-    worker_life,
+from shoal.simulation import store_workload as workload
+from shoal.simulation.cluster import (
+    COORDINATOR,
+    SimulatedCluster,
+    calls_of,
+    close_coroutines,
+    pull_until_answered,
+    servers_joined,
 )
+from shoal.simulation.faults import Fault, FaultPlan
+from shoal.simulation.moves_driver import ElasticDriver
+from shoal.simulation.nemesis import Nemesis
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, judge
+from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
+from shoal.simulation.store_workload import COLUMNS, NAME, TABLE, BackgroundLoad, HistoryRecorder, SimulatedDealer
 from shoal.simulation.world import World
 from shoal.store.client.task import Task
 from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
 
-BATCH = 3 * 4 * COLUMNS  # bytes: a few segments
 MOST_EVENTS = 200_000  # only a guard: the largest plans need a third, and promises are about time
 REST = 3 * limits.SECOND  # until nothing is under way any more
 LIVE_WITHIN = 40 * limits.SECOND  # 30 s, and the time to notice a dead worker
@@ -66,8 +53,6 @@ def idle_scheduler() -> Scheduler:
 
 
 class StoreRun:
-    """One cluster and its workers, under the faults of a plan."""
-
     def __init__(self, plan: FaultPlan, trace: Trace | None = None) -> None:
         self.plan = plan
         self.world = World(plan.seed)
@@ -78,11 +63,10 @@ class StoreRun:
         self.recorder.on_broken = self._stopped
         self.random = Random(f"{plan.seed}/run")
         self.dealer = SimulatedDealer(plan)
-        self.stragglers = Stragglers(plan, lambda: self.world.now)
-        self.recorder.takes = self.stragglers.takes
         self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
         self.rollbacks: list[Violation] = []
         self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan)
+        self.recorder.takes = self.elastic.stragglers.takes
         self.world.on_tell = self._told
         self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
         self.counts: Counter[str] = Counter()
@@ -100,29 +84,12 @@ class StoreRun:
         self.everyone: list[Worker] = []
 
     def verdict(self) -> Verdict:
-        # Where there are many pieces, more can come between them.
-        pieces = 64 if "small pieces" in self.plan.habits else limits.FILL_BYTES
-        batch = BATCH if "small batches" in self.plan.habits else limits.MOVE_BYTES
-        small = mock.patch.multiple(limits, FILL_BYTES=pieces, MOVE_BYTES=batch)
-        try:
-            with small, low_load_thresholds(), few_key_lists(self.plan.seed), short_log(self.plan.seed):
-                violations = self._run()
-        except Exception as error:
-            violations = [raised(error)]
-        finally:
-            for worker in self.everyone:
-                for coroutine, _, _ in worker._coroutines:
-                    coroutine.close()
-        self.counts.update(_node_counts(self))
-        return Verdict(
-            self.plan,
-            violations,
-            self.world.events,
-            self.world.now / limits.SECOND,
-            self.world.digest,
-            self.counts,
-            self.recorder.history,
-        )
+        with workload.small_limits(self.plan):
+            found = judge(self.plan, self._run, [self.world], self.counts, self.recorder.history)
+        close_coroutines(self.everyone)
+        for part in _counters(self):
+            self.counts.update(part)
+        return found
 
     def _run(self) -> list[Violation]:
         self.cluster.set_up()
@@ -143,26 +110,23 @@ class StoreRun:
         self.recorder.note("healed")
         self._healed = self.world.now
         if not self._until(self._at_rest, self._live_within):
-            what = f"not done {self._since_healed()}: {self._stuck()}"
+            many = f", and after {self.world.events:,} events" if self.world.events >= MOST_EVENTS else ""
+            since = (self.world.now - self._healed) / limits.SECOND
+            what = f"not done {since:.0f} s after all was healed{many}: {self._stuck()}"
             return [*self.rollbacks, *self.elastic.violations, Violation("I13 live", what)]
-        violations = [
-            *self.rollbacks,
-            *check(self.plan, self.recorder.history, self.dealer.void),
-        ]
+        violations = [*self.rollbacks, *check(self.plan, self.recorder.history, self.dealer.void)]
         violations += [*self.bystander.violations, *self.elastic.check(self.recorder.history)]
         violations += self._check_end(operator)
         violations += self._check_copies()
         if self._silent:
             violations.append(Violation("I14 no hang", "a call was silent past its deadline"))
         if self._wronged:
-            violations.append(
-                Violation("I14 no hang", "a server that is here was called silent, long after all was healed")
-            )
+            what = "a server that is here was called silent, long after all was healed"
+            violations.append(Violation("I14 no hang", what))
         return violations
 
     async def _create(self, operator: Worker) -> None:
-        while sum(member.role == "server" for member in operator.client.session.view.members) < self.plan.servers:
-            await operator.sleep(10 * limits.MILLISECOND)
+        await servers_joined(operator, self.plan.servers)
         await operator.client.create(TABLE, self._spec())
 
     def _spec(self) -> Table:
@@ -189,8 +153,6 @@ class StoreRun:
                 return  # either may be in force from now on: the note above says so
             self.recorder.note("delay set", value=delay)
 
-    # ------------------------------------------------------------ the stage
-
     def crash(self, fault: Fault) -> bool:
         if fault.who in self.workers:
             self.world.crash(fault.who)
@@ -208,41 +170,23 @@ class StoreRun:
             self.cluster.restart(name)
 
     def carry_out(self, fault: Fault, until: int) -> bool:
-        match fault.kind:
-            case "twin":
-                self._twin(fault)
-            case "rogue":
-                self._rogue(fault)
-            case kind if kind in STRAGGLING:
-                self.stragglers.straggle(fault, until)
-            case _:
-                return self.elastic.carry_out(fault)
+        if fault.kind == "twin" and fault.who in self.workers:
+            worker, _ = self._worker(fault.who)
+            self.world.add_twin(worker, until - self.world.now)
+            self.world.at(until, lambda: self._twin_ended(worker))
+        elif fault.kind == "rogue":
+            if (sent := workload.nonsense(self.plan, self.workers[fault.who], fault.how)) is not None:
+                self._counted("rogue pushes")
+                self.world.send(fault.who, fault.others[0], *sent)
+        else:
+            return self.elastic.carry_out(fault, until)
         return True
 
-    def _twin(self, fault: Fault) -> None:
-        lasts = fault.lasts * limits.MILLISECOND
-        if fault.who in self.workers:
-            worker, _ = self._worker(fault.who)
-            self.world.add_twin(worker, lasts)
-            self.world.at(self.world.now + lasts, lambda: self._twin_ended(worker))
-        elif fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
-            self.world.add_twin(self.cluster.server(fault.who), lasts)
-
-    def _rogue(self, fault: Fault) -> None:
-        sent = nonsense(self.plan, self.workers[fault.who], fault.how)
-        if sent is not None:
-            self._counted("rogue pushes")
-            self.world.send(fault.who, fault.others[0], *sent)
-
     def heal(self) -> None:
-        self.stragglers.heal()
         self.elastic.heal()
         self.bystander.stopped = True
 
-    # ------------------------------------------------------------ the workers
-
     def _start(self, name: str) -> None:
-        """A new life of a worker, under its old name."""
         self.workers[name], self._lives[name] = self._worker(name)
         self.cluster.add(self.workers[name])
 
@@ -255,17 +199,19 @@ class StoreRun:
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
             column = int(name.rpartition("-")[2])
-            life = worker.start(client_life(worker, self.recorder, column, self.pushed.setdefault(name, [0]), random))
+            life = worker.start(
+                workload.client_life(worker, self.recorder, column, self.pushed.setdefault(name, [0]), random)
+            )
         else:
             if self.plan.kind == "step":
-                hand = worker.start(returned_slots_life(worker, self.recorder, self.dealer, random))
+                hand = worker.start(workload.returned_slots_life(worker, self.recorder, self.dealer, random))
                 hand.then(lambda task: self._over(worker, task))
-            life = worker.start(worker_life(worker, self.recorder, self.dealer, random))
+            life = worker.start(workload.worker_life(worker, self.recorder, self.dealer, random))
         life.then(lambda task: self._over(worker, task))
         return worker, life
 
     def _over(self, worker: Worker, task: Task) -> None:
-        if isinstance(task.error, IncarnationEnded):
+        if isinstance(task.error, workload.IncarnationEnded):
             self._stopped(worker)
         elif task.error is not None and self._failure is None:
             assert isinstance(task.error, Exception)
@@ -300,31 +246,19 @@ class StoreRun:
 
     def _at_rest(self) -> bool:
         """All is done, everybody is where it belongs, and everything lies evenly."""
-        return self._finished() and self.elastic.settled and self.cluster.whole() and not self.elastic.uneven()
-
-    def _finished(self) -> bool:
-        if self.plan.kind != "clients" and not self.dealer.finished:
-            return False
-        return all(life.done and life.error is None for life in self._lives.values())
+        done = self.plan.kind == "clients" or self.dealer.finished
+        done = done and all(life.done and life.error is None for life in self._lives.values())
+        return done and self.elastic.settled and self.cluster.whole() and not self.elastic.uneven()
 
     def _stuck(self) -> str:
         parts = []
         for name, life in self._lives.items():
             if not life.done:
-                client = self.workers[name].client
-                tasks = [repr(op.task) for op in dict.fromkeys(client.dispatcher.running.values())]
-                parts.append(f"{name}: {'; '.join(tasks) or 'nothing under way'}")
+                parts.append(f"{name}: {'; '.join(calls_of(self.workers[name]))}")
         if not self.cluster.whole():
             sets = {str(place) for table in self.cluster.tables() for place in table.places}
             parts.append(f"not all copies are there again: {', '.join(sorted(sets)[:4])}")
         return ", ".join([*parts, *self.elastic.stuck()])
-
-    # ------------------------------------------------------------ watching
-
-    def _since_healed(self) -> str:
-        """How much time has passed since all was healed, and how many events if they ran out."""
-        many = f", and after {self.world.events:,} events" if self.world.events >= MOST_EVENTS else ""
-        return f"{(self.world.now - self._healed) / limits.SECOND:.0f} s after all was healed{many}"
 
     @property
     def _live_within(self) -> int:
@@ -350,12 +284,9 @@ class StoreRun:
         if name == COORDINATOR:
             self._see_members()
         elif (worker := self.workers.get(name)) is not None:
-            if worker.client.dispatcher.inflight.requests:
-                now = worker.now
-                longest = max(
-                    now - pending.last_sign for pending in worker.client.dispatcher.inflight.requests.values()
-                )
-                self._silent |= longest > worker.member.timing.silence + worker.member.timing.resend_most
+            pending = worker.client.dispatcher.inflight.requests.values()
+            deadline = worker.now - worker.member.timing.silence - worker.member.timing.resend_most
+            self._silent |= any(one.last_sign < deadline for one in pending)
             self._see_unanswered(worker)
 
     def _see_unanswered(self, worker: Worker) -> None:
@@ -383,28 +314,20 @@ class StoreRun:
 
     def _check_end(self, operator: Worker) -> list[Violation]:
         layout = operator.client.session.layout(TABLE)
-        found: list[np.ndarray] = []
-
-        async def look() -> None:
-            while not found:
-                try:
-                    found.append(await operator.client.pull(TABLE, self.recorder.everything(layout)))
-                except ShoalError:  # it was paused, and is a new incarnation by now
-                    await operator.sleep(100 * limits.MILLISECOND)
-
-        whole = operator.start(look())
+        task = operator.start(pull_until_answered(operator, TABLE, self.recorder.everything(layout)))
         self.world.poke("operator")
-        if not self._until(lambda: whole.done, self._live_within) or not found:
-            return [Violation("I13 live", f"the last pull: {whole.error or 'no answer'}")]
-        values = found[0].reshape(-1, self.recorder.columns + 1)
+        if not self._until(lambda: task.done, self._live_within) or task.error is not None:
+            return [Violation("I13 live", f"the last pull: {task.error or 'no answer'}")]
+        found: np.ndarray = task.value
+        values = found.reshape(-1, self.recorder.columns + 1)
         sums = [float(value) for value in values[:, -1]]
         return check_end(
             self.plan,
             self.recorder.history,
             self.dealer.void,
-            self.recorder.seen(found[0]),
+            self.recorder.seen(found),
             sums,
-            in_order(self.plan, self.dealer.void),
+            workload.in_order(self.plan, self.dealer.void),
         )
 
     def _check_copies(self) -> list[Violation]:
@@ -418,16 +341,8 @@ class StoreRun:
         return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]
 
 
-def _node_counts(run: StoreRun) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for part in _counters(run):
-        counts.update(part)
-    counts.update({w if ":" in w else f"network: {w}": n for w, n in run.world.counts.items()})
-    return counts
-
-
 def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
-    yield run.stragglers.counts
+    yield run.elastic.stragglers.counts
     for coordinator in run.cluster.coordinators:
         yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
     for server in [*run.cluster.former, *run.cluster.servers.values()]:
@@ -447,12 +362,10 @@ def run_plan(plan: FaultPlan, trace: Trace | None = None) -> Verdict:
     return StoreRun(plan, trace).verdict()
 
 
-NODES = (Coordinator, DrainableNode, Server, Worker)
 STORE = Scenario(
     name="store",
     draw=FaultPlan.draw,
     run=run_plan,
-    nodes=NODES,
     sometimes=(
         "fenced workers",
         "lives that stopped",
@@ -482,7 +395,6 @@ MOVES = Scenario(
     name="moves",
     draw=moves_plan.draw,
     run=run_plan,
-    nodes=NODES,
     sometimes=(
         "coordinator: segments split",
         *each("fault", "ambush", "drain server", "far server", "freeze server", "join server", "roll"),

@@ -38,14 +38,18 @@ TABLE = "model"
 COLUMNS = 64  # keys in one segment, as the table is made: more than any plan has slots
 
 
-def few_key_lists(seed: int) -> AbstractContextManager[object]:
-    """Leaves a server room for few key lists in every other four seeds, so that it drops most."""
-    return mock.patch.object(limits, "HANDLE_BYTES", 8_000 if seed // 4 % 2 else limits.HANDLE_BYTES)
-
-
-def short_log(seed: int) -> AbstractContextManager[object]:
-    """In half of the blocks of sixteen seeds, use a log so short that pushes are delayed."""
-    return mock.patch.object(limits, "COPIES_HELD", 2_000 if seed // 16 % 2 else limits.COPIES_HELD)
+def small_limits(plan: FaultPlan) -> AbstractContextManager[object]:
+    """Limits for short runs: low rates of load, and by the plan small or few of something."""
+    seed, habits = plan.seed, plan.habits
+    return mock.patch.multiple(
+        limits,
+        FILL_BYTES=64 if "small pieces" in habits else limits.FILL_BYTES,  # many
+        MOVE_BYTES=3 * 4 * COLUMNS if "small batches" in habits else limits.MOVE_BYTES,
+        HANDLE_BYTES=8_000 if seed // 4 % 2 else limits.HANDLE_BYTES,  # most key lists are dropped
+        COPIES_HELD=2_000 if seed // 16 % 2 else limits.COPIES_HELD,  # pushes wait for the log
+        LOAD_LEAST=200.0,
+        LOAD_ABOVE=1.0,  # a few rows more or less must not count
+    )
 
 
 class IncarnationEnded(Exception):
@@ -80,7 +84,6 @@ class SimulatedDealer:
         return self._deal(self._new.popleft(), worker) if self._new else None
 
     def take_again(self, worker: str) -> int | None:
-        """Only a slot that was dealt before and came back."""
         return self._deal(self._again.popleft(), worker) if self._again else None
 
     def _deal(self, slot: int, worker: str) -> int:
@@ -95,7 +98,6 @@ class SimulatedDealer:
         self._out.pop(slot, None)
 
     def give_back(self, worker: str) -> None:
-        """Return the slots of a lost worker."""
         for slot in sorted(self._out):
             if worker in self._out[slot]:
                 self._out[slot] = [holder for holder in self._out[slot] if holder != worker]
@@ -127,7 +129,6 @@ class HistoryRecorder:
         return np.arange(0, layout.spec.span, COLUMNS, dtype=np.uint64)
 
     def keys(self, layout: Layout, column: int) -> Keys:
-        """The keys of one slot or client: one in every segment."""
         return self.starts(layout) + np.uint64(column)
 
     def everything(self, layout: Layout) -> Keys:
@@ -144,7 +145,6 @@ class HistoryRecorder:
         return listed
 
     def seen(self, values: Values) -> list[list[int]]:
-        """The contents of a full pull, a list for each segment."""
         rows: list[list[int]] = values.reshape(-1, self.columns + 1)[:, :-1].astype(np.int64).tolist()
         return rows
 
@@ -216,11 +216,6 @@ def in_order(plan: FaultPlan, void: set[int]) -> float:
     return float(total)
 
 
-def amounts(plan: FaultPlan, segments: int, slot: int) -> Values:
-    """One for the slot's own key and a delicate number for the common one, in every segment."""
-    return np.tile(np.array([1.0, delicate(plan, slot)], np.float32), segments)
-
-
 async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, done: list[int], random: Random) -> None:
     """A plain client that pushes and pulls. ``done`` counts its pushes over all its lives."""
     plan = recorder.plan
@@ -267,16 +262,7 @@ async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: Simulat
         else:
             await recorder.pull(worker, layout, _step(layout, plan, slot))
         await _think(worker, recorder, random)
-        task = recorder.push(
-            worker,
-            layout,
-            slot,
-            amounts(recorder.plan, len(recorder.starts(layout)), slot),
-            slot,
-            void=slot in dealer.void,
-        )
-        _count(task, dealer, slot)
-        under_way.append(task)
+        under_way.append(_push_slot(worker, recorder, dealer, layout, slot))
         await _no_more_than(under_way, ahead)
     if entered:
         await _park(worker, recorder)
@@ -303,14 +289,15 @@ async def _once_more(
     except IncarnationEnded:
         recorder.on_broken(worker)
         return
-    task = recorder.push(
-        worker, layout, slot, amounts(recorder.plan, len(recorder.starts(layout)), slot), slot, void=slot in dealer.void
-    )
-    _count(task, dealer, slot)
+    _push_slot(worker, recorder, dealer, layout, slot)
 
 
-def _count(task: Task, dealer: SimulatedDealer, slot: int) -> None:
+def _push_slot(worker: Worker, recorder: HistoryRecorder, dealer: SimulatedDealer, layout: Layout, slot: int) -> Task:
+    """One for the slot's own key and a delicate number for the common one, in every segment."""
+    amounts = np.tile(np.array([1.0, delicate(recorder.plan, slot)], np.float32), len(recorder.starts(layout)))
+    task = recorder.push(worker, layout, slot, amounts, slot, void=slot in dealer.void)
     task.then(lambda task: dealer.counted(slot) if task.error is None else None)
+    return task
 
 
 async def _park(worker: Worker, recorder: HistoryRecorder) -> None:
@@ -388,14 +375,7 @@ WIDTH = 64  # keys in a segment
 NAME = "bystander"
 
 
-def low_load_thresholds() -> AbstractContextManager[object]:
-    """Balances by load at low rates, as runs are short; a few rows more or less must not count."""
-    return mock.patch.multiple(limits, LOAD_LEAST=200.0, LOAD_ABOVE=1.0)
-
-
 class BackgroundLoad:
-    """Adds to its table until it is stopped."""
-
     def __init__(self, plan: FaultPlan, segments: int) -> None:
         self.plan, self._random = plan, Random(f"{plan.seed}/bystander")
         self.sent = self.acked = self.failed = 0
@@ -407,7 +387,6 @@ class BackgroundLoad:
         self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
     def spec(self) -> Table:
-        """A table of another shape than the workers'."""
         return Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
 
     async def life(self, worker: Worker, came_to_rest: Callable[[], bool]) -> None:

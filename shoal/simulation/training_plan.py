@@ -45,6 +45,7 @@ FAMILIES = (
 class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
     """The plan of one seed. ``slots`` is the largest number of slots of the run."""
 
+    of = "training"
     strategy: Literal["sync", "bounded", "async", "block-proximal"] = "sync"
     settings: dict[str, Any] = {}  # of the strategy
     batch: int = 2
@@ -83,7 +84,6 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
         return ["coordinator", *self.server_names, *self.worker_names, *self.others]
 
     def newcomer_worker(self, number: int) -> str:
-        """The name of a worker that joins later."""
         return member_name(f"worker-{self.workers + number}", self.group)
 
     @property
@@ -122,8 +122,7 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
             f"seed {self.seed}: {self.strategy} {self.settings}, {self.slots_per_pass} slots a pass of {self.batch} rows, "
             f"stop {self.stop}, evaluate {self.evaluate:g}, {self.servers} servers{copies}, {self.workers} workers"
             f"{' in a group' if self.group else ''}{again}, checkpoint {self.checkpoint}, "
-            f"faults: {'; '.join(str(fault) for fault in self.faults) or 'none'}; "
-            f"habits: {', '.join(self.habits) or 'none'}"
+            f"{self.described_faults()}; habits: {', '.join(self.habits) or 'none'}"
         )
 
 
@@ -213,14 +212,13 @@ def _faults(plan: TrainingPlan, random: Random) -> tuple[Fault, ...]:
     if plan.beyond:
         found += faults.beyond(plan, random)
     for family in random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])):
-        own = _OWN.get(family)
-        found += own(plan, random) if own is not None else faults.family(family, plan, random)
+        found += (_OWN.get(family) or faults.DRAW[family])(plan, random)
     if plan.group and random.random() < 0.5:
         found += _scheduler(plan, random)
     if plan.copies > 1 and random.random() < 0.6:
         for family in random.sample(faults.SERVER_FAMILIES, random.choice([1, 1, 2])):
-            found += faults.family(family, plan, random)
-    return tuple(sorted(found, key=lambda fault: fault.at))
+            found += faults.DRAW[family](plan, random)
+    return faults.by_time(found)
 
 
 def _evaluator(plan: TrainingPlan, random: Random) -> list[Fault]:
@@ -243,7 +241,6 @@ def _scheduler(plan: TrainingPlan, random: Random) -> list[Fault]:
 
 
 def _comings(plan: TrainingPlan, random: Random) -> list[Fault]:
-    """Draw joins and leaves of workers and servers."""
     found: list[Fault] = []
     for number in range(random.choice([0, 1, 2])):
         found.append(Fault("hire", random.randrange(plan.lasts), who=plan.newcomer_worker(number)))
@@ -257,12 +254,7 @@ def _comings(plan: TrainingPlan, random: Random) -> list[Fault]:
     return found
 
 
-def _stragglers(plan: TrainingPlan, random: Random) -> list[Fault]:
-    some = random.sample(plan.worker_names, min(plan.workers, random.choice([1, 1, 2])))
-    return [faults.straggler(plan, random, name) for name in some]
-
-
-_OWN = {"evaluator": _evaluator, "comings": _comings, "stragglers": _stragglers}
+_OWN = {"evaluator": _evaluator, "comings": _comings, "stragglers": faults.stragglers}
 
 
 PER_ROW = 3  # features of a row, where rows are mixed

@@ -1,60 +1,377 @@
-"""The scenario TRAINING: whole runs with faults, by the classes that ship."""
+"""The scenario TRAINING: whole runs with faults, by the classes that ship; and their checks.
+
+    I1 exactly-once    every slot counts once, in the tally and (where weights count) in the model
+    P3 same bits       sync: the model and every judged model equal the serial run's after that step
+    P8, I9             a run rolls back only when all copies are lost, and never past a reported
+                       checkpoint
+    evaluations        are in order, at the right steps, and of the model that they name
+    stop rules         the run ends by the rule that its evaluations call for, and says so
+    order              events come in a possible order
+    resume             a resumed run computes what its checkpoint lacks, and nothing else
+
+Nothing is raised, so that a mutant is caught by name.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise
+from typing import Any
 
-from shoal.events import RolledBack, Saved, Stopped
+import numpy as np
+
+from shoal.errors import ShoalError
+from shoal.events import Evaluated, RolledBack, Saved, Started, Stopped, Voided
+from shoal.keys import Values
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.drainable import DrainableNode
-from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.scheduler_node import SchedulerNode
-from shoal.nodes.server import Server
 from shoal.nodes.strategy import TABLE, TALLY
-from shoal.nodes.trainer import Trainer
-from shoal.nodes.worker import Worker
-from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, raised
-from shoal.simulation.training_checker import FinalTables, TrainingChecker, patience_of
-from shoal.simulation.training_plan import TrainingPlan, draw
+from shoal.schedule.intervals import spread
+from shoal.schedule.slot_queue import DEATHS
+from shoal.schedule.stop_rules import ENDLESS
+from shoal.simulation.cluster import calls_of
+from shoal.simulation.reference import weights_by_step
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, judge
+from shoal.simulation.training_plan import STEP, TrainingPlan, draw
 from shoal.simulation.training_watch import PartsWatch
 from shoal.simulation.training_world import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
-from shoal.strategies.block_proximal.algorithm import BlockProximal
-from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
+from shoal.simulation.world import World
+
+WAYS = 1_000  # block-proximal: combinations of holders that are tried
+LEGITIMATE = (  # ends that a plan may bring about, with the words that say so
+    "no worker was there for the first slot",
+    "no worker is left to compute",
+)
+
+
+@dataclass(slots=True)
+class FinalTables:
+    weights: Values | None
+    tally: Values | None
+
+
+class TrainingChecker:
+    def __init__(self, run: TrainingWorld, ends: FinalTables, resumed: bool) -> None:
+        self.run, self.plan, self.ends, self.resumed = run, run.plan, ends, resumed
+        self.work = run.scheduler.workload
+        self.held = 0  # models compared with the serial run
+        self._limit, self._limit_reason = limit_of(run.plan)
+        per_pass = run.plan.slots_per_pass or 1
+        self._every = max(1, round(run.plan.evaluate * per_pass)) if run.plan.evaluate else ENDLESS
+        self.rolled_back = any(isinstance(event, RolledBack) for event in run.told)
+
+    def check(self) -> Iterator[Violation]:
+        yield from self._ends()
+        yield from self._order()
+        yield from self._rollbacks()
+        yield from self._evaluations()
+        yield from self._exactly_once()
+        yield from self._same_bits()
+        if not self.run.scheduler.failed:
+            yield from self._stop_rules()
+        if self.resumed and not self.plan.faults and not self.plan.settings.get("second_copies"):
+            yield from self._nothing_twice()
+
+    def _nothing_twice(self) -> Iterator[Violation]:
+        """A resumed run without faults computes what its checkpoint lacks, and nothing else."""
+        computed = sum(trainer._done for trainer in self.run.nodes.trainers.values())
+        lacked = self.work.done - self.run.begun_with
+        if computed != lacked:
+            what = f"{computed} slots were computed after {self.run.begun_with} of a checkpoint, {lacked} were to be"
+            yield Violation("resume", what)
+
+    def _ends(self) -> Iterator[Violation]:
+        for name, error in self.run.broken.items():
+            what = f"{name} ended with {type(error).__name__}: {error}"
+            yield Violation("P10 goes on" if isinstance(error, ShoalError) else f"raised {type(error).__name__}", what)
+        failed = self.run.scheduler.failed
+        if failed and not self._may_fail(failed):
+            yield Violation("P10 goes on", f"the run failed: {failed}")
+        if (self.ends.weights is None or self.ends.tally is None) and not self.plan.beyond:
+            yield Violation("I13 live", "the tables could not be read when it was over")
+
+    def _may_fail(self, why: str) -> bool:
+        """Whether the plan explains a failure: no workers, or a lost model."""
+        if self.plan.group and self.plan.beyond and "resume this run" in why:
+            return True
+        if len(self.run.schedulers) > 1 and "has taken the name" in why:  # see TrainingWorld._broke
+            return True
+        return bool(self.plan.faults) and any(one in why for one in LEGITIMATE)
+
+    def _order(self) -> Iterator[Violation]:
+        kinds = [type(event) for event in self.run.told]
+        if Evaluated in kinds and (Started not in kinds or kinds.index(Evaluated) < kinds.index(Started)):
+            yield Violation("order", "a model was judged before the run had started")
+        # A scheduler may end between a line of its journal and the ack of its event; its next life
+        # then repeats the event. So only events from before the end may come once more.
+        stop = kinds.index(Stopped) if Stopped in kinds else len(kinds)
+        before = [event for event in self.run.told[:stop] if isinstance(event, Evaluated)]
+        if any(isinstance(event, Evaluated) and event not in before for event in self.run.told[stop:]):
+            yield Violation("order", "a model was judged after the run had stopped")
+        whys = {event.why for event in self.run.told if isinstance(event, Stopped)}
+        if len(whys) > 1:
+            yield Violation("order", f"it stopped for several reasons: {sorted(whys)}")
+
+    def _rollbacks(self) -> Iterator[Violation]:
+        saved = 0
+        for event in self.run.told:
+            if isinstance(event, Saved):
+                saved = event.number
+            elif isinstance(event, RolledBack):
+                if (event.checkpoint or 0) < saved and not self.run.cluster.damaged:
+                    back = event.checkpoint or "the beginning"
+                    yield Violation("I9 durable", f"checkpoint {saved} was told of, and the run went back to {back}")
+                if not self.plan.beyond:
+                    yield Violation("P1 kept", f"the run went back although copies were left: {event.why}")
+                saved = event.checkpoint or 0
+
+    @cached_property
+    def _judged(self) -> list[tuple[Evaluated, Values | None]]:
+        """Evaluations of the past that holds, each once; some may be reported again."""
+        found: list[tuple[Evaluated, Values | None]] = []
+        for event, weights in self.run.judged:
+            while found and found[-1][0].number >= event.number:
+                before = found.pop()
+                if before[0].number == event.number:
+                    weights = before[1] if weights is None else weights
+            found.append((event, weights))
+        return found
+
+    def _evaluations(self) -> Iterator[Violation]:
+        told: dict[int, Evaluated] = {}
+        for event, _ in self.run.judged:
+            again = told.get(event.number)
+            same = again is None or (again.steps, again.test_loss) == (event.steps, event.test_loss)
+            if not same and not self.rolled_back:
+                yield Violation("evaluations", f"evaluation {event.number} was told twice, and not the same")
+            told[event.number] = event
+        judged = [event for event, _ in self._judged]
+        numbers = [event.number for event in judged]
+        first = numbers[0] if self.resumed and numbers else 0
+        if numbers != list(range(first, first + len(numbers))):
+            yield Violation("evaluations", f"evaluations {numbers}: some are missing")
+        if any(after.steps < before.steps for before, after in pairwise(judged)):
+            yield Violation("evaluations", f"at steps {[event.steps for event in judged]}: not in order")
+        if self.work.step is not None:
+            yield from self._at_their_steps(judged)
+        elif self.plan.counts:
+            for before, (event, weights) in zip([None, *judged], self._judged, strict=False):
+                yield from self._at_its_slots(before, event, weights)
+
+    def _at_their_steps(self, judged: list[Evaluated]) -> Iterator[Violation]:
+        """In step mode: before the first step, every so many slots, and after the last."""
+        planned, every, at = [0], self._every, 0
+        while every < ENDLESS and at < self._limit:
+            at = self.work.slots_until(self.work.steps_until((at // every + 1) * every))
+            planned.append(self.work.steps_until(at))
+        if self.run.scheduler.counts["evaluations of a later step"]:
+            if not self.resumed and sum(one.client.session.role == "evaluator" for one in self.run.nodes.everyone) < 2:
+                yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
+            return  # an evaluator died, and another judged what was there: the bits are checked
+        for event in judged:
+            last = self.run.scheduler.ended and event is judged[-1]
+            if event.steps not in planned and not last:
+                yield Violation("evaluations", f"one at step {event.steps}, and not at one of {planned[:9]}")
+        if self.run.scheduler.ended and not self.run.scheduler.failed:
+            steps = [event.steps for event in judged]
+            missing = [step for step in planned if steps and steps[0] <= step < steps[-1] and step not in steps]
+            if missing:
+                yield Violation("evaluations", f"none at steps {missing[:9]}")
+            if not steps or steps[-1] != self.work.steps_until(self.work.limit):
+                yield Violation("evaluations", f"the last at step {steps[-1:]}, the run ended at {self.work.steps}")
+
+    def _at_its_slots(self, before: Evaluated | None, event: Evaluated, weights: Values | None) -> Iterator[Violation]:
+        """Where pushes count at once: all named slots are in it, and few others."""
+        if weights is None:
+            return
+        inside, every = round(float(weights.astype(np.float64).sum() / STEP)), self._every
+        told = self.run.told
+        later = sum(isinstance(one, Voided) for one in told[told.index(event) :])
+        named = event.steps - (len(self.work.voids) - later)  # slots are not done in order
+        if inside < named:
+            what = f"evaluation {event.number} is of {named} slots, and only {inside} are in the model"
+            yield Violation("evaluations", what)
+        most = self._limit
+        if every < ENDLESS and before is not None:
+            most = min(most, (before.steps // every + 2) * every)
+        if inside > most and not self._may_have_more:
+            what = f"evaluation {event.number}, after {event.steps} slots, is of {inside} slots, of at most {most}"
+            yield Violation("evaluations", what)
+
+    def _exactly_once(self) -> Iterator[Violation]:
+        tally, work, failed = self.ends.tally, self.work, bool(self.run.scheduler.failed)
+        if tally is None:
+            return
+        counted = np.array([work.is_counted(slot) for slot in range(len(tally))], np.float32)
+        # In step mode a checkpoint is of a step, and of the tally without what is in flight to it.
+        back = work.step is not None and (self.resumed or self.rolled_back)
+        more = failed or self._may_have_more
+        wrong = np.flatnonzero((tally > 1) | ((tally < counted) & (not back)) | ((tally > counted) & (not more)))
+        if len(wrong):
+            found = ", ".join(f"slot {slot}: {tally[slot]:g} for {counted[slot]:g}" for slot in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} slots of {int(counted.sum())}: {found}")
+        if not failed and work.done != work.limit:
+            yield Violation("I1 exactly-once", f"{work.done} slots are counted, {work.limit} were to be")
+        if self.plan.counts and not failed and self.ends.weights is not None:
+            yield from self._counted_in_weights(self.ends.weights)
+
+    @property
+    def _may_have_more(self) -> bool:
+        """Slots may be in the model, but not yet in the journal of a scheduler that ended.
+
+        They are assigned again and found counted, unless the run ends within an epoch, with other
+        slots of it.
+        """
+        return self.work.step is None and (self.run.scheduler._resumed or self.rolled_back)
+
+    def _counted_in_weights(self, weights: Values) -> Iterator[Violation]:
+        """Every counted slot is in the model once.
+
+        A void slot may be in it, since a dead worker may have pushed it before. So may any
+        assigned slot where the model may have more. The tally proves nothing about those: it is
+        another push to other servers, and their worker may have died between the two.
+        """
+        order, expected = self.work.order, np.zeros(len(weights))
+        either, dealt = np.zeros(len(weights)), self.run.dealt if self._may_have_more else set[int]()
+        for slot in {*spread(self.work.counted(), ENDLESS), *self.work.voids, *dealt}:
+            sure = self.work.is_counted(slot) and slot not in self.work.voids
+            possible = slot in self.work.voids or slot in dealt
+            content = order.content(*divmod(slot, self.work.per_pass))
+            expected[content] += sure
+            either[content] += possible and not sure
+        found = weights.astype(np.float64) / STEP
+        wrong = np.flatnonzero((found < expected) | (found > expected + either))
+        if len(wrong):
+            some = ", ".join(f"{found[one]:g} for {expected[one]:g}" for one in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} weights count other slots than were counted: {some}")
+
+    def _expected(self) -> Iterator[list[Values]]:
+        """The serial run's weights by step; several ways where a part changed its holder."""
+        steps, job, data = self.work.steps_until(self.work.limit) + 1, self.run.job, self.run.dataset
+        starts = self.run.starts
+        for holders in self.run.parts.holders(len(starts)):
+            yield list(islice(weights_by_step(job, data, self.work.voids, holders, starts), steps))
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether no event happened that may change the bits."""
+        died = any(why.startswith(f"{DEATHS} workers died") for why in self.work.voids.values())
+        newer = self.run.scheduler.counts["slots with newer weights"]
+        behind = self.plan.settings.get("max_delay")
+        # a part that changes its holder begins with newer weights
+        if self.plan.strategy == "block-proximal":
+            behind = behind and (self.plan.faults or self.resumed)
+            # it repeated a part of what was judged
+            behind = behind or (self.rolled_back and self.run.scheduler.failed)
+        return not (died or newer or behind)
+
+    def _same_bits(self) -> Iterator[Violation]:
+        if self.work.step is None or not self._is_exact:
+            return
+        found = [(event.steps, f"the model of evaluation {event.number}", weights) for event, weights in self._judged]
+        self.held += sum(weights is not None for _, _, weights in found)
+        if not self.run.scheduler.failed:
+            found.append((self.work.steps_until(self.work.limit), "the model", self.ends.weights))
+        models = [(step, what, weights) for step, what, weights in found if weights is not None]
+        wrong = ""
+        for way, expected in enumerate(self._expected()):
+            other = next((one for one in models if not np.array_equal(one[2], expected[one[0]])), None)
+            if other is None:
+                return
+            if way == WAYS:
+                self.run.world.counts["rare: models that may be of too many hands"] += 1
+                return
+            wrong = wrong or f"{other[1]} is not the serial run's after step {other[0]}"
+        yield Violation("P3 same bits", wrong)
+
+    def _stop_rules(self) -> Iterator[Violation]:
+        why = next((event for event in self.run.told if isinstance(event, Stopped)), None)
+        if why is None:
+            yield Violation("stop rules", "the run ended, and nobody was told why")
+            return
+        limit, reason = self._limit, self._limit_reason
+        if self.work.done > limit:
+            yield Violation("stop rules", f"{self.work.done} slots were counted, at most {limit} were to be")
+        if why.why == reason and self.work.done != limit:
+            yield Violation("stop rules", f"{reason!r} with {self.work.done} of {limit} slots")
+        seconds = self.plan.stop.get("seconds")
+        if why.why.endswith("seconds are over") and (seconds is None or why.seconds < seconds):
+            yield Violation("stop rules", f"{why.why!r} after {why.seconds:g} seconds")
+        if not self.rolled_back and not self.resumed:
+            yield from self._by_loss(why.why)
+
+    def _by_loss(self, why: str) -> Iterator[Violation]:
+        """The first evaluation that calls for an end causes it: at most one more follows."""
+        rules: dict[str, Any] = self.plan.stop
+        judged = [event for event, _ in self._judged]
+        ends, reason = len(judged) - 1, ""
+        mark, without = float("inf"), 0
+        for place, event in enumerate(judged):
+            if event.test_loss < mark - rules.get("min_delta", 0.0):
+                mark, without = event.test_loss, 0
+            else:
+                without += 1
+            if event.test_loss <= rules.get("target_loss", -1.0):
+                ends, reason = place, f"target loss {rules['target_loss']:g} reached"
+                break
+            if without >= rules.get("patience", ENDLESS):
+                ends, reason = place, f"no improvement in {rules['patience']} evaluations"
+                break
+        if reason and len(judged) - 1 > ends + 1:
+            yield Violation("stop rules", f"{reason!r} at evaluation {ends}, and it ended with {len(judged) - 1}")
+        by_loss = why.startswith(("target loss", "no improvement"))
+        if by_loss and why != reason:
+            yield Violation("stop rules", f"it ended with {why!r}, its evaluations say {reason or 'nothing'!r}")
+        if reason and not by_loss and ends < len(judged) - 2:
+            yield Violation("stop rules", f"it ended with {why!r}, its evaluations said {reason!r} long before")
+
+
+def limit_of(plan: TrainingPlan) -> tuple[int, str]:
+    """The slots of a run by its epochs or steps, and its reason; computed independently."""
+    per_pass, stop = plan.slots_per_pass or 1, plan.stop
+    in_step: int = plan.settings.get("slots_per_step") or plan.settings.get("parts") or 1
+    steps_in_pass = -(-per_pass // in_step)
+
+    def slots(steps: int) -> int:
+        passes, rest = divmod(steps, steps_in_pass)
+        return passes * per_pass + min(rest * in_step, per_pass)
+
+    found: list[tuple[int, str]] = []
+    if (epochs := stop.get("epochs")) is not None:
+        passes, rest = divmod(max(1, round(epochs * per_pass)), per_pass)
+        whole = slots(passes * steps_in_pass + -(-rest // in_step))
+        found.append((whole, f"{epochs:g} epoch{'' if epochs == 1 else 's'} done"))
+    if (steps := stop.get("steps")) is not None:
+        found.append((slots(steps), f"{steps} step{'' if steps == 1 else 's'} done"))
+    return min(found)
+
+
+def patience_of(plan: TrainingPlan, limit: int) -> int:
+    """Milliseconds that a run may take after all is healed: its computing, and noticing a death."""
+    return 40_000 + limit * plan.think
+
 
 _WORDS = ("epoch", "step", "target", "improvement", "seconds")
 AFTER = 30 * SECOND  # the last fault, and all nodes are back
 
 
 class TrainingScenario:
-    """One plan, from its first node to the verdict."""
-
     def __init__(self, plan: TrainingPlan, trace: Trace | None = None) -> None:
         self.plan, self.trace = plan, trace
         self.lives: list[TrainingWorld] = []
+        self.worlds: list[World] = []
         self.counts: Counter[str] = Counter()
         self.parts = PartsWatch()
 
     def verdict(self) -> Verdict:
-        try:
-            with paced(self.plan), self.parts.watching():
-                violations = self._run()
-        except Exception as error:
-            violations = [raised(error)]
-        finally:
-            for one in self.lives:
-                one.close()
+        with paced(self.plan), self.parts.watching():
+            found = judge(self.plan, self._run, self.worlds, self.counts)
         for one in self.lives:
+            one.close()
             self.counts.update(_counts(one))
-        return Verdict(
-            self.plan,
-            violations,
-            sum(one.world.events for one in self.lives),
-            sum(one.world.now for one in self.lives) / SECOND,
-            "".join(one.world.digest for one in self.lives),
-            self.counts,
-        )
+        return found
 
     def _run(self) -> list[Violation]:
         first = self._life(self.plan)
@@ -75,6 +392,7 @@ class TrainingScenario:
         run = TrainingWorld(plan, self.trace, disk=disk, number=len(self.lives), parts=self.parts)
         run.dealt |= set() if former is None else former.dealt
         self.lives.append(run)
+        self.worlds.append(run.world)
         return run
 
     def _live(self, run: TrainingWorld, origin: Origin | None) -> list[Violation] | None:
@@ -83,14 +401,14 @@ class TrainingScenario:
             return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
         nemesis = nemesis_of(run)
         if "early faults" not in self.plan.habits:
-            run.until(run.begun, BEGINS_WITHIN)
+            run.until(lambda: run.was_told(Started), BEGINS_WITHIN)
         began = run.world.now
         nemesis.begin()
         if run.plan.ends:
             ends = began + run.plan.ends * MILLISECOND
             run.world.at(ends, lambda: None)
             bare = run.plan.seed % 8 == 0  # it may end before there is any checkpoint
-            run.until(lambda: (run.world.now >= ends and (bare or run.saved)) or run.scheduler.ended, AFTER)
+            run.until(lambda: (run.world.now >= ends and (bare or run.was_told(Saved))) or run.scheduler.ended, AFTER)
             if not run.scheduler.ended:
                 return None
         run.until(lambda: nemesis.over or run.over, run.plan.lasts * MILLISECOND + AFTER)
@@ -118,8 +436,7 @@ class TrainingScenario:
         for name, task in run.nodes.ends.items():
             if not task.done and name in run.world.hosts:
                 worker = next(one for one in reversed(run.nodes.everyone) if one.name == name)
-                tasks = [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())]
-                parts.append(f"{name}: {'; '.join(tasks[:3]) or 'nothing under way'}")
+                parts.append(f"{name}: {'; '.join(calls_of(worker)[:3])}")
         return ", ".join(parts)
 
 
@@ -138,9 +455,7 @@ def _lost(run: TrainingWorld, found: Origin | None) -> list[Violation]:
 
 
 def _counts(run: TrainingWorld) -> Counter[str]:
-    """The counters of one life."""
-    counts = Counter({w if ":" in w else f"network: {w}": n for w, n in run.world.counts.items()})
-    counts.update(type(event).__name__.lower() for event in run.told)
+    counts = Counter(type(event).__name__.lower() for event in run.told)
     if run.cluster.coordinators:
         scheduler = run.scheduler
         counts.update({f"run: {what}": n for what, n in scheduler.counts.items() if len(what) < 40})
@@ -165,10 +480,6 @@ TRAINING = Scenario(
     name="training",
     draw=draw,
     run=lambda plan, trace: TrainingScenario(plan, trace).verdict(),
-    nodes=(
-        *(Async, BlockProximal, Bounded, Sync),
-        *(Coordinator, Scheduler, Evaluator, DrainableNode, SchedulerNode, Server, Trainer, Worker),
-    ),
     sometimes=(
         "answers held against the staleness bound",
         "delays that changed",

@@ -27,7 +27,7 @@ from shoal.events import Delayed, RunEvent
 from shoal.keys import Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.scheduler import Scheduler
-from shoal.nodes.strategy import TABLE, TALLY, Slot
+from shoal.nodes.strategy import TALLY, Slot
 from shoal.nodes.trainer import SlotStream
 from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers
@@ -42,7 +42,6 @@ from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer
 from shoal.wire import messages as m
-from shoal.wire.messages.groups import whole
 
 
 @dataclass(slots=True)
@@ -59,8 +58,8 @@ class _PaceWatch:
 class StalenessWatch:
     """Watches the staleness of a run with this bound on delay; None: unbounded."""
 
-    def __init__(self, world: World, max_delay: int | None, group: str = "") -> None:
-        self._world, self._max_delay, self._table = world, max_delay, whole(TABLE, group)
+    def __init__(self, world: World, max_delay: int | None) -> None:
+        self._world, self._max_delay = world, max_delay
         self.violations: list[Violation] = []
         self.checked = 0
         self._paces: dict[int, _PaceWatch] = {}
@@ -68,11 +67,22 @@ class StalenessWatch:
         self._clocks: dict[tuple[str, str, int], tuple[int, int]] = {}
         self._steps: dict[tuple[str, str, int], int] = {}  # of a push: whose it is
         if max_delay is not None:
-            world.watch(m.Push, self._pushed)
-            world.watch(m.Pull, self._pulled)
-            world.watch(m.Park, self._parked)
-            world.watch(m.Values, self._answered)
-            world.watch(m.Counted, self._counted)
+            world.watch(self._sent, m.Push, m.Pull, m.Park, m.Values, m.Counted)
+
+    def _sent(self, sender: str, to: str, message: m.Message) -> None:
+        match message:
+            case m.Push() if message.step:
+                self._pushed(sender, to, message)
+            case m.Pull(request, incarnation=asker, clock=clock, enter=False) if clock >= 0:
+                self._clocks[sender, to, request] = (clock, asker)  # a new worker does not wait
+            case m.Park(incarnation=one, spell=spell) if one in self._paces:
+                if spell >= self._paces[one].spell:
+                    self._paces[one].spell, self._paces[one].parked = spell, True
+            case m.Counted(request):
+                if (whose := self._steps.pop((to, sender, request), None)) is not None:
+                    self._paces[whose].known_to.add(sender)
+            case m.Values():
+                self._answered(sender, to, message)
 
     def _pace(self, name: str, incarnation: int, spell: int) -> _PaceWatch:
         pace = self._paces.setdefault(incarnation, _PaceWatch(name))
@@ -84,28 +94,12 @@ class StalenessWatch:
         return pace
 
     def _pushed(self, sender: str, to: str, push: m.Push) -> None:
-        if not push.step:
-            return
         pace = self._pace(sender, push.incarnation, push.spell)
         if push.spell == pace.spell:
             pace.sent = max(pace.sent, push.step)
             self._steps[sender, to, push.request] = push.incarnation
         if push.pull and push.clock >= 0:
             self._clocks[sender, to, push.request] = (push.clock, push.incarnation)
-
-    def _pulled(self, sender: str, to: str, pull: m.Pull) -> None:
-        if pull.clock >= 0 and not pull.enter:  # a new worker does not wait
-            self._clocks[sender, to, pull.request] = (pull.clock, pull.incarnation)
-
-    def _parked(self, sender: str, to: str, park: m.Park) -> None:
-        pace = self._paces.get(park.incarnation)
-        if pace is not None and park.spell >= pace.spell:
-            pace.spell, pace.parked = park.spell, True
-
-    def _counted(self, sender: str, to: str, counted: m.Counted) -> None:
-        incarnation = self._steps.pop((to, sender, counted.request), None)
-        if incarnation is not None:
-            self._paces[incarnation].known_to.add(sender)
 
     def _answered(self, sender: str, to: str, values: m.Values) -> None:
         found = self._clocks.pop((to, sender, values.request), None)
@@ -128,8 +122,6 @@ class StalenessWatch:
 
 
 class DelayWatch:
-    """Watches the automatic delay of a run."""
-
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self.changes = 0
@@ -147,7 +139,6 @@ class DelayWatch:
             self.violations.append(Violation("P11 delay", what))
 
     def forget(self) -> None:
-        """The scheduler restarted, and begins again."""
         self._delay = None
 
 
@@ -211,8 +202,6 @@ class PartsWatch:
 
 
 class TrainingAudit:
-    """Audits one life of a run, which may be resumed from a checkpoint."""
-
     def __init__(self, reader: Worker, scheduler: Callable[[], Scheduler], plan: TrainingPlan, resumed: bool) -> None:
         self._reader, self._scheduler, self._random = reader, scheduler, Random(f"{plan.seed}/audit")
         # In step mode a checkpoint is of a step, and of the count without what is in flight to it.

@@ -4,14 +4,13 @@ Only network, disk, clocks and the launcher's part (who starts a process, who se
 simulated. A process that has nothing left to compute says good-bye; if its coroutine raised, the
 launcher sees it end and tells the scheduler. A name that is hired again is another life, with
 another token and an empty memory. ``TrainingWorld`` puts the nodes on hosts and carries faults
-out; ``training_checker`` says what must hold.
+out; ``training_scenario`` says what must hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,8 +20,8 @@ import msgspec
 from shoal import limits
 from shoal.cluster import placement
 from shoal.data.datasets import Dataset
-from shoal.errors import Refused, ShoalError
-from shoal.events import Evaluated, RunEvent, Saved, Started, Stopped, Warned
+from shoal.errors import Refused
+from shoal.events import Evaluated, RunEvent, Stopped, Warned
 from shoal.job import Job
 from shoal.keys import Values
 from shoal.limits import MILLISECOND, SECOND
@@ -39,11 +38,18 @@ from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers
 from shoal.schedule.intervals import spread
-from shoal.simulation.cluster import COORDINATOR, ROOT, SimulatedCluster
+from shoal.simulation.cluster import (
+    COORDINATOR,
+    ROOT,
+    SimulatedCluster,
+    close_coroutines,
+    pull_until_answered,
+    servers_joined,
+)
 from shoal.simulation.disk import SimulatedDisk
-from shoal.simulation.faults import STRAGGLING, Fault
+from shoal.simulation.faults import Fault
 from shoal.simulation.moves_driver import ElasticDriver
-from shoal.simulation.nemesis import Nemesis, Stragglers
+from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
 from shoal.simulation.training_watch import DelayWatch, PartsWatch, StalenessWatch, TrainingAudit
 from shoal.simulation.world import SimulatedJournal, World
@@ -56,11 +62,11 @@ from shoal.wire.effects import Node, ProcessEnd, Send
 from shoal.wire.messages.groups import dealer, member_name, whole
 
 CACHE = 1 << 30  # bytes of rows that a worker keeps
+TALLIED = 1 << 12  # keys of the tally: more than any slot's number
+Origin = tuple[Path, Manifest]
 
 
 class TrainingNodes:
-    """The nodes of a run other than servers and schedulers."""
-
     def __init__(
         self, world: World, job: Job, dataset: Dataset, group: str = "", add: Callable[[Node], object] | None = None
     ) -> None:
@@ -75,11 +81,9 @@ class TrainingNodes:
         self.everyone: list[Worker] = []  # all lives
         # a process ended with an error
         self.on_broken: Callable[[str, Exception], None] = lambda name, error: None
-        self.on_left: Callable[[str], None] = lambda name: None  # a process has finished
+        self.left: set[str] = set()  # processes that have finished
         self._add = add or world.add
         self._lives = 0
-
-    # ------------------------------------------------------------ lives
 
     def hire(self, name: str) -> Trainer:
         """Start a new life of a worker, by its name within the group."""
@@ -90,7 +94,6 @@ class TrainingNodes:
         return trainer
 
     def trainer(self, name: str) -> Trainer:
-        """A new trainer of this name, on no host yet."""
         number = name.rpartition("-")[2]
         worker = self._worker(name, "worker")
         return make_trainer(
@@ -129,69 +132,46 @@ class TrainingNodes:
                     self.world.send(name, effect.to, effect.message, effect.arrays)
         self.world.end(name)
         if task.error is None:
-            self.on_left(name)
+            self.left.add(name)
         else:
             self.on_broken(name, task.error)
 
-    def close(self) -> None:
-        """No coroutine outlives the world."""
-        for worker in self.everyone:
-            for coroutine, _, _ in worker._coroutines:
-                coroutine.close()
-
-    # ------------------------------------------------------------ the tables
-
-    def create_tables(
-        self, launcher: Worker, servers: int, tally: bool = False, origin: tuple[Path, Manifest] | None = None
-    ) -> Task:
+    def create_tables(self, launcher: Worker, servers: int, tally: bool = False, origin: Origin | None = None) -> Task:
         """Creates the tables, with the count of every slot (``tally``), from ``origin``."""
         return launcher.start(self._create(launcher, servers, tally, origin))
 
-    async def _create(self, launcher: Worker, servers: int, tally: bool, origin: tuple[Path, Manifest] | None) -> None:
+    async def _create(self, launcher: Worker, servers: int, tally: bool, origin: Origin | None) -> None:
         client = launcher.client
-        while sum(member.role == "server" for member in client.session.view.members) < servers:
-            await launcher.sleep(10 * MILLISECOND)
+        await servers_joined(launcher, servers)
         specs = {TABLE: make_table(self.job, self.learner, self.per_pass)}
         if tally:
-            specs[TALLY] = Dense(rows=self.tallied, update=Update("sum"), max_delay=None)
+            specs[TALLY] = Dense(rows=TALLIED, update=Update("sum"), max_delay=None)
         known = {} if origin is None else {one.name: one for one in origin[1].tables}
         for name, spec in specs.items():
-            make = partial(client.create, name, spec)
             was = known.get(name)  # a group's checkpoint names tables as the group does
             if was is None or origin is None:
-                await make()
+                await client.create(name, spec)
             else:
-                await make(starts=was.starts, origin=str(origin[0]))
-
-    @property
-    def tallied(self) -> int:
-        """The number of keys of the tally: more than any slot's number."""
-        return 1 << 12
+                await client.create(name, spec, starts=was.starts, origin=str(origin[0]))
 
 
 MOST_EVENTS = 60_000
 BEGINS_WITHIN = 30 * SECOND
 SEEN_AFTER = 10 * MILLISECOND  # a process has ended: reported to the scheduler
 AGAIN_AFTER = 300 * MILLISECOND  # a process gave way to another of its name, which has ended
-Origin = tuple[Path, Manifest]
 
 
 class TrainingWorld:
-    """All nodes of one run, on which ``Nemesis`` carries out the faults of the plan."""
-
     def __init__(
         self,
         plan: TrainingPlan,
         trace: Callable[[str], None] | None = None,
-        dataset: Dataset | None = None,
-        job: Job | None = None,
         disk: SimulatedDisk | None = None,
         number: int = 0,
         parts: PartsWatch | None = None,
     ) -> None:
         """``disk`` is of a former life, ``number`` counts lives, ``parts`` watches all."""
-        self.plan, self.job = plan, job or plan.job
-        self.dataset = dataset or data_of(plan)
+        self.plan, self.job, self.dataset = plan, plan.job, data_of(plan)
         self.world = World(plan.seed if not number else plan.seed + (number << 40))
         self.world.trace = trace
         self.world.after_event = self._after_event
@@ -202,14 +182,13 @@ class TrainingWorld:
             self.cluster.disk = self.world.disk = disk
         self.cluster.job = self.job.identity
         self.elastic = ElasticDriver(self.cluster, plan)
-        self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self._add)
-        self.nodes.on_broken, self.nodes.on_left = self._broke, self._left
+        self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self.cluster.add)
+        self.nodes.on_broken, self.left = self._broke, self.nodes.left
         bounded = plan.strategy == "bounded" and plan.settings["max_delay"] != "auto"
-        self.staleness = StalenessWatch(self.world, plan.settings["max_delay"] if bounded else None, plan.group)
+        self.staleness = StalenessWatch(self.world, plan.settings["max_delay"] if bounded else None)
         self.delays, self.parts = DelayWatch(), parts or PartsWatch()
         self.parts.life = number
         self.auditor: TrainingAudit | None = None
-        self.stragglers = Stragglers(plan, lambda: self.world.now)
         self.world.takes = self._takes
         self.schedulers: list[SchedulerNode] = []  # all lives, the last one is the present
         self.told: list[RunEvent] = []
@@ -218,19 +197,15 @@ class TrainingWorld:
         self.on_told: Callable[[RunEvent], None] = lambda event: None
         self.begun_with = 0  # slots that are in the checkpoint that this life was taken up from
         self.broken: dict[str, Exception] = {}  # processes that ended with an error
-        self.left: set[str] = set()  # workers that have gone for good
         self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
         # ends of processes that no scheduler was there to hear of
         self._unheard: list[ProcessEnd] = []
         self._doubled: dict[str, int] = {}  # names that two processes had, until then
         self.dealt: set[int] = set()  # all slots that were ever assigned
-        self.world.watch(m.Deal, self._dealt)
-
-    # ------------------------------------------------------------ who is there
+        self.world.watch(self._dealt, m.Deal)
 
     @property
     def dealer(self) -> str:
-        """The node that assigns slots."""
         return dealer(self.plan.group)
 
     @property
@@ -241,30 +216,17 @@ class TrainingWorld:
 
     @property
     def starts(self) -> list[int]:
-        """The first keys of the model's segments."""
         tables = self.cluster.coordinator.roster.tables
         return list(tables[whole(TABLE, self.plan.group)].starts)
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended and all its processes have left."""
         return self.scheduler.ended and all(
             task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
         )
 
-    @property
-    def saved(self) -> bool:
-        """A checkpoint was reported."""
-        return any(isinstance(event, Saved) for event in self.told)
-
     def local(self, name: str) -> str:
-        """Its name within the group."""
         return name.removeprefix(f"{self.plan.group}/") if self.plan.group else name
-
-    def _add(self, node: Node) -> None:
-        self.cluster.add(node)  # type: ignore[arg-type]
-
-    # ------------------------------------------------------------ the beginning
 
     def set_up(self, origin: Origin | None = None, was: Job | None = None) -> bool:
         """Starts all nodes, with new tables or from ``origin``; False: it took too long."""
@@ -296,27 +258,26 @@ class TrainingWorld:
         return found
 
     def _start_scheduler(self) -> None:
-        journal = self.world.journals.get(self.dealer)
-        records = list(journal.durable) if journal is not None else []
+        records = self.world.written(self.dealer)
         points = make_saving(self.job, ROOT, self.cluster.disk).points if self.plan.checkpoint else None
         token = f"scheduler-{len(self.schedulers)}"
         node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self._scheduler(), points, records)
         self.schedulers.append(node)
-        self._add(node)
+        self.cluster.add(node)
 
-    def begun(self) -> bool:
-        return any(isinstance(event, Started) for event in self.told)
+    def was_told(self, kind: type[RunEvent]) -> bool:
+        return any(isinstance(event, kind) for event in self.told)
 
     def until(self, done: Callable[[], bool], within: int) -> bool:
         return self.world.run(done, self.world.now + within, MOST_EVENTS)
-
-    # ------------------------------------------------------------ what happens
 
     def _takes(self, name: str, nanoseconds: int) -> int:
         """How long a node computes: a worker up to what the plan says, all others briefly."""
         if name not in self.nodes.trainers:
             return nanoseconds
-        return self.stragglers.takes(name, nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1])
+        return self.elastic.stragglers.takes(
+            name, nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
+        )
 
     def _told(self, event: RunEvent) -> None:
         self.told.append(event)
@@ -353,9 +314,6 @@ class TrainingWorld:
         else:
             self.broken[name] = error
 
-    def _left(self, name: str) -> None:
-        self.left.add(name)
-
     def _ended(self, name: str, reason: str) -> None:
         """Report the end of a process to the scheduler, or to its next life."""
         ended = ProcessEnd(name, reason)
@@ -368,8 +326,6 @@ class TrainingWorld:
                 self._unheard.append(ended)
 
         self.world.at(later, tell)
-
-    # ------------------------------------------------------------ the stage
 
     def crash(self, fault: Fault) -> bool:
         name = fault.who
@@ -404,53 +360,38 @@ class TrainingWorld:
             for one in ended:
                 self.world.tell(name, one)
 
-    def _twin(self, fault: Fault) -> None:
-        lasts = fault.lasts * MILLISECOND
-        if fault.who in self.nodes.trainers:
-            trainer = self.nodes.trainer(self.local(fault.who))
-            trainer.start()
-            self.world.add_twin(trainer.worker, lasts)
-            self._doubled[fault.who] = self.world.now + lasts
-        elif fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
-            self.world.add_twin(self.cluster.server(fault.who), lasts)
-
     def heal(self) -> None:
-        self.stragglers.heal()
         self.elastic.heal()
 
     def carry_out(self, fault: Fault, until: int) -> bool:
+        name = fault.who
         match fault.kind:
-            case "twin":
-                self._twin(fault)
-                return True
+            case "twin" if name in self.nodes.trainers:
+                trainer = self.nodes.trainer(self.local(name))
+                trainer.start()
+                self.world.add_twin(trainer.worker, until - self.world.now)
+                self._doubled[name] = until
             case "power":
                 # A group's scheduler writes checkpoints too.
                 others = [self.dealer] if self.plan.group else []
                 assert self.elastic.nemesis is not None
                 self.elastic.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
-                return True
             case "rot":
                 self.cluster.rot(fault.at)
-                return True
-            case kind if kind in STRAGGLING:
-                self.stragglers.straggle(fault, until)
-                return True
             case "hire":
-                if fault.who in self.world.hosts or fault.who in self.left or self.scheduler.ended:
+                if name in self.world.hosts or name in self.left or self.scheduler.ended:
                     return False
-                self.nodes.hire(self.local(fault.who))
-                return True
+                self.nodes.hire(self.local(name))
             case "leave":
-                trainer = self.nodes.trainers.get(fault.who)
-                others = [name for name in self.nodes.trainers if name in self.world.hosts and name not in self.leaving]
-                if trainer is None or fault.who not in self.world.hosts or others in ([], [fault.who]):
+                trainers = self.nodes.trainers
+                others = [one for one in trainers if one in self.world.hosts and one not in self.leaving]
+                if name not in trainers or name not in self.world.hosts or others in ([], [name]):
                     return False  # the last one stays
-                self.leaving[fault.who] = self.world.hosts[fault.who].life
-                trainer.leave()
-                return True
-        return self.elastic.carry_out(fault)
-
-    # ------------------------------------------------------------ the end
+                self.leaving[name] = self.world.hosts[name].life
+                trainers[name].leave()
+            case _:
+                return self.elastic.carry_out(fault, until)
+        return True
 
     def newest_checkpoint(self) -> Origin | None:
         return checkpoint.newest(self.cluster.disk, ROOT, self.job.identity)[0]
@@ -458,22 +399,17 @@ class TrainingWorld:
     def pull(self, table: str, within: int = BEGINS_WITHIN) -> Any:
         """All rows of a table, as the servers have them; None if they do not answer."""
         reader = self.nodes.client(f"reader-{len(self.nodes.everyone)}")
-        found: list[Any] = []
 
-        async def look() -> None:
+        async def look() -> Any:
             await reader.joined
-            while not found:
-                try:
-                    found.append(await reader.client.pull(table, slice(None), exact=True))
-                except ShoalError:
-                    await reader.sleep(100 * MILLISECOND)
+            return await pull_until_answered(reader, table, slice(None), exact=True)
 
         task = reader.start(look())
         self.until(lambda: task.done, within)
-        return found[0] if found else None
+        return task.value if task.done else None
 
     def close(self) -> None:
-        self.nodes.close()
+        close_coroutines(self.nodes.everyone)
 
 
 def _slots_in(manifest: Manifest, scheduler: Scheduler) -> int:
@@ -515,5 +451,4 @@ def nemesis_of(stage: TrainingWorld) -> Nemesis:
 
 
 def stopped(told: list[RunEvent]) -> str:
-    """Why it ended; empty if it has not."""
     return next((event.why for event in told if isinstance(event, Stopped)), "")

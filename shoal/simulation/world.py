@@ -20,24 +20,8 @@ from shoal.errors import ShoalError, WireError
 from shoal.events import RunEvent
 from shoal.limits import COORDINATOR, MILLISECOND, SECOND
 from shoal.simulation.disk import Crashed, SimulatedDisk
+from shoal.wire import effects as e
 from shoal.wire.coding import decode, encode, name_of
-from shoal.wire.effects import (
-    Compute,
-    Computed,
-    Connect,
-    Durable,
-    Effect,
-    Event,
-    Node,
-    Persist,
-    Received,
-    Send,
-    Store,
-    Stored,
-    Tell,
-    Tick,
-    Wake,
-)
 from shoal.wire.messages import Arrays, Message
 
 Frames = list[memoryview | bytes]
@@ -46,9 +30,7 @@ FOUND = (COORDINATOR, "home")  # nodes know these addresses from their start
 
 @dataclass(slots=True)
 class SimulatedHost:
-    """One node on its machine."""
-
-    node: Node
+    node: e.Node
     life: int  # a restarted node is another life under the same name
     drift: float = 0.0  # how much faster its clock runs
     offset: int = 0
@@ -79,8 +61,6 @@ class SimulatedJournal:
 
 @dataclass(slots=True)
 class Weather:
-    """How the network treats messages."""
-
     delay: int = MILLISECOND
     loss: float = 0.0
     repeat: float = 0.0
@@ -94,8 +74,6 @@ class Weather:
 
 
 class World:
-    """All nodes, the network and the time."""
-
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now = 0
@@ -116,13 +94,13 @@ class World:
         # drop this message
         self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
-        self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
+        self._watches: dict[type[Message], list[Callable[[str, str, Any], None]]] = {}
         # arrival, sender, receiver, message
         self._tracked: dict[type[Message], list[tuple[int, str, str, Any]]] = {}
         self._network = Random(f"{seed}/network")
         self._ties = Random(f"{seed}/ties")
         self._disk = Random(f"{seed}/disk")
-        self._heap: list[tuple[int, float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[int, float, int, Callable[[], object]]] = []
         self._serial = 0
         self._lives = 0
         self._hash = hashlib.blake2b(digest_size=16)
@@ -131,9 +109,7 @@ class World:
     def digest(self) -> str:
         return self._hash.hexdigest()
 
-    # ------------------------------------------------------------ time
-
-    def at(self, time: int, action: Callable[[], None]) -> None:
+    def at(self, time: int, action: Callable[[], object]) -> None:
         self._serial += 1
         heapq.heappush(self._heap, (max(time, self.now), self._ties.random(), self._serial, action))
 
@@ -146,30 +122,22 @@ class World:
         return until()
 
     def turn(self) -> None:
-        """Process the next event."""
         self.now, _, _, action = heapq.heappop(self._heap)
         action()
 
-    # ------------------------------------------------------------ nodes
-
-    def add(self, node: Node, drift: float = 0.0, offset: int = 0) -> SimulatedHost:
+    def add(self, node: e.Node, drift: float = 0.0, offset: int = 0) -> SimulatedHost:
         self._lives += 1
         host = self.hosts[node.name] = SimulatedHost(node, self._lives, drift, offset)
-        self.at(self.now, lambda: self._feed(host, Tick()))
+        self.at(self.now, lambda: self._feed(host, e.Tick()))
         return host
 
-    def add_twin(self, node: Node, lasts: int) -> None:
+    def add_twin(self, node: e.Node, lasts: int) -> None:
         """Adds a second process under a name that is in use; messages to that name reach either."""
         self._lives += 1
         twin = self.twins[node.name] = SimulatedHost(node, self._lives)
         self._log("twin", node.name, b"")
-        self.at(self.now, lambda: self._feed(twin, Tick()))
-
-        def end() -> None:
-            if self.twins.get(node.name) is twin:
-                del self.twins[node.name]
-
-        self.at(self.now + lasts, end)
+        self.at(self.now, lambda: self._feed(twin, e.Tick()))
+        self.at(self.now + lasts, lambda: self.twins.pop(node.name) if self.twins.get(node.name) is twin else None)
 
     def crash(self, name: str) -> None:
         """End a process with its memory; its messages may still arrive."""
@@ -184,24 +152,20 @@ class World:
             self.counts["disk: records that were never acknowledged, and survived"] += kept
             journal.writing.clear()
 
+    def written(self, name: str) -> list[bytes]:
+        """What the disk kept of a node's journal."""
+        return list(self.journals.get(name, SimulatedJournal()).durable)
+
     def end(self, name: str) -> None:
-        """End a process that has finished."""
         del self.hosts[name]
         self._log("end", name, b"")
 
-    def watch(self, message: type[Message], seen: Callable[[str, str, Any], None]) -> None:
-        """Calls ``seen(sender, receiver, message)`` for every message of a kind when it is sent."""
-        before = self.on_send.get(message)
-
-        def both(sender: str, to: str, said: Any) -> None:
-            if before is not None:
-                before(sender, to, said)
-            seen(sender, to, said)
-
-        self.on_send[message] = both
+    def watch(self, seen: Callable[[str, str, Any], None], *messages: type[Message]) -> None:
+        """Calls ``seen(sender, receiver, message)`` when a message of these kinds is sent."""
+        for message in messages:
+            self._watches.setdefault(message, []).append(seen)
 
     def track(self, message: type[Message]) -> None:
-        """Track messages of this kind in flight."""
         self._tracked[message] = []
 
     def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
@@ -215,7 +179,6 @@ class World:
         return [(sender, to, said) for _, sender, to, said in found]
 
     def pause(self, name: str, nanoseconds: int) -> None:
-        """Pause a process: messages wait, timers fire late."""
         self.hosts[name].paused_until = self.now + nanoseconds
         self._log("pause", name, b"")
 
@@ -227,22 +190,19 @@ class World:
         self._log("freeze", name, b"")
 
     def stall_disk(self, name: str, nanoseconds: int) -> None:
-        """Delay all writes from now on."""
         journal = self.journals.setdefault(name, SimulatedJournal())
         journal.busy_until = max(journal.busy_until, self.now + nanoseconds)
         if (host := self.hosts.get(name)) is not None:
             host.storing_until = max(host.storing_until, self.now + nanoseconds)
 
     def poke(self, name: str) -> None:
-        """Wake a node."""
-        self.tell(name, Tick())
+        self.tell(name, e.Tick())
 
-    def tell(self, name: str, event: Event) -> None:
-        """Deliver an event without a message."""
+    def tell(self, name: str, event: e.Event) -> None:
         if (host := self.hosts.get(name)) is not None:
             self._feed(host, event)
 
-    def carry_out(self, name: str, effects: list[Effect]) -> None:
+    def carry_out(self, name: str, effects: list[e.Effect]) -> None:
         """Carries out effects in a node's name; does nothing if the node is gone."""
         if (host := self.hosts.get(name)) is not None:
             for effect in effects:
@@ -257,7 +217,7 @@ class World:
         name = host.node.name
         return self.hosts.get(name) is host or self.twins.get(name) is host
 
-    def _feed(self, host: SimulatedHost, event: Event) -> None:
+    def _feed(self, host: SimulatedHost, event: e.Event) -> None:
         """Feeds one event to a node and carries out its effects."""
         if not self._is_here(host):
             return
@@ -265,7 +225,7 @@ class World:
             self.at(host.paused_until, lambda: self._feed(host, event))
             return
         self.events += 1
-        if isinstance(event, Received):
+        if isinstance(event, e.Received):
             if self._calls(event.sender, host.node.name):
                 host.heard.add(event.sender)
             self._log(event.sender, host.node.name, encode(event.message))
@@ -279,27 +239,27 @@ class World:
         found = [one for one in (self.hosts.get(sender), self.twins.get(sender)) if one is not None]
         return to in FOUND or not found or any(to in one.called for one in found)
 
-    def _carry_out(self, host: SimulatedHost, effect: Effect) -> None:
+    def _carry_out(self, host: SimulatedHost, effect: e.Effect) -> None:
         match effect:
-            case Send(to, message, arrays):
+            case e.Send(to, message, arrays):
                 if host.reaches(to):
                     self.send(host.node.name, to, message, arrays)
                 else:
                     self.counts["nobody there"] += 1
-            case Wake(at):
+            case e.Wake(at):
                 self._wake(host, at)
-            case Compute(token, function):
+            case e.Compute(token, function):
                 self._compute(host, token, function)
-            case Persist(token, record):
+            case e.Persist(token, record):
                 self._persist(host, token, record)
-            case Store(token, function):
+            case e.Store(token, function):
                 self._store(host, token, function)
-            case Tell(event):
+            case e.Tell(event):
                 if self.on_tell is not None:
                     self.on_tell(event)
-            case Connect(name, ""):
+            case e.Connect(name, ""):
                 host.called.discard(name)  # a peer that connected to us still gets replies
-            case Connect(name):
+            case e.Connect(name):
                 host.called.add(name)
 
     def _wake(self, host: SimulatedHost, at: int) -> None:
@@ -311,7 +271,7 @@ class World:
         def fire() -> None:
             if host.wake_at == at and self._is_here(host):
                 host.wake_at = -1
-                self._feed(host, Tick())
+                self._feed(host, e.Tick())
 
         self.at(when, fire)
 
@@ -323,7 +283,7 @@ class World:
         )
         if journal.full_until > self.now:
             self.counts["disk: records refused by a full disk"] += 1
-            error = Durable(token, "no space left on device")
+            error = e.Durable(token, "no space left on device")
             self.at(journal.busy_until, lambda: self._feed(host, error))
             return
         journal.writing.append(record)
@@ -331,7 +291,7 @@ class World:
         def written() -> None:
             if self._is_here(host):
                 journal.durable.append(journal.writing.popleft())
-                self._feed(host, Durable(token))
+                self._feed(host, e.Durable(token))
 
         self.at(journal.busy_until, written)
 
@@ -340,17 +300,17 @@ class World:
         host.storing_until = max(self.now, host.storing_until) + self._disk.randrange(MILLISECOND, 60 * MILLISECOND)
         host.stores.append(function)
 
-        def finish() -> None:
-            if not self._is_here(host):
-                return
+        def done() -> e.Event:
             host.stores.popleft()
             try:
-                event = Stored(token, function())
+                return e.Stored(token, function())
             except (OSError, ShoalError) as error:
-                event = Stored(token, error=error)
-            self._feed(host, event)
+                return e.Stored(token, error=error)
 
-        self.at(host.storing_until, finish)
+        self._finish(host, host.storing_until, done)
+
+    def _finish(self, host: SimulatedHost, at: int, done: Callable[[], e.Event]) -> None:
+        self.at(at, lambda: self._feed(host, done()) if self._is_here(host) else None)
 
     def _tear(self, host: SimulatedHost) -> None:
         """Do the current work of the disk thread up to some operation."""
@@ -365,23 +325,18 @@ class World:
         takes = self.takes(host.node.name, self._disk.randrange(*self.computing))
         host.computing = max(self.now, host.computing) + takes
 
-        def finish() -> None:
-            if not self._is_here(host):
-                return
+        def done() -> e.Event:
             try:
-                event = Computed(token, function())
+                return e.Computed(token, function())
             except MemoryError as error:
-                event = Computed(token, error=error)
-            self._feed(host, event)
+                return e.Computed(token, error=error)
 
-        self.at(host.computing, finish)
-
-    # ------------------------------------------------------------ network
+        self._finish(host, host.computing, done)
 
     def send(self, sender: str, to: str, message: Message, arrays: Arrays = ()) -> None:
         weather, random = self.weather, self._network
-        if (watch := self.on_send.get(type(message))) is not None:
-            watch(sender, to, message)
+        for seen in self._watches.get(type(message), ()):
+            seen(sender, to, message)
         if weather.cuts.get((sender, to), 0) > self.now:
             self.counts["cut off"] += 1
             return
@@ -432,7 +387,7 @@ class World:
                 except WireError:  # as the transports do: it is dropped, and counted
                     self.counts["dropped"] += 1
                     return
-                self._feed(host, Received(sender, message, arrays))
+                self._feed(host, e.Received(sender, message, arrays))
 
         self.at(self.now + delay, arrive)
 
@@ -456,9 +411,5 @@ class World:
     def _log(self, sender: str, to: str, header: bytes) -> None:
         self._hash.update(f"{self.now} {sender} {to} ".encode() + header)
         if self.trace is not None:
-            what = name_of(decode(header)[0]) if header else sender
-            self.trace(
-                f"{self.now / SECOND:10.6f}  {sender:>12} -> {to:<12} {what}"
-                if header
-                else f"{self.now / SECOND:10.6f}  {sender} {to}"
-            )
+            what = f"{sender:>12} -> {to:<12} {name_of(decode(header)[0])}" if header else f"{sender} {to}"
+            self.trace(f"{self.now / SECOND:10.6f}  {what}")

@@ -60,7 +60,7 @@ class Scene:
             self.world.add(node)
             node.start(life(node))
             self.world.poke(name)
-        self.world.on_send[Call] = self._sent
+        self.world.watch(self._sent, Call)
 
     def _server(self, number: int, life: int = 0) -> Server:
         return Server(f"server-{number}", f"life-{number}-{life}", f"memory:server-{number}")

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
+from shoal.simulation.faults import Fault
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.gossip_scenario import GOSSIP, GossipScenario
 from shoal.strategies.gossip.topology import Graph
@@ -60,9 +60,8 @@ def test_what_was_broken_once_holds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", PLANS)
 def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
-    file = Path(__file__).parent / "plans" / "gossip" / f"{seed}.json"
-    plan = msgspec.json.decode(file.read_bytes(), type=GossipPlan)
-    assert GossipScenario(plan).verdict().violations == []
+    file = Path(__file__).parent / "plans" / "gossip" / f"{seed}.txt"
+    assert GossipScenario(GossipPlan.read(file.read_text())).verdict().violations == []
 
 
 @pytest.mark.variants(
@@ -96,7 +95,7 @@ def test_the_same_seed_is_the_same_run_in_any_process() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_on_a_disconnected_graph_each_piece_comes_to_a_mean_of_its_own(mode: Literal["sync", "async"]) -> None:
-    plan = GossipPlan(seed=3, mode=mode, nodes=6, legs=1, rounds=60, learns=False, loss=0.05)
+    plan = GossipPlan(seed=3, mode=mode, nodes=6, legs=1, rounds=60, learns=False, faults=(Fault("loss", rate=0.05),))
     run = GossipScenario(plan, graph=Graph("two rings", 6, [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]))
     starts = np.stack([model.weights for model in run.models.values()])
     assert run.verdict().violations == []
@@ -118,6 +117,8 @@ def test_the_command_runs_seeds_of_gossip_and_shows_a_mutant_caught() -> None:
     assert "shoal simulate --of gossip --seed" in broken.output
     traced = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--trace"])
     assert " -> worker-0 " in traced.output
-    refused = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--shrink"])
+    shrunk = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--shrink"])
+    assert "nothing to make shorter" in shrunk.output
+    refused = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--history", "here"])
     assert refused.exit_code == 2
     assert "take --seed and --trace" in refused.output

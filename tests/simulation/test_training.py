@@ -23,9 +23,8 @@ from shoal.schedule.slot_queue import SlotQueue
 from shoal.simulation.faults import FaultPlan
 from shoal.simulation.reference import FIRST as FIRST_HAND
 from shoal.simulation.reference import BlocksBegun, BlockTurn, serial, weights_by_iteration
-from shoal.simulation.training_checker import FinalTables, TrainingChecker
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
-from shoal.simulation.training_scenario import TRAINING, TrainingScenario, _lost
+from shoal.simulation.training_scenario import TRAINING, FinalTables, TrainingChecker, TrainingScenario, _lost
 from shoal.simulation.training_watch import PartsWatch
 from shoal.simulation.training_world import TrainingWorld, data_of, paced, stopped
 from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart

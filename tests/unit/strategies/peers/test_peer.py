@@ -132,7 +132,7 @@ def test_one_that_cannot_compute_says_why_and_the_others_leave_it_alone(owned: b
     assert peers.nodes[peers.lives[0]].mesh.gone == {broken: "MemoryError: no room"}
     assert peers.nodes[peers.lives[0]].log.done == 360
     sent: list[str] = []
-    peers.world.on_send[p.Relay] = lambda sender, to, said: sent.append(to)
+    peers.world.watch(lambda sender, to, said: sent.append(to), p.Relay)
     peers.wait(3_000)
     assert broken not in sent
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -76,9 +75,7 @@ class Board:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def start(self) -> None:

@@ -92,7 +92,7 @@ def _diverged(record: RunRecord) -> str | None:
     judged = record.run.evaluations
     if not judged or math.isfinite(judged[-1].test_loss):
         return None
-    return "the test loss is no number any more: take smaller steps (--set update.step=...)"
+    return "the test loss is no longer finite: take smaller steps (--set update.step=...)"
 
 
 def _too_little_work(record: RunRecord) -> str | None:

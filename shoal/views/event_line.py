@@ -73,10 +73,6 @@ class MoveSummary:
     def until(self) -> float:
         return self.handed[-1].seconds
 
-    def accepts(self, event: Handed) -> bool:
-        last = self.handed[-1]
-        return (event.table, event.why) == (last.table, last.why) and event.seconds - last.seconds <= GAP
-
 
 def together(events: Iterable[Event]) -> list[Event | MoveSummary]:
     """The events in order, with each group of moves at its first one."""
@@ -87,7 +83,7 @@ def together(events: Iterable[Event]) -> list[Event | MoveSummary]:
             found.append(event)
             continue
         key = event.table, event.why
-        if (group := latest.get(key)) is None or not group.accepts(event):
+        if (group := latest.get(key)) is None or event.seconds - group.until > GAP:
             group = latest[key] = MoveSummary()
             found.append(group)
         group.handed.append(event)

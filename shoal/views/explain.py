@@ -63,7 +63,7 @@ def _work(told: RunRecord) -> str:
     rate = f", {told.speed:,.0f} a second" if told.speed else ""
     # CPU time of other hosts or a lost coordinator is not measured.
     elsewhere = any(not OURS.fullmatch(stay.name) for stay in run.attendance.stays)
-    since = " since it was last taken up" if any(isinstance(event, Resumed) for event in run.happened) else ""
+    since = " since it was last resumed" if any(isinstance(event, Resumed) for event in run.happened) else ""
     where = "on the coordinator's machine" if elsewhere else "in all"
     cost = f", with {format.exact_seconds(told.cpu)} CPU seconds {where}{since}" if told.cpu else ""
     lasted = format.elapsed(run.seconds)
@@ -89,28 +89,25 @@ def _shares(told: RunRecord) -> str:
 def _waiting(told: RunRecord) -> str:
     wait, slowest = told.run.shares.get("wait"), told.run.slowest
     if wait is None or wait < MUCH:
-        return "" if wait is None or told.strategy not in ("sync", "bounded") else "Nearly nobody waited for another."
+        return (
+            "" if wait is None or told.strategy not in ("sync", "bounded") else "Workers hardly waited for each other."
+        )
     if slowest is None:
         return ""
     node, factor = slowest
-    times, name = (
-        f"{format.times(factor)} times as long for a slot as the median of the others",
-        format.clean(node.name),
-    )
+    name, times = format.clean(node.name), f"{format.times(factor)} times as long for a slot"
+    slow = f"computes {times} as the median of the others"
     if factor < SLOW:
-        slow = f"the slowest, {name}, computes {times}"
-        return f"No worker is much slower than the others ({slow}): they wait for each other."
+        return f"No worker is much slower than the others (the slowest, {name}, {slow}): they wait for each other."
     others = [one for one in told.run.workers if one is not node and one.per_slot is not None]
     late = sum((node.per_slot or 0.0) * one.slots - one.spent.get("compute", 0.0) for one in others)
     due = late / (sum(one.spent.get("wait", 0.0) for one in others) or 1.0)
-    slow = f"{name} computes {times}"
     if due < 0.5:  # others cannot wait for it longer than it computes
-        return (
-            f"The slowest worker is not the reason: {slow}, and that is {format.share(due)} of what the others waited."
-        )
+        share = format.share(due)
+        return f"The slowest worker is not the reason: {name} {slow}, and that is {share} of what the others waited."
     mine = format.share(node.shares.get("wait", 0.0))
     theirs = format.share(median([one.shares.get("wait", 0.0) for one in others]))
-    return f"They wait for the slowest: {slow}; it waited {mine} of its time, the others {theirs} of theirs (median)."
+    return f"They wait for the slowest: {name} {slow}; it waited {mine} of its time, the others {theirs} of theirs (median)."
 
 
 def _delay(told: RunRecord) -> str:
@@ -122,11 +119,11 @@ def _delay(told: RunRecord) -> str:
     for event, until in zip(delays, [*(later.seconds for later in delays[1:]), told.run.seconds], strict=True):
         if (seconds := until - max(half, event.seconds)) > 0:
             held[event.max_delay] = held.get(event.max_delay, 0.0) + seconds
-    said = f"How far workers may be apart was chosen while it ran, and changed {_often(len(delays))}."
+    said = f"The maximum delay was chosen during the run, and changed {_often(len(delays))}."
     if held:
         longest = max(held, key=lambda delay: held[delay])
         between = f", {min(held):,} to {max(held):,} in all" if len(held) > 1 else ""
-        said += f" In the second half it was {longest:,} steps for longest{between}."
+        said += f" In the second half it was {longest:,} steps most of the time{between}."
     return f"{said} Before the last change they had waited {format.share(delays[-1].waiting)}."
 
 
@@ -169,19 +166,19 @@ def _even(told: RunRecord) -> str:
     (least, who), (most, other) = done[0], done[-1]
     if most <= 1.1 * least:
         return f"Work was even: {least:,} to {most:,} slots each."
-    return f"{format.clean(who)} did fewest slots, {least:,} ({format.share(least / whole)}), {format.clean(other)} most, {most:,}."
+    return f"{format.clean(who)} did the fewest slots, {least:,} ({format.share(least / whole)}), {format.clean(other)} most, {most:,}."
 
 
 def _loss(run: RunMetrics) -> str:
     if not run.evaluations:
-        return "The model was never judged: nothing can be said of its loss."
+        return "The model was never evaluated: its loss is not known."
     diverged = next((event for event in run.evaluations if not math.isfinite(event.test_loss)), None)
     said = []
     if (best := run.best) is not None:
         first, last = run.finite[0], run.finite[-1]
         said = [f"Test loss went from {format.loss(first.test_loss)} to {format.loss(last.test_loss)}."]
         if len(run.finite) == 1:
-            said = [f"The model was judged once: test loss {format.loss(first.test_loss)}."]
+            said = [f"The model was evaluated once: test loss {format.loss(first.test_loss)}."]
         elif "objective" in last.metrics:
             pass  # it minimises that, not the test loss
         elif best.test_loss < last.test_loss:
@@ -197,7 +194,7 @@ def _loss(run: RunMetrics) -> str:
             since = f"by {format.share(fell_by)} since the evaluation before"
             said.append(f"The last is the best, and {still} ({since}).")
     if diverged is not None:
-        said.append(f"At epoch {format.epochs(diverged.passes)} the test loss was no number any more.")
+        said.append(f"At epoch {format.epochs(diverged.passes)} the test loss was no longer finite.")
     return " ".join(said)
 
 
@@ -227,13 +224,13 @@ def _faults(run: RunMetrics) -> str:
     parts = [f"{event_line.nodes(left)} left in order."] if left else []
     parts += [f"{event_line.nodes(lost)} {'was' if len(lost) == 1 else 'were'} lost."] if lost else []
     if slots := sum(event.slots for event in gone):
-        parts.append(f"Slots of theirs that were dealt again: {slots:,}.")
+        parts.append(f"Their slots that were assigned again: {slots:,}.")
     # In the order of time: a server that came back was lost first.
     said = [*joined, *parts] if not gone or (came and came[0].seconds < gone[0].seconds) else [*parts, *joined]
     if back:
         steps = sum(max(0, event.steps_before - event.steps_after) for event in back)
-        said.append(f"The run went back to a checkpoint {_often(len(back))}, {format.many(steps, 'step')} in all.")
-    said += [f"It was taken up again {_often(again)}."] if again else []
+        said.append(f"The run rolled back to a checkpoint {_often(len(back))}, {format.many(steps, 'step')} in all.")
+    said += [f"It was resumed {_often(again)}."] if again else []
     faults: list[Gone | RolledBack] = [*lost, *back]
     felt = [after for event in faults if (after := run.back_after(began(event))) is not None]
     never, worst = sum(map(math.isinf, felt)), max(felt, default=0.0)
@@ -260,7 +257,7 @@ def of_several(runs: list[RunRecord]) -> list[str]:
     if len(judged) < 2:
         said.append("There are no two runs with a loss to compare.")
     elif (differ := other_task(judged)) is not None:
-        said.append(f"These runs do not learn the same ({differ}): their losses are not compared.")
+        said.append(f"These runs have different tasks ({differ}): their losses are not compared.")
     elif len({one.run.computing for one in judged}) > 1:
         unlike = "The computing of some is emulated and of others not, or not alike, so their times are not compared"
         said.append(f"{unlike}: give all the same emulate.per_example.")
@@ -288,11 +285,11 @@ def _compared(judged: list[RunRecord]) -> list[str]:
     )
     strategies = {one.strategy for one in judged}
     if "serial" in strategies and len(strategies) > 1:
-        said.append("A serial run has one core and nobody to talk to.")
+        said.append("A serial run uses one core and does not communicate.")
     still = [one.name for one in judged if one.strategy in CLOCK_STOPS]
     if 0 < len(still) < len(judged):
         said.append(
-            f"The clock of {event_line.names(still)} stands still while a model is judged, that of the others does not: their "
+            f"The clock of {event_line.names(still)} stops during an evaluation, that of the others does not: their "
             f"evaluator computes beside the workers."
         )
     return said

@@ -9,7 +9,10 @@ import math
 import re
 from collections.abc import Sequence
 
+from shoal.events import counted
 from shoal.limits import STALENESS_BUCKETS
+
+many = counted  # 1 worker, 2 workers
 
 
 def clean(text: str) -> str:
@@ -29,11 +32,6 @@ def number(value: object) -> float | None:
 def natural(name: str) -> list[tuple[int, str]]:
     """For sorting: worker-2 before worker-10."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name[:200])]
-
-
-def many(count: int, what: str) -> str:
-    """1 worker, 2 workers."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO, runtime_checkable
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -183,13 +183,6 @@ def _tail(state: LiveState, note: str, width: int, most: int) -> list[Text]:
     return [*lines, Text(note, "dim")] if note else lines
 
 
-@runtime_checkable
-class Observable(Protocol):
-    """A run with a status of its nodes."""
-
-    def status(self) -> ClusterStatus: ...
-
-
 class LiveView(RunView):
     """Draws a board; callers with events never wait for the terminal."""
 
@@ -218,18 +211,18 @@ class LiveView(RunView):
         self._board.start()
 
     def follow(self, run: object) -> None:
-        if isinstance(run, Observable):
-            threading.Thread(target=self._look, args=(run,), name="shoal-look", daemon=True).start()
+        if (status := getattr(run, "status", None)) is not None:
+            threading.Thread(target=self._look, args=(status,), name="shoal-look", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
         self._board.close()
 
-    def _look(self, run: Observable) -> None:
+    def _look(self, status_of_run: Callable[[], ClusterStatus]) -> None:
         """Query coordinator and servers regularly until the run ends."""
         while not self._closed.wait(LOOK_EVERY) and self._state.stopped is None:
             try:
-                status = run.status()
+                status = status_of_run()
             except (ShoalError, OSError, ValueError):
                 continue  # it is restarting, or has ended
             with self._lock:

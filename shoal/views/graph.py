@@ -176,9 +176,6 @@ def numbers(names: Sequence[str]) -> list[str]:
     return found if all(found) and len(set(found)) == len(found) else [str(place) for place in range(len(names))]
 
 
-# ---------------------------------------------------------------- agreement of the models
-
-
 Point = tuple[float, float]  # rounds (or epochs), distance
 
 STEPS = 50  # of a predicted curve
@@ -263,7 +260,7 @@ def seen(told: RunRecord) -> str:
     if not judged:
         return ""
     last, spread = judged[-1], judged[-1].spread
-    said = "Every worker has a model of its own: the loss told here is that of their mean, which no worker has."
+    said = "Every worker has a model of its own: the loss reported here is that of their mean, which no worker has."
     if {"best", "worst"} <= spread.keys():
         said += (
             f" At the end it was {format.loss(last.test_loss)}, that of the best worker {format.loss(spread['best'])},"
@@ -284,7 +281,7 @@ def seen(told: RunRecord) -> str:
 def _agreement(event: Linked) -> str:
     if event.rounds is None:
         return (
-            f"The graph is in {format.many(len(event.parts), 'piece')}, which do not hear each other and never agree."
+            f"The graph is in {format.many(len(event.parts), 'piece')}, which do not exchange models and never agree."
         )
     if event.rounds <= 0:
         return ""

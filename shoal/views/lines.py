@@ -22,7 +22,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self, TextIO
 
 from shoal.background import OutputThread
@@ -179,9 +178,7 @@ class RunView(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @abstractmethod

@@ -178,7 +178,7 @@ class Failover:
             heirs = format.listed(every) if len(every) <= event_line.NAMED else event_line.names(every)
             parts.append(f"{heirs} took over its {owned}{kept}")
         if self.rolled_back:
-            parts.append("the run went back to a checkpoint")
+            parts.append("the run rolled back to a checkpoint")
         again = [] if self.restarted is None else ["restarted"]
         again += [] if self.whole is None else [f"copies back after {format.elapsed(self.whole)}"]
         return "; ".join([*parts, *([", ".join(again)] if again else [])])

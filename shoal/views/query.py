@@ -128,7 +128,7 @@ def _figures(seen: QuerySnapshot) -> list[Text]:
     if minus := histogram["minus zero"]:
         second.append("minus zero ", "dim").append(f"{minus:,} ").append("(block-proximal: keys left out)   ", "dim")
     if strange := histogram["not finite"]:
-        second.append(f"{format.many(strange, 'weight')} infinite or no number", "bold red")
+        second.append(f"{format.many(strange, 'weight')} not finite", "bold red")
     second.rstrip()
     return [first, second]
 

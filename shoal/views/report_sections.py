@@ -194,7 +194,7 @@ def _evaluations(one: RunRecord) -> TableSection:
     caption = "Workers: how many took part when the weights were read."
     caption += f" {len(events) - len(shown):,} more are left out." if len(events) > len(shown) else ""
     if any(isinstance(event, RolledBack) for event in one.run.happened):
-        caption += " The run went back to a checkpoint: some numbers come twice."
+        caption += " The run rolled back to a checkpoint: some numbers come twice."
     return compact(_table(rows, caption))
 
 
@@ -316,7 +316,8 @@ def _filters(runs: Sequence[RunRecord]) -> Section | None:
         said = figures.line(one.summary)
         words.append(f"{one.name}: {said}." if len(runs) > 1 else f"{said[:1].upper()}{said[1:]}.")
         ways = {way.replace("_", " "): figures.stages(found, way) for way in figures.WAYS}
-        for name in dict.fromkeys(name for stages in ways.values() for name in (*found["bytes"], *stages)):
+        named = [name for name in ("lists by number",) if any(name in stages for stages in ways.values())]
+        for name in [*named, *found["bytes"], "all together"]:
             row = {"run": one.name, "filter": name}
             for way, stages in ways.items():
                 sizes = zip(("in", "out"), stages.get(name, (0, 0)), strict=True)
@@ -440,9 +441,6 @@ def _delay(one: RunRecord, of: str) -> Section | None:
 
 def _share(shares: dict[str, float], kind: str) -> str:
     return format.share(shares[kind]).replace("less than ", "<") if shares else "-"
-
-
-# ---------------------------------------------------------------- what happened
 
 
 def incidents(one: RunRecord, of: str) -> list[Section]:

@@ -136,7 +136,7 @@ def _head(status: ClusterStatus, where: str, width: int, numbers: bool) -> list[
         parts.append(f"coordinator started {standing.term:,} times")
     if standing.generation:
         often = "once" if standing.generation == 1 else f"{standing.generation:,} times"
-        parts.append(f"went back to a checkpoint {often}")
+        parts.append(f"rolled back to a checkpoint {often}")
     if other := others_than(standing.timing):
         parts.append(f"timing {other}")
     if numbers:
@@ -199,7 +199,7 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
 def _heard(one: MemberStatus, newest: int) -> Text:
     more = [", suspected"] * one.suspected + [", leaving"] * one.leaving
     if one.view < newest and not one.suspected:
-        more.append(", not told the newest yet")
+        more.append(", has an older view")
     style = "red" if one.suspected else "yellow" if more else ""
     return Text(f"{one.silence / limits.SECOND:.1f} s ago{''.join(more)}", style)
 

@@ -33,6 +33,8 @@ Window = tuple[float, float]
 
 def drawn(runs: Sequence[tuple[str, RunMetrics]], window: Window | None = None) -> Figure:
     """One panel for each run; without a ``window``, some steps after warm-up."""
+    from matplotlib.patches import Patch
+
     windows = [window] * len(runs) if window else default_windows([run for _, run in runs])
     shown = [rows(run) for _, run in runs]
     figure, panels = draw.stack([0.75 + 0.24 * max(1, len(nodes)) for nodes in shown], 0.75)
@@ -42,7 +44,10 @@ def drawn(runs: Sequence[tuple[str, RunMetrics]], window: Window | None = None) 
         said = format.clean(title) + (" (emulated compute)" if run.started and run.started.emulated else "")
         draw.titled(panel, said + (f", {format.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
     panels[-1].set_xlabel(TIME)
-    _draw_legend(figure)
+    known = [Patch(color=COLORS[kind], label=kind) for kind in KINDS]
+    known.append(Patch(facecolor="none", edgecolor=GRID, hatch="////", label="not recorded"))
+    options = {"handlelength": 1.3, "columnspacing": 1.3}
+    draw.legend(figure, known, loc="outside upper left", ncols=6, fontsize=8.5, **options)
     figure.draw_without_rendering()  # laid out twice: the table at the side needs it
     return figure
 
@@ -184,15 +189,6 @@ def _marks(axes: Axes, run: RunMetrics, part: Window) -> None:
         axes.axvline(event.seconds, color=color, linewidth=1.1, linestyle="--", zorder=4)
         text = axes.text(event.seconds, -0.5, f" {said}", color=color, fontsize=8, va="top", ha="left", zorder=5)
         text.set(parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
-
-
-def _draw_legend(figure: Figure) -> None:
-    from matplotlib.patches import Patch
-
-    known = [Patch(color=COLORS[kind], label=kind) for kind in KINDS]
-    known.append(Patch(facecolor="none", edgecolor=GRID, hatch="////", label="not recorded"))
-    options = {"handlelength": 1.3, "columnspacing": 1.3}
-    draw.legend(figure, known, loc="outside upper left", ncols=6, fontsize=8.5, **options)
 
 
 def step(run: RunMetrics) -> Figure | None:

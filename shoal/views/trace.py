@@ -33,9 +33,7 @@ def traced(runs: Sequence[tuple[str, RunMetrics]]) -> dict[str, Any]:
         for name, tid in threads.items():
             names.append(_event("M", "thread_name", pid, tid, 0, args={"name": format.clean(name)}))
             names.append(_event("M", "thread_sort_index", pid, tid, 0, args={"sort_index": tid}))
-        events += _spans(run, pid, threads)
-        events += _moments(run, pid, threads)
-        events += _counts(run, pid)
+        events += _of_run(run, pid, threads)
     events.sort(key=lambda event: event["ts"])
     emulated = [run.started.emulated for _, run in runs if run.started and run.started.emulated]
     notes = {"recorded": "some spans only (see trace.spans of the job)", "emulated": "; ".join(emulated) or "nothing"}
@@ -50,25 +48,19 @@ def _event(ph: str, name: str, pid: int, tid: int, seconds: float, **more: Any) 
     return {"ph": ph, "name": name, "pid": pid, "tid": tid, "ts": round(seconds * 1e6), **more}
 
 
-def _spans(run: RunMetrics, pid: int, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _of_run(run: RunMetrics, pid: int, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
     for node in run.nodes.values():
         for kind, start, stop in node.spans:
             length = max(0, round(stop * 1e6) - round(start * 1e6))
             yield _event("X", kind, pid, threads[node.name], start, cat="span", dur=length)
-
-
-def _moments(run: RunMetrics, pid: int, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
     for event in run.happened:
         tid = threads.get(getattr(event, "name", ""), RUN)
         said = f"checkpoint {event.number:,}" if isinstance(event, Saved) else event_line.news(event)
         # scope: one row, or all of this run
         yield _event("i", said, pid, tid, event.seconds, cat="run", s="t" if tid != RUN else "p")
-
-
-def _counts(run: RunMetrics, pid: int) -> Iterator[dict[str, Any]]:
-    for event in run.progress:
-        yield _event("C", "workers", pid, RUN, event.seconds, args={"workers": event.workers})
-        if event.train_loss is not None and math.isfinite(event.train_loss):
-            yield _event("C", "train loss", pid, RUN, event.seconds, args={"loss": event.train_loss})
+    for told in run.progress:
+        yield _event("C", "workers", pid, RUN, told.seconds, args={"workers": told.workers})
+        if told.train_loss is not None and math.isfinite(told.train_loss):
+            yield _event("C", "train loss", pid, RUN, told.seconds, args={"loss": told.train_loss})
     for judged in run.finite:
         yield _event("C", "test loss", pid, RUN, judged.seconds, args={"loss": judged.test_loss})

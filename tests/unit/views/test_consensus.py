@@ -72,7 +72,7 @@ def test_a_graph_in_pieces_is_named_as_the_reason(story: Any) -> None:
     events = run(story, [0.5, 0.5])
     apart = Graph("file", 8, [(0, 1)]).event(0.0, [str(i) for i in range(8)])
     text = consensus.seen(tell("one", [events[0], apart, *events[2:]]))
-    assert "The graph is in 7 pieces, which do not hear each other and never agree." in text
+    assert "The graph is in 7 pieces, which do not exchange models and never agree." in text
     assert "as far as they ever were" in text
 
 

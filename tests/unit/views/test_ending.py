@@ -67,7 +67,7 @@ def test_a_loss_that_still_falls_goes_on_and_where_nothing_is_wrong_a_report_is_
     falling, done = judged(story, [0.7, 0.5, 0.4], BUSY), judged(story, [0.7, 0.5, 0.4999], BUSY)
     assert (advise(falling)) == ("the test loss was still falling: shoal train --resume runs/one --epochs 10")
     assert (advise(done)) == "shoal report runs/one"
-    assert "no number" in (advise(judged(story, [0.7, float("nan")], BUSY)))
+    assert "no longer finite" in (advise(judged(story, [0.7, float("nan")], BUSY)))
 
 
 @pytest.mark.parametrize("width", [None, 60, 80, 120])

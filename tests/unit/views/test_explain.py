@@ -66,12 +66,12 @@ def test_where_nobody_is_slower_they_wait_for_each_other(story: Any) -> None:
 
 
 def test_a_bounded_run_that_hardly_waits_says_so(story: Any) -> None:
-    assert "Nearly nobody waited for another." in words_of([story.started(), spent(story, compute=99.0, wait=1.0)])
+    assert "Workers hardly waited for each other." in words_of([story.started(), spent(story, compute=99.0, wait=1.0)])
 
 
 def test_who_did_least_is_named_if_that_was_much_less(story: Any) -> None:
     said = words_of([each(story, worker_0={"slots": 10}, worker_1={"slots": 90})])
-    assert "worker-0 did fewest slots, 10 (10%), worker-1 most, 90." in said
+    assert "worker-0 did the fewest slots, 10 (10%), worker-1 most, 90." in said
 
 
 def test_idle_time_at_the_end_is_told_as_that(story: Any) -> None:
@@ -112,11 +112,11 @@ def test_a_delay_that_was_chosen_is_told_with_where_it_came_to() -> None:
     ]
     said = words_of([*changes, Stopped(seconds=10.0, why="done")])
     assert (
-        "chosen while it ran, and changed 4 times. In the second half it was 8 steps for longest, 7 to 8 in all."
+        "chosen during the run, and changed 4 times. In the second half it was 8 steps most of the time, 7 to 8 in all."
         in said
     )
     assert "Before the last change they had waited 11%." in said
-    assert "for longest." in words_of([changes[0], Stopped(seconds=10.0, why="done")])
+    assert "most of the time." in words_of([changes[0], Stopped(seconds=10.0, why="done")])
     assert "In the second half" not in words_of(changes[:1])
 
 
@@ -137,16 +137,16 @@ def test_a_run_whose_test_loss_rises_while_the_train_loss_falls_overfits(story: 
 
 def test_a_loss_that_ran_away_is_told(story: Any) -> None:
     said = words_of(judged(story, 0.7, 0.6, math.nan))
-    assert "At epoch 2 the test loss was no number any more." in said
-    assert words_of(judged(story, math.nan)).startswith("At epoch 0 the test loss was no number any more.")
+    assert "At epoch 2 the test loss was no longer finite." in said
+    assert words_of(judged(story, math.nan)).startswith("At epoch 0 the test loss was no longer finite.")
 
 
 def test_without_an_evaluation_nothing_is_said_of_the_loss(story: Any) -> None:
-    assert "The model was never judged" in words_of([story.started(), story.progress(1.0, 0.1)])
+    assert "The model was never evaluated" in words_of([story.started(), story.progress(1.0, 0.1)])
 
 
 def test_one_evaluation_is_no_curve(story: Any) -> None:
-    assert "The model was judged once: test loss 0.7000." in words_of(judged(story, 0.7))
+    assert "The model was evaluated once: test loss 0.7000." in words_of(judged(story, 0.7))
 
 
 def test_an_objective_is_told_with_how_far_it_is_solved(story: Any) -> None:
@@ -182,7 +182,7 @@ def test_cpu_seconds_of_other_hosts_and_former_lives_are_not_claimed(story: Any)
     summary = {"cpu_seconds": 6.3}
     assert "6.3 CPU seconds in all." in words_of(list(story.run()), summary)
     assert "6.3 CPU seconds on the coordinator's machine." in words_of([*story.run(), there], summary)
-    assert "6.3 CPU seconds in all since it was last taken up." in words_of([*story.run(), again], summary)
+    assert "6.3 CPU seconds in all since it was last resumed." in words_of([*story.run(), again], summary)
 
 
 def test_what_is_emulated_is_said_before_any_share(story: Any) -> None:
@@ -214,15 +214,15 @@ def test_faults_are_counted_and_it_is_told_when_they_were_over(story: Any) -> No
         Saved(seconds=40.0, number=3, steps=60, bytes=1, took=0.1),
     ]
     said = words_of([*events[:-1], *happened, events[-1]])
-    assert "2 nodes (worker-3, server-0) were lost. Slots of theirs that were dealt again: 12." in said
-    assert "dealt again: 12. worker-4 joined while it ran." in said  # after worker-3 was lost
-    assert "back to a checkpoint once, 50 steps in all. It was taken up again once." in said
+    assert "2 nodes (worker-3, server-0) were lost. Their slots that were assigned again: 12." in said
+    assert "assigned again: 12. worker-4 joined while it ran." in said  # after worker-3 was lost
+    assert "back to a checkpoint once, 50 steps in all. It was resumed once." in said
     assert "Rows/s were at 90% or more" in said and "1 checkpoint went to disk." in said
 
 
 def test_nothing_is_said_of_nothing() -> None:
     assert of_one(tell("one", [])) == [
-        "The model was never judged: nothing can be said of its loss. No end is recorded: the run goes on, or was cut short."
+        "The model was never evaluated: its loss is not known. No end is recorded: the run goes on, or was cut short."
     ]
 
 

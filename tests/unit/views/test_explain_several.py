@@ -47,7 +47,7 @@ def test_runs_that_learn_something_else_are_not_compared(story: Any) -> None:
     one = named(story, "one", *judged(story, 0.7, 0.5))
     other = named(story, "other", *judged(story, 0.7, 0.5), data="clicks")
     assert of_several([one, other]) == [
-        "These runs do not learn the same (data: clicks, rcv1): their losses are not compared."
+        "These runs have different tasks (data: clicks, rcv1): their losses are not compared."
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_common_loss_that_was_there_from_the_start_makes_no_factor(story: Any)
 def test_the_clock_of_a_serial_run_is_told_of_where_it_is_compared(story: Any) -> None:
     alone = named(story, "alone", *judged(story, 0.7, 0.5), strategy="serial")
     other = named(story, "other", *judged(story, 0.7, 0.5))
-    assert "The clock of alone stands still while a model is judged" in of_several([alone, other])[-1]
+    assert "The clock of alone stops during an evaluation" in of_several([alone, other])[-1]
     racing = named(story, "racing", *judged(story, 0.7, 0.5), strategy="hogwild")
     assert "The clock of alone, racing stands still" in " ".join(of_several([alone, racing, other]))
     assert "clock" not in " ".join(of_several([alone, racing]))

@@ -81,7 +81,7 @@ def test_any_weights_are_shown_at_any_width(weights: Any, width: int) -> None:
 
 def test_weights_that_are_no_numbers_are_told_and_come_first() -> None:
     seen = look(kept([np.nan, 1.0, np.inf]), 2)
-    assert "2 weights infinite or no number" in shown(seen)
+    assert "2 weights not finite" in shown(seen)
     assert [one[0] for one in seen.top] == [0, 2]
 
 

@@ -82,7 +82,7 @@ def test_numbers_of_the_protocol_are_for_those_who_ask_for_them() -> None:
         assert one not in plain and one in told
     assert "term 2 · view 9 · generation 0" in told
     back = shown(status(generation=2, term=1))
-    assert "went back to a checkpoint 2 times" in back and "coordinator started" not in back
+    assert "rolled back to a checkpoint 2 times" in back and "coordinator started" not in back
 
 
 def test_a_column_that_nobody_has_anything_in_is_not_shown() -> None:

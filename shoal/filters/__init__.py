@@ -15,7 +15,7 @@ Your own filter is a class in a module that the servers import:
     shoal.Sparse(keys=N, filters=[loud(least=2.0)])
 
 ``chain`` combines a table's filters. The client keeps what a push lost and adds it to the next one
-(``store.client.error_feedback``).
+(``store.client.filtering``).
 """
 
 from __future__ import annotations

@@ -20,11 +20,12 @@ import msgspec
 import zmq
 
 from shoal import limits
+from shoal.client import connected
 from shoal.errors import WireError
 from shoal.launch.process_main import ProcessOrders
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
-from shoal.wire import coding
+from shoal.wire import Transport, coding
 from shoal.wire import messages as m
 
 _BATCH = 64  # messages of a socket before others have their turn
@@ -181,3 +182,6 @@ class ProxiedCluster(ProcessCluster):
     def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> ProcessOrders:
         orders = super()._orders(name, kind, work)
         return orders if kind == "coordinator" else msgspec.structs.replace(orders, coordinator=self.address)
+
+    def _transport(self, name: str) -> Transport:
+        return connected(name, self.address, self._safety)

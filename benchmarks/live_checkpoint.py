@@ -38,7 +38,7 @@ from shoal import limits
 from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
 from shoal.events import RunEvent, Saved, Warned
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.keys import Values
 from shoal.launch.coordinator_process import RunFacts
 from shoal.launch.processes import ProcessCluster
@@ -186,7 +186,7 @@ def _scene(settings: Settings, home: Path) -> Iterator[Scene]:
             told.put(event)
 
     job = Job.of({"workers": 1, "servers": settings.servers, "checkpoint": {"every": 1e9, "keep": 1}})
-    cluster = ProcessCluster(settings.servers, "ipc", (), JournalFile(None))
+    cluster = ProcessCluster(settings.servers, LaunchSettings(), JournalFile(None))
     with contextlib.ExitStack() as stack:
         stack.callback(cluster.close)
         cluster.train(RunFacts(job.toml(), "nothing", 1_000, 0, 1_000, str(home / "checkpoints")), listen)

@@ -26,6 +26,7 @@ from benchmarks.harness import Record, Report, Say, quiet, report, sheet
 from shoal.client import KV
 from shoal.cluster.move_settings import MoveSettings
 from shoal.errors import Invalid
+from shoal.job import LaunchSettings
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
 from shoal.store.table.update import Sum
@@ -106,7 +107,7 @@ def measure(settings: Settings = FULL, say: Say = quiet) -> Results:
 
 
 def _case(settings: Settings, balance: Any, say: Say) -> Case:
-    cluster = ProcessCluster(settings.servers, "ipc", (), JournalFile(None), settings.copies)
+    cluster = ProcessCluster(settings.servers, LaunchSettings(), JournalFile(None), settings.copies)
     cluster.moves = MoveSettings(balance=balance)
     with contextlib.ExitStack() as stack:
         stack.callback(cluster.close)

@@ -23,7 +23,6 @@ from shoal.decoding import look_up
 from shoal.errors import Invalid
 
 if TYPE_CHECKING:
-    from shoal.job import Job
     from shoal.models.learner import Learner
 
 Kind = TypeVar("Kind", bound=type["Strategy"])
@@ -44,7 +43,10 @@ _known: dict[str, type[Strategy]] = {}
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
-    """A way to train in parallel. Its fields are the settings that a job may give."""
+    """A way to train in parallel. Its fields are the settings that a job may give.
+
+    The ``job`` of the methods is a ``shoal.Job``, whose module imports this one.
+    """
 
     runs: ClassVar[str]  # the module with ``open_run``
     observer: ClassVar[str] = ""  # the module whose ``answers`` finds a run by its address
@@ -74,10 +76,10 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def defaults(cls, tree: dict[str, Any]) -> None:
         """Fill in defaults for other settings of a job."""
 
-    def has_servers(self, job: Job) -> bool:
+    def has_servers(self, job: Any) -> bool:
         return self.on_servers
 
-    def check(self, job: Job) -> None:
+    def check(self, job: Any) -> None:
         """Refuse settings of the job that it does not support."""
         if job.update.rule == "block_proximal":
             raise Invalid(
@@ -89,7 +91,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
                 "take stop.target_loss or stop.patience"
             )
 
-    def check_here(self, job: Job) -> None:
+    def check_here(self, job: Any) -> None:
         """Refuse what this machine cannot do, before the run starts."""
 
     def check_model(self, learner: Learner) -> None:
@@ -98,7 +100,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def slots(self, rows: int, batch: int, seed: int) -> SlotOrder:
         return Slots(rows, batch, seed)
 
-    def evaluates(self, job: Job, learner: Learner) -> Learner:
+    def evaluates(self, job: Any, learner: Learner) -> Learner:
         return learner
 
 

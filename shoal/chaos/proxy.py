@@ -22,6 +22,7 @@ import zmq
 from shoal import limits
 from shoal.client import connected
 from shoal.errors import WireError
+from shoal.job import LaunchSettings
 from shoal.launch.process_main import ProcessOrders
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
@@ -172,7 +173,8 @@ class ProxiedCluster(ProcessCluster):
         restart: bool | None = None,
     ) -> None:
         again = copies > 1 if restart is None else restart
-        super().__init__(servers, "tcp", modules, journal or JournalFile(None), copies, again)
+        launch = LaunchSettings(transport="tcp", modules=list(modules))
+        super().__init__(servers, launch, journal or JournalFile(None), copies, again)
         self._through = through
 
     @property

@@ -95,6 +95,19 @@ class Seconds(click.FloatRange):
         return found
 
 
+@contextlib.contextmanager
+def on_interrupt(left: Callable[[], str], waits: str = "", word: str = "interrupted") -> Iterator[None]:
+    """Add what is left, and how to go on, to an interruption; ``waits``: who waits for it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if text := left():
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(text) from None
+            say(f"{word}{text}{waits}")
+        raise
+
+
 # ---------------------------------------------------------------- options
 
 command = click.command(cls=ShoalCommand)

@@ -126,21 +126,19 @@ def split_data(
 
 def table(said: SplitInfo) -> list[str]:
     labels = said.labels if len(said.labels) <= COLUMNS else []
-    heads = ["", *(f"{label:g}" for label in labels), "rows"]
-    lines = [heads]
-    for client, name in enumerate(said.files[:LINES]):
-        counts = said.counts[client] if labels else []
-        lines.append([name, *(f"{count:,}" if count else "·" for count in counts), f"{said.sizes[client]:,}"])
+    lines = [["", *(f"{label:g}" for label in labels), "rows"]]
+    for name, counts, size in list(zip(said.files, said.counts or [[]] * len(said.files), said.sizes, strict=True))[
+        :LINES
+    ]:
+        lines.append([name, *(f"{count:,}" if count else "·" for count in counts if labels), f"{size:,}"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  " + "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(row))
-        for row in (list(zip(line, widths, strict=True)) for line in lines)
-    ]
+    shown = ["  " + "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in lines]
     if len(said.files) > LINES:
         shown.append(f"  ... and {len(said.files) - LINES:,} more clients: see split.json")
-    if len(said.labels) > COLUMNS or not said.labels:
-        many = f"{len(said.labels):,}" if said.labels else "too many"
-        shown.append(f"  {many} different labels: {'see split.json' if said.labels else 'not counted'}")
+    if not said.labels:
+        shown.append("  too many different labels: not counted")
+    elif not labels:
+        shown.append(f"  {len(said.labels):,} different labels: see split.json")
     return shown
 
 

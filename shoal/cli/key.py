@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, SuggestingGroup, as_json, print_json
+from shoal.cli.common import CommandError, Decorator, SuggestingGroup, as_json, print_json
 
 if TYPE_CHECKING:
     from shoal.security.keyring import OwnKey, PublicKey
 
 
-class _KeyPlace(click.Path):
-    """A folder; refuses the empty name of an unset variable."""
+def _place(ctx: click.Context, param: click.Parameter, value: str | None) -> Path:
+    from shoal.security import keyring
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if str(value) == "":
-            self.fail("the name of the folder is empty", param, ctx)
-        return super().convert(value, param, ctx)
+    if value == "":  # of an unset variable
+        raise click.BadParameter("the name of the folder is empty")
+    return keyring.default_folder() if value is None else Path(value)
 
 
-_FOLDER = click.option(
-    "--keys",
-    "folder",
-    metavar="FOLDER",
-    type=_KeyPlace(file_okay=False, path_type=Path),
-    help="Where this host's keys are.  [default: $SHOAL_KEYS, or ~/.config/shoal/keys]",
-)
+def _keys(*names: str) -> Decorator:
+    return click.option(
+        *names,
+        "place",
+        metavar="FOLDER",
+        type=click.Path(file_okay=False),
+        callback=_place,
+        help="Where this host's keys are.  [default: $SHOAL_KEYS, or ~/.config/shoal/keys]",
+    )
 
 
 @click.group(cls=SuggestingGroup)
@@ -55,16 +56,14 @@ def key() -> None:
 @key.command("new")
 @click.argument("name")
 @click.option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
-@click.option("--out", type=_KeyPlace(file_okay=False, path_type=Path), help="The same as --keys.")
-@_FOLDER
-def new(name: str, role: str | None, out: Path | None, folder: Path | None) -> None:
+@_keys("--keys", "--out")
+def new(name: str, role: str | None, place: Path) -> None:
     """Make a key pair called NAME: a secret that stays here, and a line for the others."""
     from shoal.security import keyring
 
     role = role or next((one for one in keyring.ROLES if name.startswith(one)), None)
     if role is None:
         raise CommandError(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
-    place = _place(out or folder)
     made = keyring.make(place, name, role)
     click.echo(f"{place / f'{name}.secret'}: the key of {name}, a {role}; it stays on this machine")
     _next_after(made)
@@ -93,8 +92,8 @@ def _next_after(made: OwnKey) -> None:
     metavar="TIME",
     help="When it expires: at the end of 2026-12-31, at 2026-12-31T18:00 (both UTC), after 30d or 12h, or never.  [default: as before; at first never]",
 )
-@_FOLDER
-def add(line: str, group: str | None, until: str | None, folder: Path | None) -> None:
+@_keys("--keys")
+def add(line: str, group: str | None, until: str | None, place: Path) -> None:
     """Let a key in: the line that `shoal key new` printed there, or its NAME.public.
     Works at once, also while a run goes on.
 
@@ -105,7 +104,6 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
     from shoal.wire.messages.groups import CLUSTER
 
     given = keyring.parse(_line_of(line))
-    place = _place(folder)
     end = None if until is None else expiry.moment(until, expiry.now())
     if end is not None and 0 < end <= expiry.now():
         raise CommandError(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
@@ -147,12 +145,12 @@ def _doing(given: PublicKey) -> str:
 
 @key.command("revoke")
 @click.argument("name")
-@_FOLDER
-def revoke(name: str, folder: Path | None) -> None:
+@_keys("--keys")
+def revoke(name: str, place: Path) -> None:
     """Cut a key off, at once: what it says is not taken any more, and it does not come in again."""
     from shoal.security import keyring
 
-    gone = keyring.revoke(_place(folder), name)
+    gone = keyring.revoke(place, name)
     click.echo(
         f"the key of {name} ({gone[0].role}) was revoked; to let it in again it needs a new one: shoal key new, there"
     )
@@ -160,12 +158,11 @@ def revoke(name: str, folder: Path | None) -> None:
 
 @key.command("list")
 @as_json()
-@_FOLDER
-def list_keys(as_json: bool, folder: Path | None) -> None:
+@_keys("--keys")
+def list_keys(as_json: bool, place: Path) -> None:
     """The keys of this machine, and who may call it. Nothing secret is shown."""
     from shoal.security import keyring
 
-    place = _place(folder)
     own, (allowed, wrong) = keyring.own_keys(place), keyring.read_list(place)
     if as_json:
         facts = {"folder": click.format_filename(place), "own": _facts(own), "allowed": _facts(allowed), "wrong": wrong}
@@ -227,9 +224,3 @@ def _line_of(given: str) -> str:
             return file.read(4_096)
     except (OSError, UnicodeDecodeError):
         raise Invalid(f"{given[:120]!r} is neither a line ROLE:NAME:KEY nor a file that has one") from None
-
-
-def _place(folder: Path | None) -> Path:
-    from shoal.security import keyring
-
-    return folder if folder is not None else keyring.default_folder()

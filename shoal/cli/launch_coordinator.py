@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal import limits
-from shoal.cli.common import finished_run, new_run, say, settings_from
+from shoal.cli.common import finished_run, new_run, on_interrupt, say, settings_from
 from shoal.errors import ClusterError, Invalid
 from shoal.inspect.status import ADDRESS, write_address
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.processes import check_listening
 from shoal.launch.remote_cluster import RemoteCluster, RemoteHosts, stands, stands_in
@@ -26,7 +26,7 @@ from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.settings import changed
 from shoal.signals import handled
-from shoal.timing import Timing, timing_from
+from shoal.timing import timing_from
 
 if TYPE_CHECKING:
     from shoal.run.finished import Run
@@ -60,26 +60,18 @@ def run(options: Mapping[str, Any]) -> Run:
         if stands:
             show.note("it goes on with those who are still there")
         hears = None if options["as_json"] and not sys.stderr.isatty() else show
-        with ending(hosting.expect_another), _said_how_to_go_on(folder.path, job.timing):
+        waits = f" (who is here waits {job.timing.intervals().patience / limits.SECOND:g} s for that)"
+        with ending(hosting.expect_another), on_interrupt(lambda: _left(folder.path), waits):
             found: Run = execute(job, folder, hears, show.note, launcher=hosting, stands=stands)
     return found
 
 
-@contextlib.contextmanager
-def _said_how_to_go_on(folder: Path, timing: Timing) -> Iterator[None]:
-    """Print how to resume a run that was interrupted."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as error:
-        if (folder / "job.toml").exists():
-            left = f"; go on with it: shoal launch coordinator --out {click.format_filename(folder)}"
-            if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(left) from None
-            wait = timing.intervals().patience / limits.SECOND
-            say(f"interrupted{left} (who is here waits {wait:g} s for that)")
-        elif not folder.exists():
-            say(f"nothing had begun, so {click.format_filename(folder)} is not there any more: start it as before")
-        raise
+def _left(folder: Path) -> str:
+    if (folder / "job.toml").exists():
+        return f"; go on with it: shoal launch coordinator --out {click.format_filename(folder)}"
+    if not folder.exists():
+        say(f"nothing had begun, so {click.format_filename(folder)} is not there any more: start it as before")
+    return ""
 
 
 def _job(data: str, settings: dict[str, Any]) -> Job:
@@ -123,10 +115,9 @@ def store(options: Mapping[str, Any]) -> None:
         journal = JournalFile(None if folder is None else folder / "coordinator.journal")
         known = stands(journal)
         within = options["within"] or limits.HOSTS_WITHIN / limits.SECOND
-        cluster = RemoteCluster(
-            options["servers"] or 0, journal, safety, options["listen"], advertise, options["copies"] or 1, (), say, within
-        )  # fmt: skip
-
+        launch = LaunchSettings(listen=options["listen"], advertise=advertise)
+        nodes = (options["servers"] or 0, launch, journal, safety, options["copies"] or 1)
+        cluster = RemoteCluster(*nodes, say, within)
         found = None if folder is None else saved_in(cluster, folder)
         cluster.timing = timing
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import as_json, command, make_console, out_folder, print_json, say
+from shoal.cli.common import as_json, command, make_console, on_interrupt, out_folder, print_json, say
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
@@ -56,19 +56,14 @@ def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
     from shoal.sweep.show import audience
 
     end_when_told()
-    try:
-        with audience(asked, stands(asked, folder)) as seats:
-            return run_left(asked, folder, seats)
-    except (KeyboardInterrupt, SystemExit) as error:
+    again = f"shoal sweep {click.format_filename(file)}{'' if out is None else f' --out {click.format_filename(out)}'}"
+
+    def left() -> str:
         done = sum(one.is_done for one in stands(asked, folder))
-        again = (
-            f"shoal sweep {click.format_filename(file)}{'' if out is None else f' --out {click.format_filename(out)}'}"
-        )
-        left = f"; {done:,} of {len(asked.runs):,} runs are finished; go on with the others: {again}"
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(left) from None
-        say(f"terminated{left}")
-        raise
+        return f"; {done:,} of {len(asked.runs):,} runs are finished; go on with the others: {again}"
+
+    with on_interrupt(left, word="terminated"), audience(asked, stands(asked, folder)) as seats:
+        return run_left(asked, folder, seats)
 
 
 def _list(asked: Study, folder: Path, as_json: bool) -> None:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.background import print_patiently
-from shoal.cli.common import at_least_one, command, finished_run, new_run, of_a_run, say, settings_from, show_run
+from shoal.cli.common import (
+    at_least_one,
+    command,
+    finished_run,
+    new_run,
+    of_a_run,
+    on_interrupt,
+    say,
+    settings_from,
+    show_run,
+)
 from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.signals import end_when_told
 
@@ -149,15 +159,13 @@ def _run(job: Job, folder: RunFolder, quiet: bool, head: Head | None, guests: Gu
     end_when_told()
     if head is not None and job.verbosity:
         say(head.words)
-    try:
-        with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
-            hears = None if quiet and not sys.stderr.isatty() else show
-            return execute(job, folder, hears, show.note, show.follow, launcher)
-    except (KeyboardInterrupt, SystemExit) as error:
-        if (folder.path / "summary.json").exists():
-            shown = click.format_filename(folder.path)
-            left = f"; what was learned so far is in {shown}; go on with it: shoal train --resume {shown}"
-            if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(left) from None
-            say(f"interrupted{left}")
-        raise
+
+    def left() -> str:
+        if not (folder.path / "summary.json").exists():
+            return ""
+        shown = click.format_filename(folder.path)
+        return f"; what was learned so far is in {shown}; go on with it: shoal train --resume {shown}"
+
+    with on_interrupt(left), view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
+        hears = None if quiet and not sys.stderr.isatty() else show
+        return execute(job, folder, hears, show.note, show.follow, launcher)

@@ -27,21 +27,14 @@ import msgspec
 
 from shoal.decoding import look_up
 from shoal.errors import Invalid
+from shoal.launch import process_main
 from shoal.launch.process_main import (
-    LOOK,
-    MAINS,
     ProcessEvent,
     ProcessFailed,
     ProcessMessage,
     ProcessOrders,
     ProcessRetired,
     ProcessRunning,
-    end_with,
-    flush,
-    prepare,
-    run,
-    say,
-    sweep,
 )
 
 _GRACE = 1.0  # seconds for the children to end by themselves
@@ -138,7 +131,7 @@ class Forkserver:
     def prepare(self) -> None:
         """Import what servers need. Raises Invalid if a module of the user cannot be used."""
         with self._watched():
-            prepare(self._setup.modules)
+            process_main.prepare(self._setup.modules)
             for module in SERVERS_NEED:
                 importlib.import_module(module)
         if not _alone():
@@ -156,7 +149,7 @@ class Forkserver:
         poll.register(self._alarm, select.POLLIN)
         self._take(b"")
         while True:
-            seen = dict(poll.poll(LOOK))
+            seen = dict(poll.poll(process_main.LOOK))
             if seen.get(self._orders, 0) & ~select.POLLIN or os.getppid() != self._setup.parent:
                 break  # orders left in the pipe no longer count
             if self._orders in seen:
@@ -185,11 +178,11 @@ class Forkserver:
             if orders.inbox:
                 inbox, self._inboxes[orders.name] = os.pipe()
                 os.set_blocking(self._inboxes[orders.name], False)
-            flush()
+            process_main.flush()
             pid = os.fork()
         except (Invalid, OSError) as error:
-            say(self._reports, ProcessFailed(orders.name, f"cannot fork: {error}"))
-            say(self._reports, ChildEnded(orders.name, 1))
+            process_main.say(self._reports, ProcessFailed(orders.name, f"cannot fork: {error}"))
+            process_main.say(self._reports, ChildEnded(orders.name, 1))
             self._close_inbox(orders.name, inbox)
             return
         if pid == 0:
@@ -197,7 +190,7 @@ class Forkserver:
         if inbox >= 0:
             os.close(inbox)
         self._children[pid] = orders.name
-        say(self._reports, ChildForked(orders.name, pid))
+        process_main.say(self._reports, ChildForked(orders.name, pid))
 
     def _be(self, orders: ProcessOrders, inbox: int) -> None:
         """Run as the child. Never returns into the frames of the forkserver."""
@@ -208,9 +201,9 @@ class Forkserver:
             for descriptor in (self._alarm, self._bell, *self._inboxes.values()):
                 os.close(descriptor)
             self._children.clear()
-            code = run(orders, self._pid, self._orders, self._reports, inbox)
+            code = process_main.run(orders, self._pid, self._orders, self._reports, inbox)
         finally:
-            flush()
+            process_main.flush()
             os._exit(code)
 
     def _close_inbox(self, name: str, other: int = -1) -> None:
@@ -220,7 +213,10 @@ class Forkserver:
 
     def _ready_for(self, orders: ProcessOrders) -> None:
         """Import what workers need here, once, before the first of them is forked."""
-        plain = orders.main in (MAINS["server"], MAINS["coordinator"]) and not orders.work.get("run")
+        plain = orders.main in (
+            process_main.MAINS["server"],
+            process_main.MAINS["coordinator"],
+        ) and not orders.work.get("run")
         if self._workers_imported or plain:
             return
         try:
@@ -241,7 +237,7 @@ class Forkserver:
         """End with the top process also during imports: the first start compiles the kernels."""
         until, stop = os.pipe()
         facts = (self._setup.parent, self._orders, self._setup.folder, until)
-        watch = threading.Thread(target=end_with, args=facts, name="shoal-watch", daemon=True)
+        watch = threading.Thread(target=process_main.end_with, args=facts, name="shoal-watch", daemon=True)
         watch.start()
         try:
             yield
@@ -260,7 +256,7 @@ class Forkserver:
             if ended:
                 del self._children[pid]
                 self._close_inbox(name)
-                say(self._reports, ChildEnded(name, os.waitstatus_to_exitcode(status)))
+                process_main.say(self._reports, ChildEnded(name, os.waitstatus_to_exitcode(status)))
 
     def _end(self) -> None:
         deadline = time.monotonic() + _GRACE
@@ -271,7 +267,7 @@ class Forkserver:
         for pid in self._children:  # stopped, or in a call that never returns
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        sweep(self._setup.folder)
+        process_main.sweep(self._setup.folder)
 
 
 def main() -> None:
@@ -291,7 +287,7 @@ def main() -> None:
         if setup.folder:
             os.mkdir(setup.folder, 0o700)
     except OSError as error:
-        say(reports, ProcessFailed(FORKSERVER, f"cannot make the folder {setup.folder}: {error.strerror}"))
+        process_main.say(reports, ProcessFailed(FORKSERVER, f"cannot make the folder {setup.folder}: {error.strerror}"))
         return
     code = 1
     try:
@@ -299,21 +295,21 @@ def main() -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        sweep(setup.folder)
-        flush()
+        process_main.sweep(setup.folder)
+        process_main.flush()
         os._exit(code)  # no finalizers: the kernel closes everything
 
 
 def _serve(forkserver: Forkserver, reports: int) -> int:
-    say(reports, ForkserverReady())
+    process_main.say(reports, ForkserverReady())
     try:
         forkserver.prepare()
     except Invalid as error:
-        say(reports, ModulesRefused(str(error)))
+        process_main.say(reports, ModulesRefused(str(error)))
         return 1
     except BaseException as error:
         traceback.print_exc()
-        say(
+        process_main.say(
             reports,
             ModulesRefused(f"{type(error).__name__} while importing what servers need: {error}; see its traceback"),
         )

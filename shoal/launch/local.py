@@ -9,6 +9,7 @@ ended, the process removes what it made and ends.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -62,33 +63,30 @@ def local(
     if keys is not None and not (processes and transport == "tcp"):
         raise Invalid("keys need tcp: start it with processes=True and transport='tcp'")
     chosen = None if timing is None else timing_from(timing)
-    lock = None if folder is None else hold(Path(folder), "folder=")
-    cluster: Cluster
-    try:
+    with contextlib.ExitStack() as undo:
+        lock = None if folder is None else hold(Path(folder), "folder=")
+        if lock is not None:
+            undo.callback(lock.release)
         journal = JournalFile(Path(folder) / "coordinator.journal" if folder is not None else None)
+        cluster: Cluster
         if processes:
+            from shoal.job import LaunchSettings
             from shoal.launch.processes import ProcessCluster
             from shoal.security.safety import Safety
 
             safety = (Safety.local() if keys is None else Safety.with_keys(keys)).checking(checksums)
-            cluster = ProcessCluster(servers, transport, modules, journal, copies, copies > 1, safety)
+            how = LaunchSettings(transport=transport, modules=list(modules))
+            cluster = ProcessCluster(servers, how, journal, copies, copies > 1, safety)
         else:
             cluster = ThreadCluster(servers, modules, journal, copies)
-    except BaseException:
-        if lock is not None:
-            lock.release()
-        raise
-    cluster.lock, cluster.timing, found = lock, chosen, None
-    try:
-        if folder is not None:
-            found = saved_in(cluster, Path(folder))
+        cluster.lock, cluster.timing = lock, chosen
+        undo.callback(cluster.close)
+        found = None if folder is None else saved_in(cluster, Path(folder))
         cluster.start()
         if found is not None:
             with cluster.client() as kv:
                 found.restore(kv)
-    except BaseException:
-        cluster.close()
-        raise
+        undo.pop_all()
     return cluster
 
 

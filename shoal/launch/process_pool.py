@@ -25,27 +25,7 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent
-from shoal.launch import forkserver
-from shoal.launch.forkserver import (
-    ChildEnded,
-    ChildForked,
-    ForkOrder,
-    ForkserverReady,
-    ForkserverSetup,
-    ModulesRefused,
-    PassLine,
-    Report,
-    SignalOrder,
-)
-from shoal.launch.process_main import (
-    ProcessEvent,
-    ProcessFailed,
-    ProcessMessage,
-    ProcessOrders,
-    ProcessRetired,
-    ProcessRunning,
-    event_of,
-)
+from shoal.launch import forkserver, process_main
 
 _COUNTS = Path("/proc/vmstat")
 _COUNT = "oom_kill "
@@ -155,7 +135,9 @@ class ProcessPool:
         self._forkserver: ProcessFactory | None = None
         self._listener: threading.Thread | None = None
 
-    def start(self, setup: ForkserverSetup, label: str, start: Callable[[], ProcessFactory] | None = None) -> None:
+    def start(
+        self, setup: forkserver.ForkserverSetup, label: str, start: Callable[[], ProcessFactory] | None = None
+    ) -> None:
         """Start the forkserver, by ``start`` if it is another rank's; ``close`` ends it."""
         self._forkserver = process = (start or start_forkserver)()
         listener = threading.Thread(target=self._listen, args=(process,), name=f"shoal-{label}-forkserver", daemon=True)
@@ -171,7 +153,7 @@ class ProcessPool:
     def wait_until_settled(self, deadline: float) -> None:
         self._wait(lambda: self._settled, "the forkserver", deadline)
 
-    def order(self, orders: ProcessOrders) -> None:
+    def order(self, orders: process_main.ProcessOrders) -> None:
         if threading.current_thread() is self._listener:
             raise Invalid("on_ended runs on the thread that would report the new process: fork from another thread")
         with self._news:
@@ -180,7 +162,7 @@ class ProcessPool:
                 raise Invalid(f"the name {orders.name!r} is taken by process {old.pid}: choose another")
             self.known[orders.name] = ChildState()
         try:
-            self._order(ForkOrder(orders))
+            self._order(forkserver.ForkOrder(orders))
         except Invalid:
             del self.known[orders.name]
             raise
@@ -209,11 +191,11 @@ class ProcessPool:
             raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
         if number not in signal.valid_signals():
             raise Invalid(f"signal={number!r}: no such signal")
-        self._order(SignalOrder(name, number))
+        self._order(forkserver.SignalOrder(name, number))
 
-    def pass_on(self, name: str, line: ProcessMessage) -> None:
+    def pass_on(self, name: str, line: process_main.ProcessMessage) -> None:
         """Send a line to a process's inbox, if it runs."""
-        self._order(PassLine(name, msgspec.json.encode(line).decode()))
+        self._order(forkserver.PassLine(name, msgspec.json.encode(line).decode()))
 
     def hang_up(self) -> None:
         self._closing = True
@@ -242,7 +224,7 @@ class ProcessPool:
             if self._forkserver is not None and self._forkserver.stdin is not None:
                 self._forkserver.stdin.close()
 
-    def _order(self, line: ProcessMessage) -> None:
+    def _order(self, line: process_main.ProcessMessage) -> None:
         try:
             rest = msgspec.json.encode(line) + b"\n"
         except TypeError as error:
@@ -272,10 +254,10 @@ class ProcessPool:
 
     def _listen(self, process: ProcessFactory) -> None:
         for line in _lines(process, self._hang_up):
-            match msgspec.json.decode(line, type=Report):
-                case ChildEnded(name, 0):  # its work is done, and it has left the cluster itself
+            match msgspec.json.decode(line, type=forkserver.Report):
+                case forkserver.ChildEnded(name, 0):  # its work is done, and it has left the cluster itself
                     self._end(name, DONE, lost=False)
-                case ChildEnded(name, code):
+                case forkserver.ChildEnded(name, code):
                     error = self.known[name].error
                     self._end(name, f"its process ended ({error or self._endings.how(code)})")
                 case report:
@@ -293,28 +275,28 @@ class ProcessPool:
             self.gone = f"the forkserver ended ({how})"
             self._news.notify_all()
 
-    def _note(self, report: Report) -> None:
+    def _note(self, report: forkserver.Report) -> None:
         match report:
-            case ForkserverReady():
+            case forkserver.ForkserverReady():
                 self._settled = True
-            case ModulesRefused(reason):
+            case forkserver.ModulesRefused(reason):
                 self._refused = reason
-            case ProcessFailed(forkserver.FORKSERVER, error):
+            case process_main.ProcessFailed(forkserver.FORKSERVER, error):
                 self._error = error
-            case ProcessFailed(name, error):
+            case process_main.ProcessFailed(name, error):
                 self.known[name].error = error
-            case ChildForked(name, pid):
+            case forkserver.ChildForked(name, pid):
                 self.known[name].pid = pid
-            case ProcessRunning(name, address):
+            case process_main.ProcessRunning(name, address):
                 self.known[name].running, self.known[name].address = True, address
-            case ProcessRetired(name):
+            case process_main.ProcessRetired(name):
                 self.known[name].retired = True
-            case ProcessEvent(name, piece, more):
+            case process_main.ProcessEvent(name, piece, more):
                 child = self.known[name]
                 text = child.event + piece
                 child.event = text if more else ""
                 if not more:
-                    self._happened(event_of(text))
+                    self._happened(process_main.event_of(text))
 
     def _end(self, name: str, why: str, lost: bool = True) -> None:
         child = self.known[name]

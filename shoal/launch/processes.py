@@ -28,7 +28,7 @@ from shoal.client import connected
 from shoal.cluster.move_settings import MoveSettings
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
 from shoal.events import RunEvent, Stopped
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.launch.addresses import bind_of, check_callable, check_free, host_of
 from shoal.launch.cluster import START_WITHIN, Cluster
 from shoal.launch.coordinator_process import CoordinatorProcess, ProcessEnded, RunEnds
@@ -101,16 +101,14 @@ class ProcessCluster(Cluster):
     def __init__(
         self,
         servers: int,
-        transport: str,
-        modules: tuple[str, ...],
+        launch: LaunchSettings,
         journal: JournalFile,
         copies: int = 1,
         restart: bool = False,
         safety: Safety | None = None,
-        listen: str = "",
-        advertise: str = "",
     ) -> None:
-        """``listen``: an address for nodes of other hosts; ``advertise``: what they call."""
+        """``restart``: servers, too. Of ``launch``, transport, modules and addresses count."""
+        listen, advertise = launch.listen, launch.advertise
         check_callable(listen, advertise)
         self._safety = safety or Safety.local()
         if listen:
@@ -126,7 +124,7 @@ class ProcessCluster(Cluster):
         self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
-        self._modules, self._restart, self._over_tcp = modules, restart, transport == "tcp"
+        self._modules, self._restart, self._over_tcp = launch.modules, restart, launch.transport == "tcp"
         self._children = ProcessPool(self._lost, self._child_ended, self._happened, self._gone)
         self.parting = "its owner has ended it"
         """Sent on close to nodes that others started; empty: nothing, so that they wait for a restart."""
@@ -212,7 +210,7 @@ class ProcessCluster(Cluster):
         return self._children
 
     def _start_forkservers(self, deadline: float) -> None:
-        self._children.start(ForkserverSetup(os.getpid(), self._folder, list(self._modules), sys.path), self._id)
+        self._children.start(ForkserverSetup(os.getpid(), self._folder, self._modules, sys.path), self._id)
         self._children.wait_until_settled(deadline)
 
     def _fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
@@ -252,16 +250,8 @@ class ProcessCluster(Cluster):
     def _fork_lead(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/{self.lead}.journal"
         with self._report_ends:
-            facts = CoordinatorProcess(
-                str(journal),
-                self._copies,
-                self._run_facts,
-                list(self._saw),
-                self.moves,
-                str(self.checkpoints or ""),
-                self.timing,
-                self.group,
-            )
+            run, saves, saw = self._run_facts, str(self.checkpoints or ""), list(self._saw)
+            facts = CoordinatorProcess(str(journal), self._copies, run, saw, self.moves, saves, self.timing, self.group)
             self._children.order(self._orders(self.lead, self.lead, msgspec.to_builtins(facts)))
         self._children.wait_until_running([self.lead], deadline)
         if not self.group:
@@ -347,7 +337,7 @@ class ProcessCluster(Cluster):
         self._children.close()
 
     def _transport(self, name: str) -> Transport:
-        return connected(name, self._address, self._safety)
+        return connected(name, self.address, self._safety)
 
 
 def safety_of(job: Job) -> Safety:

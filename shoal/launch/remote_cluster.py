@@ -21,7 +21,7 @@ from shoal import limits
 from shoal.background import Listener
 from shoal.errors import ClusterError, StartFailed, Unanswered
 from shoal.events import counted
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.launch.cluster import START_WITHIN
 from shoal.launch.coordinator_process import RunFacts
 from shoal.launch.processes import ProcessCluster, safety_of
@@ -42,18 +42,16 @@ class RemoteCluster(ProcessCluster):
     def __init__(
         self,
         servers: int,
+        launch: LaunchSettings,
         journal: JournalFile,
         safety: Safety,
-        listen: str,
-        advertise: str = "",
-        copies: int = 1,
-        modules: tuple[str, ...] = (),
+        copies: int,
         say: Say = lambda text: None,
         within: float = limits.HOSTS_WITHIN / limits.SECOND,
     ) -> None:
         """On start it waits up to ``within`` seconds for this number of servers."""
         self._wanted, self._say, self._within = servers, say, within
-        super().__init__(0, "tcp", modules, journal, copies, False, safety, listen, advertise)
+        super().__init__(0, msgspec.structs.replace(launch, transport="tcp"), journal, copies, False, safety)
 
     def _begin(self, journal: JournalFile) -> None:
         if not stands(journal):
@@ -126,10 +124,8 @@ class RemoteHosts:
         self.cluster: RemoteCluster | None = None
 
     def __call__(self, job: Job, journal: JournalFile) -> RemoteCluster:
-        said, safety = job.launch, safety_of(job)
-        self.cluster = RemoteCluster(
-            job.servers, journal, safety, said.listen, said.advertise, job.copies, tuple(said.modules), self._say, self._within
-        )  # fmt: skip
+        to_others = (self._say, self._within)
+        self.cluster = RemoteCluster(job.servers, job.launch, journal, safety_of(job), job.copies, *to_others)
         return self.cluster
 
     def begins(self, job: Job) -> str:

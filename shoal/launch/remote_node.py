@@ -32,7 +32,7 @@ from shoal.launch.addresses import advertised, beside, new_name
 from shoal.launch.process_main import prepare
 from shoal.launch.processes import short_folder
 from shoal.launch.server_process import ServerProcess, SilenceReport
-from shoal.launch.user_modules import allowed
+from shoal.launch.user_modules import allowed, check_named
 from shoal.nodes.drainable import DrainableNode
 from shoal.wire import messages as m
 
@@ -96,7 +96,8 @@ class RemoteNode:
             self.safety = self.safety.checking(said.get("checksums") is not False)
             self._check_name(looking)
             if self.role == "server":
-                _check_modules(about, self.terms.modules)
+                # for the updates and filters of the run's tables
+                check_named([one for one in about.modules if ":" not in one and one not in self.terms.modules])
                 return self._serve(address)
             return self._work(address, looking, about)
 
@@ -208,16 +209,6 @@ def _ended(guest: DrainableNode, otherwise: str) -> str:
     if guest.end == "refused":
         raise ClusterError(f"{guest.name} was refused: {guest.why}")
     return guest.why or otherwise
-
-
-def _check_modules(about: m.Described, modules: Sequence[str]) -> None:
-    """A server needs the updates and filters of the run's tables."""
-    if missing := [one for one in about.modules if ":" not in one and one not in modules]:
-        options = " ".join(f"--modules {one}" for one in missing)
-        raise Invalid(
-            f"the run needs these modules: {', '.join(missing)}. Nothing is imported on another host's word: if you "
-            f"have them and trust them, name them ({options})"
-        )
 
 
 def _check_rows(dataset: Dataset, about: m.Described) -> None:

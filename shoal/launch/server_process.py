@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Literal
 
 from shoal import limits
@@ -66,22 +67,6 @@ class SilenceReport:
         return bool(guest.end)
 
 
-class RunningQuery:
-    """A user's query that runs in a fork."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self._found: Found | Invalid = Found()
-
-    def end(self, found: Found | Invalid) -> None:
-        self._found, self.done = found, True
-
-    def found(self) -> Found:
-        if isinstance(self._found, Invalid):
-            raise self._found
-        return self._found
-
-
 class QueryProcess:
     """Runs users' queries in forks of the server, and wakes its loop with the result.
 
@@ -92,24 +77,22 @@ class QueryProcess:
     def __init__(self, poke: Callable[[], None]) -> None:
         self._poke = poke
 
-    def __call__(self, ask: Callable[[], Found], nanoseconds: int) -> RunningQuery:
+    def __call__(self, ask: Callable[[], Found], nanoseconds: int) -> Future[Found]:
         """Fork now. The caller must have the table to itself at this moment."""
-        query = RunningQuery()
+        query: Future[Found] = Future()
         try:
             child = ForkedCall(lambda: packed(ask()), nanoseconds / limits.SECOND, limits.CALL_MEMORY, _ANSWER_BYTES)
         except OSError as error:
-            query.end(Invalid(f"the server could not fork a process for it ({error.strerror})"))
+            query.set_exception(Invalid(f"the server could not fork a process for it ({error.strerror})"))
             return query
         threading.Thread(target=self._wait, args=(child, query), name="shoal-query", daemon=True).start()
         return query
 
-    def _wait(self, child: ForkedCall, query: RunningQuery) -> None:
+    def _wait(self, child: ForkedCall, query: Future[Found]) -> None:
         try:
-            query.end(unpacked(child.wait()))
-        except Invalid as error:
-            query.end(error)
+            query.set_result(unpacked(child.wait()))
         except BaseException as error:
-            query.end(Invalid(str(error)))
+            query.set_exception(error if isinstance(error, Invalid) else Invalid(str(error)))
         self._poke()
 
 

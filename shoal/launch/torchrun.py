@@ -37,7 +37,7 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent, Warned
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.launch.forkserver import WORKERS_NEED, ForkserverSetup
 from shoal.launch.mpirun_rank import refuse
 from shoal.launch.process_main import ProcessMessage, ProcessOrders
@@ -409,9 +409,8 @@ class RankCluster(ProcessCluster):
     """Forks coordinator and server-0 here, every other node below the rank that has its role."""
 
     def __init__(self, head: HeadRank, job: Job, journal: JournalFile) -> None:
-        super().__init__(
-            job.servers, job.launch.transport, tuple(job.launch.modules), journal, job.copies, restart=True
-        )
+        how = LaunchSettings(transport=job.launch.transport, modules=job.launch.modules)
+        super().__init__(job.servers, how, journal, job.copies, restart=True)
         self._head = head
         self._roles = roles(job.servers, head.rank.world)
         self._seats: dict[int, RankSeat] = {}

@@ -31,12 +31,7 @@ def code_of(job: Job) -> list[str]:
 def allowed(job: Job, modules: Sequence[str]) -> Job:
     """The job with this host's own code; raises Invalid if the operator did not name some of it."""
     own = {_known_as(one): one for one in modules}
-    if missing := [one for one in code_of(job) if _known_as(one) not in own]:
-        options = " ".join(f"--modules {_known_as(one)}" for one in missing)
-        raise Invalid(
-            f"the run needs this code: {', '.join(missing)}. Nothing is imported on another host's word: if you have "
-            f"it and trust it, name it ({options})"
-        )
+    check_named([one for one in code_of(job) if _known_as(one) not in own])
     extra = [one for one in modules if ":" not in one]  # more may be imported than the run needs
     job = replace(job, launch=replace(job.launch, modules=extra))
     if isinstance(job.model, Linear):
@@ -44,6 +39,16 @@ def allowed(job: Job, modules: Sequence[str]) -> Job:
     named = {name: getattr(job.model, name) for name in _NAMED}
     code = {name: own[_known_as(value)] for name, value in named.items() if ":" in value}
     return replace(job, model=replace(job.model, **code))
+
+
+def check_named(missing: Sequence[str]) -> None:
+    """Raises Invalid for code that the operator has not named."""
+    if missing:
+        options = " ".join(f"--modules {_known_as(one)}" for one in missing)
+        raise Invalid(
+            f"the run needs this code: {', '.join(missing)}. Nothing is imported on another host's word: if you have "
+            f"it and trust it, name it ({options})"
+        )
 
 
 def _known_as(named: str) -> str:

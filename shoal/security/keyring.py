@@ -312,25 +312,23 @@ def allow(folder: Path, key: PublicKey, group: str | None = None, until: int | N
     check_group(key.role, group or "")
     _private_folder(folder)
     with alone(folder):
-        return _allow(folder, key, group, until)
-
-
-def _allow(folder: Path, key: PublicKey, group: str | None, until: int | None) -> PublicKey | None:
-    keys = _readable(folder)
-    if any(one.public == key.public and one.role == REVOKED for one in keys):
-        raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
-    if (other := next((one for one in keys if one.public == key.public and one.name != key.name), None)) is not None:
-        raise Invalid(
-            f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
-        )
-    had = [
-        one for one in keys if one.name == key.name and one.role != REVOKED
-    ]  # more than one if it was written by hand
-    others = [one for one in had if one.public != key.public]
-    same = [one for one in had if one.public == key.public]
-    key = _bound(key, [*others, *same][-1] if had else None, group, until)
-    _write(folder, [*(_revoked(one) if one in others else one for one in keys if one not in same), key])
-    return others[0] if others else None
+        keys = _readable(folder)
+        if any(one.public == key.public and one.role == REVOKED for one in keys):
+            raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
+        if (
+            other := next((one for one in keys if one.public == key.public and one.name != key.name), None)
+        ) is not None:
+            raise Invalid(
+                f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
+            )
+        had = [
+            one for one in keys if one.name == key.name and one.role != REVOKED
+        ]  # more than one if it was written by hand
+        others = [one for one in had if one.public != key.public]
+        same = [one for one in had if one.public == key.public]
+        key = _bound(key, [*others, *same][-1] if had else None, group, until)
+        _write(folder, [*(_revoked(one) if one in others else one for one in keys if one not in same), key])
+        return others[0] if others else None
 
 
 def _bound(key: PublicKey, before: PublicKey | None, group: str | None, until: int | None) -> PublicKey:
@@ -358,17 +356,13 @@ def _check_same(key: PublicKey, before: PublicKey, group: str | None, until: int
 
 def revoke(folder: Path, name: str) -> list[PublicKey]:
     with alone(folder):
-        return _revoke(folder, name)
-
-
-def _revoke(folder: Path, name: str) -> list[PublicKey]:
-    keys = _readable(folder)
-    gone = [one for one in keys if one.name == name and one.role != REVOKED]
-    if not gone:
-        known = ", ".join(sorted({one.name for one in keys if one.role != REVOKED})) or "nobody"
-        raise Invalid(f"no key of {name[:80]!r} is on the list in {folder} (there is: {known})")
-    _write(folder, [_revoked(one) if one in gone else one for one in keys])
-    return gone
+        keys = _readable(folder)
+        gone = [one for one in keys if one.name == name and one.role != REVOKED]
+        if not gone:
+            known = ", ".join(sorted({one.name for one in keys if one.role != REVOKED})) or "nobody"
+            raise Invalid(f"no key of {name[:80]!r} is on the list in {folder} (there is: {known})")
+        _write(folder, [_revoked(one) if one in gone else one for one in keys])
+        return gone
 
 
 def _revoked(key: PublicKey) -> PublicKey:

@@ -22,7 +22,7 @@ import shoal
 from shoal.data.datasets import load
 from shoal.errors import Closed, RunFailed, Unanswered
 from shoal.events import Gone, Joined, RunEvent, Started, Stopped
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.launch import processes
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
@@ -114,7 +114,7 @@ def test_a_server_that_ended_while_there_was_no_coordinator_is_gone_when_it_is_b
 
 
 def test_a_server_that_is_to_run_again_joins_as_a_new_one() -> None:
-    cluster = ProcessCluster(2, "ipc", (), JournalFile(), restart=True)
+    cluster = ProcessCluster(2, LaunchSettings(), JournalFile(), restart=True)
     with cluster:
         cluster.start()
         kv = cluster.client()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.job import LaunchSettings
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
 from tests.support.counting import Crowd, create, plan_of
@@ -23,7 +24,7 @@ WORKERS, SLOTS = 3, 60
 
 @contextlib.contextmanager
 def under_load(den: Den, kind: str, servers: int, copies: int) -> Iterator[tuple[ProcessCluster, Crowd]]:
-    cluster = ProcessCluster(servers, "ipc", (), JournalFile(None), copies, restart=True)
+    cluster = ProcessCluster(servers, LaunchSettings(), JournalFile(None), copies, restart=True)
     with cluster:
         cluster.start()
         kv = cluster.client("operator")

@@ -19,7 +19,6 @@ COLUMNS = 100  # of prose
 
 # Modules that name each other, most of them for types: this list only ever gets shorter.
 CIRCLES = [
-    {"shoal.job", "shoal.strategy"},
     {"shoal.nodes.checkpointing", "shoal.nodes.coordinator", "shoal.nodes.rebalancer", "shoal.nodes.table_admin"},
     {"shoal.nodes.scheduler", "shoal.nodes.scheduler_journal"},
     {"shoal.nodes.strategy", "shoal.nodes.trainer", "shoal.nodes.worker"},

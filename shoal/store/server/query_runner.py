@@ -9,7 +9,7 @@ a member: nothing is counted and nobody waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
 
 from shoal import limits
 from shoal.errors import BadKeys, Invalid
@@ -25,15 +25,7 @@ from shoal.wire.effects import Effect, Received, Send
 _REASON = 2_000  # characters of a refusal: a name may be as long as a message
 
 
-class PendingCall(Protocol):
-    """A query that runs in another process."""
-
-    done: bool
-
-    def found(self) -> Found: ...
-
-
-Apart = Callable[[Callable[[], Found], int], PendingCall]
+Apart = Callable[[Callable[[], Found], int], Future[Found]]
 
 
 class PendingCalls:
@@ -42,7 +34,7 @@ class PendingCalls:
     def __init__(self) -> None:
         self.apart: Apart | None = None
         self._under_way: dict[tuple[str, int], m.Call] = {}
-        self._pending: dict[tuple[str, int], PendingCall] = {}
+        self._pending: dict[tuple[str, int], Future[Found]] = {}
         self._told = 0
 
     def call(self, now: int, sender: str, call: m.Call, part: SegmentState, inline: int, within: int) -> HandlerResult:
@@ -93,12 +85,12 @@ class PendingCalls:
     def collect(self, now: int = 0) -> HandlerResult:
         """Answers that other processes have finished."""
         found: list[Effect] = []
-        for asked in [one for one, pending in list(self._pending.items()) if pending.done]:
+        for asked in [one for one, pending in list(self._pending.items()) if pending.done()]:
             pending, call = self._pending.pop(asked), self._under_way.pop(asked, None)
             if call is None:
                 continue  # the server gave everything up meanwhile
             try:
-                found.append(_told(asked[0], call, pending.found()))
+                found.append(_told(asked[0], call, pending.result()))
             except Invalid as error:
                 named = str(error) if str(error).startswith("question ") else f"question {call.name!r}: {error}"
                 found.append(_no(asked[0], call, "question", Invalid(named)))

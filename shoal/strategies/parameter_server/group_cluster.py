@@ -15,10 +15,11 @@ import time
 
 import msgspec
 
+from shoal.client import connected
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
 from shoal.events import counted
 from shoal.inspect.status import PATIENCE, StatusClient, address_of, look_at, transport_to
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.launch.cluster import START_WITHIN, Cluster
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
@@ -111,7 +112,8 @@ class GroupCluster(ProcessCluster):
         # With keys the scheduler is called by its key, too, and a Unix socket has none: the
         # coordinator would not have it.
         transport = "tcp" if safety.has_keys else job.launch.transport
-        super().__init__(0, transport, tuple(job.launch.modules), journal, safety=safety)
+        how = LaunchSettings(transport=transport, modules=job.launch.modules)
+        super().__init__(0, how, journal, safety=safety)
         self.group, self._manager = group, manager
         self._address = manager  # what our processes call the coordinator's
         self._taken.add(SCHEDULER)
@@ -168,3 +170,7 @@ class GroupCluster(ProcessCluster):
                 self._joined = True
                 return
             threading.Event().wait(_LOOK)
+
+    def _transport(self, name: str) -> Transport:
+        return connected(name, self._manager, self._safety)
+

@@ -342,11 +342,9 @@ class ServerRun:
 
 
 def _cluster_of(job: Job, journal: JournalFile) -> Cluster:
-    modules = tuple(job.launch.modules)
     if job.launch.how == "threads":
-        return ThreadCluster(job.servers, modules, journal, job.copies)
-    how = (job.copies, True, safety_of(job), job.launch.listen, job.launch.advertise)
-    return ProcessCluster(job.servers, job.launch.transport, modules, journal, *how)
+        return ThreadCluster(job.servers, tuple(job.launch.modules), journal, job.copies)
+    return ProcessCluster(job.servers, job.launch, journal, job.copies, True, safety_of(job))
 
 
 def open_run(start: RunStart, begin: Callable[[], None]) -> ServerRun:

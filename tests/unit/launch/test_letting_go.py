@@ -6,6 +6,7 @@ import pytest
 
 from shoal.errors import ClusterError
 from shoal.inspect import drain
+from shoal.job import LaunchSettings
 from shoal.launch.process_pool import ChildState
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.journal import JournalFile
@@ -25,7 +26,7 @@ class Supervising:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ProcessCluster:
-    made = ProcessCluster(2, "ipc", (), JournalFile(None), restart=True)
+    made = ProcessCluster(2, LaunchSettings(), JournalFile(None), restart=True)
     made._servers.add(NAME)
     made._children.known[NAME] = ChildState(pid=4711, running=True)
     monkeypatch.setattr(made, "supervisor", Supervising())

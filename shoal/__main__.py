@@ -1,10 +1,10 @@
 """Entry point of ``shoal`` and ``python -m shoal``; Ctrl-C ends it even during imports."""
 
-from shoal.startup import quietly
+from shoal.startup import exit_on_interrupt
 
 
 def main() -> None:
-    quietly()
+    exit_on_interrupt()
     from shoal.cli.main import main as command
 
     command()

@@ -1,11 +1,11 @@
 """Handles Ctrl-C while a command imports its modules, without a traceback.
 
 Imports take some tenths of a second, and Ctrl-C in the middle of one gives a traceback, or is
-lost. So ``__main__`` calls ``quietly`` before any other import: Ctrl-C then ends the process
-silently, with exit code 130, because there is nothing to lose yet. A command calls ``awake`` when
-it begins: from then on Ctrl-C is a KeyboardInterrupt, raised as soon as no import is running
-(msgspec 0.22 crashes on one while it builds a decoder). Python's own start, before our first line,
-is not covered.
+lost. So ``__main__`` calls ``exit_on_interrupt`` before any other import: Ctrl-C then ends the
+process silently, with exit code 130, because there is nothing to lose yet. A command calls
+``raise_on_interrupt`` when it begins: from then on Ctrl-C is a KeyboardInterrupt, raised as soon as
+no import is running (msgspec 0.22 crashes on one while it builds a decoder). Python's own start,
+before our first line, is not covered.
 """
 
 # Already imported; ``signal`` itself takes some milliseconds more.
@@ -20,13 +20,13 @@ INTERRUPTED = 128 + signal.SIGINT  # a shell's code for SIGINT
 _AGAIN = 0.01  # seconds between checks for running imports
 
 
-def quietly() -> None:
+def exit_on_interrupt() -> None:
     """Let Ctrl-C end the process, unless it is ignored (``nohup``, ``&`` in a script)."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
-def awake() -> None:
+def raise_on_interrupt() -> None:
     """Make Ctrl-C a KeyboardInterrupt, so that the command can clean up."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, _interrupt)

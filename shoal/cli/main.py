@@ -27,7 +27,7 @@ from shoal.cli.status import status
 from shoal.cli.sweep import sweep
 from shoal.cli.topology import topology
 from shoal.cli.train import train
-from shoal.startup import INTERRUPTED, awake
+from shoal.startup import INTERRUPTED, raise_on_interrupt
 
 
 class Commands(SuggestingGroup):
@@ -45,7 +45,7 @@ class Commands(SuggestingGroup):
         command, by_mpirun = super().main, mpirun_rank.rank() is not None
         if not by_mpirun and "TORCHELASTIC_RUN_ID" not in os.environ:
             return command(words, *rest, **extra)
-        awake()  # ranks agree on how to handle Ctrl-C
+        raise_on_interrupt()  # ranks agree on how to handle Ctrl-C
         launcher = "shoal.strategies.averaging.mpi" if by_mpirun else "shoal.launch.torchrun"
         return importlib.import_module(launcher).take_part(lambda head: command(words, *rest, **extra, obj=head))
 
@@ -56,7 +56,7 @@ class Commands(SuggestingGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            awake()
+            raise_on_interrupt()
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             click.echo(f"interrupted{error}", err=True)  # and its last output, if any

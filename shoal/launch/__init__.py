@@ -7,11 +7,9 @@ hosts; ``torchrun`` and ``mpirun_rank`` recognise ranks that other launchers sta
 
 PUBLIC = (
     "addresses",
-    "arrivals",
     "batch_scripts",
     "cluster",
     "coordinator_process",
-    "crew",
     "local",
     "mpirun_rank",
     "process_main",
@@ -19,9 +17,11 @@ PUBLIC = (
     "processes",
     "remote_cluster",
     "remote_node",
+    "resource_manager",
     "saved_store",
     "script",
     "shared_memory",
     "torchrun",
+    "worker_pool",
     "worker_process",
 )  # for other packages; the other modules are private

@@ -77,7 +77,7 @@ class PassLine(ProcessMessage, frozen=True, tag="handon"):
     line: str
 
 
-class ForkserverReady(ProcessMessage, frozen=True, tag="settled"):
+class ForkserverStarted(ProcessMessage, frozen=True, tag="settled"):
     """Forkserver to top process: "the folder exists, the imports begin"."""
 
 
@@ -103,7 +103,7 @@ class ChildEnded(ProcessMessage, frozen=True, tag="ended"):
 
 Order = ForkOrder | SignalOrder | PassLine
 Report = (
-    ForkserverReady
+    ForkserverStarted
     | ModulesRefused
     | ChildForked
     | ProcessRunning
@@ -301,7 +301,7 @@ def main() -> None:
 
 
 def _serve(forkserver: Forkserver, reports: int) -> int:
-    process_main.say(reports, ForkserverReady())
+    process_main.say(reports, ForkserverStarted())
     try:
         forkserver.prepare()
     except Invalid as error:

@@ -126,7 +126,7 @@ class ProcessPool:
         self.gone = ""  # why there is no forkserver any more
         self._lost, self._ended = lost, ended
         self._endings = ExitReasons()
-        self._settled = False
+        self._started = False
         self._refused = ""
         self._error = ""  # of the forkserver itself
         self._news = threading.Condition()
@@ -150,8 +150,8 @@ class ProcessPool:
         with self._news:
             return {name: child.pid for name, child in self.known.items() if child.pid and not child.ended}
 
-    def wait_until_settled(self, deadline: float) -> None:
-        self._wait(lambda: self._settled, "the forkserver", deadline)
+    def wait_until_started(self, deadline: float) -> None:
+        self._wait(lambda: self._started, "the forkserver", deadline)
 
     def order(self, orders: process_main.ProcessOrders) -> None:
         if threading.current_thread() is self._listener:
@@ -255,7 +255,7 @@ class ProcessPool:
     def _listen(self, process: ProcessFactory) -> None:
         for line in _lines(process, self._hang_up):
             match msgspec.json.decode(line, type=forkserver.Report):
-                case forkserver.ChildEnded(name, 0):  # its work is done, and it has left the cluster itself
+                case forkserver.ChildEnded(name, 0):  # its work is done, and it has left
                     self._end(name, DONE, lost=False)
                 case forkserver.ChildEnded(name, code):
                     error = self.known[name].error
@@ -277,8 +277,8 @@ class ProcessPool:
 
     def _note(self, report: forkserver.Report) -> None:
         match report:
-            case forkserver.ForkserverReady():
-                self._settled = True
+            case forkserver.ForkserverStarted():
+                self._started = True
             case forkserver.ModulesRefused(reason):
                 self._refused = reason
             case process_main.ProcessFailed(forkserver.FORKSERVER, error):

@@ -211,7 +211,7 @@ class ProcessCluster(Cluster):
 
     def _start_forkservers(self, deadline: float) -> None:
         self._children.start(ForkserverSetup(os.getpid(), self._folder, self._modules, sys.path), self._id)
-        self._children.wait_until_settled(deadline)
+        self._children.wait_until_started(deadline)
 
     def _fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
         children = self._of(name)

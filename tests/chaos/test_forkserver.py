@@ -229,7 +229,7 @@ def test_a_forkserver_that_cannot_make_its_folder_says_so_and_leaves_what_is_the
     children = ProcessPool(lambda name, why: None, lambda name, why: None)
     children.start(ForkserverSetup(os.getpid(), str(den.folder), [], sys.path), "test")
     with pytest.raises(StartFailed, match=f"cannot make the folder {den.folder}: File exists"):
-        children.wait_until_settled(time.monotonic() + PATIENCE)
+        children.wait_until_started(time.monotonic() + PATIENCE)
     children.close()
     assert den.folder.exists()
 

@@ -37,9 +37,9 @@ import numpy as np
 
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
-from shoal.launch.crew import CrewSpec, name_of
 from shoal.launch.mpirun_rank import OURS, REFUSED, MpirunRank, rank, refuse
 from shoal.launch.process_main import ProcessMessage, flush, state_of
+from shoal.launch.worker_pool import PoolWorkerSpec, name_of
 from shoal.models.linear import Floats
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ def follow() -> None:
     try:
         while not here.over and not isinstance(line := here.ordered(), MpiDone):
             if isinstance(line, MpiTask):
-                _work(here, msgspec.convert(line.work, CrewSpec))
+                _work(here, msgspec.convert(line.work, PoolWorkerSpec))
             else:
                 time.sleep(_NAP)
     except RankLost as error:  # rank 0 is gone: all end
@@ -405,7 +405,7 @@ def follow() -> None:
     here.leave(0)
 
 
-def _work(here: MpiWorld, spec: CrewSpec) -> None:
+def _work(here: MpiWorld, spec: PoolWorkerSpec) -> None:
     from shoal.strategies.averaging.worker import follow as take_part_in
 
     group = here.group(_warn_of_rank_0 if here.rank == 1 else lambda what: None)

@@ -32,11 +32,11 @@ import numpy as np
 from shoal.errors import Invalid, ShoalError, StartFailed
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
-from shoal.launch.crew import name_of
 from shoal.launch.mpirun_rank import OURS, rank
 from shoal.launch.process_main import ProcessMessage
 from shoal.launch.process_pool import ExitReasons
 from shoal.launch.torchrun import is_ours
+from shoal.launch.worker_pool import name_of
 from shoal.nodes.evaluator import Judgement
 from shoal.strategies.averaging import Averaging
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world

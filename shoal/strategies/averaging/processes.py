@@ -25,12 +25,17 @@ import msgspec
 from shoal import limits
 from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, RankLost, ShoalError
-from shoal.job import Job
+from shoal.job import Job, LaunchSettings
 from shoal.launch.cluster import Cluster
-from shoal.launch.crew import BY_ITSELF, Crew, CrewSpec, name_of
 from shoal.launch.local import ThreadCluster
 from shoal.launch.process_main import Process, ProcessOrders, transport_of
 from shoal.launch.processes import ProcessCluster, safety_of
+from shoal.launch.worker_pool import (
+    BY_ITSELF,
+    PoolWorkerSpec,
+    WorkerPool,
+    name_of,
+)
 from shoal.launch.worker_process import number_of
 from shoal.models import needs_torch
 from shoal.nodes.journal import JournalFile
@@ -54,13 +59,13 @@ SILENT = "it was silent for too long"
 
 def make_other_ranks(job: Job, dataset: Dataset, kept: LocalCheckpoint | None, tracker: Tracker) -> OtherRanks:
     kinds: dict[str, type[OtherRanks]] = {"gloo": GlooRanks, "mpi": MpiRanks, "store": StoreRanks}
-    return kinds[over_of(job)](job, CrewSpec.of(job, dataset, kept), tracker)
+    return kinds[over_of(job)](job, PoolWorkerSpec.of(job, dataset, kept), tracker)
 
 
 class OtherRanks(ABC):
     """Starts and ends the other ranks, and explains losses."""
 
-    def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
+    def __init__(self, job: Job, spec: PoolWorkerSpec, tracker: Tracker) -> None:
         self._job, self._spec, self._tracker = job, spec, tracker
         self._ended: dict[int, str] = {}
         self._remind = _REMIND
@@ -103,7 +108,7 @@ class OtherRanks(ABC):
 
 
 class StoreRanks(OtherRanks):
-    def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
+    def __init__(self, job: Job, spec: PoolWorkerSpec, tracker: Tracker) -> None:
         super().__init__(job, spec, tracker)
         self._servers_ended: deque[tuple[str, str]] = deque()  # not reported yet
         self._threads: dict[threading.Thread, StoreCollective] = {}
@@ -115,8 +120,9 @@ class StoreRanks(OtherRanks):
         if job.launch.how == "threads":
             self._cluster = ThreadCluster(job.servers, modules, journal, job.copies)
         else:
+            how = LaunchSettings(transport=job.launch.transport, modules=job.launch.modules)
             self._cluster = self._processes = ProcessCluster(
-                job.servers, job.launch.transport, modules, journal, job.copies, job.copies > 1, safety_of(job)
+                job.servers, how, journal, job.copies, job.copies > 1, safety_of(job)
             )
             self._processes.on_ended = self._on_ended
 
@@ -187,36 +193,36 @@ class StoreRanks(OtherRanks):
 
 
 class GlooRanks(OtherRanks):
-    def __init__(self, job: Job, spec: CrewSpec, tracker: Tracker) -> None:
+    def __init__(self, job: Job, spec: PoolWorkerSpec, tracker: Tracker) -> None:
         if job.launch.how == "threads":
             store = ", or strategy.over to 'store'" if isinstance(job.strategy, Averaging) else ""
             raise Invalid(f"over gloo every rank is a process: set launch.how to 'processes'{store}")
         if find_spec("torch") is None:
             needs_torch("strategy.over='gloo'")  # says what to install, before anything is started
         super().__init__(job, spec, tracker)
-        self._crew = Crew(job, MAIN, self._on_ended, sockets=True)
+        self._pool = WorkerPool(job, MAIN, self._on_ended, sockets=True)
         self._group: GlooCollective | None = None
         self._stopped: dict[str, float] = {}  # since when
 
     @property
     def pids(self) -> dict[str, int]:
-        return self._crew.pids
+        return self._pool.pids
 
     def start(self) -> Collective:
         # Ranks are forked after the import of PyTorch, which starts no threads until it is used.
-        self._crew.start("ranks", ["torch.distributed"])
+        self._pool.start("ranks", ["torch.distributed"])
         needs_torch("strategy.over='gloo'")  # here, while the forkserver imports it as well
         names = [name_of(rank) for rank in range(1, self._job.workers)]
         for name in names:
-            self._crew.fork(name, self._spec)
-        self._crew.wait_until_running(names)
+            self._pool.fork(name, self._spec)
+        self._pool.wait_until_running(names)
         from shoal.strategies.averaging.gloo import GlooCollective
 
-        self._group = GlooCollective(Path(self._crew.folder), 0, self._job.workers, self._check)
+        self._group = GlooCollective(Path(self._pool.folder), 0, self._job.workers, self._check)
         return self._group
 
     def close(self) -> None:
-        self._crew.close()
+        self._pool.close()
         if self._group is not None:
             self._group.close()
 
@@ -226,7 +232,7 @@ class GlooRanks(OtherRanks):
             raise RankLost(name_of(rank), why)
         now = time.monotonic()
         for name in self.pids:
-            if not self._crew.is_stopped(name):
+            if not self._pool.is_stopped(name):
                 self._stopped.pop(name, None)
             elif now - self._stopped.setdefault(name, now) > self._job.timing.intervals().dead / limits.SECOND:
                 raise RankLost(name, "its process is stopped")
@@ -266,7 +272,7 @@ class MpiRanks(OtherRanks):
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    spec = msgspec.convert(orders.work, CrewSpec)
+    spec = msgspec.convert(orders.work, PoolWorkerSpec)
     job, rank = spec.load_job(), number_of(orders.name)
     process.ready()
     group: Collective

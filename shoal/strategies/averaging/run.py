@@ -13,8 +13,8 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, RankLost, SegmentsLost, StoreError
-from shoal.launch.crew import name_of
 from shoal.launch.mpirun_rank import rank
+from shoal.launch.worker_pool import name_of
 from shoal.models.linear import Floats
 from shoal.strategies.averaging import AllReduce, over_of
 from shoal.strategies.averaging.processes import make_other_ranks

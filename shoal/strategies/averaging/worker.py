@@ -33,7 +33,7 @@ from shoal.data.batch import Ids
 from shoal.data.slots import Slots
 from shoal.errors import BadValues, RanksDiffer
 from shoal.job import Job
-from shoal.launch.crew import CrewSpec, name_of
+from shoal.launch.worker_pool import PoolWorkerSpec, name_of
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Floats
 from shoal.models.torch_module import Module
@@ -328,7 +328,7 @@ def rank_class(job: Job) -> type[AveragingRank]:
     return AveragingRank if isinstance(job.strategy, Averaging) else StepRank
 
 
-def follow(spec: CrewSpec, group: Collective) -> None:
+def follow(spec: PoolWorkerSpec, group: Collective) -> None:
     """Be one of the other ranks, until rank 0 says that the run is over."""
     try:
         job, train = spec.load()

@@ -27,7 +27,7 @@ from shoal.data.slots import Slots
 from shoal.data.split import assign, count
 from shoal.errors import BadValues, Invalid
 from shoal.job import Job
-from shoal.launch.crew import CrewSpec
+from shoal.launch.worker_pool import PoolWorkerSpec
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.strategies.gossip import Gossip
 from shoal.training.local_checkpoint import is_finite
@@ -247,7 +247,7 @@ def _owners(job: Job, train: Data, nodes: int) -> tuple[Ids, list[str]]:
     return assign(train.labels, nodes, job.strategy.split, job.strategy.alpha, job.seed, "worker")
 
 
-def model_of(spec: CrewSpec, number: int) -> tuple[Job, GossipLocalModel]:
+def model_of(spec: PoolWorkerSpec, number: int) -> tuple[Job, GossipLocalModel]:
     job, data = spec.load()
     learner = learner_of(job.model, data, job.seed, number)
     learner.settle(alone=job.launch.how == "processes")

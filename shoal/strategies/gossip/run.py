@@ -24,7 +24,7 @@ from shoal.data.batch import Ids
 from shoal.errors import Invalid
 from shoal.events import RunEvent
 from shoal.job import Job
-from shoal.launch.crew import LOOK, CrewRun
+from shoal.launch.worker_pool import LOOK, PoolRun
 from shoal.models.linear import Floats
 from shoal.nodes.loop import Loop
 from shoal.store.table.update import rule_named
@@ -39,7 +39,7 @@ from shoal.training.run import RunStart
 from shoal.wire.effects import Effect
 
 
-class GossipRun(CrewRun):
+class GossipRun(PoolRun):
     """One run."""
 
     out_of_memory = "no memory is left to evaluate the models: take a smaller one, or fewer workers"
@@ -64,7 +64,7 @@ class GossipRun(CrewRun):
         self._notes = [*changed, *notes]
         parts = Shards(self.tracker.slots, job.workers, shares, None, *position)
         self._workers = GossipWorkers(job, self.dataset, self.resume)
-        self.crew = self._workers.crew
+        self.pool = self._workers.pool
         self._legs = GossipController(
             self._workers.names,
             self._workers.addresses,

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
-from shoal.launch.crew import BY_ITSELF, Crew, name_of
 from shoal.launch.shared_memory import SharedMemory
+from shoal.launch.worker_pool import BY_ITSELF, WorkerPool, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.learner import Learner
 from shoal.models.linear import Linear
@@ -55,7 +55,7 @@ class HogwildWorkers:
     ) -> None:
         """``compute`` makes what a thread computes with, for a seat; None: they are processes."""
         self._job, self._rows, self._module, self._memory, self._compute = job, rows, module, memory, compute
-        self.crew = Crew(job, MAIN, self._ended)
+        self.pool = WorkerPool(job, MAIN, self._ended)
         self._lock = threading.Lock()
         self._numbers = 0
         self._free = list(range(seats))  # seats
@@ -88,15 +88,15 @@ class HogwildWorkers:
         if self._compute is not None:
             compute, job, memory = self._compute(seat), self._job, self._memory
             worker = HogwildWorker(number, pipe[0], self._reports, job.emulate.pace(number, job.seed))
-            self.crew.run_thread(name, lambda: worker.work(compute, memory, seat))
+            self.pool.run_thread(name, lambda: worker.work(compute, memory, seat))
             return name
         spec = HogwildSpec(
             job=self._job.toml(), rows=self._rows, module=self._module, place=self._memory.place, seat=seat,
             commands=pipe, reports=self._reports,
         )  # fmt: skip
         try:
-            self.crew.fork(name, spec)
-            self.crew.wait_until_running([name])
+            self.pool.fork(name, spec)
+            self.pool.wait_until_running([name])
         except BaseException as error:
             self._ended(name, str(error))
             raise
@@ -131,13 +131,13 @@ class HogwildWorkers:
         return seat
 
     def close(self) -> None:
-        if self.crew.closed:
+        if self.pool.closed:
             return
-        if not self.crew.has_processes:
+        if not self.pool.has_processes:
             for number in self.numbers:
                 self.send(number, LEAVE)
         try:
-            self.crew.close()
+            self.pool.close()
         finally:
             for number in self.numbers:
                 self.let_go(number)
@@ -147,7 +147,7 @@ class HogwildWorkers:
     def _ended(self, name: str, why: str) -> None:
         number = number_of(name)
         self._why[number] = why
-        if not self.crew.closed:
+        if not self.pool.closed:
             os.write(self._reports, REPORT.pack(number, ENDED))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from shoal.data.batch import Ids
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.launch.crew import LOOK, CrewRun, name_of
+from shoal.launch.worker_pool import LOOK, PoolRun, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats, Linear
 from shoal.strategies.hogwild import Hogwild
@@ -37,7 +37,7 @@ _SPARE = 8  # seats for workers that come later
 _CANARY = ("updates counted", "updates lost")
 
 
-class HogwildRun(CrewRun):
+class HogwildRun(PoolRun):
     out_of_memory = "no memory is left to judge the model: take a smaller one, or fewer keys (data.hash_bits)"
     progress_word = "finished a slot"
     dealt_again = "; if it has a slot, that is dealt again"
@@ -80,10 +80,10 @@ class HogwildRun(CrewRun):
             compute = self._compute if job.launch.how == "threads" else None
             rows = str(self.dataset.train.folder)
             self._workers = HogwildWorkers(job, rows, self.module, self._memory, seats, compute)
-            self.crew = self._workers.crew
+            self.pool = self._workers.pool
             on_error.callback(self.close)
             self.learner.settle()
-            self.crew.start("hogwild")
+            self.pool.start("hogwild")
             for _ in range(job.workers):
                 self.add_worker()
             on_error.pop_all()

@@ -29,8 +29,8 @@ from shoal.data.slots import Slots
 from shoal.emulation import Slowdown
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.launch.crew import CrewSpec
 from shoal.launch.shared_memory import SharedLayout, SharedMemory, open_of
+from shoal.launch.worker_pool import PoolWorkerSpec
 from shoal.launch.worker_process import number_of
 from shoal.models.learner import Data, learner_of
 from shoal.models.linear import Linear
@@ -53,7 +53,7 @@ PLAN = "plan "  # before the names of arrays that are the same in every epoch
 _AT_ONCE = 0.05  # seconds of computing between two looks at the commands
 
 
-class HogwildSpec(CrewSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HogwildSpec(PoolWorkerSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
     module: str  # the module, as the process that tracks the run has it
     place: SharedLayout
     seat: int

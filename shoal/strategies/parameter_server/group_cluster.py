@@ -26,6 +26,7 @@ from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.strategies.parameter_server.run import Launcher
 from shoal.timing import Timing
+from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import SCHEDULER, dealer, is_group, namespace
 
@@ -173,4 +174,3 @@ class GroupCluster(ProcessCluster):
 
     def _transport(self, name: str) -> Transport:
         return connected(name, self._manager, self._safety)
-

@@ -29,10 +29,10 @@ from shoal.events import Evaluated, RunEvent, Stopped, Warned
 from shoal.inspect.status import ADDRESS, PATIENCE, ClusterStatus, further, write_address
 from shoal.job import Job
 from shoal.launch import coordinator_process, worker_process
-from shoal.launch.arrivals import Arrivals
 from shoal.launch.cluster import Cluster
 from shoal.launch.local import ThreadCluster
 from shoal.launch.processes import ProcessCluster, safety_of
+from shoal.launch.resource_manager import ResourceManager
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
@@ -92,7 +92,7 @@ class ServerRun:
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._worker_gone
         self._evaluator: Evaluator | None = None
-        self._coming = Arrivals(self, job, self._over, self._warn)
+        self._coming = ResourceManager(self, job, self._over, self._warn)
 
     def __enter__(self) -> ServerRun:
         try:

@@ -91,7 +91,7 @@ class PeerRun(TrackedRun):
 
     @property
     def pids(self) -> dict[str, int]:
-        return self._workers.crew.pids
+        return self._workers.pool.pids
 
     @property
     def workers(self) -> list[str]:
@@ -116,7 +116,7 @@ class PeerRun(TrackedRun):
         self.observer.stop(lives[-1], "asked to leave", leave=True)
 
     def signal(self, name: str, number: int) -> None:
-        self._workers.crew.signal(name, number)
+        self._workers.pool.signal(name, number)
 
     # ------------------------------------------------------------ watching
 

@@ -29,8 +29,8 @@ from shoal.data.slots import Slots
 from shoal.errors import ClusterError, StartFailed
 from shoal.events import counted
 from shoal.job import Job
-from shoal.launch.crew import Crew, CrewSpec, name_of
 from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders
+from shoal.launch.worker_pool import PoolWorkerSpec, WorkerPool, name_of
 from shoal.models.learner import learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.loop import Loop
@@ -57,7 +57,7 @@ _preforked: dict[tuple[str, str, str], LocalPeer] = {}
 Open = Callable[[str], Transport]  # a transport for a life of this name
 
 
-class PeerSpec(CrewSpec, frozen=True, kw_only=True):
+class PeerSpec(PoolWorkerSpec, frozen=True, kw_only=True):
     """What a peer needs to know; ``rows`` is the folder of the whole set, with its test rows."""
 
     number: int = 0
@@ -215,7 +215,7 @@ class PeerWorkers:
         """``ended`` gets the name of a peer and why it ended, on another thread."""
         self._job, self._on_ended = job, ended
         self._spec = PeerSpec(job=job.toml(), rows=str(dataset.folder), kept="" if kept is None else str(kept.path))
-        self.crew = Crew(job, MAIN, self._ended, sockets=True)
+        self.pool = WorkerPool(job, MAIN, self._ended, sockets=True)
         self.peers: dict[str, Peer] = {}  # by name
         self.failed: dict[str, str] = {}  # by name: why it did not start
         self._lives: dict[str, str] = {}  # by name
@@ -230,13 +230,13 @@ class PeerWorkers:
 
     def start(self, count: int) -> list[Peer]:
         """Start so many, which know of each other; one that does not start is left out."""
-        if not self.crew.has_processes:
+        if not self.pool.has_processes:
             started = [self._local(number) for number in range(count)]
             founders = [peer.me for peer in started]
             for peer in started:
                 self._run_thread(peer, founders, [])
             return founders
-        self.crew.start("peers")
+        self.pool.start("peers")
         for number in range(count):
             self._fork(number)
         for number in range(count):
@@ -244,15 +244,15 @@ class PeerWorkers:
                 self._wait(number)
             except StartFailed as error:
                 self.failed[name_of(number)] = str(error)
-                if not self.crew.pids:
+                if not self.pool.pids:
                     raise
         founders = list(self.peers.values())
         for name in self.peers:
-            self.crew.pass_on(name, Founders(founders))
+            self.pool.pass_on(name, Founders(founders))
         return founders
 
     def add(self, number: int, through: list[Peer]) -> Peer:
-        if self.crew.has_processes:
+        if self.pool.has_processes:
             self._fork(number, through)
             return self._wait(number)
         peer = self._local(number)
@@ -261,12 +261,12 @@ class PeerWorkers:
 
     def open_observer(self) -> Transport:
         name = f"home-{secrets.token_hex(4)}"
-        return ZmqTransport(name) if self.crew.has_processes else self._hub.open(name)
+        return ZmqTransport(name) if self.pool.has_processes else self._hub.open(name)
 
     def close(self) -> None:
         self._closing.set()
-        self.crew.close()
-        if not self.crew.has_processes and (late := self.here):
+        self.pool.close()
+        if not self.pool.has_processes and (late := self.here):
             print(f"shoal: {counted(len(late), 'thread')} did not end: {', '.join(late)}", file=sys.stderr)
 
     def _fork(self, number: int, through: Sequence[Peer] = ()) -> None:
@@ -274,11 +274,11 @@ class PeerWorkers:
         self._lives[name] = life = life_of(name)
         spec = msgspec.structs.replace(self._spec, number=number, life=life, through=list(through))
         tcp = self._job.launch.transport == "tcp"
-        self.crew.fork(name, spec, bind="tcp://127.0.0.1:*" if tcp else f"ipc://{self.crew.folder}/{life}", inbox=True)
+        self.pool.fork(name, spec, bind="tcp://127.0.0.1:*" if tcp else f"ipc://{self.pool.folder}/{life}", inbox=True)
 
     def _wait(self, number: int) -> Peer:
         name = name_of(number)
-        (address,) = self.crew.wait_until_running([name])
+        (address,) = self.pool.wait_until_running([name])
         self.peers[name] = Peer(self._lives[name], name, number, address)
         return self.peers[name]
 
@@ -292,7 +292,7 @@ class PeerWorkers:
             self._why[name] = peer.live(founders, through, self._closing, threading.Event()).why
 
         name = peer.me.name
-        self.crew.run_thread(name, run)
+        self.pool.run_thread(name, run)
 
     def _ended(self, name: str, why: str) -> None:
         self._gone[name] = None

@@ -17,7 +17,7 @@ from shoal.launch.forkserver import (
     ChildEnded,
     ChildForked,
     ForkOrder,
-    ForkserverReady,
+    ForkserverStarted,
     ModulesRefused,
     Order,
     Report,
@@ -57,7 +57,7 @@ def test_an_order_arrives_as_it_was_given(order: ProcessMessage) -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        ForkserverReady(),
+        ForkserverStarted(),
         ModulesRefused("why"),
         ChildForked("ann", 7),
         ProcessRunning("ann", "tcp://a"),

@@ -13,7 +13,7 @@ from shoal.data.datasets import load
 from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.job import Job
-from shoal.launch.crew import CrewSpec
+from shoal.launch.worker_pool import PoolWorkerSpec
 from shoal.models.learner import learner_of
 from shoal.settings import changed
 from shoal.strategies.gossip.model import (
@@ -37,7 +37,7 @@ def job(**changes: Any) -> Job:
 
 
 def core(of: Job, number: int = 0) -> GossipLocalModel:
-    return model_of(CrewSpec.of(of, load(of.data, of.seed)), number)[1]
+    return model_of(PoolWorkerSpec.of(of, load(of.data, of.seed)), number)[1]
 
 
 def test_the_gradient_of_before_the_mean_is_applied_after_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed
 from shoal.job import Job
-from shoal.launch.arrivals import Arrivals
+from shoal.launch.resource_manager import ResourceManager
 from shoal.settings import changed
 from tests.support.sandbox import soon
 
@@ -42,9 +42,9 @@ class Counting:
             self.here.remove(name)
 
 
-def coming(hands: Counting, over: threading.Event, **emulate: Any) -> Arrivals:
+def coming(hands: Counting, over: threading.Event, **emulate: Any) -> ResourceManager:
     changes = {f"emulate.{name}": value for name, value in emulate.items()}
-    return Arrivals(
+    return ResourceManager(
         hands, Job.of(changed({"data": "clicks"}, {"workers": 3, **changes})), over, hands.said.append, retry=0.01
     )
 

@@ -1,8 +1,8 @@
 """The workers of a run without servers, and a run that waits for them.
 
-    Crew        starts, signals and closes workers, as threads or processes, and reports their ends
-    CrewSpec    what a worker process gets to know about its job, as plain data
-    CrewRun     a run that listens to its crew and sees to workers that are silent or lost
+    WorkerPool      starts, signals and closes workers (threads or processes), reports their ends
+    PoolWorkerSpec  what a worker process gets to know about its job, as plain data
+    PoolRun         a run that listens to its pool and sees to workers that are silent or lost
 
 However this process ends, its worker processes end with it.
 """
@@ -46,7 +46,7 @@ def name_of(number: int) -> str:
     return f"worker-{number}"
 
 
-class CrewSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PoolWorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a worker needs to know; a strategy may add fields."""
 
     job: str  # as TOML, which knows infinity
@@ -54,7 +54,7 @@ class CrewSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kept: str = ""  # the checkpoint to continue from
 
     @classmethod
-    def of(cls, job: Job, dataset: Dataset, kept: LocalCheckpoint | None = None) -> CrewSpec:
+    def of(cls, job: Job, dataset: Dataset, kept: LocalCheckpoint | None = None) -> PoolWorkerSpec:
         return cls(job=job.toml(), rows=str(dataset.train.folder), kept="" if kept is None else str(kept.path))
 
     def load(self) -> tuple[Job, Data]:
@@ -68,7 +68,7 @@ class CrewSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return read(Path(self.kept)) if self.kept else None
 
 
-class Crew:
+class WorkerPool:
     """The workers of one run: threads of this process, or processes of a forkserver of its own."""
 
     def __init__(self, job: Job, main: str, ended: Callable[[str, str], None], sockets: bool = False) -> None:
@@ -102,13 +102,13 @@ class Crew:
             setup = ForkserverSetup(os.getpid(), self.folder, [*self._job.launch.modules, *modules], sys.path)
             self._pool.start(setup, label)
 
-    def wait_until_settled(self) -> None:
+    def wait_until_started(self) -> None:
         """Until the forkserver runs, and the private folder is there."""
-        self._processes.wait_until_settled(time.monotonic() + START_WITHIN)
+        self._processes.wait_until_started(time.monotonic() + START_WITHIN)
 
-    def fork(self, name: str, spec: CrewSpec, **orders: Any) -> None:
+    def fork(self, name: str, spec: PoolWorkerSpec, **orders: Any) -> None:
         """Start a worker process; see ``wait_until_running``. ``orders``: of ``ProcessOrders``."""
-        self.wait_until_settled()
+        self.wait_until_started()
         work = msgspec.to_builtins(spec)
         self._processes.order(ProcessOrders(name, self._main, folder=self.folder, work=work, **orders))
 
@@ -164,7 +164,7 @@ class Crew:
         self._on_ended(name, "" if why == DONE else why)
 
 
-class CrewRun(TrackedRun):
+class PoolRun(TrackedRun):
     """A run whose workers compute, while this process waits for them. A strategy adds these:
 
     _listen         count what workers reported for ``LOOK`` seconds; whether there was progress
@@ -175,7 +175,7 @@ class CrewRun(TrackedRun):
 
     progress_word: ClassVar[str]  # nobody "finished a slot"
     dealt_again: ClassVar[str]  # what becomes of the slots of a worker that is killed
-    crew: Crew
+    pool: WorkerPool
 
     def __init__(self, start: RunStart) -> None:
         super().__init__(start)
@@ -187,10 +187,10 @@ class CrewRun(TrackedRun):
 
     @property
     def pids(self) -> dict[str, int]:
-        return self.crew.pids
+        return self.pool.pids
 
     def signal(self, name: str, number: int) -> None:
-        self.crew.signal(name, number)
+        self.pool.signal(name, number)
 
     @abstractmethod
     def _listen(self) -> bool: ...
@@ -253,10 +253,10 @@ class CrewRun(TrackedRun):
             return
         self._reminders += 1
         awaited, named = self._awaited()
-        stopped = [name for name in awaited if self.crew.is_stopped(name)]
+        stopped = [name for name in awaited if self.pool.is_stopped(name)]
         for name in stopped:
             self.tracker.warn(f"{name} is stopped, and everybody waits for it: it is killed{self.dealt_again}")
-            self.crew.signal(name, signal.SIGKILL)
+            self.pool.signal(name, signal.SIGKILL)
         if awaited and not stopped:
             what = "was ready to begin" if starting else self.progress_word
             self.tracker.warn(f"nobody {what} for {self._quiet:.0f} s: waiting for {', '.join(named)}")

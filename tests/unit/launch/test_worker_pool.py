@@ -1,4 +1,4 @@
-"""The crew of a run, and a run that waits for it: threads, and no clock but the one that is moved here."""
+"""The worker pool of a run, and a run that waits for it: threads, and no clock but the one that is moved here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid
 from shoal.events import Gone, RunEvent, Warned
 from shoal.job import Job
-from shoal.launch.crew import Crew, CrewRun, CrewSpec
+from shoal.launch.worker_pool import PoolRun, PoolWorkerSpec, WorkerPool
 from shoal.models.linear import Floats
 from shoal.training.run import RunStart
 
@@ -34,7 +34,7 @@ def dataset(job: Job) -> Dataset:
 
 
 def test_a_spec_brings_the_job_and_its_rows(job: Job, dataset: Dataset) -> None:
-    spec = CrewSpec.of(job, dataset)
+    spec = PoolWorkerSpec.of(job, dataset)
     found, rows = spec.load()
     assert found == job and rows.rows == dataset.train.rows
     assert spec.load_checkpoint() is None
@@ -42,21 +42,21 @@ def test_a_spec_brings_the_job_and_its_rows(job: Job, dataset: Dataset) -> None:
 
 def test_the_end_of_a_thread_is_reported_with_its_reason(job: Job) -> None:
     ended: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-    crew = Crew(job, "nowhere", lambda name, why: ended.put((name, why)))
+    pool = WorkerPool(job, "nowhere", lambda name, why: ended.put((name, why)))
 
     def fail() -> None:
         raise ValueError("not today")
 
-    crew.run_thread("worker-0", lambda: None)
-    crew.run_thread("worker-1", fail)
+    pool.run_thread("worker-0", lambda: None)
+    pool.run_thread("worker-1", fail)
     assert sorted(ended.get(timeout=10) for _ in range(2)) == [("worker-0", ""), ("worker-1", "ValueError: not today")]
     with pytest.raises(Invalid, match="a run of threads has no processes"):
-        crew.signal("worker-0", 9)
-    crew.close()
-    assert crew.closed and crew.pids == {} and crew.folder == ""
+        pool.signal("worker-0", 9)
+    pool.close()
+    assert pool.closed and pool.pids == {} and pool.folder == ""
 
 
-class Waiting(CrewRun):
+class Waiting(PoolRun):
     """A run in which nothing ever happens."""
 
     progress_word, dealt_again = "went on", ""
@@ -89,7 +89,7 @@ def told() -> list[RunEvent]:
 @pytest.fixture
 def run(job: Job, dataset: Dataset, told: list[RunEvent], tmp_path: Path) -> Waiting:
     found = Waiting(RunStart(job, dataset, told.append, tmp_path))
-    found.crew = Crew(job, "nowhere", lambda name, why: None)
+    found.pool = WorkerPool(job, "nowhere", lambda name, why: None)
     return found
 
 

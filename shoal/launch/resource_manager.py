@@ -35,7 +35,7 @@ class WorkerStarter(Protocol):
     def signal(self, name: str, number: int) -> None: ...
 
 
-class Arrivals:
+class ResourceManager:
     """Starts and preempts the workers of one run."""
 
     def __init__(

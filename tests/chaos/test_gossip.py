@@ -181,7 +181,7 @@ def test_a_worker_that_is_stopped_when_it_is_done_is_killed_too() -> None:
         nonlocal caught
         assert isinstance(training, GossipRun)
         while not caught and not training.tracker.why:
-            told = dict(training._home.states)
+            told = dict(training._legs.states)
             is_done = {name for name, one in told.items() if one.rest is not None}
             if "worker-1" in is_done and "worker-0" in told and "worker-0" not in is_done:
                 os.kill(training.pids["worker-1"], signal.SIGSTOP)

@@ -76,7 +76,7 @@ class RunUnderTest:
                 stack.callback(self._proxy.close)
             self.training.__enter__()
             stack.callback(self.training.close)
-            self.training.restart_delay = RESTART_DELAY
+            self.training.processes.supervisor.delay = RESTART_DELAY
             self._kv = self.training._cluster.client("nemesis")
             self._kv._client.dispatcher.patient = True  # a silent node may be back
             self._kv.tables()
@@ -111,7 +111,7 @@ class RunUnderTest:
                     assert self._proxy is not None
                     self._proxy.apart |= {(fault.name, fault.other), (fault.other, fault.name)}
                 case "join":
-                    self.training._processes.fork(fault.name, "server", {})
+                    self.training.processes.fork(fault.name, "server", {})
                 case "drain":
                     assert self._kv is not None
                     client, name = self._kv._client, fault.name

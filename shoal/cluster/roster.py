@@ -30,7 +30,8 @@ from shoal.wire.messages import Full, Member, Replicas, TablePlaces, View
 from shoal.wire.messages.groups import SCHEDULER, GroupLimits
 
 ROLES = ("server", "worker", "client", "evaluator", SCHEDULER)
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 _LIVES = 16  # of one name, that are remembered
 
 
@@ -164,11 +165,11 @@ class Roster:
         """Another process takes this name: the old one may not take it back meanwhile."""
         before = _process(self.people[name].token)
         if before != _process(token):
-            _note(self.replaced, name, [*self.replaced.get(name, ())[1 - _LIVES :], before], limits.FORMER)
+            remember(self.replaced, name, [*self.replaced.get(name, ())[1 - _LIVES :], before], limits.FORMER)
 
     def remove(self, name: str, reason: str) -> None:
         person = self.people.pop(name)
-        _note(self.retired, name, [*self.retired.get(name, ())[1 - _LIVES :], person.token], limits.FORMER)
+        remember(self.retired, name, [*self.retired.get(name, ())[1 - _LIVES :], person.token], limits.FORMER)
         if person.member.role == "server":
             self.note_lost(name, reason)
             self.assignment.without(name)
@@ -183,11 +184,11 @@ class Roster:
 
     def note_lost(self, name: str, reason: str) -> None:
         """It is gone, or never came: for the status."""
-        _note(self.lost, name, reason, limits.LOST)
+        remember(self.lost, name, reason, limits.LOST)
 
     def release(self, name: str) -> None:
         """It may go: that is said again if it asks again."""
-        _note(self.released, name, self.people[name].member.incarnation, limits.FORMER)
+        remember(self.released, name, self.people[name].member.incarnation, limits.FORMER)
 
     def suspects(self) -> list[str]:
         return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
@@ -520,10 +521,10 @@ class Assignment:
         return True
 
 
-def _note(known: dict[str, T], name: str, what: T, most: int) -> None:
+def remember(known: dict[K, V], key: K, value: V, most: int) -> None:
     """As the newest; the oldest go."""
-    known.pop(name, None)
-    known[name] = what
+    known.pop(key, None)
+    known[key] = value
     while len(known) > most:
         del known[next(iter(known))]
 

@@ -21,6 +21,7 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster import groups
+from shoal.cluster.roster import remember
 from shoal.events import Evaluated, Saved, Warned
 from shoal.files import Disk
 from shoal.nodes.scheduler_journal import ScheduleState, counted_everywhere
@@ -151,7 +152,7 @@ class CheckpointProtocol:
 
     def judged(self, steps: int, loss: float) -> list[Effect]:
         """The model as it was after so many steps has this loss: its checkpoint may be the best."""
-        _remember(self._losses, steps, loss)
+        remember(self._losses, steps, loss, _REMEMBERED)
         if (number := self._numbers.get(steps)) is None:
             return []
         return [self._store(lambda: checkpoint.mark_best(self.disk, self.root, number, loss))]
@@ -283,7 +284,7 @@ class CheckpointProtocol:
         self.saved, self.failures, self._quiet, self.trouble = one.number, 0, 0, ""
         self._last = (one.view.generation, one.steps)
         self._due = None if self.every is None else max(now, one.began + self.every)
-        _remember(self._numbers, one.steps, one.number)
+        remember(self._numbers, one.steps, one.number, _REMEMBERED)
         took = (now - one.began) / limits.SECOND
         saved = Saved(seconds=self._seconds, number=one.number, steps=one.steps, bytes=one.bytes, took=took)
         effects: list[Effect] = [Tell(saved)]
@@ -351,13 +352,6 @@ def _owners(view: m.View) -> Owners:
         for table in view.tables
         for segment, place in enumerate(table.places)
     }
-
-
-def _remember(known: dict[int, float] | dict[int, int], steps: int, what: float) -> None:
-    known.pop(steps, None)
-    known[steps] = what  # type: ignore[assignment]
-    while len(known) > _REMEMBERED:
-        del known[next(iter(known))]
 
 
 _LOOK = -2  # token of the look for the newest checkpoint

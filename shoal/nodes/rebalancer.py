@@ -195,7 +195,11 @@ class Rebalancer:
         servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
         staying = [name for name in servers if not of.roster.people[name].member.leaving]
         of.roster.loads.keep(of.roster.tables)
-        balance = self._rule(now, staying, of)
+        balance: str = self.moves.balance  # by load only if a server was hot for a while
+        if balance == "load" and not of.roster.loads.is_time(
+            now, staying, of.roster.tables, of.roster.timing.load_every
+        ):
+            balance = "count"
         if balance == "load" and (split := self._split(staying, of)) is not None:
             return [*effects, *split]
         wanted = rebalance.plan(
@@ -242,14 +246,6 @@ class Rebalancer:
                     )
                 at_once[key].segments.append(one.segment)
         self._openings += at_once.values()
-
-    def _rule(self, now: int, servers: Sequence[str], of: Coordinator) -> str:
-        """By load only if the same server has been asked for too much for a while."""
-        if self.moves.balance != "load":
-            return self.moves.balance
-        return (
-            "load" if of.roster.loads.is_time(now, servers, of.roster.tables, of.roster.timing.load_every) else "count"
-        )
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         roster = of.roster

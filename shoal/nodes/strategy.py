@@ -29,13 +29,9 @@ class SlotRows(Protocol):
     """The rows of a slot, and the keys whose weights they need."""
 
     @property
-    def listed(self) -> Any:
-        """A KeyList or a KeyRange."""
-
+    def listed(self) -> Any: ...  # a KeyList or a KeyRange
     @property
-    def nonzeros(self) -> int:
-        """How long a gradient takes, more or less."""
-
+    def nonzeros(self) -> int: ...  # how long a gradient takes, more or less
     def __len__(self) -> int: ...
 
 

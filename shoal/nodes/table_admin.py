@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.cluster import groups
+from shoal.cluster.roster import remember
 from shoal.errors import Invalid
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -81,9 +82,7 @@ class TableAdmin:
             table, number = self._carry_out(sender, change, of)
         except Invalid as error:
             return self._answer(sender, change.request, m.Refusal(change.request, "table", str(error)))
-        self._changes[asked] = number
-        while len(self._changes) > limits.TABLES:
-            del self._changes[next(iter(self._changes))]
+        remember(self._changes, asked, number, limits.TABLES)
         self._settling.append(TableChange(sender, change.request, of.roster.number, table, number))
         return []
 
@@ -144,9 +143,8 @@ class TableAdmin:
         return []
 
     def _answer(self, to: str, request: int, answer: m.Message) -> list[Effect]:
-        answer = self._answered.setdefault((to, request), answer)
-        while len(self._answered) > limits.MEMBERS:
-            del self._answered[next(iter(self._answered))]
+        answer = self._answered.get((to, request), answer)
+        remember(self._answered, (to, request), answer, limits.MEMBERS)
         return [Send(to, answer)]
 
     def _waits_for(self, of: Coordinator) -> str:

@@ -40,9 +40,7 @@ class BatchSource(Protocol):
     """Reads the rows of slots."""
 
     def local(self, slot: Slot) -> SlotRows: ...
-
-    def make_ready(self, queue: Iterable[int]) -> None:
-        """These slots come next."""
+    def make_ready(self, queue: Iterable[int]) -> None: ...  # these slots come next
 
 
 class SlotStream:

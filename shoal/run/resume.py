@@ -35,7 +35,6 @@ CHECKPOINTS = "checkpoints"
 class ResumedRun:
     """The state from which a resumed run continues."""
 
-    folder: RunFolder
     before: list[RunEvent] = field(repr=False)  # events before the resume
     checkpoint: tuple[Path, Manifest] | LocalCheckpoint | None = None  # None: from the beginning
     news: list[RunEvent] = field(default_factory=list)  # events to report first
@@ -164,7 +163,7 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
                 f"{folder.path} is finished, and has no checkpoint to go on from (one is made every "
                 f"{was.checkpoint.every:g} s): begin another run, with more epochs or --set checkpoint.every=10"
             )
-        return ResumedRun(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
+        return ResumedRun([], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
     if not isinstance(found, tuple):
         found = found.later(seconds)
         stood = found.facts.standing
@@ -173,10 +172,10 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
             checkpoint=found.facts.number,
             steps=stood.done if stood.steps is None else stood.steps,
         )
-        return ResumedRun(folder, before, found, [*warned, resumed])
+        return ResumedRun(before, found, [*warned, resumed])
     path, manifest = found
     state, news = _state(folder.path, manifest, was, job, dataset, seconds)
-    return ResumedRun(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, *news])
+    return ResumedRun(before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, *news])
 
 
 def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | LocalCheckpoint | None, Sequence[BadCheckpoint]]:
@@ -215,7 +214,7 @@ def go_on(folder: RunFolder, dataset: Dataset) -> ResumedRun:
     """Continue a run whose remote nodes may still be running, from its journal alone."""
     before, _ = folder.events()
     _check_data(folder.path, before, dataset)
-    return ResumedRun(folder, before, stands=True)
+    return ResumedRun(before, stands=True)
 
 
 def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:

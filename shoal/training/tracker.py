@@ -142,14 +142,6 @@ class Tracker:
         self._listener(started(self.job, self.dataset, self.seconds, workers, servers))
 
     def add(
-        self, slots: int, rows: int, loss: float, seconds: float, spent: Mapping[str, float], steps: int | None = None
-    ) -> None:
-        """Count work, and end the run if its time is over."""
-        self.count(slots, rows, loss, seconds, spent, steps)
-        if self.done < self.limit:  # otherwise it is evaluated next, and ends then
-            self.why = self.why or self._stopping.out_of_time(self.seconds)
-
-    def count(
         self,
         slots: int,
         rows: int,
@@ -157,10 +149,11 @@ class Tracker:
         seconds: float,
         spent: Mapping[str, float],
         steps: int | None = None,
+        timed: bool = True,
     ) -> None:
-        """Count slots, their rows, the sum of their losses, seconds, and what time was spent on.
+        """Count slots, rows, the sum of losses, seconds, and what time was spent on.
 
-        Each slot was a step, unless ``steps`` says otherwise.
+        Each slot was a step, unless ``steps`` says otherwise. ``timed``: seconds may end the run.
         """
         self.seconds += seconds
         self.done += slots
@@ -170,6 +163,8 @@ class Tracker:
         for tally in (self._since, self._between):
             tally[0] += rows
             tally[1] += loss
+        if timed and self.done < self.limit:  # otherwise it is evaluated next, and ends then
+            self.why = self.why or self._stopping.out_of_time(self.seconds)
         if self.seconds - self._reported_at >= _REPORT:
             self.report_progress()
 

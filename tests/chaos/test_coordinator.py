@@ -193,7 +193,7 @@ def test_a_run_whose_coordinator_is_killed_often_counts_every_slot_once(strategy
 def test_a_run_loses_its_coordinator_and_a_worker_at_once(strategy: str) -> None:
     def strike(training: ServerRun) -> None:
         reach(training, 0.2)
-        training.restart_delay = 0.5
+        training.processes.supervisor.delay = 0.5
         training.kill("coordinator")
         training.kill("worker-1")
         wait_for_term(training, 2)
@@ -216,7 +216,7 @@ def test_a_run_whose_coordinator_is_away_for_long_goes_on_as_far_as_the_deals_re
     def strike(training: ServerRun) -> None:
         reach(training, 0.2)
         before, pids = incarnations(training), training.pids
-        training.restart_delay = away
+        training.processes.supervisor.delay = away
         if how == "stopped":
             training.pause("coordinator")
             time.sleep(away)
@@ -224,7 +224,7 @@ def test_a_run_whose_coordinator_is_away_for_long_goes_on_as_far_as_the_deals_re
         else:
             training.kill("coordinator")
         wait_for_term(training, 1 if how == "stopped" else 2)
-        training.restart_delay = 0.0
+        training.processes.supervisor.delay = 0.0
         assert incarnations(training).items() <= before.items()
         same = {name for name, pid in training.pids.items() if pids.get(name) == pid}
         assert same >= {"server-0", "server-1"}

@@ -81,7 +81,6 @@ class ServerRun:
         self._folder = folder
         self._per_pass = job.slots(dataset.train.rows).per_pass
         self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # as last known
-        self._unheard = False  # the coordinator does not answer, and there is no time to ask again
         journal = JournalFile(folder / "coordinator.journal" if folder is not None else None)
         self._cluster = (launcher or _cluster_of)(job, journal)
         self._cluster.train(coordinator_process.RunFacts.of(job, dataset, folder), self._heard)
@@ -115,20 +114,6 @@ class ServerRun:
     def pids(self) -> dict[str, int]:
         return self._cluster.pids if isinstance(self._cluster, ProcessCluster) else {}
 
-    @property
-    def restart_delay(self) -> float:
-        """Seconds before a coordinator or a server that has ended is started again."""
-        return self._processes.supervisor.delay
-
-    @restart_delay.setter
-    def restart_delay(self, seconds: float) -> None:
-        self._processes.supervisor.delay = seconds
-
-    @property
-    def restarts(self) -> dict[str, int]:
-        """How often a coordinator or a server was started again, by name."""
-        return dict(self._processes.supervisor.restarts)
-
     def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
         standing = self._cluster.look(seconds)
         if standing.course is not None:
@@ -138,7 +123,7 @@ class ServerRun:
     @property
     def course(self) -> m.RunProgress:
         """The progress, now or when the coordinator last answered."""
-        if not self._cluster.ended and not self._unheard and not self._closed.is_set():
+        if not self._cluster.ended and not self._closed.is_set():
             with contextlib.suppress(ShoalError):
                 self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)
         return self._course
@@ -147,7 +132,7 @@ class ServerRun:
         return self._cluster.status()
 
     def signal(self, name: str, number: int) -> None:
-        self._processes.signal(name, number)
+        self.processes.signal(name, number)
 
     def kill(self, name: str) -> None:
         self.signal(name, signal.SIGKILL)
@@ -160,7 +145,7 @@ class ServerRun:
         self.signal(name, signal.SIGCONT)
 
     @property
-    def _processes(self) -> ProcessCluster:
+    def processes(self) -> ProcessCluster:
         if not isinstance(self._cluster, ProcessCluster):
             raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
         return self._cluster
@@ -179,7 +164,7 @@ class ServerRun:
             self._threads[name] = (thread, trainer)
             thread.start()
         else:
-            self._processes.fork(name, "worker", msgspec.to_builtins(orders))
+            self.processes.fork(name, "worker", msgspec.to_builtins(orders))
         return name
 
     def add_server(self, n: int = 1) -> list[str]:

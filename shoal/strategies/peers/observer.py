@@ -241,12 +241,13 @@ class PeerEvents:
         tracker.workers, tracker.staleness = len(self.living), list(status.staleness)
         tracker.sent, tracker.received = status.moved
         tracker.counts.update({name: number - tracker.counts[name] for name, number in status.counts.items()})
-        tracker.count(
+        tracker.add(
             status.done - tracker.done,
             status.rows - tracker.examples,
             status.loss[0] - (before.loss[0] if before else 0.0),
             0.0,
             {kind: max(0, now - then) / 1e6 for kind, then, now in spent},
+            timed=False,
         )
 
     def _elected(self, life: str) -> None:

@@ -211,7 +211,7 @@ class Roster:
         for person in self.people.values():
             person.heard += nanoseconds
 
-    def silent(self, now: int) -> Iterator[str]:
+    def find_dead(self, now: int) -> Iterator[str]:
         """Members that must go; each is removed before the next. Late ones are suspected."""
         for person in self.people.values():
             person.suspected = now - person.heard >= self.timing.suspect

@@ -19,9 +19,9 @@ import msgspec
 from shoal.cluster.move_settings import MoveSettings
 from shoal.data.csr_file import fingerprint
 from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders, transport_of
-from shoal.nodes.checkpointing import RollbackDriver
+from shoal.nodes.checkpointing import CheckpointManager
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.factory import make_saving, make_scheduler
+from shoal.nodes.factory import make_checkpoints, make_scheduler
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.membership_journal import needed
@@ -73,8 +73,8 @@ class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         facts = (self.data, self.rows, self.test_rows, self.features)
         return make_scheduler(self.load_job(), *facts, cores=cores, elsewhere=self.elsewhere)
 
-    def saving(self) -> RollbackDriver:
-        return make_saving(self.load_job(), Path(self.checkpoints)) if self.checkpoints else RollbackDriver()
+    def manager(self) -> CheckpointManager:
+        return make_checkpoints(self.load_job(), Path(self.checkpoints)) if self.checkpoints else CheckpointManager()
 
 
 class ProcessEnded(ProcessMessage, frozen=True, tag="saw"):
@@ -106,19 +106,19 @@ class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def coordinator(self, records: list[bytes]) -> Coordinator:
         run, timing = self.run, self.timing
         if run is None:
-            saving = RollbackDriver(Path(self.checkpoints)) if self.checkpoints else None
+            manager = CheckpointManager(Path(self.checkpoints)) if self.checkpoints else None
             times = None if timing is None else timing.intervals()
-            return Coordinator("coordinator", self.copies, records, None, saving, self.moves, times)
+            return Coordinator("coordinator", self.copies, records, None, manager, self.moves, times)
         job = run.load_job()
         times = job.timing.intervals()
-        node = Coordinator("coordinator", self.copies, records, run.scheduler(), run.saving(), job.moves, times)
+        node = Coordinator("coordinator", self.copies, records, run.scheduler(), run.manager(), job.moves, times)
         node.doorway.about = run.described()
         return node
 
     def scheduler(self, token: str, address: str, records: list[bytes]) -> SchedulerNode:
         assert self.run is not None
-        points = self.run.saving().points
-        return SchedulerNode(self.group, token, address, self.run.scheduler(), points, records)
+        writer = self.run.manager().writer
+        return SchedulerNode(self.group, token, address, self.run.scheduler(), writer, records)
 
 
 def main(orders: ProcessOrders, process: Process) -> None:

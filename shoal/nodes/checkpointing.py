@@ -75,7 +75,7 @@ class _CheckpointAttempt:
     stalled: bool = False
 
 
-class CheckpointProtocol:
+class CheckpointWriter:
     """A run's checkpoints, one at a time. Without a folder (``root``) none is made."""
 
     def __init__(
@@ -374,7 +374,7 @@ class BareStore(msgspec.Struct, frozen=True):
         return state
 
 
-class RollbackDriver:
+class CheckpointManager:
     """The checkpoints of one run or store, if it has any, and the rollback to one.
 
     When no server holds some segment any more, the newest complete checkpoint is looked for
@@ -391,7 +391,7 @@ class RollbackDriver:
         keep: int = limits.CHECKPOINTS_KEPT,
         disk: Disk | None = None,
     ) -> None:
-        self.points = CheckpointProtocol(disk or Disk(), root, job, every, keep)
+        self.writer = CheckpointWriter(disk or Disk(), root, job, every, keep)
         self._lost: tuple[int, str] | None = None  # since when, and why
         self._servers = 0  # the most there were
         self._looking = False
@@ -408,22 +408,22 @@ class RollbackDriver:
                 self.lost(now, "a segment of the model is held by nobody")
                 return self._look(now, of)
             if scheduler.alone and not self._alone:
-                self.points.soon()  # if no worker comes, this is all that is left
+                self.writer.soon()  # if no worker comes, this is all that is left
             self._alone = scheduler.alone
         run: CheckpointedRun = scheduler or BareStore(roster.incarnations)
-        return self.points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), run)
+        return self.writer.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), run)
 
     def stored(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
-        return self._go_back(now, event, of) if event.token == _LOOK else self.points.stored(now, event)
+        return self._go_back(now, event, of) if event.token == _LOOK else self.writer.stored(now, event)
 
     def _look(self, now: int, of: Coordinator) -> list[Effect]:
         assert self._lost is not None
         here = len(of.roster.servers())
         if self._looking or not here or (here < self._servers and now - self._lost[0] < _RETURN):
             return []  # one that is started again shares the work
-        self._looking, points = True, self.points
-        found = partial(checkpoint.newest, points.disk, points.root, points.job)
-        return [Store(_LOOK, found if points.has_folder else lambda: (None, []))]
+        self._looking, writer = True, self.writer
+        found = partial(checkpoint.newest, writer.disk, writer.root, writer.job)
+        return [Store(_LOOK, found if writer.has_folder else lambda: (None, []))]
 
     def _go_back(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
         self._looking = False

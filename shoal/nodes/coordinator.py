@@ -21,7 +21,7 @@ from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.events import LEFT, Evaluated, Progress, RunEvent, Shared, Spans
 from shoal.nodes import membership_journal
-from shoal.nodes.checkpointing import RollbackDriver
+from shoal.nodes.checkpointing import CheckpointManager
 from shoal.nodes.rebalancer import Rebalancer
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JOURNAL_TOKEN
@@ -44,12 +44,12 @@ class Coordinator:
         copies: int = 1,
         journal: list[bytes] | None = None,
         scheduler: Scheduler | None = None,
-        saving: RollbackDriver | None = None,
+        checkpoints: CheckpointManager | None = None,
         moves: MoveSettings | None = None,
         timing: TimingSettings | None = None,
     ) -> None:
         """``timing`` is what all members go by; None: as the journal has it."""
-        self.name, self.scheduler, self.saving = name, scheduler, saving or RollbackDriver()
+        self.name, self.scheduler, self.checkpoints = name, scheduler, checkpoints or CheckpointManager()
         self.roster, self.doorway = Roster(copies=copies, timing=timing or DEFAULT), PublicInfo()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # counts of the process, for the status
@@ -79,7 +79,7 @@ class Coordinator:
             self.roster.term += 1
             self.roster.timing = timing or self.roster.timing
             self.roster.changed()
-        self.saving.points.timing = self.timing
+        self.checkpoints.writer.timing = self.timing
         if self.scheduler is not None:
             self.scheduler.timing = self.timing
         if self.scheduler is not None and lines:
@@ -102,7 +102,7 @@ class Coordinator:
             case Durable(token, error) if token == JOURNAL_TOKEN and self.scheduler is not None:
                 effects += self.scheduler.durable(now, error)
             case Stored():
-                effects += self.saving.stored(now, event, self)
+                effects += self.checkpoints.stored(now, event, self)
                 for name in [name for name in self._welcomes if name not in self.roster.people]:
                     del self._welcomes[name]  # removed by a rollback: it says hello again
             case ProcessEnd(name, reason, token):
@@ -111,17 +111,17 @@ class Coordinator:
                 effects += [Send(member.name, m.Dismissed(why)) for member in self.view.members]
             case _:
                 pass
-        for name in self.roster.silent(now):
+        for name in self.roster.find_dead(now):
             self.counts["removed"] += 1
             effects += self._remove(now, name, f"silent for {self.timing.dead / limits.SECOND:g} s", died=True)
         if self.scheduler is not None:
-            self.scheduler.silent = self.roster.suspects()
+            self.scheduler.silent_servers = self.roster.suspects()
             effects += self.scheduler.tick(now)
             self.scheduler.set_delay(self.roster)
         self.counts["refills"] += self.roster.assignment.refill(now)
         effects += self.elastic.tick(now, self)
-        effects += self.saving.tick(now, self)
-        effects += self.saving.points.evaluated(effects)
+        effects += self.checkpoints.tick(now, self)
+        effects += self.checkpoints.writer.evaluated(effects)
         effects += self._write(now)
         effects += self.changing.settle(self)
         effects.append(Wake(now + self.timing.heartbeat))
@@ -214,12 +214,12 @@ class Coordinator:
             case m.Shrink() | m.Full():
                 return self._copies(now, sender, message)
             case m.Snapped(_, incarnation) if self._is(sender, incarnation):
-                return self.saving.points.snapped(now, sender, message)
+                return self.checkpoints.writer.snapped(now, sender, message)
             case m.Save(request) if sender in self.roster.people:
                 if group := self.roster.people[sender].member.group:
                     why = f"{sender} is of group {group!r}: its own checkpoints are asked for of {dealer(group)}"
                     return [Send(sender, m.Refusal(request, "setting", why))]
-                return self.saving.points.save(sender, request)
+                return self.checkpoints.writer.save(sender, request)
             case _:
                 self.counts["unexpected"] += 1
         return []
@@ -282,7 +282,7 @@ class Coordinator:
         if self.scheduler is None or member.group:
             return []
         if self.roster.assignment.has_lost():
-            self.saving.lost(now, f"{name} is gone ({why}), and with it the only copy of its part of the model")
+            self.checkpoints.lost(now, f"{name} is gone ({why}), and with it the only copy of its part of the model")
         return self.scheduler.gone(now, member, why, died)
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
@@ -372,7 +372,7 @@ class Coordinator:
             members,
             dict(roster.lost),
             None if scheduler is None else scheduler.progress(),
-            "" if namespace(to) else self.saving.points.newest,
+            "" if namespace(to) else self.checkpoints.writer.newest,
             counts,
             self.elastic.standing(now, self),
             roster.timing,

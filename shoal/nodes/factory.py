@@ -18,7 +18,7 @@ from shoal.events import Started
 from shoal.filters import described
 from shoal.models.learner import Learner, LinearLearner, learner_of
 from shoal.nodes.batches import BatchCache, DenseBatches
-from shoal.nodes.checkpointing import RollbackDriver
+from shoal.nodes.checkpointing import CheckpointManager
 from shoal.nodes.scheduler_journal import ScheduleState, counted_everywhere, to_begin_with
 from shoal.nodes.strategy import servers_strategy
 
@@ -94,11 +94,11 @@ def scheduler_for(job: Job, dataset: Dataset) -> Scheduler:
     return make_scheduler(job, dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
 
 
-def make_saving(job: Job, folder: Path | None, disk: Disk | None = None) -> RollbackDriver:
+def make_checkpoints(job: Job, folder: Path | None, disk: Disk | None = None) -> CheckpointManager:
     """What of a run is kept in this folder; without one, nothing is."""
     if folder is None:
-        return RollbackDriver()
-    return RollbackDriver(folder, job.identity, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep, disk)
+        return CheckpointManager()
+    return CheckpointManager(folder, job.identity, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep, disk)
 
 
 def make_trainer(

@@ -189,7 +189,7 @@ class Rebalancer:
         effects = self._release(now, of)
         if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
             return effects
-        if not of.roster.assignment.has_copies or of.saving.points.is_under_way:
+        if not of.roster.assignment.has_copies or of.checkpoints.writer.is_under_way:
             return effects
         self._again = now + of.roster.timing.load_every
         servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]

@@ -85,7 +85,7 @@ class Scheduler:
     """One run: its slots, its evaluations, its end."""
 
     timing: TimingSettings = DEFAULT  # until the view says otherwise
-    silent: Sequence[str] = ()  # servers that have not been heard for a while
+    silent_servers: Sequence[str] = ()  # servers that have not been heard for a while
     elsewhere = False  # workers come and go by themselves: that none is here does not end the run
 
     def __init__(
@@ -325,10 +325,10 @@ class Scheduler:
         if now - since < _STALLED:
             return []
         what = f"after slot {done:,} nothing was counted for {_STALLED // limits.SECOND} s"
-        if self.silent:
+        if self.silent_servers:
             return self.warn(
-                f"{what}: {', '.join(self.silent[:4])} does not answer, and has what nobody else has; "
-                f"if it was killed, start another under its name (shoal launch server --name {self.silent[0]}): "
+                f"{what}: {', '.join(self.silent_servers[:4])} does not answer, and has what nobody else has; "
+                f"if it was killed, start another under its name (shoal launch server --name {self.silent_servers[0]}): "
                 f"then it goes on from the last checkpoint"
             )
         names = sorted(self._seen.values())

@@ -16,7 +16,7 @@ from shoal.cluster import groups
 from shoal.cluster.membership_client import MembershipClient
 from shoal.events import LEFT
 from shoal.files import Disk
-from shoal.nodes.checkpointing import CheckpointProtocol
+from shoal.nodes.checkpointing import CheckpointWriter
 from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JOURNAL_TOKEN
@@ -33,12 +33,12 @@ class SchedulerNode:
         token: str,
         address: str,
         scheduler: Scheduler,
-        points: CheckpointProtocol | None = None,
+        writer: CheckpointWriter | None = None,
         journal: list[bytes] | None = None,
     ) -> None:
         self.group, self.name = group, dealer(group)
-        self.scheduler, self.points = scheduler, points or CheckpointProtocol(Disk())
-        self.points.group = group
+        self.scheduler, self.writer = scheduler, writer or CheckpointWriter(Disk())
+        self.writer.group = group
         self.member = MembershipClient(self.name, SCHEDULER, token, address)
         self.member.group, self.member.reaches = group, {"server"}
         self.counts: Counter[str] = Counter()
@@ -72,7 +72,7 @@ class SchedulerNode:
             case ProcessEnd(name, reason, token):
                 effects += self._ended(now, name, reason, token)
             case Stored():
-                effects += self.points.stored(now, event)
+                effects += self.writer.stored(now, event)
             case Durable(token, error) if token == JOURNAL_TOKEN:
                 effects += self.scheduler.durable(now, error)
             case _:
@@ -80,7 +80,7 @@ class SchedulerNode:
         effects += self.member.tick(now)
         if self.member.view.number:
             effects += self._tick(now)
-        effects += self.points.evaluated(effects)
+        effects += self.writer.evaluated(effects)
         effects.append(Wake(min(self.member.next, now + self.member.timing.heartbeat)))
         return effects
 
@@ -94,7 +94,7 @@ class SchedulerNode:
             if now - self._said.get(name, 0) >= timing.resend_first:
                 self._said[name] = now
                 effects.append(Send(self.member.coordinator, lost))
-        return [*effects, *self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.scheduler)]
+        return [*effects, *self.writer.tick(now, self.member.view.number, lambda: self._of_ours, self.scheduler)]
 
     def _set_delay(self, now: int) -> list[Effect]:
         auto, name = self.scheduler.auto, whole(TABLE, self.group)
@@ -112,7 +112,7 @@ class SchedulerNode:
             effects += self.scheduler.fail(f"group {self.group!r} cannot take part: {change.refused}")
         if change.view:
             self.member.shown = self.member.view.number
-            self.scheduler.timing = self.points.timing = self.member.timing
+            self.scheduler.timing = self.writer.timing = self.member.timing
             effects += self._take_view(now, self.member.view)
         return effects
 
@@ -176,9 +176,9 @@ class SchedulerNode:
             case m.Feed(request):  # what happens is in the events of its own run
                 return [Send(sender, m.Fed(request, 0))]
             case m.Save(request) if any(one.name == sender for one in self._here.values()):
-                return self.points.save(sender, request)
+                return self.writer.save(sender, request)
             case m.Snapped():
-                return self.points.snapped(now, sender, message)
+                return self.writer.snapped(now, sender, message)
         self.counts["unexpected"] += 1
         return []
 
@@ -210,7 +210,7 @@ class SchedulerNode:
             members,
             {},
             self.scheduler.progress(),
-            self.points.newest,
+            self.writer.newest,
             counts,
             timing=self.member.timing,
         )

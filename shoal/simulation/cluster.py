@@ -19,7 +19,7 @@ from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.errors import ShoalError
 from shoal.limits import MILLISECOND
-from shoal.nodes.checkpointing import RollbackDriver
+from shoal.nodes.checkpointing import CheckpointManager
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.scheduler import Scheduler
@@ -121,7 +121,7 @@ class SimulatedCluster:
 
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
         every = self.plan.checkpoint * MILLISECOND
-        saving = RollbackDriver(ROOT, self.job, every, disk=self.disk) if every else RollbackDriver()
+        checkpoints = CheckpointManager(ROOT, self.job, every, disk=self.disk) if every else CheckpointManager()
         moves = MoveSettings(
             self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
         )
@@ -129,7 +129,7 @@ class SimulatedCluster:
             copies=self.plan.copies,
             journal=journal,
             scheduler=self._scheduler(),
-            saving=saving,
+            checkpoints=checkpoints,
             moves=moves,
             timing=self.plan.timing,
         )

@@ -29,7 +29,7 @@ from shoal.models.learner import Learner
 from shoal.nodes import evaluator as evaluating
 from shoal.nodes import trainer as training
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.factory import make_judge, make_saving, make_table, make_trainer, scheduler_for, state_to_resume
+from shoal.nodes.factory import make_checkpoints, make_judge, make_table, make_trainer, scheduler_for, state_to_resume
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JournalSnapshot, counted_everywhere
 from shoal.nodes.scheduler_node import SchedulerNode
@@ -259,9 +259,9 @@ class TrainingWorld:
 
     def _start_scheduler(self) -> None:
         records = self.world.written(self.dealer)
-        points = make_saving(self.job, ROOT, self.cluster.disk).points if self.plan.checkpoint else None
+        points = make_checkpoints(self.job, ROOT, self.cluster.disk).writer if self.plan.checkpoint else None
         token = f"scheduler-{len(self.schedulers)}"
-        node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self._scheduler(), points, records)
+        node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self._scheduler(), writer, records)
         self.schedulers.append(node)
         self.cluster.add(node)
 

@@ -125,43 +125,43 @@ def test_however_many_come_and_go_only_the_last_of_them_are_remembered() -> None
 def test_the_silent_are_suspected_and_then_removed() -> None:
     made = Roster()
     made.join(0, "ann", "worker", "t", "", 1)
-    assert list(made.silent(DEFAULT.suspect - 1)) == []
+    assert list(made.find_dead(DEFAULT.suspect - 1)) == []
     assert not made.people["ann"].suspected
-    assert list(made.silent(DEFAULT.suspect)) == []
+    assert list(made.find_dead(DEFAULT.suspect)) == []
     assert made.people["ann"].suspected
     made.people["ann"].heard = DEFAULT.suspect
-    list(made.silent(DEFAULT.suspect + 1))
+    list(made.find_dead(DEFAULT.suspect + 1))
     assert not made.people["ann"].suspected  # it cost nothing
-    assert list(made.silent(DEFAULT.suspect + DEFAULT.dead)) == ["ann"]
+    assert list(made.find_dead(DEFAULT.suspect + DEFAULT.dead)) == ["ann"]
 
 
 def test_the_last_holder_of_a_segment_is_not_removed_for_silence() -> None:
     made = roster("ann", "bob")
-    assert list(made.silent(60 * SECOND)) == ["ann", "bob"]  # nothing is held yet
+    assert list(made.find_dead(60 * SECOND)) == ["ann", "bob"]  # nothing is held yet
     made.create("w", Dense(rows=64))
-    assert list(made.silent(60 * SECOND)) == []
+    assert list(made.find_dead(60 * SECOND)) == []
     made.drop("w")
-    assert list(made.silent(60 * SECOND)) == ["ann", "bob"]
+    assert list(made.find_dead(60 * SECOND)) == ["ann", "bob"]
 
 
 def test_a_server_whose_segments_have_copies_is_removed_for_silence() -> None:
     made = roster("ann", "bob", copies=2)
     made.create("w", Dense(rows=64))
     made.people["bob"].heard = 60 * SECOND
-    assert list(made.silent(60 * SECOND)) == ["ann"]
+    assert list(made.find_dead(60 * SECOND)) == ["ann"]
     made.remove("ann", "silent")
-    assert list(made.silent(90 * SECOND)) == []  # bob is the last one now
+    assert list(made.find_dead(90 * SECOND)) == []  # bob is the last one now
 
 
 def test_of_servers_that_are_all_silent_none_is_removed_for_another_that_may_be_the_dead_one() -> None:
     made = roster("ann", "bob", "cat", copies=3)
     made.create("w", Dense(rows=64))
     made.people["cat"].heard = DEFAULT.dead - DEFAULT.suspect  # the last that was heard, and silent by now, too
-    assert list(made.silent(DEFAULT.dead)) == []
+    assert list(made.find_dead(DEFAULT.dead)) == []
     made.hear(DEFAULT.dead, made.people["cat"])
     made.people["ann"].heard = made.people["bob"].heard = 0
     gone = []
-    for name in made.silent(DEFAULT.dead):
+    for name in made.find_dead(DEFAULT.dead):
         gone.append(name)
         made.remove(name, "silent")
     assert gone == ["ann", "bob"]
@@ -184,7 +184,7 @@ def test_a_newcomer_that_is_heard_first_is_no_reason_to_hold_silence_against_the
     for person in made.people.values():
         made.hear(SECOND, person)
     made.join(60 * SECOND, "cat", "server", "cat.0", "memory:cat", 3)
-    assert list(made.silent(60 * SECOND)) == [] and not made.suspects()
+    assert list(made.find_dead(60 * SECOND)) == [] and not made.suspects()
 
 
 def test_when_a_server_goes_its_backups_move_up_and_the_epoch_changes() -> None:

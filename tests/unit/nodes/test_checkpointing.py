@@ -16,7 +16,7 @@ import pytest
 from shoal import limits
 from shoal.events import RunEvent, Saved, Warned
 from shoal.keys import KeyRange
-from shoal.nodes.checkpointing import CheckpointProtocol
+from shoal.nodes.checkpointing import CheckpointWriter
 from shoal.simulation.disk import Crashed, SimulatedDisk
 from shoal.store.checkpoint.manifest import (
     BestCheckpoint,
@@ -68,7 +68,7 @@ class Town:
         names = [one.name for one in self.members]
         places = [m.Replicas(1, [names[i % servers], names[(i + 1) % servers]]) for i in range(4)]
         self.view = m.View(1, 5, 0, self.members, [m.TablePlaces(9, "w", spec, [0, 10, 20, 30], places)])
-        self.checkpointing = CheckpointProtocol(self.disk, ROOT, "job", every, **settings)
+        self.checkpointing = CheckpointWriter(self.disk, ROOT, "job", every, **settings)
         self.servers = {one.name: SnapshotWriter(self.disk) for one in self.members}
         self.told: list[RunEvent] = []
         self.sent: list[m.Message] = []
@@ -94,7 +94,7 @@ class Town:
     def restart_coordinator(self) -> None:
         """It dies with all it was about to do; servers go on, and what they sent still arrives."""
         self._queue = deque((name, effect) for name, effect in self._queue if name != "coordinator")
-        self.checkpointing = CheckpointProtocol(self.disk, ROOT, "job")
+        self.checkpointing = CheckpointWriter(self.disk, ROOT, "job")
 
     def change(self, **changes: Any) -> None:
         self.view = msgspec.structs.replace(self.view, number=self.view.number + 1, **changes)
@@ -532,7 +532,7 @@ def test_old_checkpoints_that_cannot_be_removed_are_told_and_the_new_one_counts(
 
 
 def test_a_disk_that_stands_still_is_told_once() -> None:
-    checkpointing, run = CheckpointProtocol(SimulatedDisk(), ROOT), Run()
+    checkpointing, run = CheckpointWriter(SimulatedDisk(), ROOT), Run()
     view = Town().view
     checkpointing.soon()
     (store,) = checkpointing.tick(0, 5, lambda: view, run)

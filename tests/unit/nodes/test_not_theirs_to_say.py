@@ -12,7 +12,7 @@ from shoal.cluster.membership_client import MembershipClient
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
-from shoal.nodes.checkpointing import RollbackDriver
+from shoal.nodes.checkpointing import CheckpointManager
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.server_checkpoint import ServerCheckpoints
 from shoal.store.server.table_server import TableServer
@@ -184,9 +184,9 @@ def test_only_a_scheduler_that_is_here_has_servers_write() -> None:
 
 
 def test_a_group_is_not_told_where_the_clusters_checkpoints_lie(office: Office) -> None:
-    saving = office.coordinator.saving = RollbackDriver(Path("/run/checkpoints"))
-    assert saving.points is not None
-    saving.points.saved = 3
+    checkpoints = office.coordinator.checkpoints = CheckpointManager(Path("/run/checkpoints"))
+    assert checkpoints.writer is not None
+    checkpoints.writer.saved = 3
     for who, told in (("operator", "/run/checkpoints/00000003"), ("b/ann", "")):
         (standing,) = office.say(who, m.StatusRequest(5))
         assert isinstance(standing, m.StatusReply) and standing.checkpoint == told

@@ -320,7 +320,7 @@ def test_a_move_to_one_that_the_owner_cannot_reach_is_given_up(rows: Dataset) ->
 def test_nothing_new_moves_while_a_checkpoint_is_written(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     ship = sail(rows, "async", seed=1)
     writing = [True]
-    monkeypatch.setattr(type(coordinator(ship).saving.points), "is_under_way", property(lambda self: writing[0]))
+    monkeypatch.setattr(type(coordinator(ship).checkpoints.writer), "is_under_way", property(lambda self: writing[0]))
     join(ship, "server-2")
     ship.until(lambda: "server-2" in coordinator(ship).roster.people and ship.slots_done() > 20)
     assert not is_moving(ship) and not held(ship)["server-2"]

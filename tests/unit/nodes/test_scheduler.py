@@ -100,7 +100,7 @@ def test_one_that_slept_itself_blames_nobody() -> None:
 
 def test_a_server_that_does_not_answer_is_named_with_what_helps_and_no_worker_is_blamed() -> None:
     desk = Desk(scheduler()).begin()
-    desk.scheduler.silent = ["guest"]
+    desk.scheduler.silent_servers = ["guest"]
     desk.wait(60)
     (warned,) = desk.all(Warned)
     assert "guest does not answer" in warned.what and "--name guest" in warned.what and "worker" not in warned.what

@@ -282,7 +282,7 @@ class Coordinator:
         if self.scheduler is None or member.group:
             return []
         if self.roster.assignment.has_lost():
-            self.checkpoints.lost(now, f"{name} is gone ({why}), and with it the only copy of its part of the model")
+            self.checkpoints.lost(now, f"{name} is gone ({why}), and with it the only copy of its segments")
         return self.scheduler.gone(now, member, why, died)
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:

@@ -149,7 +149,7 @@ class SchedulerNode:
         if view.generation == self._generation and lost is None:
             return []
         why = f"{lost} is gone" if lost is not None else "the cluster went back to a checkpoint of its own run"
-        return self.scheduler.fail(f"{why}, and with it a part of the model of group {self.group!r}: resume this run")
+        return self.scheduler.fail(f"{why}, and with it segments of group {self.group!r}: resume this run")
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
         """The launcher saw a process end. Only the coordinator knows whether it is a member."""

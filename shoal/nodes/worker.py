@@ -21,16 +21,6 @@ from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Tick,
 from shoal.wire.messages.groups import SCHEDULER, namespace, whole
 
 
-class Sleep(Task):
-    """A task that is done when its time has come."""
-
-    __slots__ = ("until",)
-
-    def __init__(self, until: int) -> None:
-        super().__init__("sleep")
-        self.until = until
-
-
 class Worker:
     """One client node, without its loop. Its role is worker, client or evaluator."""
 
@@ -47,7 +37,7 @@ class Worker:
         self.on_fenced: Callable[[], None] | None = None
         self.on_leaving: Callable[[], None] | None = None  # somebody asked it to go
         self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # awaits, result
-        self._sleepers: list[Sleep] = []
+        self._sleepers: list[tuple[int, Task]] = []  # until when
         self._computing: dict[int, Task] = {}
         self._effects: list[Effect] = []
         self._token = 0
@@ -61,9 +51,9 @@ class Worker:
         return whole
 
     def sleep(self, nanoseconds: int) -> Task:
-        sleeper = Sleep(self.now + nanoseconds)
-        self._sleepers.append(sleeper)
-        return sleeper
+        task = Task("sleep")
+        self._sleepers.append((self.now + nanoseconds, task))
+        return task
 
     def compute(self, function: Callable[[], Any], cost: int) -> Task:
         """Run it here if it is short (``cost`` elements), else on the compute thread."""
@@ -89,9 +79,9 @@ class Worker:
             effects += self.member.tick(now)
             self._check_hello(now)
             effects += self.client.tick(now)
-            for sleeper in [one for one in self._sleepers if one.until <= now]:
+            for sleeper in [one for one in self._sleepers if one[0] <= now]:
                 self._sleepers.remove(sleeper)
-                sleeper.finish()
+                sleeper[1].finish()
         while self._resume():
             effects += self.client.submit(now)
         if self._locked_out is not None:
@@ -157,7 +147,7 @@ class Worker:
         return resumed
 
     def _next(self) -> int:
-        times = [self.member.next, *(sleeper.until for sleeper in self._sleepers)]
+        times = [self.member.next, *(until for until, _ in self._sleepers)]
         if self.client.dispatcher.inflight.requests:
             times.append(self.client.dispatcher.inflight.next)
         return min(times)

@@ -79,7 +79,7 @@ class EventLog:
         self.error = ""  # why events could not be written
         self._folder = folder
         self._files: BackgroundQueue[tuple[str, bytes]] = BackgroundQueue(
-            lambda one: self._append(*one), "log", failed=self._unwritten
+            lambda one: None if folder is None else folder.append(*one), "log", failed=self._unwritten
         )
         calls = () if also is None else (also,) if callable(also) else also
         self._hearers = [EventListener(call) for call in calls]
@@ -113,10 +113,6 @@ class EventLog:
         """Give callbacks time for the remaining events."""
         for hearer in self._hearers:
             hearer.close()
-
-    def _append(self, name: str, line: bytes) -> None:
-        assert self._folder is not None
-        self._folder.append(name, line)
 
     def _unwritten(self, error: BaseException) -> bool:
         # Training goes on: what cannot be written now is written, or reported, at the end.

@@ -26,6 +26,7 @@ from shoal.nodes.scheduler_journal import (
     ScheduleState,
     counted_everywhere,
     folded,
+    to_begin_with,
 )
 from shoal.schedule.intervals import Intervals, runs, spread
 from shoal.schedule.stop_rules import StopRules
@@ -55,7 +56,8 @@ def next_life(desk: Desk, workers: Sequence[int] = (), **made: Any) -> Desk:
 def new_run(state: ScheduleState, counted: list[tuple[int, int]] | None = None, **made: Any) -> Desk:
     """Everything is started again, from a checkpoint, and all workers are here."""
     again = scheduler(**made)
-    again.restore(0, msgspec.json.decode(msgspec.json.encode(state), type=ScheduleState), counted)
+    state = msgspec.json.decode(msgspec.json.encode(state), type=ScheduleState)
+    again.resume([JournalSnapshot(to_begin_with(state, counted))])
     desk = Desk(again)
     desk.want(1)
     desk.want(2)

@@ -259,7 +259,7 @@ class TrainingWorld:
 
     def _start_scheduler(self) -> None:
         records = self.world.written(self.dealer)
-        points = make_checkpoints(self.job, ROOT, self.cluster.disk).writer if self.plan.checkpoint else None
+        writer = make_checkpoints(self.job, ROOT, self.cluster.disk).writer if self.plan.checkpoint else None
         token = f"scheduler-{len(self.schedulers)}"
         node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self._scheduler(), writer, records)
         self.schedulers.append(node)

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from shoal.events import RunEvent
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.topology import Graph
-from shoal.views import event_line, figures
-from shoal.views import graph as consensus
+from shoal.views import event_line, figures, graph
 from shoal.views.explain import of_one
 from shoal.views.figures import spread
 from shoal.views.plots import loss
@@ -37,7 +36,7 @@ def told(story: Any, distances: Sequence[float], **how: Any) -> RunRecord:
 
 
 def test_a_picture_has_the_measured_line_and_the_predicted_one_where_models_began_apart(story: Any) -> None:
-    figure = consensus.picture(told(story, [0.8**at for at in range(20)]).run)
+    figure = graph.picture(told(story, [0.8**at for at in range(20)]).run)
     assert figure is not None
     lines = {str(line.get_label()): line for line in figure.axes[0].lines}
     assert list(lines) == ["if nobody learned: 0.805 of it left by a round", "measured"]
@@ -47,14 +46,14 @@ def test_a_picture_has_the_measured_line_and_the_predicted_one_where_models_bega
 
 
 def test_models_that_began_as_one_have_no_prediction(story: Any) -> None:
-    figure = consensus.picture(told(story, [0.0, 0.2, 0.3, 0.25]).run)
+    figure = graph.picture(told(story, [0.0, 0.2, 0.3, 0.25]).run)
     assert figure is not None and [line.get_label() for line in figure.axes[0].lines] == ["measured"]
 
 
 def test_without_rounds_the_distance_is_over_passes(story: Any) -> None:
-    figure = consensus.picture(told(story, [0.1, 0.2], rounds=False).run)
+    figure = graph.picture(told(story, [0.1, 0.2], rounds=False).run)
     assert figure is not None and figure.axes[0].get_xlabel() == "epochs"
-    assert consensus.picture(told(story, [0.0, math.nan]).run) is None
+    assert graph.picture(told(story, [0.0, math.nan]).run) is None
 
 
 def test_a_report_shows_the_graph_and_the_distance_and_says_what_it_means(story: Any) -> None:
@@ -71,13 +70,13 @@ def test_a_report_shows_the_graph_and_the_distance_and_says_what_it_means(story:
 def test_a_graph_in_pieces_is_named_as_the_reason(story: Any) -> None:
     events = run(story, [0.5, 0.5])
     apart = Graph("file", 8, [(0, 1)]).event(0.0, [str(i) for i in range(8)])
-    text = consensus.seen(tell("one", [events[0], apart, *events[2:]]))
+    text = graph.seen(tell("one", [events[0], apart, *events[2:]]))
     assert "The graph is in 7 pieces, which do not exchange models and never agree." in text
     assert "as far as they ever were" in text
 
 
 def test_a_distance_that_falls_slowly_is_not_as_far_as_ever(story: Any) -> None:
-    text = consensus.seen(told(story, [0.0599, 0.0565, 0.0531, 0.0504, 0.0482]))
+    text = graph.seen(told(story, [0.0599, 0.0565, 0.0531, 0.0504, 0.0482]))
     assert "They are 0.0482 from it, and were 0.0599 at most." in text
 
 
@@ -86,7 +85,7 @@ def test_of_those_who_meet_two_at_a_time_no_rounds_are_predicted(story: Any) -> 
     pairs = graph.event(0.0, [f"worker-{i}" for i in range(8)], pairs=True, rows="rows by label")
     assert event_line.linked(pairs).endswith("spectral gap 0.195, two meet at a time; rows by label")
     events = run(story, [0.5, 0.4], rounds=False)
-    text = consensus.seen(tell("one", [events[0], pairs, *events[2:]]))
+    text = graph.seen(tell("one", [events[0], pairs, *events[2:]]))
     assert "Two meet at a time" in text and "rounds" not in text
 
 
@@ -97,7 +96,7 @@ def test_who_is_gone_is_not_counted(story: Any) -> None:
 
 def test_other_runs_say_nothing_of_it(story: Any) -> None:
     one = tell("one", list(story.run()))
-    assert consensus.seen(one) == "" and consensus.section(one, "") is None and consensus.picture(one.run) is None
+    assert graph.seen(one) == "" and graph.section(one, "") is None and graph.picture(one.run) is None
 
 
 def test_the_loss_picture_has_a_band_from_the_best_to_the_worst(story: Any) -> None:

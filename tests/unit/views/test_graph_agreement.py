@@ -21,9 +21,9 @@ from shoal.views.run_record import RunRecord, tell
 
 
 def run(story: Any, distances: Sequence[float], rounds: bool = True, name: str = "ring") -> list[RunEvent]:
-    graph = Gossip(topology=name).graph(8, 0)  # type: ignore[arg-type]
+    links = Gossip(topology=name).graph(8, 0)  # type: ignore[arg-type]
     events: list[RunEvent] = [replace(story.started(8, 0), strategy="gossip")]
-    events.append(graph.event(0.0, [f"worker-{i}" for i in range(8)]))
+    events.append(links.event(0.0, [f"worker-{i}" for i in range(8)]))
     for at, distance in enumerate(distances):
         told = {"best": 0.5 - 0.01 * at, "worst": 0.7 - 0.01 * at, "distance": distance}
         told |= {"rounds": float(at)} if rounds else {}
@@ -81,8 +81,8 @@ def test_a_distance_that_falls_slowly_is_not_as_far_as_ever(story: Any) -> None:
 
 
 def test_of_those_who_meet_two_at_a_time_no_rounds_are_predicted(story: Any) -> None:
-    graph = Gossip().graph(8, 0)
-    pairs = graph.event(0.0, [f"worker-{i}" for i in range(8)], pairs=True, rows="rows by label")
+    links = Gossip().graph(8, 0)
+    pairs = links.event(0.0, [f"worker-{i}" for i in range(8)], pairs=True, rows="rows by label")
     assert event_line.linked(pairs).endswith("spectral gap 0.195, two meet at a time; rows by label")
     events = run(story, [0.5, 0.4], rounds=False)
     text = graph.seen(tell("one", [events[0], pairs, *events[2:]]))

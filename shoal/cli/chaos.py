@@ -36,7 +36,11 @@ MORE = 2  # servers that may join in addition
     "--copies", type=click.IntRange(1, 3), default=2, show_default=True, help="How many servers hold each segment."
 )
 @click.option(
-    "--strategy", type=click.Choice(["sync", "bounded", "async", "block-proximal"]), default="async", show_default=True
+    "--strategy",
+    type=click.Choice(["sync", "bounded", "async", "block-proximal"]),
+    default="async",
+    show_default=True,
+    help="How the workers are kept in step.",
 )
 @changes
 @click.option(

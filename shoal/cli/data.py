@@ -23,7 +23,7 @@ def data() -> None:
     """The data sets that have a name; making, fetching and splitting them."""
 
 
-@data.command("list")
+@data.command("list", short_help="List the data sets that have a name.")
 @as_json()
 def list_data(as_json: bool) -> None:
     """Name the sets, and say which can be had here. Anything else that `shoal train` is
@@ -41,11 +41,11 @@ def list_data(as_json: bool) -> None:
         click.echo(f"  {'':14} {one.where if one.available else f'not here: {how}'}")
 
 
-@data.command("make")
+@data.command("make", short_help="Write rows of a generated set to a file.")
 @click.argument("name")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True, help="How many rows to write.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draw the rows from this seed.")
 @click.option("--features", type=click.IntRange(1), help="How many features the rows have.  [default: the set's own]")
 @click.option("--test", is_flag=True, help="Make other rows of the same truth, to test on.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
@@ -64,7 +64,7 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
     click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")
 
 
-@data.command("fetch")
+@data.command("fetch", short_help="Download a set into the cache.")
 @click.argument("name")
 def fetch_data(name: str) -> None:
     """Get a set into the cache, so that runs find it there: shoal data fetch mnist."""
@@ -78,7 +78,7 @@ def fetch_data(name: str) -> None:
     click.echo(f"{name}: {rows}, in {click.format_filename(dataset.folder)}; train on it: shoal train {name}{model}")
 
 
-@data.command("split")
+@data.command("split", short_help="Divide a set between clients, a file for each.")
 @click.argument("source", metavar="SET")
 @click.option("--clients", type=click.IntRange(1), default=5, show_default=True, help="How many clients get rows.")
 @click.option(

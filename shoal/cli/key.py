@@ -53,7 +53,7 @@ def key() -> None:
     """
 
 
-@key.command("new")
+@key.command("new", short_help="Make a key pair for this host.")
 @click.argument("name")
 @click.option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
 @_keys("--keys", "--out")
@@ -80,7 +80,7 @@ def _next_after(made: OwnKey) -> None:
     click.echo(f"    shoal key add {made.line}")
 
 
-@key.command("add")
+@key.command("add", short_help="Allow a key to connect.")
 @click.argument("line", metavar="LINE|FILE")
 @click.option(
     "--group",
@@ -143,7 +143,7 @@ def _doing(given: PublicKey) -> str:
     return launched.get(given.role, "status ADDRESS")
 
 
-@key.command("revoke")
+@key.command("revoke", short_help="Cut a key off at once.")
 @click.argument("name")
 @_keys("--keys")
 def revoke(name: str, place: Path) -> None:
@@ -156,7 +156,7 @@ def revoke(name: str, place: Path) -> None:
     )
 
 
-@key.command("list")
+@key.command("list", short_help="List the keys of this host and those that may connect.")
 @as_json()
 @_keys("--keys")
 def list_keys(as_json: bool, place: Path) -> None:

@@ -91,7 +91,7 @@ taking_part = options_of(
 )  # fmt: skip
 
 
-@launch.command()
+@launch.command(short_help="Hold a part of the model.")
 @_at
 @of_a_server
 @taking_part
@@ -104,7 +104,7 @@ def server(where: str, **options: Any) -> None:
     take_part(where, "server", **options)
 
 
-@launch.command()
+@launch.command(short_help="Compute for a run elsewhere.")
 @_at
 @of_a_worker
 @taking_part
@@ -133,7 +133,7 @@ def take_part(where: str, role: Any, **options: Any) -> None:
     click.echo(f"{node.name} has ended: {why}")
 
 
-@launch.command()
+@launch.command(short_help="Coordinate a run or a store.")
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--listen", metavar="ADDRESS", help="Listen here, such as tcp://10.0.0.1:7000.")
 @click.option("--advertise", metavar="ADDRESS", help="Others reach it at this address, if it is another one.")
@@ -212,7 +212,12 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 # ---------------------------------------------------------------- a script
 
 
-@launch.command("script", cls=NamelessCommand, context_settings={"allow_interspersed_args": False})
+@launch.command(
+    "script",
+    short_help="Run a Python script on several workers.",
+    cls=NamelessCommand,
+    context_settings={"allow_interspersed_args": False},
+)
 @at_least_one("--workers", f"How many workers run the script.  [default: {_DEFAULTS['workers']}]")
 @at_least_one("--servers", f"How many servers hold the model.  [default: {_DEFAULTS['servers']}]")
 @at_least_one("--copies", f"How many servers hold each segment of it.  [default: {_DEFAULTS['copies']}]")

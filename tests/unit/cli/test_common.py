@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from shoal import client as clients
 from shoal.cli.main import main
 from shoal.errors import Unanswered
+from shoal.inspect import evaluate
 from shoal.inspect.evaluate import ModelEvaluator
 from shoal.job import Job
 
@@ -55,10 +56,13 @@ def test_a_client_that_nobody_answers_names_the_address(monkeypatch: pytest.Monk
     ],
 )
 def test_rows_that_have_nothing_in_common_with_a_model_are_not_judged_without_a_word(
-    data: str, has: int, features: int | None, strange: bool
+    data: str, has: int, features: int | None, strange: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(evaluate, "load", lambda *_: SimpleNamespace(features=has, train=None))
+    monkeypatch.setattr(evaluate, "learner_of", lambda *_: None)
     job = Job.of({"data": {"source": "clicks"}})
-    judging = cast(ModelEvaluator, SimpleNamespace(job=job, _data=SimpleNamespace(features=has)))
-    note = ModelEvaluator._strange(judging, data, features)
+    judging = cast(ModelEvaluator, SimpleNamespace(job=job, _features=lambda: features))
+    ModelEvaluator._prepare(judging, data)
+    note = judging.note
     assert bool(note) == strange
     assert not strange or ("clicks" in note and "1,000,000" in note and f"{has:,}" in note)

@@ -78,7 +78,7 @@ class BlockMargins:
         columns, first = self.columns, self.columns.span(block)[0]
         new = np.ascontiguousarray(weights, np.float32).reshape(-1)
         if len(new) != len(places):
-            raise Invalid(f"{len(new)} weights for {len(places)} places: one each is needed")
+            raise Invalid(f"{len(new)} weights for {len(places)} keys: one each is needed")
         among = first + places
         if self.delay:
             before, after = _left_out(self.all_weights[among]), _left_out(new)

@@ -44,7 +44,7 @@ class ModelInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return cls(shape, rows.meta.factor, rows.meta.shift, rows.meta.kind == "uint8", rows.meta.classes)
         if rows.features > WIDEST:
             raise Invalid(
-                f"{rows.features:,} sparse features are too many to spread out for a module (at most {WIDEST:,}): take a linear "
+                f"{rows.features:,} sparse features are too many to make dense for a module (at most {WIDEST:,}): take a linear "
                 f"model, hash them to fewer (--set data.hash_bits=12), or keep their rows in a table (shoal.torch.EmbeddingBag)"
             )
         classes = 2 if are_classes(rows) else 0

@@ -101,9 +101,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         indptr, columns, values = _csr(batch)
         features = len(weights) - self.bias
         if _is_torn(indptr, columns, values):
-            raise Invalid(
-                "rows whose ends do not fit their columns and values: give them as CSR, each row after the last"
-            )
+            raise Invalid("the row pointers do not fit the columns and values: give the rows as CSR")
         used = columns[indptr[0] : indptr[-1]]
         if features < 0 or (len(used) and int(used.max()) >= features):
             raise Invalid(
@@ -138,7 +136,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         from shoal.models import kernels
 
         if test.rows == 0:
-            raise Invalid("a test set without rows says nothing: give one with rows, or none")
+            raise Invalid("the test set has no rows: give one with rows, or none")
         margins, labels = np.empty(test.rows, np.float64), np.empty(test.rows, np.float32)
         for start in range(0, test.rows, SLICE_ROWS):
             part = slice(start, min(start + SLICE_ROWS, test.rows))
@@ -167,7 +165,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         if len(values) != len(local.keys):
             raise Invalid(f"{len(values)} {what} for {len(local.keys)} keys: one each is needed")
         if self.bias and not len(values):
-            raise Invalid("no keys: with the bias its key is always among them")
+            raise Invalid("no keys: the key of the bias is always one of them")
         return values
 
     def _checked_counts(self, counts: Floats | None, local: Local) -> Floats:

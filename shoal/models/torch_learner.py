@@ -150,7 +150,7 @@ class ModuleLearner(Learner):
                     outputs = self.module(x)
                 self._check_outputs(outputs, rows)
                 with refused(
-                    f"loss {self.model.loss!r} cannot judge outputs of shape {tuple(outputs.shape)} by labels of "
+                    f"loss {self.model.loss!r} cannot compare outputs of shape {tuple(outputs.shape)} with labels of "
                     f"shape {tuple(y.shape)} ({y.dtype})"
                 ):
                     found = self._loss(outputs, y)
@@ -221,7 +221,7 @@ class ModuleLearner(Learner):
 
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
         if not test.rows:
-            raise Invalid("a test set without rows says nothing: give one with rows, or none")
+            raise Invalid("the test set has no rows: give one with rows, or none")
         total, hits, outputs, labels = 0.0, 0, [], []
         custom = None if self.model.metric in ("accuracy", "none") else named(self.model.metric, "metric")
         with self._at(weights), torch.no_grad():

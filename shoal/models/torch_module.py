@@ -63,7 +63,7 @@ def _check_name(setting: str, value: str, names: tuple[str, ...]) -> None:
     if value in names or _PLACE.fullmatch(value):
         return
     if value.endswith(".py"):
-        raise Invalid(f"model.{setting}={value!r}: say what is in it, too: {value}:Net, for a class or function Net")
+        raise Invalid(f"model.{setting}={value!r}: name the class or function in it, too: {value}:Net")
     near = get_close_matches(value, (*names, *(_LINEAR if setting == "net" else ())), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     others = f"{', '.join(_LINEAR)} (for sparse rows), " if setting == "net" else ""

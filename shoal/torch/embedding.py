@@ -208,7 +208,7 @@ def _create(kv: KV, name: str, spec: Sparse, start: Kept) -> None:
     order = np.argsort(keys)
     keys = keys[order]
     if (keys[1:] == keys[:-1]).any():
-        raise BadKeys(f"ids of {name!r} are there twice: give each of them one row")
+        raise BadKeys(f"some ids of {name!r} are given twice: give each id one row")
     state = np.zeros((len(rows), spec.width * rule_named(spec.update.name).state), np.float32)
     whole = np.hstack([rows[order], state])
     ranges = segments_of(spec, max(1, sum(member.startswith("server") for member in kv.members)))

@@ -61,7 +61,7 @@ def distribute(
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Distributed):
         raise Invalid(f"{type(optimizer).__name__} is no optimizer of torch.optim: make one, and distribute it once")
     if sync and max_delay is not None:
-        raise Invalid("sync=True and max_delay= exclude each other: in sync nobody is ahead")
+        raise Invalid("sync=True and max_delay= exclude each other: in sync mode no worker is ahead")
     if max_delay is not None:
         max_delay = whole("max_delay", max_delay)
     update_of(optimizer)  # refused as under a launcher, so that a script can be tested alone
@@ -188,7 +188,7 @@ class ServerLoop(Distributed):
         if difference := self._flat.difference(theirs):
             raise Invalid(
                 f"the model differs between the workers ({difference}): build the same one in all of them, with "
-                "torch.manual_seed before it where a part is frozen"
+                "torch.manual_seed before it if parameters are frozen"
             )
         for field in ("rows", "width", "update", "apply", "max_delay", "wire"):
             mine, other = getattr(self._spec, field), getattr(there, field, None)

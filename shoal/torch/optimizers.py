@@ -30,7 +30,7 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
     name = type(optimizer).__name__
     if type(optimizer) not in _RULES:
         known = ", ".join(kind.__name__ for kind in _RULES)
-        raise Invalid(f"optimizer {name} has no equal on the servers: take one of {known}")
+        raise Invalid(f"optimizer {name} has no equivalent on the servers: take one of {known}")
     if len(optimizer.param_groups) != 1:
         raise Invalid(
             f"{name} has {len(optimizer.param_groups)} groups of parameters, and a table has one update: "
@@ -38,12 +38,14 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
         )
     # the initial state of Adagrad has step 0
     if any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
-        raise Invalid(f"{name} has made steps, which the servers know nothing of: distribute it before the first one")
+        raise Invalid(
+            f"{name} has already taken steps, which the servers do not know: distribute it before the first one"
+        )
     group = optimizer.param_groups[0]
     rule, refused = _RULES[type(optimizer)]
     for setting, needed in {"maximize": False, **refused}.items():
         if group.get(setting, needed) != needed:
-            raise Invalid(f"{name}({setting}={group[setting]!r}) has no equal on the servers: leave {setting} out")
+            raise Invalid(f"{name}({setting}={group[setting]!r}) has no equivalent on the servers: leave {setting} out")
     return rule(group)
 
 

@@ -135,7 +135,7 @@ def test_a_stopped_rank_is_named_and_the_others_go_on_when_it_is_ended() -> None
     run = watch(job(), stop)
     assert not run.outcome.failed
     (warned,) = run.all(Warned)
-    assert "rank 2" in warned.what and "it is stopped; let it go on (kill -CONT" in warned.what
+    assert "rank 2" in warned.what and "it is stopped; resume it (kill -CONT" in warned.what
     assert [event.name for event in run.all(Gone)] == ["worker-2"]
     run.check_counted_once()
 

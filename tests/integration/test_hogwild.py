@@ -151,7 +151,7 @@ def test_a_run_that_has_no_memory_to_judge_says_so_with_what_was_judged_before(m
         return real(run)
 
     monkeypatch.setattr(HogwildRun, "_weights", weights)
-    with pytest.raises(RunFailed, match=r"no memory is left to judge the model: take a smaller one") as failure:
+    with pytest.raises(RunFailed, match=r"no memory is left to evaluate the model: take a smaller one") as failure:
         execute(job_of())
     assert isinstance(failure.value.run, Run) and len(evaluated(failure.value.run)) == 2
 
@@ -178,7 +178,7 @@ def test_too_few_descriptors_are_told_in_words_and_nothing_is_left_open(monkeypa
     ("changes", "says"),
     [
         ({"launch__how": "mpi"}, r"does not run over MPI.*--strategy averaging"),
-        ({"strategy__way": "hot_cold", "update__rule": "ftrl"}, r"hot_cold adds up what workers learned apart"),
+        ({"strategy__way": "hot_cold", "update__rule": "ftrl"}, r"hot_cold adds up the changes of several workers"),
         ({"strategy__hot": 0}, r"strategy.hot=0: needs 1 to"),
     ],
 )

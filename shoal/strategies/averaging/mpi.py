@@ -217,13 +217,13 @@ class MpiCollective:
         """Warn of the ranks that this one waits for, and kill one that is stopped for too long."""
         for one in missing:
             pid = self.pids[one]
-            what = f"rank {one} (process {pid}) has been waited for since {waited:.0f} s"
+            what = f"rank {one} (process {pid}) has kept the others waiting for {waited:.0f} s"
             if state_of(pid) not in ("T", "t"):
-                self._warn(f"{what}: it computes; if it should not take so long, end it (kill -KILL {pid})")
+                self._warn(f"{what}: it is still computing; to go on without it, end it (kill -KILL {pid})")
             elif waited < _STOPPED:
-                self._warn(f"{what}: it is stopped; let it go on (kill -CONT {pid}), or end it (kill -KILL {pid})")
+                self._warn(f"{what}: it is stopped; resume it (kill -CONT {pid}), or end it (kill -KILL {pid})")
             else:
-                self._warn(f"{what}: it is stopped, so it is ended, and the others go on")
+                self._warn(f"{what}: it is stopped, so it is killed, and the others continue")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -255,19 +255,19 @@ def check_alone() -> None:
     if me is not None and not world.cache_info().currsize:
         raise Invalid(
             f"mpirun started this {me.size} times, and each would train a run of its own: let the command do it "
-            f"(mpirun -n {me.size} python -m shoal train job.toml), or leave mpirun away and set launch.how to 'mpi'"
+            f"(mpirun -n {me.size} python -m shoal train job.toml), or leave out mpirun and set launch.how to 'mpi'"
         )
 
 
 def check_mpi(job: Job) -> None:
     if not job.strategy.may_use_mpi:
         raise Invalid(
-            f"strategy {job.strategy.name!r} does not run over MPI: leave mpirun (or --on mpi) away, or choose "
+            f"strategy {job.strategy.name!r} does not run over MPI: leave out mpirun (or --on mpi), or choose "
             f"one whose ranks add up (--strategy averaging or allreduce)"
         )
     over = getattr(job.strategy, "over", None)
     if over not in (None, "mpi"):
-        raise Invalid(f"strategy.over={over!r} does not run over MPI: leave mpirun (or --on mpi) away, or that setting")
+        raise Invalid(f"strategy.over={over!r} does not run over MPI: leave out mpirun (or --on mpi), or that setting")
 
 
 class MpiHead:

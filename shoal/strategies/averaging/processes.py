@@ -104,7 +104,7 @@ class OtherRanks(ABC):
             self._remind = _REMIND
         elif waited >= self._remind:
             self._remind *= 2
-            self._tracker.warn(f"the mean waits for one of {', '.join(self._missing())}, for {waited:.0f} s now")
+            self._tracker.warn(f"the mean has waited {waited:.0f} s for one of {', '.join(self._missing())}")
 
 
 class StoreRanks(OtherRanks):

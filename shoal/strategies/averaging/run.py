@@ -79,7 +79,7 @@ class AveragingRun(TrackedRun):
         except SegmentsLost as error:
             why = (
                 f"{error.server} is gone, and with it the only copy of its segments of a mean: shoal train --resume "
-                f"goes on from what was kept; with --servers 2 --copies 2 the others would go on"
+                f"goes on from what was kept; with --servers 2 --copies 2 the run would have continued"
             )
         except (ClusterError, StoreError) as error:
             why = f"{error}; shoal train --resume goes on from what was kept"
@@ -187,7 +187,7 @@ def open_run(start: RunStart, begin: Callable[[], None]) -> RunHandle:
     """The run, not yet begun: by mpirun, or by ranks of our own."""
     job = start.job
     if over_of(job) == "mpi" and job.launch.how == "threads":
-        raise Invalid("over MPI every rank is a process: leave --on threads away, or strategy.over=mpi")
+        raise Invalid("over MPI every rank is a process: leave out --on threads, or strategy.over=mpi")
     opened: RunHandle
     if over_of(job) == "mpi" and rank() is None:
         from shoal.strategies.averaging.mpirun import MpirunRun

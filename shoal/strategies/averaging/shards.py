@@ -48,7 +48,7 @@ class Shards:
         if shares and len(shares) != ranks:
             raise Invalid(
                 f"strategy.shares has {len(shares)} numbers for {ranks} ranks: give one for each, or leave it "
-                f"out (a run that is taken up again needs as many ranks as before: --workers {len(shares)})"
+                f"out (a resumed run needs as many ranks as before: --workers {len(shares)})"
             )
         self._slots, self._every = slots, every
         self._shares = np.array(shares or [1.0] * ranks)

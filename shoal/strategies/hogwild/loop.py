@@ -306,8 +306,8 @@ class HogwildLoop:
         rule, way = rule_named(update.name), strategy.way or "example"
         if way == "hot_cold" and rule.name not in ADDITIVE:
             raise Invalid(
-                f"hot_cold adds up what workers learned apart, which {', '.join(ADDITIVE)} bear and {rule.name} does "
-                f"not: take way = 'batched' or 'example', or another update"
+                f"hot_cold adds up the changes of several workers, which is right for {', '.join(ADDITIVE)}, not for "
+                f"{rule.name}: set way to 'batched' or 'example', or take another update"
             )
         if plan is None:
             model.check_labels(rows.labels)

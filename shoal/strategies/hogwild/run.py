@@ -38,7 +38,7 @@ _CANARY = ("updates counted", "updates lost")
 
 
 class HogwildRun(PoolRun):
-    out_of_memory = "no memory is left to judge the model: take a smaller one, or fewer keys (data.hash_bits)"
+    out_of_memory = "no memory is left to evaluate the model: take a smaller one, or fewer keys (data.hash_bits)"
     progress_word = "finished a slot"
     dealt_again = "; if it has a slot, that is dealt again"
 
@@ -289,8 +289,8 @@ def check_possible(job: Job, strategy: Hogwild) -> None:
         return
     if job.launch.how == "threads":
         raise Invalid(
-            "of several threads one computes with a module at a time, as PyTorch's generator belongs to the "
-            "whole process: --set launch.how=processes"
+            "only one thread at a time can compute with a module, since PyTorch's generator belongs to the whole "
+            "process: --set launch.how=processes"
         )
     if strategy.way not in (None, "batched"):
         raise Invalid(

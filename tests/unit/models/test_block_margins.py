@@ -124,7 +124,7 @@ def test_bounds_grow_with_the_delay() -> None:
 
 def test_weights_and_places_must_agree() -> None:
     one, _ = standing(9)
-    with pytest.raises(Invalid, match="2 weights for 3 places"):
+    with pytest.raises(Invalid, match="2 weights for 3 keys"):
         one.take(0, np.arange(3), np.zeros(2, np.float32))
 
 

@@ -107,7 +107,7 @@ def test_a_squared_loss_has_the_mean_square_and_classes_only_where_labels_are() 
 
 
 def test_a_test_set_that_cannot_be_judged_is_refused() -> None:
-    with pytest.raises(Invalid, match="without rows"):
+    with pytest.raises(Invalid, match="the test set has no rows"):
         Linear().judge(Shelf([], []), WEIGHT)
     with pytest.raises(Invalid, match=r"row 1 has label 3\.0"):
         Linear(bias=False).judge(Shelf([1.0, 1.0], [1.0, 3.0]), WEIGHT)

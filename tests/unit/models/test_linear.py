@@ -338,7 +338,7 @@ def test_what_does_not_fit_together_is_refused_with_the_next_move() -> None:
         Linear(bias=False, l2_per_count=1.0).gradient(local, weights, True, np.array([1.0, 0.0], np.float32))
     with pytest.raises(Invalid, match="1 counts for 2 keys"):
         Linear(bias=False, l2_per_count=1.0).gradient(local, weights, True, np.ones(1, np.float32))
-    with pytest.raises(Invalid, match="with the bias its key"):
+    with pytest.raises(Invalid, match="the key of the bias is always"):
         Linear().gradient(Localiser(4).local(rows_of(np.random.default_rng(0), 0), False), NOTHING, True)
 
 

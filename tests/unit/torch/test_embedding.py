@@ -100,7 +100,7 @@ def test_rows_that_were_kept_begin_another_table(kv: shoal.KV, count: int | None
 def test_kept_rows_that_cannot_be_are_refused(kv: shoal.KV) -> None:
     for ids, rows, words in (
         ([1, 10], torch.zeros(2, 2), "id 10 of 'not': its ids are 0 to 9"),
-        ([1, 1], torch.zeros(2, 2), "are there twice"),
+        ([1, 1], torch.zeros(2, 2), "are given twice"),
         ([1, 2], torch.zeros(2, 3), r"values have shape \(2, 3\): these keys need \(2, 2\)"),
         ([1], torch.full((1, 2), float("nan")), "not finite"),
     ):

@@ -295,7 +295,7 @@ def test_what_cannot_be_distributed_is_refused_with_the_next_move() -> None:
     double = net().double()
     for culprit, optimizer, words in (
         (model, torch.optim.SGD(groups), "2 groups of parameters.*one group"),
-        (model, torch.optim.LBFGS(model.parameters()), "LBFGS has no equal.*take one of SGD"),
+        (model, torch.optim.LBFGS(model.parameters()), "LBFGS has no equivalent.*take one of SGD"),
         (model, torch.optim.Adam(model.parameters(), amsgrad=True), "amsgrad=True.*leave amsgrad out"),
         (model, torch.optim.SGD(model.parameters(), lr=0.1, maximize=True), "leave maximize out"),
         (model, stepped, "before the first one"),

@@ -178,7 +178,7 @@ def test_the_lock_of_the_dead_is_freed_and_nobody_elses(rows: Batch) -> None:
 
 
 def test_rules_whose_state_cannot_be_added_up_are_refused_where_it_would_be(rows: Batch) -> None:
-    with pytest.raises(Invalid, match="adam does not: take way = 'batched'"):
+    with pytest.raises(Invalid, match="not for adam: set way to 'batched'"):
         _race(rows, "hot_cold", Adam())
 
 

@@ -10,10 +10,6 @@ Only the coordinator decides; all others get the view. Nothing here sends, sleep
 draws at random, so that all nodes with the same facts come to the same answer.
 """
 
-from __future__ import annotations
-
-from shoal.cluster.placement import move, place, segments_of
-
 PUBLIC = (
     "groups",
     "membership_client",
@@ -22,5 +18,3 @@ PUBLIC = (
     "rebalance",
     "roster",
 )  # for other packages; the other modules are private
-
-__all__ = ["move", "place", "segments_of"]

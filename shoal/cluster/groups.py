@@ -35,18 +35,13 @@ if TYPE_CHECKING:
     from shoal.cluster.roster import Roster
 
 WEIGHTS = ".f32"  # how the name of a file ends that servers read for a group
-PLACE = re.compile(
-    r"\A(?:/[^\0\n]{0,4000})?/checkpoints/[0-9]{8}\Z"
-)  # and that of a folder that they write to and read from for one
+# and that of a folder that they write to and read from for one
+PLACE = re.compile(r"\A(?:/[^\0\n]{0,4000})?/checkpoints/[0-9]{8}\Z")
 _ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
 
 
 def allowed(groups: Mapping[str, GroupLimits], name: str) -> GroupLimits:
     return groups.get(name) or GroupLimits(name)
-
-
-def by_name(view: m.View) -> dict[str, GroupLimits]:
-    return {group.name: group for group in view.groups}
 
 
 def refuses(roster: Roster, hello: m.Hello) -> str:
@@ -55,9 +50,8 @@ def refuses(roster: Roster, hello: m.Hello) -> str:
     if not group:
         if hello.role == SCHEDULER:
             return "a scheduler deals to a group: name the group"
-        return (
-            f"{hello.name!r} is the name of a member of a group: say so, or choose another" if "/" in hello.name else ""
-        )
+        named = f"{hello.name!r} is the name of a member of a group: say so, or choose another"
+        return named if "/" in hello.name else ""
     if not is_group(group):
         return f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}"
     if namespace(hello.name) != group:
@@ -114,9 +108,7 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             _check_allow(roster, group, sender, asked)
         case Dissolve(_, name):
             if not is_group(name):
-                raise Invalid(
-                    f"group {name[:64]!r}: there is none of such a name; tables of no group are dropped one by one"
-                )
+                raise Invalid(f"there is no group {name[:64]!r}; tables of no group are dropped one by one")
             if group and group != name:
                 raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
             if not group and dealer(name) in roster.people:

@@ -52,6 +52,10 @@ class MembershipClient:
         return self.view.timing
 
     @property
+    def _full_token(self) -> str:
+        return f"{self._token}.{self._life}"
+
+    @property
     def joined(self) -> bool:
         return self.incarnation > 0
 
@@ -63,7 +67,7 @@ class MembershipClient:
             self.asking_since = self.asking_since or now
             self.next = now + self._wait
             self._wait = min(2 * self._wait, self.timing.resend_most)
-            hello = m.Hello(self.name, self.role, f"{self._token}.{self._life}", self.address, self.group)
+            hello = m.Hello(self.name, self.role, self._full_token, self.address, self.group)
             return [Send(self.coordinator, hello)]
         self.next = now + self.timing.heartbeat
         return [self.heartbeat()]
@@ -80,9 +84,7 @@ class MembershipClient:
     def handle(self, now: int, message: m.Message) -> tuple[ViewChange, list[Effect]]:
         self.heard = now
         match message:
-            case m.Welcome(token, incarnation, view, rate) if (
-                token == f"{self._token}.{self._life}" and not self.joined
-            ):
+            case m.Welcome(self._full_token, incarnation, view, rate) if not self.joined:
                 self.incarnation, self.move_rate = incarnation, rate
                 effects = self._take(view)
                 self.asking_since, self._wait = 0, self.timing.resend_first
@@ -94,7 +96,7 @@ class MembershipClient:
                 return ViewChange(view=True), self._take(message)
             case m.Fence(_, incarnation) if self.joined and incarnation == self.incarnation:
                 return ViewChange(fenced=True), self.rejoin(now)
-            case m.IncarnationOver(token) if token == f"{self._token}.{self._life}" and not self.joined:
+            case m.IncarnationOver(self._full_token) if not self.joined:
                 return ViewChange(), self.rejoin(now)
             case m.Refusal(0, "key", reason):  # also of one who was in: its key was revoked
                 return ViewChange(refused=reason, for_good=True), []

@@ -6,8 +6,7 @@ for those (consistent hashing with bounded loads, Mirrokni et al., SODA 2018).
 
     segments = q * servers + r      every server is primary of q segments, r of them of one more
 
-For backups the bound is half above the mean: copies that can stay where they are do so. ``move`` is
-the same walk after servers came or went, for those segments only that cannot stay.
+For backups the bound is half above the mean.
 
 The answer follows from the table's id, the segments' numbers and the servers' names alone, in
 whatever order the names are given: no randomness, no ``hash``, no order taken from a set.
@@ -21,7 +20,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
 
 from msgspec.structs import replace
 
@@ -33,7 +31,7 @@ from shoal.tables import Dense, Table
 from shoal.wire.messages import TablePlaces
 
 POINTS_PER_SERVER = 64  # more make arcs more even; the bound on loads does the rest
-BACKUPS_PER_MEAN = Fraction(3, 2)  # room beyond the mean lets backups stay where they are
+BACKUPS_PER_MEAN = Fraction(3, 2)
 FLOAT_BYTES = 4
 
 Holders = tuple[str, ...]  # primary, backup, ...
@@ -57,33 +55,20 @@ def segments_of(spec: Table, servers: int) -> list[KeyRange]:
 
 def place(table: int, segments: int, servers: Sequence[str], copies: int = 1) -> list[Holders]:
     """Primary and backups of each segment of a new table; as many as there are servers."""
-    return move(table, [()] * segments, servers, copies)
-
-
-def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int = 1) -> list[Holders]:
-    """The placement after servers joined or left: holders stay, unless over the bound."""
     if not servers or copies < 1:
         raise Invalid(f"{copies} copies on {len(servers)} servers: needs at least one of each")
     if len(frozenset(servers)) < len(servers):
         raise Invalid(f"servers {sorted(servers)}: each is named once")
     ring = _ring(tuple(sorted(servers)))
-    new: list[list[str]] = [[] for _ in old]
+    placed: list[list[str]] = [[] for _ in range(segments)]
     for rank in range(min(copies, len(servers))):
-        floor, extras = divmod(len(old), len(servers))
+        floor, extras = divmod(segments, len(servers))
         if rank:  # backups
-            floor, extras = int(-(-len(old) * BACKUPS_PER_MEAN // len(servers))), 0
+            floor, extras = int(-(-segments * BACKUPS_PER_MEAN // len(servers))), 0
         room = _Capacity(floor, extras, dict.fromkeys(servers, 0))
-        # All that can stay do so before anyone moves: a newcomer must not push out one who had the
-        # place.
-        for stays in (slice(rank, rank + 1), slice(None)):  # who had this place; who has a copy
-            for names, holders in zip(new, old, strict=True):
-                if len(names) == rank:
-                    held = (name for name in holders[stays] if name not in names and room.take(name))
-                    names.extend(islice(held, 1))
-        for number, names in enumerate(new):
-            if len(names) == rank:
-                names.append(room.take_first(name for name in ring.walk(table, number) if name not in names))
-    return [tuple(names) for names in new]
+        for number, names in enumerate(placed):
+            names.append(room.take_first(name for name in ring.walk(table, number) if name not in names))
+    return [tuple(names) for names in placed]
 
 
 def backup_for(
@@ -142,9 +127,7 @@ class HashRing:
             yield self._names[(start + i) % len(self._names)]
 
 
-@lru_cache(maxsize=8)
-def _ring(servers: tuple[str, ...]) -> HashRing:
-    return HashRing(servers)
+_ring = lru_cache(maxsize=8)(HashRing)
 
 
 def point(text: str) -> int:
@@ -165,15 +148,19 @@ def halved(table: TablePlaces, segment: int, at: int, view: int) -> TablePlaces:
     return replace(table, starts=starts, places=places, cut=view)
 
 
+def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
+    return table.starts[segment], [*table.starts, table.spec.span][segment + 1]
+
+
 def why_not(table: TablePlaces, segment: int, at: int) -> str:
     """What stands against it; empty: nothing."""
     if not 0 <= segment < len(table.starts):
         return f"there are {len(table.starts)} segments"
     if len(table.starts) >= limits.SEGMENTS_PER_TABLE:
         return f"it has {limits.SEGMENTS_PER_TABLE:,} segments already, and no table has more"
-    stop = table.starts[segment + 1] if segment + 1 < len(table.starts) else table.spec.span
-    if not table.starts[segment] < at < stop:
-        return f"that lies not inside it, it has the keys from {table.starts[segment]} to {stop - 1}"
+    start, stop = keys_of(table, segment)
+    if not start < at < stop:
+        return f"that lies not inside it, it has the keys from {start} to {stop - 1}"
     if any(place.filling for place in table.places):
         return "some of its segments are on their way to another server"
     if not all(place.servers for place in table.places):

@@ -19,7 +19,7 @@ from itertools import groupby
 from math import inf
 
 from shoal import limits
-from shoal.cluster.placement import FLOAT_BYTES, point
+from shoal.cluster.placement import FLOAT_BYTES, keys_of, point
 from shoal.tables import Dense
 from shoal.timing import DEFAULT
 from shoal.wire.messages import Heartbeat, TablePlaces
@@ -42,8 +42,7 @@ def plan(
     ``servers`` may hold more, ``leaving`` ones must not; any other server keeps what it has.
     ``under_way`` are segments (table's number, segment) that are not to be touched.
     """
-    names = sorted(name for name in servers if name not in leaving)
-    if not names:
+    if not (names := sorted(name for name in servers if name not in leaving)):
         return []
     cluster = BalancePlan(names, loads or {})
     parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
@@ -197,11 +196,6 @@ def estimated(table: TablePlaces, segment: int) -> int:
     return limits.MOVE_BYTES // limits.SEGMENTS_PER_SERVER
 
 
-def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
-    stop = table.starts[segment + 1] if segment + 1 < len(table.starts) else table.spec.span
-    return table.starts[segment], stop
-
-
 @dataclass(slots=True)
 class BalancePlan:
     """All servers while a plan is made: what they hold, their load, and the moves wanted so far."""
@@ -301,13 +295,13 @@ class SplitSegment:
     why: str
 
 
-def hottest(asked: Mapping[str, float], above: float | None = None) -> str | None:
+def hottest(asked: Mapping[str, float], above: float = limits.LOAD_ABOVE) -> str | None:
     """The server with well more load than the mean; None if there is none."""
     mean = sum(asked.values()) / max(1, len(asked))
     if len(asked) < 2 or mean * len(asked) < limits.LOAD_LEAST:
         return None
     name = max(sorted(asked), key=asked.__getitem__)
-    return name if asked[name] > mean * (1 + (limits.LOAD_ABOVE if above is None else above)) else None
+    return name if asked[name] > mean * (1 + above) else None
 
 
 def trade(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> None:
@@ -374,7 +368,7 @@ def split(
     tables: Sequence[TablePlaces],
     servers: Collection[str],
     loads: Loads,
-    halves: Mapping[int, Mapping[int, int]] | None = None,
+    halves: Mapping[int, Mapping[int, int]],
     under_way: Collection[tuple[int, int]] = (),
 ) -> SplitSegment | None:
     """A segment to split, if there is one; ``halves``: the keys that halve a segment's load."""
@@ -382,27 +376,23 @@ def split(
     parts = [TablePlacement(cluster, table, under_way) for table in sorted(tables, key=lambda one: one.number)]
     if not parts or any(part.is_moving for part in parts):
         return None
-    for part, segment in _hot_alone(cluster, parts):
-        table = part.table
-        start, stop = keys_of(table, segment)
-        at = (halves or {}).get(table.number, {}).get(segment, start + (stop - start) // 2)
-        if start < at < stop:
-            share = loads[table.number][segment] / max(1.0, cluster.mean)
-            return SplitSegment(table.name, segment, at, f"{share:.1f} times what the mean server is asked for")
-    return None
-
-
-def _hot_alone(cluster: BalancePlan, parts: Sequence[TablePlacement]) -> list[tuple[TablePlacement, int]]:
     if (hot := hottest(cluster.asked)) is None:
-        return []
-    found = [
+        return None
+    alone = [
         (-part.load(segment), at, segment)
         for at, part in enumerate(parts)
         if len(part.table.starts) < limits.SEGMENTS_PER_TABLE
         for segment, holders in enumerate(part.sets)
         if holders[:1] == [hot] and part.load(segment) > cluster.mean
     ]
-    return [(parts[at], segment) for _, at, segment in sorted(found)]
+    for _, number, segment in sorted(alone):
+        table = parts[number].table
+        start, stop = keys_of(table, segment)
+        at = halves.get(table.number, {}).get(segment, start + (stop - start) // 2)
+        if start < at < stop:
+            share = loads[table.number][segment] / max(1.0, cluster.mean)
+            return SplitSegment(table.name, segment, at, f"{share:.1f} times what the mean server is asked for")
+    return None
 
 
 @dataclass(slots=True)

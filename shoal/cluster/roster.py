@@ -111,17 +111,13 @@ class Roster:
         if role not in ROLES:
             return f"role {role[:64]!r} is none of {', '.join(ROLES)}"
         holder = self.people.get(name)
-        if (
-            holder is not None
-            and holder.token != token
-            and "server" in (role, holder.member.role)
-            and not holder.suspected
-        ):
-            return f"the name {name!r} is taken by a {holder.member.role} that is alive: choose another"
-        if holder is not None and not holder.suspected and self._was_displaced(name, token):
-            return (
-                f"another process has taken the name {name!r}, and is alive: choose another name, or end one of the two"
-            )
+        if holder is not None and not holder.suspected:
+            if holder.token != token and "server" in (role, holder.member.role):
+                return f"the name {name!r} is taken by a {holder.member.role} that is alive: choose another"
+            if self._was_displaced(name, token):
+                return (
+                    f"another process has taken the name {name!r}, and is alive: choose another, or end one of the two"
+                )
         if name not in self.people and len(self.people) >= limits.MEMBERS:
             return f"the cluster is full: {limits.MEMBERS} members"
         return ""
@@ -330,7 +326,7 @@ class Assignment:
 
     roster: Roster
     apart: dict[tuple[str, str], int] = field(default_factory=dict)  # unreachable pairs: until when
-    _short: tuple[int, bool, bool] | None = None  # view, is one lost, are all copies there
+    _smallest: tuple[int, int] = (-1, 0)  # view, servers of the smallest set in it
 
     # ------------------------------------------------------------ copies
 
@@ -373,7 +369,7 @@ class Assignment:
 
     def refill(self, now: int = 0) -> bool:
         """Name a server to be filled for every segment that has too few replicas."""
-        if self._shortage()[1]:
+        if self.has_copies:
             return False
         servers = [name for name in self.roster.staying() if not self.roster.people[name].suspected]
         most = min(self.roster.copies, len(self.roster.staying()))
@@ -404,10 +400,6 @@ class Assignment:
         return now >= self.apart.get((place.servers[0], name), 0)
 
     # ------------------------------------------------------------ changing hands
-
-    @property
-    def has_copies(self) -> bool:
-        return self._shortage()[1]
 
     def begin(self, now: int, wanted: Sequence[WantedMove]) -> list[WantedMove]:
         """Begin these moves; those that were begun. Others wait, or are stale."""
@@ -461,14 +453,17 @@ class Assignment:
         return changed
 
     def has_lost(self) -> bool:
-        return self._shortage()[0]
+        return self._smallest_set() == 0
 
-    def _shortage(self) -> tuple[bool, bool]:
-        if self._short is None or self._short[0] != self.roster.number:
-            most = min(self.roster.copies, len(self.roster.staying()))
-            sets = [len(place.servers) for table in self.roster.tables.values() for place in table.places]
-            self._short = (self.roster.number, 0 in sets, all(size >= most for size in sets))
-        return self._short[1:]
+    @property
+    def has_copies(self) -> bool:
+        return self._smallest_set() >= min(self.roster.copies, len(self.roster.staying()))
+
+    def _smallest_set(self) -> int:
+        if self._smallest[0] != self.roster.number:
+            sets = (len(place.servers) for table in self.roster.tables.values() for place in table.places)
+            self._smallest = (self.roster.number, min(sets, default=limits.MEMBERS))
+        return self._smallest[1]
 
     def is_needed(self, name: str) -> bool:
         """Whether every other holder of some segment that it holds is suspected, too."""

@@ -19,7 +19,7 @@ import msgspec
 from shoal.cluster.move_settings import MoveSettings
 from shoal.data.csr_file import fingerprint
 from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders, transport_of
-from shoal.nodes.checkpointing import CheckpointManager
+from shoal.nodes.checkpointing import CheckpointManager, CheckpointWriter
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.factory import make_checkpoints, make_scheduler
 from shoal.nodes.journal import JournalFile
@@ -106,7 +106,7 @@ class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def coordinator(self, records: list[bytes]) -> Coordinator:
         run, timing = self.run, self.timing
         if run is None:
-            manager = CheckpointManager(Path(self.checkpoints)) if self.checkpoints else None
+            manager = CheckpointManager(CheckpointWriter(Path(self.checkpoints))) if self.checkpoints else None
             times = None if timing is None else timing.intervals()
             return Coordinator("coordinator", self.copies, records, None, manager, self.moves, times)
         job = run.load_job()

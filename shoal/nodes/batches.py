@@ -32,10 +32,8 @@ _ORDERS = 3  # passes whose order is remembered
 class BatchCache:
     def __init__(self, worker: Worker, data: CsrFile, slots: Slots, bias: bool, room: int) -> None:
         self._worker, self._data, self._slots, self._bias, self._room = worker, data, slots, bias, room
-        self._here, self._there = (
-            Localiser(data.features),
-            Localiser(data.features),
-        )  # for the loop, for the compute thread
+        self._here = Localiser(data.features)  # for the loop
+        self._there = Localiser(data.features)  # for the compute thread
         self._kept: dict[int, Local] = {}  # by content
         self._ready: dict[int, Local] = {}  # there is no room to keep these: for one use
         self._orders: dict[int, Ids] = {}  # by pass: the contents of its slots
@@ -59,9 +57,8 @@ class BatchCache:
         missing = [one for one in contents if one not in self._kept and one not in self._ready]
         if missing:
             some = missing[: max(1, _AT_ONCE // self._per_slot)]
-            self._working = self._worker.compute(
-                lambda: [self._read(self._there, content) for content in some], limits.INLINE_ELEMENTS + 1
-            )
+            read = partial(list, map(partial(self._read, self._there), some))
+            self._working = self._worker.compute(read, limits.INLINE_ELEMENTS + 1)
             self._working.then(partial(self._are_ready, some))
 
     def _are_ready(self, contents: list[int], task: Task) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -34,25 +34,16 @@ from shoal.wire.effects import Effect, Send, Store, Stored, Tell
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
-
+    from shoal.nodes.scheduler import Scheduler
 
 _QUIET = 5  # tries in a row without a fault before a warning
 _REMEMBERED = 16  # steps whose checkpoint or loss is remembered until the other is there
+_NO_FOLDER = (
+    "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
+    "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
+)
 
 Owners = dict[tuple[int, int], tuple[str, int]]  # table, segment -> primary, its incarnation
-
-
-class CheckpointedRun(Protocol):
-    """What is saved beside the tables: the scheduler's state."""
-
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def cut(self) -> int | None: ...  # a step not yet reached; NO_CLOCK; None: not now
-    def state(self, cut: int) -> Any: ...  # for JSON
-    def completed(self, state: Any) -> Any: ...  # with what became known meanwhile
 
 
 @dataclass(slots=True)
@@ -80,13 +71,13 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        disk: Disk,
         root: Path | None = None,
         job: str = "",
         every: int | None = None,  # nanoseconds; None: only when asked
         keep: int = limits.CHECKPOINTS_KEPT,
+        disk: Disk | None = None,
     ) -> None:
-        self.disk, self.job, self.every, self.keep = disk, job, every, keep
+        self.disk, self.job, self.every, self.keep = disk or Disk(), job, every, keep
         self.has_folder, self.root = root is not None, root or Path()
         self.group = ""  # of workers, whose they are; empty: the cluster's
         self.timing = DEFAULT  # until the view says otherwise
@@ -107,11 +98,6 @@ class CheckpointWriter:
         self._askers: list[tuple[str, int]] = []  # who is answered when the next one is saved
 
     @property
-    def busy(self) -> bool:
-        """One is under way, or was asked for and has neither been saved nor failed."""
-        return self._wanted or self._try is not None
-
-    @property
     def is_under_way(self) -> bool:
         """One is being written, or was given up through nobody's fault, and is tried again."""
         return self._try is not None or self._quiet > 0
@@ -122,11 +108,7 @@ class CheckpointWriter:
 
     def save(self, asker: str, request: int) -> list[Effect]:
         if not self.has_folder:
-            why = (
-                "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
-                "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
-            )
-            return [Send(asker, m.Refusal(request, "setting", why))]
+            return [Send(asker, m.Refusal(request, "setting", _NO_FOLDER))]
         if (asker, request) in self._askers:
             return [Send(asker, m.PushHeld(request, "the checkpoint that is being written"))]
         self._askers.append((asker, request))
@@ -134,7 +116,7 @@ class CheckpointWriter:
         return []
 
     def _answer(self) -> list[Effect]:
-        if self.busy:
+        if self._wanted or self._try is not None:
             return []
         askers, self._askers = self._askers, []
         if not self.trouble:
@@ -157,11 +139,11 @@ class CheckpointWriter:
             return []
         return [self._store(lambda: checkpoint.mark_best(self.disk, self.root, number, loss))]
 
-    def tick(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
+    def tick(self, now: int, number: int, view: Callable[[], m.View], run: Scheduler | BareStore) -> list[Effect]:
         """To be called after every event; ``number`` is that of the newest view."""
         return [*self._advance(now, number, view, run), *self._answer()] if self.has_folder else []
 
-    def _advance(self, now: int, number: int, view: Callable[[], m.View], run: CheckpointedRun) -> list[Effect]:
+    def _advance(self, now: int, number: int, view: Callable[[], m.View], run: Scheduler | BareStore) -> list[Effect]:
         self._seconds = run.seconds
         if self._due is None and self.every is not None:
             self._due = now + self.every
@@ -208,15 +190,14 @@ class CheckpointWriter:
             return []  # a folder removed, a best one marked: nothing to do if that failed
         one.token = 0
         if event.error is not None:
-            error = event.error
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = getattr(event.error, "strerror", None) or str(event.error) or type(event.error).__name__
             return self._fail(now, one, f"cannot write to {self.root}: {reason}")
         if not one.finishing:
             one.number = self._number = int(event.result)
             return []
         return self._done(now, one, event.result)
 
-    def _begin(self, now: int, view: m.View, run: CheckpointedRun) -> list[Effect]:
+    def _begin(self, now: int, view: m.View, run: Scheduler | BareStore) -> list[Effect]:
         cut = run.cut
         if (why := _not_now(view, cut)) != "":
             return self._again(now, None, why)
@@ -229,7 +210,7 @@ class CheckpointWriter:
         self._wanted = False
         return [store]
 
-    def _ask_all(self, now: int, one: _CheckpointAttempt, view: m.View, run: CheckpointedRun) -> list[Effect]:
+    def _ask_all(self, now: int, one: _CheckpointAttempt, view: m.View, run: Scheduler | BareStore) -> list[Effect]:
         cut = run.cut
         why = _not_now(view, cut)
         if why or cut is None:
@@ -249,7 +230,7 @@ class CheckpointWriter:
         who = dict.fromkeys((one.owners[key][0], key[0]) for key in one.owners if key not in one.written)
         return [Send(to, m.Snap(one.number, table, one.view.number, folder, clocks[table])) for to, table in who]
 
-    def _finish(self, one: _CheckpointAttempt, run: CheckpointedRun) -> list[Effect]:
+    def _finish(self, one: _CheckpointAttempt, run: Scheduler | BareStore) -> list[Effect]:
         assert one.view is not None
         manifest = checkpoint.Manifest(
             group=self.group,
@@ -317,9 +298,7 @@ class CheckpointWriter:
         wait = min(self.timing.save_retry << min(self.failures - 1, 30), self.timing.save_retry_most)
         self._due = self._not_before = now + wait
         self._wanted = self._wanted and one is not None  # else it was this one that was wanted
-        what = (
-            f"no checkpoint was saved: {why}; the last one is kept, and the next try is in {wait / limits.SECOND:g} s"
-        )
+        what = f"no checkpoint was saved: {why}; the last one is kept, the next try is in {wait / limits.SECOND:g} s"
         return [Tell(Warned(seconds=self._seconds, what=what)), *self._give_up(one)]
 
     def _give_up(self, one: _CheckpointAttempt | None) -> list[Effect]:
@@ -383,15 +362,8 @@ class CheckpointManager:
     are dealt again. Without a checkpoint the run begins again.
     """
 
-    def __init__(
-        self,
-        root: Path | None = None,
-        job: str = "",
-        every: int | None = None,
-        keep: int = limits.CHECKPOINTS_KEPT,
-        disk: Disk | None = None,
-    ) -> None:
-        self.writer = CheckpointWriter(disk or Disk(), root, job, every, keep)
+    def __init__(self, writer: CheckpointWriter | None = None) -> None:
+        self.writer = writer or CheckpointWriter()
         self._lost: tuple[int, str] | None = None  # since when, and why
         self._servers = 0  # the most there were
         self._looking = False
@@ -407,10 +379,10 @@ class CheckpointManager:
             if roster.assignment.has_lost() and not scheduler.ended:
                 self.lost(now, "a segment of the model is held by nobody")
                 return self._look(now, of)
-            if scheduler.alone and not self._alone:
+            if scheduler.alone_since and not self._alone:
                 self.writer.soon()  # if no worker comes, this is all that is left
-            self._alone = scheduler.alone
-        run: CheckpointedRun = scheduler or BareStore(roster.incarnations)
+            self._alone = bool(scheduler.alone_since)
+        run = scheduler or BareStore(roster.incarnations)
         return self.writer.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), run)
 
     def stored(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:

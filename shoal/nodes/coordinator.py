@@ -100,7 +100,7 @@ class Coordinator:
             case Durable(token, error) if token and token == self._writing:
                 effects += self._durable(now, error)
             case Durable(token, error) if token == JOURNAL_TOKEN and self.scheduler is not None:
-                effects += self.scheduler.durable(now, error)
+                effects += self.scheduler.journal.durable(now, error)
             case Stored():
                 effects += self.checkpoints.stored(now, event, self)
                 for name in [name for name in self._welcomes if name not in self.roster.people]:
@@ -109,8 +109,6 @@ class Coordinator:
                 effects += self._ended(now, name, reason, token)
             case Dismiss(why):
                 effects += [Send(member.name, m.Dismissed(why)) for member in self.view.members]
-            case _:
-                pass
         for name in self.roster.find_dead(now):
             self.counts["removed"] += 1
             effects += self._remove(now, name, f"silent for {self.timing.dead / limits.SECOND:g} s", died=True)
@@ -146,7 +144,7 @@ class Coordinator:
         """One record at a time; what changes meanwhile goes with the next."""
         if self.told or self._writing or now < self._retry:
             return []
-        if self.scheduler is not None and self.scheduler.is_behind:
+        if self.scheduler is not None and self.scheduler.journal.is_behind(now):
             return []  # tables of another past than its journal would take the run up from
         self._token += 1
         self._writing, self._written = self._token, self.roster.view()
@@ -205,9 +203,7 @@ class Coordinator:
                 return self.changing.change(sender, message, self)
             case GroupProcessEnded() if groups.ended(self.roster, sender, message):
                 return self._remove(now, message.name, message.why, died=True)
-            case m.Refusal(0, "key", why) if (
-                sender in self.roster.people
-            ):  # our own door says so: it is not heard any more
+            case m.Refusal(0, "key", why) if sender in self.roster.people:  # our own transport refuses its key
                 return self._remove(now, sender, why[:_WHY], died=True)
             case m.Want() | m.EvaluationReady():
                 return self._train(now, sender, message)
@@ -346,37 +342,18 @@ class Coordinator:
         roster, view, scheduler = self.roster, self.view, self.scheduler
         known = {member.incarnation for member in view.members}  # not those that are still joining
         loads = roster.loads.by_server(roster.tables)
-        members = [
-            m.MemberStatus(
-                name,
-                one.member.role,
-                one.member.incarnation,
-                one.view,
-                max(0, now - (one.heard or now)),
-                one.suspected,
-                one.member.leaving,
-                one.member.group,
-                loads.get(name, 0.0),
-                one.member.address,
-            )
-            for name, one in roster.people.items()
-            if one.member.incarnation in known
-        ]
-        counts = {**self.counts, **self.also()}
-        return m.StatusReply(
-            request,
-            view.term,
-            view.number,
-            view.generation,
-            roster.copies,
-            members,
-            dict(roster.lost),
-            None if scheduler is None else scheduler.progress(),
-            "" if namespace(to) else self.checkpoints.writer.newest,
-            counts,
-            self.elastic.standing(now, self),
-            roster.timing,
-        )
+        members: list[m.MemberStatus] = []
+        for name, one in roster.people.items():
+            if (member := one.member).incarnation in known:
+                silence = max(0, now - (one.heard or now))
+                health = (one.view, silence, one.suspected, member.leaving)
+                facts = (member.role, member.incarnation, *health, member.group, loads.get(name, 0.0), member.address)
+                members.append(m.MemberStatus(name, *facts))
+        shown = (view.term, view.number, view.generation, roster.copies, members, dict(roster.lost))
+        course = None if scheduler is None else scheduler.progress()
+        newest = "" if namespace(to) else self.checkpoints.writer.newest
+        counts, moves = {**self.counts, **self.also()}, self.elastic.standing(now, self)
+        return m.StatusReply(request, *shown, course, newest, counts, moves, roster.timing)
 
 
 _CALLED = ("server", "scheduler")  # by others, so they must say where they are reached
@@ -432,11 +409,10 @@ class PublicInfo:
         for effect in effects:
             if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Shared | Spans):
                 self._number += 1
-                # An evaluation has a line for each worker: who looks on needs none of them.
-                short = (
-                    msgspec.structs.replace(event, each={}) if isinstance(event := effect.event, Evaluated) else event
-                )
-                self._events.append(short)
+                event = effect.event
+                if isinstance(event, Evaluated):  # it has a line for each worker: an observer needs none
+                    event = msgspec.structs.replace(event, each={})
+                self._events.append(event)
 
     def _since(self, after: int) -> list[RunEvent]:
         new = max(0, self._number - after) if after <= self._number else self._number

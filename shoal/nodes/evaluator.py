@@ -63,9 +63,7 @@ class Evaluator:
         self.last: Judgement | None = None
         self.best = best
         self._keep_it = keep
-        self._read: tuple[EvaluationOrder, tuple[Values, int]] | None = (
-            None  # the weights that were read last, and what for
-        )
+        self._read: tuple[EvaluationOrder, tuple[Values, int]] | None = None  # what was read last
         self._found: tuple[EvaluationOrder, Judgement] | None = None
         self._rows = learner.keys
         self._spent = TimeAccounting(worker.clock, limits.SPANS)

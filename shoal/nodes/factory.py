@@ -18,7 +18,7 @@ from shoal.events import Started
 from shoal.filters import described
 from shoal.models.learner import Learner, LinearLearner, learner_of
 from shoal.nodes.batches import BatchCache, DenseBatches
-from shoal.nodes.checkpointing import CheckpointManager
+from shoal.nodes.checkpointing import CheckpointManager, CheckpointWriter
 from shoal.nodes.scheduler_journal import ScheduleState, counted_everywhere, to_begin_with
 from shoal.nodes.strategy import servers_strategy
 
@@ -50,9 +50,8 @@ def make_scheduler(
     apply, _ = servers_strategy(job).consistency(slots.per_pass)
     workload = SlotQueue(slots, ENDLESS, apply if isinstance(apply, Step) else None)
     stopping = StopDecision(job.stop)
-    limit, reason = stopping.limit(
-        slots.per_pass, None if job.stop.steps is None else workload.slots_until(job.stop.steps)
-    )
+    most = None if job.stop.steps is None else workload.slots_until(job.stop.steps)
+    limit, reason = stopping.limit(slots.per_pass, most)
     workload.limit = limit if limit >= ENDLESS else workload.slots_until(workload.steps_until(limit))
     every = ENDLESS
     if job.evaluate.every < ENDLESS / slots.per_pass:
@@ -98,7 +97,8 @@ def make_checkpoints(job: Job, folder: Path | None, disk: Disk | None = None) ->
     """What of a run is kept in this folder; without one, nothing is."""
     if folder is None:
         return CheckpointManager()
-    return CheckpointManager(folder, job.identity, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep, disk)
+    every = int(job.checkpoint.every * limits.SECOND)
+    return CheckpointManager(CheckpointWriter(folder, job.identity, every, job.checkpoint.keep, disk))
 
 
 def make_trainer(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.errors import Invalid
+from shoal.files import Disk
 
 _MAGIC = b"shoal journal 3\n"
 _HEAD = 8  # length and checksum, four bytes each
@@ -50,7 +51,7 @@ class JournalFile:
             self.damaged = at
             os.ftruncate(self._file, at)
             os.fsync(self._file)
-        _sync_folder(path.parent)
+        Disk().sync_folder(path.parent)  # its name, too, must survive
 
     def append(self, record: bytes) -> str:
         """Empty when it would survive a crash; otherwise why not."""
@@ -63,9 +64,7 @@ class JournalFile:
                 raise OSError(28, "no space left on device")
             os.fsync(self._file)
         except OSError as error:
-            with contextlib.suppress(
-                OSError
-            ):  # a disk that takes nothing is not cut, either: before the next record, then
+            with contextlib.suppress(OSError):  # else it is cut before the next record
                 self._cut()
             return error.strerror or str(error)
         self._whole = None
@@ -92,7 +91,7 @@ class JournalFile:
                 raise OSError(28, "no space left on device")
             os.fsync(new)
             os.replace(beside, self.path)
-            _sync_folder(self.path.parent)
+            Disk().sync_folder(self.path.parent)
         except OSError:
             os.close(new)
             with contextlib.suppress(OSError):
@@ -105,13 +104,6 @@ class JournalFile:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-
-def _sync_folder(folder: Path) -> None:
-    """The names in it, too, must survive."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(handle)
-    os.close(handle)
 
 
 def _framed(record: bytes) -> bytes:

@@ -31,9 +31,7 @@ class MembershipRecord(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     tables: list[m.TablePlaces] = []
     retired: dict[str, list[str]] = {}
     lost: dict[str, str] = {}
-    changes: list[
-        tuple[str, int, int]
-    ] = []  # of tables, by whom and by which request, and of which table: the last ones
+    changes: list[tuple[str, int, int]] = []  # the last of tables: by whom, by which request, which
     released: dict[str, int] = {}
     groups: list[GroupLimits] = []
     timing: TimingSettings = DEFAULT

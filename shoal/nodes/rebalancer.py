@@ -120,18 +120,10 @@ class Rebalancer:
             otherwise = "leaving" if self._is_leaving(source, of) else "count"
             why, gain = next(((why, gain) for _, why, gain in begun if why), (otherwise, ""))
             of.counts["segments handed"] += len(those)
-            opening = OpeningMove(
-                those[0].table.name,
-                those[0].table.number,
-                [one.segment for one in those],
-                source,
-                target,
-                of.roster.people[target].member.incarnation,
-                why,
-                gain,
-                min(when for when, _, _ in begun),
-                of.roster.number,
-            )
+            table, segments = those[0].table, [one.segment for one in those]
+            life, began = of.roster.people[target].member.incarnation, min(when for when, _, _ in begun)
+            moved = (table.name, table.number, segments, source, target, life)
+            opening = OpeningMove(*moved, why, gain, began, of.roster.number)
             if opens:
                 self._openings.append(opening)
             else:
@@ -164,11 +156,9 @@ class Rebalancer:
         return effects
 
     def _tell(self, now: int, one: OpeningMove, of: Coordinator) -> list[Effect]:
-        stall = (now - one.told) / limits.SECOND if one.told else 0.0
         of.counts["hand-overs"] += 1
         if of.scheduler is None:
             return []
-        took = (now - one.began) / limits.SECOND
         # On the way: what it was begun for is not why it lasted so long.
         lost = not of.roster.lost.get(one.source, LEFT).startswith(LEFT)
         handed = Handed(
@@ -179,8 +169,8 @@ class Rebalancer:
             target=one.target,
             why="lost" if lost else one.why,
             gain="" if lost else one.gain,
-            took=took,
-            stall=stall,
+            took=(now - one.began) / limits.SECOND,
+            stall=(now - one.told) / limits.SECOND if one.told else 0.0,
         )
         return [Tell(handed)]
 
@@ -191,34 +181,29 @@ class Rebalancer:
             return effects
         if not of.roster.assignment.has_copies or of.checkpoints.writer.is_under_way:
             return effects
-        self._again = now + of.roster.timing.load_every
-        servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
-        staying = [name for name in servers if not of.roster.people[name].member.leaving]
-        of.roster.loads.keep(of.roster.tables)
+        roster, loads = of.roster, of.roster.loads
+        self._again = now + roster.timing.load_every
+        leaving = [name for name in roster.servers() if roster.people[name].member.leaving]
+        staying = [name for name in roster.servers() if name not in leaving and not roster.people[name].suspected]
+        loads.keep(roster.tables)
         balance: str = self.moves.balance  # by load only if a server was hot for a while
-        if balance == "load" and not of.roster.loads.is_time(
-            now, staying, of.roster.tables, of.roster.timing.load_every
-        ):
+        if balance == "load" and not loads.is_time(now, staying, roster.tables, roster.timing.load_every):
             balance = "count"
         if balance == "load" and (split := self._split(staying, of)) is not None:
             return [*effects, *split]
+        tables, under_way = list(roster.tables.values()), self._under_way()
         wanted = rebalance.plan(
-            list(of.roster.tables.values()),
-            staying,
-            leaving=[name for name in of.roster.servers() if of.roster.people[name].member.leaving],
-            loads=of.roster.loads.rates,
-            under_way=self._under_way(),
-            balance=balance,
+            tables, staying, leaving=leaving, loads=loads.rates, under_way=under_way, balance=balance
         )
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
-        begun = of.roster.assignment.begin(now, wanted)
+        begun = roster.assignment.begin(now, wanted)
         if any(one.why == "load" for one in begun):
-            of.roster.loads.traded()
+            loads.traded()
         self._note(now, begun, of)
-        if len(begun) < len(wanted):  # a target has not shown yet that it dropped what it had
-            self._again = now + of.roster.timing.heartbeat
-        self._waits = len(begun) < len(wanted)
+        self._waits = len(begun) < len(wanted)  # a target has not shown yet that it dropped what it had
+        if self._waits:
+            self._again = now + roster.timing.heartbeat
         self._planned = self._state(of)
         return effects
 
@@ -237,14 +222,10 @@ class Rebalancer:
             if place.filling:
                 self._begun[table.number, one.segment] = now, one.why, one.gain
             elif place.since == of.roster.number:  # another server of the set is primary now
-                target, view = place.servers[0], of.roster.number
-                life = of.roster.people[target].member.incarnation
-                key = one.table, one.source, target
-                if key not in at_once:
-                    at_once[key] = OpeningMove(
-                        one.table, table.number, [], one.source, target, life, one.why, one.gain, now, view
-                    )
-                at_once[key].segments.append(one.segment)
+                target = place.servers[0]
+                moved = (one.table, table.number, [], one.source, target, of.roster.people[target].member.incarnation)
+                opening = OpeningMove(*moved, one.why, one.gain, now, of.roster.number)
+                at_once.setdefault((one.table, one.source, target), opening).segments.append(one.segment)
         self._openings += at_once.values()
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
@@ -274,12 +255,10 @@ class Rebalancer:
             if gone or (one.told and now - one.told >= of.roster.timing.move_opens):
                 self._openings.remove(one)
                 of.counts["hand-overs unheard"] += 1
-        if not self._begun:
-            return
-        for key in list(self._begun):
-            table = tables.get(key[0])
-            if table is None or key[1] >= len(table.places) or not table.places[key[1]].filling:
-                del self._begun[key]
+        for number, segment in list(self._begun):
+            table = tables.get(number)
+            if table is None or segment >= len(table.places) or not table.places[segment].filling:
+                del self._begun[number, segment]
                 of.counts["moves given up"] += 1
 
     def _is_leaving(self, name: str, of: Coordinator) -> bool:
@@ -309,10 +288,8 @@ class Rebalancer:
                 source = place.instead or place.servers[0]
                 found.append(m.Move(table.name, segment, source, place.filling, max(0, now - since), why))
         for one in self._openings:
-            found += [
-                m.Move(one.table, segment, one.source, one.target, max(0, now - one.began), one.why)
-                for segment in one.segments
-            ]
+            how = (one.source, one.target, max(0, now - one.began), one.why)
+            found += [m.Move(one.table, segment, *how) for segment in one.segments]
         return found
 
 

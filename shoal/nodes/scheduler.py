@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import islice
 
 import msgspec
@@ -33,7 +34,6 @@ from shoal.nodes.scheduler_journal import (
     ScheduleJournal,
     ScheduleState,
     TrafficTotals,
-    finite,
     folded,
 )
 from shoal.nodes.strategy import TABLE
@@ -125,7 +125,7 @@ class Scheduler:
         self._first_seen = 0  # when the first one asked for work
         self._seen: dict[int, str] = {}  # those that have asked for work
         self._answers: dict[int, m.Deal] = {}
-        self._alone_since = 0
+        self.alone_since = 0  # when no worker was left; 0: there are some
         # After a restart: workers may hold slots that an earlier process of the scheduler dealt.
         self._resumed = False
         self._unheard: dict[int, None] = {}  # workers that have not said yet what they hold
@@ -163,10 +163,6 @@ class Scheduler:
         return bool(self.failed) or (self.begun and self.workload.finished)
 
     @property
-    def alone(self) -> bool:
-        return bool(self._alone_since)
-
-    @property
     def cut(self) -> int | None:
         """The step at which a checkpoint may be cut now; NO_CLOCK without steps; None: not now."""
         if not self.begun or self.failed or self.evaluations.held < 0:
@@ -182,24 +178,11 @@ class Scheduler:
 
     def progress(self) -> m.RunProgress:
         work = self.workload
-        return m.RunProgress(
-            work.done,
-            work.limit,
-            work.per_pass,
-            work.steps,
-            work.step is not None,
-            self.examples,
-            self.seconds,
-            self.computing_seconds,
-            *self.traffic.totals(),
-            self.over,
-            self.failed,
-            self.ended,
-            dict(islice(work.voids.items(), _VOIDS)),
-            dict(self.counts),
-            self.traffic.through(),
-            self.traffic.remainder(),
-        )
+        slots = (work.done, work.limit, work.per_pass, work.steps, work.step is not None)
+        voids, traffic = dict(islice(work.voids.items(), _VOIDS)), self.traffic
+        figures = (self.examples, self.seconds, self.computing_seconds, *traffic.totals())
+        end = (self.over, self.failed, self.ended)
+        return m.RunProgress(*slots, *figures, *end, voids, dict(self.counts), traffic.through(), traffic.remainder())
 
     def _advance_time(self, now: int) -> None:
         if self.ended:
@@ -251,9 +234,7 @@ class Scheduler:
             return []
         self.awaited -= 1
         if self.awaited < 1 and not self._seen:
-            return self._fail(
-                f"no worker was there for the first slot: they ended, or were asked to leave (the last was {last})"
-            )
+            return self._fail(f"no worker was there for the first slot: all ended or left (the last was {last})")
         return self._begin(now) if self._seen and len(self._seen) >= self.awaited else []
 
     def started_again(self, now: int, term: int) -> list[Effect]:
@@ -286,7 +267,7 @@ class Scheduler:
             self._stop(why)
         if why := self._whom_it_lacks(now):
             return self.journal.follow(now, [*effects, *self._fail(why)])
-        if self._alone_since and self.elsewhere and now - self._alone_since > self._patience(_NOBODY):
+        if self.alone_since and self.elsewhere and now - self.alone_since > self._patience(_NOBODY):
             effects += self.warn("no worker is here any more: it goes on when one comes (shoal launch worker)")
         if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
             effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
@@ -301,10 +282,10 @@ class Scheduler:
 
     def _whom_it_lacks(self, now: int) -> str:
         if self._seen or self.workload.finished:
-            self._alone_since = 0
+            self.alone_since = 0
         else:
-            self._alone_since = self._alone_since or now
-            if now - self._alone_since > self._patience(_NOBODY) and not self.elsewhere:
+            self.alone_since = self.alone_since or now
+            if now - self.alone_since > self._patience(_NOBODY) and not self.elsewhere:
                 return "no worker is left to compute: start it again, with more workers"
         since, why = self._evaluator_gone
         if since and now - since > self._patience(_NOBODY):
@@ -422,7 +403,7 @@ class Scheduler:
             new += work.claim(who, want.counted)
         if self.speculative is not None:
             self.counts["second copies first"] += self.speculative.first(who, new)
-        self.journal.count(new)
+        self.journal.counted += new
         reported = count(want.counted)
         examples, loss = want.examples, want.loss
         if reported > len(new) and examples:  # some were counted before
@@ -491,9 +472,7 @@ class Scheduler:
         if self.evaluations.held >= 0:
             self._set_barrier()
         self.counts["evaluations of a later step"] += 1
-        return self.warn(
-            "an evaluator was lost with the weights that it had read: another one judged those of a later step"
-        )
+        return self.warn("an evaluator was lost with the weights that it read: a later step was evaluated instead")
 
     def _judged(self, ready: m.EvaluationReady, slots: int, examples: int, workers: int) -> list[Effect]:
         best, why = self.stopping.judged(ready.loss, ready.metrics)
@@ -581,21 +560,12 @@ class Scheduler:
         for slot, why in self.workload.voids.items():
             if slot not in self._known_voids:
                 self._known_voids.add(slot)
-                self.journal.void(slot, why)
+                self.journal.voided[slot] = why
                 named = divmod(slot, self.workload.per_pass)
                 effects.append(Tell(Voided(seconds=self.seconds, slot=named, why=why)))
         return effects
 
     # ------------------------------------------------------------ checkpoints and restarts
-
-    @property
-    def is_behind(self) -> bool:
-        """The journal lacks the last rollback: no record that follows from it is written."""
-        return self.journal.is_behind(self._now)
-
-    def durable(self, now: int, error: str) -> list[Effect]:
-        """A line of ours is in the journal, or could not be written."""
-        return self.journal.durable(now, error)
 
     def state(self, cut: int = m.NO_CLOCK) -> ScheduleState:
         """All that is known now; of a model that is cut after so many steps, as it will be then."""
@@ -610,6 +580,7 @@ class Scheduler:
 
     def summary(self, said: list[Said] | None = None) -> RunSummary:
         asked, between = self.evaluations, self._reports.between
+        since = between.examples, between.loss if math.isfinite(between.loss) else None  # no infinity in JSON
         return RunSummary(
             generation=self.generation,
             begun=self.begun,
@@ -620,18 +591,9 @@ class Scheduler:
             limit=self.workload.limit if self.over and not self._stops_later else None,
             over=self.over,
             finished=self._finished,
-            judgements=Judgements(
-                asked.asked,
-                asked.held,
-                asked.found,
-                dict(asked.at),
-                self._last_loss,
-                (between.examples, finite(between.loss)),
-            ),
+            judgements=Judgements(asked.asked, asked.held, asked.found, dict(asked.at), self._last_loss, since),
             patience=self.stopping.state(),
-            traffic=dict(self.traffic.by),
-            filtered=dict(self.traffic.filtered),
-            left=dict(self.traffic.left),
+            **asdict(self.traffic),
             counts=dict(self.counts),
             said=said or [],
         )
@@ -702,14 +664,14 @@ class Scheduler:
         self.journal.restart()
         self._known_voids = set(work.voids)
         self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
-        self._alone_since, self._evaluator_gone = 0, (0, "")
+        self.alone_since, self._evaluator_gone = 0, (0, "")
         if self.speculative is not None:
             self.speculative = SpeculativeCopies()
         self.generation = max(self.generation, account.generation)
         self.over, self._finished, self._computed = account.over, False, account.computing
         self._stops_later = bool(account.over) and account.limit is None
         self.examples, self._before, self._since = account.examples, account.seconds, 0
-        self.traffic = TrafficTotals(dict(account.traffic), dict(account.filtered), dict(account.left))
+        self.traffic = TrafficTotals.of(account)
         self.counts = Counter(account.counts)
         judgements = account.judgements
         self.evaluations.found, self.evaluations.at = judgements.found, dict(judgements.at)

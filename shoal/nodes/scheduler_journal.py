@@ -14,7 +14,6 @@ counts as done if all of them have it (``counted_everywhere``).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -56,12 +55,16 @@ class LossTally:
 class TrafficTotals:
     """Bytes of all workers there ever were."""
 
-    by: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnation; 0: earlier ones
+    traffic: dict[int, tuple[int, int]] = field(default_factory=dict)  # by incarnation; 0: earlier ones
     filtered: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # in and out of each
     left: dict[int, tuple[float, float]] = field(default_factory=dict)  # for later, and lost of it
 
+    @classmethod
+    def of(cls, account: RunSummary) -> TrafficTotals:
+        return cls(dict(account.traffic), dict(account.filtered), dict(account.left))
+
     def take(self, want: m.Want) -> None:
-        self.by[want.incarnation] = (want.sent, want.received)
+        self.traffic[want.incarnation] = (want.sent, want.received)
         if want.filtered:
             self.filtered[want.incarnation] = want.filtered
             self.left[want.incarnation] = want.left
@@ -83,13 +86,8 @@ class TrafficTotals:
     def remainder(self) -> tuple[float, float]:
         return sum(left for left, _ in self.left.values()), sum(lost for _, lost in self.left.values())
 
-    def over(self) -> TrafficTotals:
-        """All of those whose counts these are are no more."""
-        left, lost = self.remainder()
-        return TrafficTotals({0: self.totals()}, {0: self.through()}, {0: (0.0, left + lost)})
-
     def totals(self) -> tuple[int, int]:
-        return sum(sent for sent, _ in self.by.values()), sum(received for _, received in self.by.values())
+        return sum(sent for sent, _ in self.traffic.values()), sum(received for _, received in self.traffic.values())
 
 
 Said = Started | Evaluated | Voided | RolledBack | Stopped  # events that must not be missed
@@ -193,30 +191,22 @@ def to_begin_with(state: ScheduleState, counted: Runs | None = None, seconds: fl
 
     ``counted``, if the model knows better what it contains; time is never taken back.
     """
-    account = state.account
-    found = account.judgements.found
-    judgements = msgspec.structs.replace(
-        account.judgements, asked=found, held=found, at={n: at for n, at in account.judgements.at.items() if n == found}
-    )
-    traffic = TrafficTotals(dict(account.traffic), dict(account.filtered), dict(account.left)).over()
+    account, judgements = state.account, state.account.judgements
+    found, traffic = judgements.found, TrafficTotals.of(account)
+    at = {number: where for number, where in judgements.at.items() if number == found}
     account = msgspec.structs.replace(
         account,
         begun=False,
         finished=False,
         seconds=max(seconds, account.seconds),
         dealt=0,
-        judgements=judgements,
-        traffic=traffic.by,
-        filtered=traffic.filtered,
-        left=traffic.left,
+        judgements=msgspec.structs.replace(judgements, asked=found, held=found, at=at),
+        traffic={0: traffic.totals()},  # of workers that are gone
+        filtered={0: traffic.through()},
+        left={0: (0.0, sum(traffic.remainder()))},
         said=[],
     )
     return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
-
-
-def finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
 
 
 def said(effects: list[Effect]) -> list[Said]:
@@ -253,23 +243,17 @@ class ScheduleJournal:
         self._told_only_here = False  # the last line's events were sent; no line says so
         self.promised = 0  # step mode: by the journal no slot past this was dealt
         self.promising = 0  # the same, by the line that is being written
-        self._counted: list[int] = []  # slots that no line has yet
-        self._voided: dict[int, str] = {}
+        self.counted: list[int] = []  # slots that no line has yet
+        self.voided: dict[int, str] = {}
         self._noted = scheduler.milestone  # as the journal has it
         self._untold: list[Said] = []  # events that an earlier process may not have sent
         self._lately, self._last_next = 0, 0  # step mode: slots dealt since the last mark
-
-    def count(self, slots: Iterable[int]) -> None:
-        self._counted += slots
-
-    def void(self, slot: int, why: str) -> None:
-        self._voided[slot] = why
 
     def restart(self) -> None:
         """The scheduler has another queue of slots: nothing of the old one is to be written."""
         self.promised, self._lately, self._last_next = 0, 0, self._scheduler.workload.next
         self.promised = self.promising = self._promise()
-        self._counted, self._voided = [], {}
+        self.counted, self.voided = [], {}
 
     def resume(self, untold: list[Said]) -> None:
         """The journal has all that the scheduler knows; these events may not have been told."""
@@ -301,10 +285,10 @@ class ScheduleJournal:
             self._told_only_here = True
         milestone = self._scheduler.milestone
         if self._has_given_up(now):
-            self._noted, self._voided = milestone, {}  # the next line has everything
+            self._noted, self.voided = milestone, {}  # the next line has everything
             waited, self._next = self._next or [], None
             return [*waited, *effects, *self._write(now)]
-        if milestone == self._noted and not self._voided and not self._deals_past(self.promising):
+        if milestone == self._noted and not self.voided and not self._deals_past(self.promising):
             if self.is_empty and self._deals_past(self.promised):
                 self._behind = []  # the line that is being written says so: nothing is said before
             return [*self.after(effects), *self._write(now)]
@@ -322,7 +306,7 @@ class ScheduleJournal:
         """A line that nothing waits for: the slots that were counted, if any were."""
         slots = self._scheduler.workload.next
         self._lately, self._last_next = slots - self._last_next, slots
-        return self._line() if self._counted and self._may_write(now) else []
+        return self._line() if self.counted and self._may_write(now) else []
 
     def durable(self, now: int, error: str) -> list[Effect]:
         """A line is durable, or was refused: what waited for it, and the next line."""
@@ -357,10 +341,10 @@ class ScheduleJournal:
         self._told_only_here = False
         self.promising = self._promise()
         summary = self._scheduler.summary(said(self._behind or []))
-        line: Line = JournalMark(runs(sorted(self._counted)), self._voided, summary)
+        line: Line = JournalMark(runs(sorted(self.counted)), self.voided, summary)
         if self._whole:
             line = JournalSnapshot(msgspec.structs.replace(self._scheduler.state(), account=summary))
-        self._counted, self._voided, self._noted = [], {}, self._scheduler.milestone
+        self.counted, self.voided, self._noted = [], {}, self._scheduler.milestone
         return [Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(line))]
 
     def _deals_past(self, promise: int) -> bool:

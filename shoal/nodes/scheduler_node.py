@@ -15,7 +15,6 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership_client import MembershipClient
 from shoal.events import LEFT
-from shoal.files import Disk
 from shoal.nodes.checkpointing import CheckpointWriter
 from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import Scheduler
@@ -37,7 +36,7 @@ class SchedulerNode:
         journal: list[bytes] | None = None,
     ) -> None:
         self.group, self.name = group, dealer(group)
-        self.scheduler, self.writer = scheduler, writer or CheckpointWriter(Disk())
+        self.scheduler, self.writer = scheduler, writer or CheckpointWriter()
         self.writer.group = group
         self.member = MembershipClient(self.name, SCHEDULER, token, address)
         self.member.group, self.member.reaches = group, {"server"}
@@ -62,9 +61,7 @@ class SchedulerNode:
         effects: list[Effect] = []
         match event:
             case Received(self.member.coordinator, m.Dismissed(why)):
-                effects += self.scheduler.fail(
-                    f"the cluster has ended ({why}): start its servers again, and resume this run"
-                )
+                effects += self.scheduler.fail(f"the cluster has ended ({why}): start its servers, and resume this run")
             case Received(self.member.coordinator, message):
                 effects += self._greeting(now, message)
             case Received(sender, message):
@@ -74,9 +71,7 @@ class SchedulerNode:
             case Stored():
                 effects += self.writer.stored(now, event)
             case Durable(token, error) if token == JOURNAL_TOKEN:
-                effects += self.scheduler.durable(now, error)
-            case _:
-                pass
+                effects += self.scheduler.journal.durable(now, error)
         effects += self.member.tick(now)
         if self.member.view.number:
             effects += self._tick(now)
@@ -200,17 +195,6 @@ class SchedulerNode:
             m.MemberStatus(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
             for one in self._here.values()
         ]
-        counts = {**self.counts, **self.also()}
-        return m.StatusReply(
-            request,
-            view.term,
-            view.number,
-            view.generation,
-            max(1, copies),
-            members,
-            {},
-            self.scheduler.progress(),
-            self.writer.newest,
-            counts,
-            timing=self.member.timing,
-        )
+        shown = (view.term, view.number, view.generation, max(1, copies), members, {})
+        course, counts = self.scheduler.progress(), {**self.counts, **self.also()}
+        return m.StatusReply(request, *shown, course, self.writer.newest, counts, timing=self.member.timing)

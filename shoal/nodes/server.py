@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from shoal import limits
 from shoal.cluster import groups
@@ -111,14 +112,10 @@ class Server:
     def _tell_loads(self, now: int) -> None:
         if now - self._told_loads < self.member.timing.load_every:
             return
-        seconds = (now - self._told_loads) / limits.SECOND
-        first, self._told_loads = not self._told_loads, now
-        own = (
-            {}
-            if first
-            else {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
-        )
-        self.member.loads, self.member.halves = load_report(own, seconds)
+        since, self._told_loads = self._told_loads, now
+        if since:
+            own = {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
+            self.member.loads, self.member.halves = load_report(own, (now - since) / limits.SECOND)
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
         change, effects = self.member.handle(now, message)
@@ -153,16 +150,18 @@ class Server:
         self.member.failed = {n: why for n, why in self.member.failed.items() if n in wanted}
         new = [t for n, t in wanted.items() if n not in self.tables and n not in self.member.failed]
         made: dict[int, TableServer] = {}
-        work = LongComputation(
-            lambda: self._set_up(view, new, made), lambda now: self._in_effect(now, view, made), None
+        if not new:
+            return self._carry_on(self._in_effect(now, view, made))
+        done = partial(self._in_effect, view=view, made=made)
+        return self._carry_on(
+            HandlerResult(works=[LongComputation(partial(self._set_up, view, new, made), done, None)])
         )
-        return self._carry_on(HandlerResult(works=[work]) if new else self._in_effect(now, view, made))
 
     def _in_effect(self, now: int, view: m.View, made: dict[int, TableServer]) -> HandlerResult:
         outcome = HandlerResult()
         self.tables.update(made)
         self._members = {member.incarnation: member for member in view.members}
-        self._groups = groups.by_name(view)
+        self._groups = {group.name: group for group in view.groups}
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
         self.handles.live(everyone)

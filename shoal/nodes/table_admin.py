@@ -66,9 +66,8 @@ class TableAdmin:
     def change(self, sender: str, change: Change, of: Coordinator) -> list[Effect]:
         asked = (sender, change.request)
         if sender not in of.roster.people:
-            return [
-                Send(sender, m.Refusal(change.request, "setting", "only a member may change tables: say hello first"))
-            ]
+            why = "only a member may change tables: say hello first"
+            return [Send(sender, m.Refusal(change.request, "setting", why))]
         if asked in self._answered:
             return [Send(sender, self._answered[asked])]
         if any((one.asker, one.request) == asked for one in self._settling):
@@ -106,17 +105,13 @@ class TableAdmin:
         groups.allow(of.roster, group)
         if not _fits(of):
             of.roster.groups = before
-            raise Invalid(
-                f"group {group.name!r} may read too many others: all that is told of groups has no room in a view"
-            )
+            raise Invalid(f"group {group.name!r} may read too many others: the groups do not fit in a view")
 
     def _create(self, create: m.Create, of: Coordinator) -> tuple[str, int]:
         placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
         if not _fits(of):
             of.roster.drop(create.name)
-            raise Invalid(
-                f"table {create.name!r} is one too many: all that is told of tables, members and groups has no room in a view"
-            )
+            raise Invalid(f"table {create.name!r} is one too many: tables, members and groups do not fit in a view")
         return placed.name, placed.number
 
     def settle(self, of: Coordinator) -> list[Effect]:

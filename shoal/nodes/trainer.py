@@ -297,10 +297,8 @@ class Trainer:
             await self.worker.client.refresh()
             await self.worker.sleep(20 * limits.MILLISECOND)
         self._check_module()
-        self._life, self._generation = (
-            self.worker.client.session.incarnation,
-            self.worker.client.session.view.generation,
-        )
+        session = self.worker.client.session
+        self._life, self._generation = session.incarnation, session.view.generation
         self.spent.skip()
         self._run(self._stream)
         while self._streams:
@@ -398,10 +396,8 @@ class Trainer:
     def _take(self, deal: m.Deal) -> None:
         self.void.update(deal.void)
         # A restarted coordinator does not know what it dealt us before.
-        again, new = (
-            [slot for slot in spread(dealt, limits.LEDGER_WINDOW) if slot not in self._mine]
-            for dealt in (deal.again, deal.slots)
-        )
+        again = [slot for slot in spread(deal.again, limits.LEDGER_WINDOW) if slot not in self._mine]
+        new = [slot for slot in spread(deal.slots, limits.LEDGER_WINDOW) if slot not in self._mine]
         self._mine.update(again, new)
         self._taken += len(again) + len(new)
         if self.strategy.in_steps:  # a stream's slots ascend: others on it may wait for a lower one
@@ -417,17 +413,12 @@ class Trainer:
             self.over = True
             for stream in self._streams:
                 stream.queue.clear()  # all is counted, by whichever worker
-        self._drop(deal.late)
-        for stream in self._streams:
-            stream.wake()
-
-    def _drop(self, late: list[tuple[int, int]]) -> None:
-        if not late:
-            return
-        gone = set(spread(late, limits.LEDGER_WINDOW))
+        gone = set(spread(deal.late, limits.LEDGER_WINDOW))
         self._mine -= gone
         for stream in self._streams:
-            stream.queue = deque(slot for slot in stream.queue if slot not in gone)
+            if gone:
+                stream.queue = deque(slot for slot in stream.queue if slot not in gone)
+            stream.wake()
 
     def _pause(self) -> int:
         now = self.worker.now

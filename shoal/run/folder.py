@@ -48,17 +48,15 @@ if TYPE_CHECKING:
 
 EventCall = Callable[[RunEvent], None]
 
+_PICTURES = ("loss.png", "topology.png", "topology.txt")
 FILES = (
     "events.jsonl",
     "model.safetensors",
-    "loss.png",
-    "topology.png",
-    "topology.txt",
+    *_PICTURES,
     "summary.json",
     "coordinator.journal",
     "log.txt",
 )  # besides job.toml
-
 
 LOGGED = 2  # verbosity of log.txt, whatever the terminal shows
 _WITHIN = limits.HEAR_WITHIN / limits.SECOND
@@ -224,22 +222,16 @@ class RunFolder:
                 file.truncate(file.read().rfind(b"\n") + 1)
             return read_legible(path)
         except OSError as error:
-            raise Invalid(
-                f"cannot read and write {path}: {error.strerror}: make that possible, or move it away"
-            ) from None
+            raise Invalid(f"cannot change {path}: {error.strerror}: make that possible, or move it away") from None
 
     def begin_again(self, job: Job, anew: bool) -> None:
         """Write the settings of a resumed run; ``anew``: start over and delete its results."""
-        lost = (
-            ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
-            if anew
-            else ()
-        )
+        results = ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
         aside = self.path / "job.toml.new"
         try:
             replace_file(aside, job.toml().encode())  # if that fails, nothing has changed
             # a model stays until there is a new one
-            for name in ("summary.json", *lost):
+            for name in ("summary.json", *(results if anew else ())):
                 (self.path / name).unlink(missing_ok=True)
             os.replace(aside, self.path / "job.toml")
         except OSError as error:
@@ -256,9 +248,8 @@ class RunFolder:
         """Remove the folder of a run that never began; a resumed run's folder stays as it is."""
         self.release()
         with contextlib.suppress(OSError):
-            for name in (
-                ("job.toml", "events.jsonl", "log.txt", "coordinator.journal", "topology.txt") if self.is_new else ()
-            ):
+            written = ("job.toml", "events.jsonl", "log.txt", "coordinator.journal", "topology.txt")
+            for name in written if self.is_new else ():
                 (self.path / name).unlink(missing_ok=True)
             self._unmake()
 

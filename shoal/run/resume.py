@@ -86,9 +86,7 @@ def is_finished(path: Path) -> bool:
 def job_of(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
     """The job of the run there with changed settings; Invalid if that makes it another run."""
     if not (path / "job.toml").is_file():
-        raise Invalid(
-            f"{path} has no job.toml: it is no run; give the folder of one (--out of the command that began it)"
-        )
+        raise Invalid(f"{path} has no job.toml: it is no run; give the folder of one (the --out of its command)")
     was = Job.load(path / "job.toml")
     now = Job.of(changed(msgspec.to_builtins(was), changes or {}))
     check_same(path, was, now)
@@ -151,10 +149,8 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
     seconds = max((event.seconds for event in before), default=0.0)
     warned: list[RunEvent] = [Warned(seconds=seconds, what=f"passed over: {one}") for one in refused]
     if damaged:
-        lines = counted(damaged, "damaged line")
-        warned.insert(
-            0, Warned(seconds=seconds, what=f"events.jsonl: {lines} passed over: what they told is not known")
-        )
+        what = f"events.jsonl: {counted(damaged, 'damaged line')} passed over: what they told is not known"
+        warned.insert(0, Warned(seconds=seconds, what=what))
     if found is None:
         if other := next((one for one in refused if isinstance(one, OtherRun)), None):
             raise Invalid(f"{other.reason}: put back what was there, or move {root} away to begin anew")

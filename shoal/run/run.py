@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from shoal.launch.cluster import Cluster
     from shoal.models.learner import Learner
     from shoal.strategies.parameter_server.run import Launcher
-    from shoal.training.run import RunHandle
     from shoal.training.tracker import RunResult
 
 WHOLE_MODELS = 3  # models in memory at once: the evaluated, the last, the best
@@ -117,9 +116,7 @@ def train(
     elif isinstance(data, Job):
         job = Job.of(changed(msgspec.to_builtins(data), changes))
     elif data is None:
-        raise Invalid(
-            "nothing to train on: give a name (`shoal data list`), a file or a Job first: shoal.train('clicks')"
-        )
+        raise Invalid("nothing to train on: give a name (`shoal data list`), a file or a Job: shoal.train('clicks')")
     elif os.fspath(data).endswith(".toml"):
         job = Job.load(Path(data), changes)
     else:
@@ -182,7 +179,6 @@ def execute(
     from shoal.data.datasets import load
     from shoal.launch.processes import check_listening
     from shoal.training.preflight import check, check_same, import_own, starting
-    from shoal.training.run import RunStart
 
     say: Callable[[str], None] = progress or (lambda what: None)
     folder = open_folder(out, job) if isinstance(out, Path) else out
@@ -365,19 +361,19 @@ def summarise(
         "failed": outcome.failed,
         "machine": machine(),
         "cores": next((event.cores for event in events if isinstance(event, Started)), None) or None,
-        "workers_lost": outcome.counts.get("workers lost", 0),
-        "servers_lost": outcome.counts.get("servers lost", 0),
-        "coordinator_restarts": outcome.counts.get("coordinator restarts", 0),
-        "slots_dealt_again": outcome.counts.get("slots dealt again", 0),
+        **_counts(outcome, "workers lost", "servers lost", "coordinator restarts", "slots dealt again"),
         "slots_given_up": sum(isinstance(event, Voided) for event in events),
-        "second_copies": outcome.counts.get("second copies", 0),
-        "second_copies_first": outcome.counts.get("second copies first", 0),
+        **_counts(outcome, "second copies", "second copies first"),
         "lost_updates": figures.lost_updates(outcome.counts),
         "filters": figures.filters(outcome.filtered, outcome.left),
         "handles": figures.handles(outcome.filtered),
         "resumed": sum(isinstance(event, Resumed) for event in events),
         "rollbacks": sum(isinstance(event, RolledBack) for event in events),
     }
+
+
+def _counts(outcome: RunResult, *names: str) -> dict[str, int]:
+    return {name.replace(" ", "_"): outcome.counts.get(name, 0) for name in names}
 
 
 def machine() -> dict[str, Any]:

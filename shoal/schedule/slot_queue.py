@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data.slots import SlotOrder
 from shoal.schedule.intervals import Intervals, Runs, runs, spread
 from shoal.tables import Step
 
@@ -33,7 +33,7 @@ IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
 
 
 class SlotQueue:
-    def __init__(self, order: EpochOrder, limit: int, step: Step | None = None) -> None:
+    def __init__(self, order: SlotOrder, limit: int, step: Step | None = None) -> None:
         self.order, self.limit, self.step = order, limit, step
         self.per_pass = order.per_pass
         self.barrier: int | None = None
@@ -95,11 +95,8 @@ class SlotQueue:
         return found.runs
 
     def blame(self) -> tuple[dict[int, int], dict[int, int]]:
-        refused, died = (
-            {slot: times for slot, times in found.items() if not self.is_counted(slot)}
-            for found in (self._refusals, self._deaths)
-        )
-        return refused, died
+        refused = {slot: times for slot, times in self._refusals.items() if not self.is_counted(slot)}
+        return refused, {slot: times for slot, times in self._deaths.items() if not self.is_counted(slot)}
 
     def step_of(self, slot: int) -> int:
         assert self.step is not None
@@ -153,11 +150,8 @@ class SlotQueue:
 
     def keep_only(self, worker: int, found: Iterable[tuple[int, int]]) -> int:
         """It has only these: its other slots are dealt again. How many slots that is."""
-        out = self._out.get(worker, {})
-        if not out:
-            return 0
-        here = set(self.among(worker, found))
-        missing = [slot for slot in out if slot not in here]
+        held = Intervals(found)
+        missing = [slot for slot in self._out.get(worker, ()) if slot not in held]
         self.give_back(worker, missing)
         return len(missing)
 
@@ -291,18 +285,16 @@ class SlotQueue:
             return
         # Not all that ``next`` counts need be dealt where a former life dealt before: a pass is
         # taken up as a whole.
-        self.limit = min(
-            self.limit, self.done + len(self._uncounted() | {slot for slot in self._again if not self.is_counted(slot)})
-        )
+        open_slots = self._uncounted() | {slot for slot in self._again if not self.is_counted(slot)}
+        self.limit = min(self.limit, self.done + len(open_slots))
         self.next = max(self.next, self.limit)
 
     def _open(self, number: int) -> EpochSlots:
         one = self._passes.get(number)
         if one is None:
             group = self.order.contents(number)
-            one = self._passes[number] = EpochSlots(
-                number * self.per_pass, group, np.zeros(self.per_pass, np.bool_), self.per_pass, undealt=self.per_pass
-            )
+            size, counted = self.per_pass, np.zeros(self.per_pass, np.bool_)
+            one = self._passes[number] = EpochSlots(number * size, group, counted, size, undealt=size)
             if self.step is None:
                 for place, rows in enumerate(group.tolist()):
                     had = self._had.get(rows)
@@ -423,18 +415,6 @@ class SlotQueue:
     def is_counted(self, slot: int) -> bool:
         number, place = divmod(slot, self.per_pass)
         return number < self._whole or (number in self._passes and bool(self._passes[number].counted[place]))
-
-
-class EpochOrder(Protocol):
-    """Which rows a slot has: the same group of rows comes once in every pass, at another place."""
-
-    per_pass: int
-    turns: int  # step mode: slot j is meant for the worker whose turn j modulo this is
-
-    def contents(self, of_pass: int) -> npt.NDArray[np.int64]: ...
-    def content(self, of_pass: int, number: int) -> int: ...
-    def span(self, content: int) -> tuple[int, int]: ...
-    def rows_in(self, contents: npt.NDArray[np.int64]) -> int: ...
 
 
 @dataclass(slots=True)

@@ -14,11 +14,9 @@ MOST_WAITING = 0.05  # of the workers' time
 FAR = 0.25  # waiting that much, it is far too small: four times as much
 LONGEST = 256  # steps: beyond that it is no matter of the delay
 WINDOW = 500 * limits.MILLISECOND  # is looked at as a whole
-SETTLING = (
-    250 * limits.MILLISECOND
-)  # after a change: reports that are under way are of the time before; and so many steps
-# of each worker as it was changed by: until then who is fast runs ahead, or waits for what it was
-# ahead before
+# After a change: reports in flight are of the time before. Also, as many steps of each worker pass
+# as the delay was changed by: until then a fast worker runs ahead, or waits for its old lead.
+SETTLING = 250 * limits.MILLISECOND
 FEWEST = 4  # steps of each worker in a window
 PATIENCE = 16  # windows before the one below is tried again; doubled each time it was too small
 

@@ -19,7 +19,7 @@ from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.errors import ShoalError
 from shoal.limits import MILLISECOND
-from shoal.nodes.checkpointing import CheckpointManager
+from shoal.nodes.checkpointing import CheckpointManager, CheckpointWriter
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.scheduler import Scheduler
@@ -121,7 +121,8 @@ class SimulatedCluster:
 
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
         every = self.plan.checkpoint * MILLISECOND
-        checkpoints = CheckpointManager(ROOT, self.job, every, disk=self.disk) if every else CheckpointManager()
+        writer = CheckpointWriter(ROOT, self.job, every, disk=self.disk) if every else CheckpointWriter()
+        checkpoints = CheckpointManager(writer)
         moves = MoveSettings(
             self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
         )

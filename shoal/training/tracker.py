@@ -178,17 +178,8 @@ class Tracker:
         return bool(self._stopping.out_of_time(self.seconds + seconds))
 
     def state(self) -> LocalProgress:
-        return LocalProgress(
-            self.done,
-            self.examples,
-            self._number,
-            self.seconds,
-            self._stopping.state(),
-            dict(self.counts),
-            self.sent,
-            self.received,
-            self.steps,
-        )
+        figures = (self.done, self.examples, self._number, self.seconds, self._stopping.state())
+        return LocalProgress(*figures, dict(self.counts), self.sent, self.received, self.steps)
 
     def restore(self, state: LocalProgress) -> None:
         self.done, self.examples, self._number = state.done, state.examples, state.evaluations
@@ -258,23 +249,10 @@ class Tracker:
 
     def course(self) -> RunProgress:
         """The progress, as a coordinator would report it."""
-        return RunProgress(
-            self.done,
-            self.limit,
-            self.slots.per_pass,
-            self.steps,
-            self.job.strategy.in_steps,
-            self.examples,
-            self.seconds,
-            self.seconds,
-            self.sent,
-            self.received,
-            self.why,
-            self.why if self.failed else "",
-            self.ended,
-            {},
-            dict(self.counts),
-        )
+        slots = (self.done, self.limit, self.slots.per_pass, self.steps, self.job.strategy.in_steps)
+        figures = (self.examples, self.seconds, self.seconds, self.sent, self.received)
+        end = (self.why, self.why if self.failed else "", self.ended)
+        return RunProgress(*slots, *figures, *end, {}, dict(self.counts))
 
     def warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.seconds, what=what))

@@ -60,7 +60,7 @@ class Desk:
                 case Persist(token, record):
                     assert token == JOURNAL_TOKEN
                     self.journal += [record] if not self.disk_error else []
-                    said += self.feed(self.scheduler.durable(self.now, self.disk_error))
+                    said += self.feed(self.scheduler.journal.durable(self.now, self.disk_error))
                 case Send(_, message):
                     said.append(message)
         return said

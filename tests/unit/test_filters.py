@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -232,9 +233,9 @@ def test_the_coordinator_adds_up_what_workers_say_of_filters_over_all_their_live
     assert traffic.through() == {"all": [300, 30, 100, 50], "delta": [8, 4, 0, 0]}
     assert traffic.remainder() == (5.0, 0.5)
     assert traffic.gone(1) == 3.0 and traffic.remainder() == (2.0, 3.5)
-    account = RunSummary(traffic=traffic.by, filtered=traffic.filtered, left=traffic.left)
+    account = RunSummary(**asdict(traffic))
     later = to_begin_with(ScheduleState(account=account)).account  # everybody of then is gone
-    again = TrafficTotals(dict(later.traffic), dict(later.filtered), dict(later.left))
+    again = TrafficTotals.of(later)
     assert again.through() == traffic.through() and again.remainder() == (0.0, 5.5)
     assert Counter(again.totals()) == Counter((10, 12))
 

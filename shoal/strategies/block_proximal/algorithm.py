@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = 1 << 16
 _DELAY = 32  # iterations; servers hold 64 steps ahead
-# The default end: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of
-# the minimum.
+# The default end: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of the minimum.
 _SOLVED_AT = {"objective": 3e-6, "violation": 1.0}
 NIPS, OSDI = 0.1, 0.5  # of l1: what kkt_delta is if it is not given
 
@@ -81,9 +80,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
                 f"step is known: take more blocks (--set strategy.blocks={4 * (self.max_delay + 1)}), or less delay"
             )
         if self.kkt_delta is not None and not (0 <= self.kkt_delta < math.inf and self.kkt != "off"):
-            raise Invalid(
-                f"strategy.kkt_delta={self.kkt_delta} with kkt={self.kkt!r}: needs 0 or more, and a filter to use it"
-            )
+            raise Invalid(f"strategy.kkt_delta={self.kkt_delta} with kkt={self.kkt!r}: needs 0 or more, and a filter")
 
     @property
     def in_steps(self) -> bool:
@@ -144,7 +141,7 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         if self.kkt_delta is not None and self.kkt_delta > rule.l1:
             what = "delta is taken off l1" if self.kkt == "nips" else "a weight with |g| above l1 must move"
             raise Invalid(
-                f"strategy.kkt_delta={self.kkt_delta:g} with update.l1={rule.l1:g}: {what}: needs 0 to {rule.l1:g}"
+                f"strategy.kkt_delta={self.kkt_delta:g}, update.l1={rule.l1:g}: {what}: needs 0 to {rule.l1:g}"
             )
 
     def check_model(self, learner: Learner) -> None:

@@ -138,22 +138,17 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
         client = stream.client  # not in the name of another life, if this one ended meanwhile
         following = None if self.in_steps else stream.next()
         coming = None if following is None or stream.is_void(following) else stream.local(following)
-        push: Task | None
+        if coming is not None and not client.may_look_ahead(TABLE, local.listed, coming.listed):
+            coming = None
+        ahead: dict[str, Any] = {} if coming is None else {"ahead": coming.listed, "clock": clock}
         try:
-            if coming is None or not client.may_look_ahead(TABLE, local.listed, coming.listed):
-                push = client.push(TABLE, local.listed, gradient, slot=slot, of=one.pull)
-                coming = None
-            else:
-                push = client.push(
-                    TABLE, local.listed, gradient, slot=slot, of=one.pull, ahead=coming.listed, clock=clock
-                )
+            push = client.push(TABLE, local.listed, gradient, slot=slot, of=one.pull, **ahead)
         except BadValues as error:
-            stream.refuse(slot, str(error))
-            push = None
-        if push is None or coming is None:
             stream.put_back(following)
-        if push is None:
+            stream.refuse(slot, str(error))
             return None
+        if coming is None:
+            stream.put_back(following)
         stream.push(slot, local, loss, push)
         return InflightStep(slot if following is None or coming is None else following, coming, push)
 

@@ -88,9 +88,7 @@ def check_free(address: str, group: str, safety: Safety | None = None) -> m.Stat
         try:
             standing, view = looking.look(), looking.view()
         except Unanswered:
-            raise ClusterError(
-                f"nobody answers at {address}: start the servers first, or give another address"
-            ) from None
+            raise ClusterError(f"nobody answers at {address}: start the servers, or give another address") from None
     if not any(one.role == "server" for one in view.members):
         raise ClusterError(f"the cluster at {address} has no server yet: start one, then this run")
     if any(one.name == dealer(group) for one in view.members):

@@ -106,9 +106,8 @@ class ServerRun:
 
     @property
     def workers(self) -> list[str]:
-        return [name for name in self.pids if name.startswith("worker")] + [
-            name for name, (thread, _) in list(self._threads.items()) if thread.is_alive()
-        ]
+        threads = [name for name, (thread, _) in list(self._threads.items()) if thread.is_alive()]
+        return [name for name in self.pids if name.startswith("worker")] + threads
 
     @property
     def pids(self) -> dict[str, int]:
@@ -280,9 +279,8 @@ class ServerRun:
         if self._folder is not None and self.job.stop.saves_best:
             kept = BestModel(self._folder / "best.safetensors", self.learner, self._listener)
         found = kept.read() if kept is not None and self._goes_on else None
-        self._evaluator = Evaluator(
-            worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
-        )
+        write = None if kept is None else kept.write
+        self._evaluator = Evaluator(worker, self.learner, self.dataset.test, found, write)
         done = self._evaluator.start()
         loop = Loop(worker, self._cluster._transport(name))
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from shoal.cluster.placement import Holders, backup_for, move, place, segments_of
+from shoal.cluster.placement import Holders, backup_for, place, segments_of
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.limits import DENSE_SEGMENT_BYTES, KEY_LIMIT, SEGMENTS_PER_SERVER
@@ -98,27 +98,6 @@ def test_the_placement_is_the_same_in_every_process() -> None:
 def test_a_known_placement_stays_as_it_is() -> None:
     # A change here moves the segments of every cluster that upgrades: say so in the changelog.
     assert "".join(holders[0][-1] for holders in place(0, 16, servers(3))) == "2220001200212111"
-
-
-@pytest.mark.parametrize("count", range(1, 17))
-def test_a_newcomer_takes_its_share_and_nothing_else_moves(count: int) -> None:
-    before = place(0, SEGMENTS_PER_SERVER * count, servers(count), copies=2)
-    after = move(0, before, servers(count + 1), copies=2)
-    share = SEGMENTS_PER_SERVER * count // (count + 1)
-    assert moved(before, after) == share == loads(after)[f"server-{count}"]
-
-
-@pytest.mark.parametrize("count", range(2, 17))
-def test_when_a_server_leaves_only_its_segments_move(count: int) -> None:
-    before = place(0, SEGMENTS_PER_SERVER * count, servers(count))
-    after = move(0, before, servers(count)[1:])
-    assert moved(before, after) == SEGMENTS_PER_SERVER
-    assert "server-0" not in loads(after)
-
-
-def test_the_backup_of_a_server_that_left_takes_over_where_it_has_room() -> None:
-    before: list[Holders] = [("ann", "bob"), ("bob", "eve"), ("eve", "ann")]
-    assert move(0, before, ["bob", "eve"], copies=2) == [("bob", "eve"), ("bob", "eve"), ("eve", "bob")]
 
 
 def test_even_a_placement_from_scratch_moves_little_when_a_server_joins() -> None:

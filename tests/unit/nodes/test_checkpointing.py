@@ -68,7 +68,7 @@ class Town:
         names = [one.name for one in self.members]
         places = [m.Replicas(1, [names[i % servers], names[(i + 1) % servers]]) for i in range(4)]
         self.view = m.View(1, 5, 0, self.members, [m.TablePlaces(9, "w", spec, [0, 10, 20, 30], places)])
-        self.checkpointing = CheckpointWriter(self.disk, ROOT, "job", every, **settings)
+        self.checkpointing = CheckpointWriter(ROOT, "job", every, disk=self.disk, **settings)
         self.servers = {one.name: SnapshotWriter(self.disk) for one in self.members}
         self.told: list[RunEvent] = []
         self.sent: list[m.Message] = []
@@ -77,6 +77,11 @@ class Town:
         self.version = 1
         self.tokens = 0
         self._queue: deque[tuple[str, Effect]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """A checkpoint is under way, or was asked for and has neither been saved nor failed."""
+        return self.checkpointing._wanted or self.checkpointing._try is not None
 
     def events(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]
@@ -94,7 +99,7 @@ class Town:
     def restart_coordinator(self) -> None:
         """It dies with all it was about to do; servers go on, and what they sent still arrives."""
         self._queue = deque((name, effect) for name, effect in self._queue if name != "coordinator")
-        self.checkpointing = CheckpointWriter(self.disk, ROOT, "job")
+        self.checkpointing = CheckpointWriter(ROOT, "job", disk=self.disk)
 
     def change(self, **changes: Any) -> None:
         self.view = msgspec.structs.replace(self.view, number=self.view.number + 1, **changes)
@@ -177,11 +182,11 @@ def found(town: Town) -> Manifest | None:
 def test_a_checkpoint_that_is_asked_for_is_saved_and_told() -> None:
     town = Town()
     town.go(5)
-    assert not town.checkpointing.busy and town.sent == []
+    assert not town.busy and town.sent == []
     town.checkpointing.soon()
-    assert town.checkpointing.busy
+    assert town.busy
     town.go()
-    assert not town.checkpointing.busy and town.checkpointing.saved == 1
+    assert not town.busy and town.checkpointing.saved == 1
     manifest = found(town)
     assert manifest is not None and (manifest.number, manifest.steps, manifest.job) == (1, 12, "job")
     assert msgspec.json.decode(manifest.state) == {"cut": 12, "steps": 7}
@@ -229,7 +234,7 @@ def test_the_first_one_waits_for_the_run_to_begin_and_no_longer_than_it_must(eve
     town.go()
     for _ in range(7):  # more often than a try may fail: nothing was begun, and nothing failed
         town.go(every)
-    assert town.checkpointing.saved == 0 and not town.checkpointing.busy
+    assert town.checkpointing.saved == 0 and not town.busy
     town.run.cut = 12
     town.go(after)
     assert town.checkpointing.saved == 1 and town.events(Warned) == []
@@ -393,7 +398,7 @@ def test_a_change_of_owners_begins_another_one_and_nothing_is_left(what: Callabl
     town.members = list(town.view.members)
     town.dumb = set()
     town.go()
-    assert town.checkpointing.saved == 0 and left(town) == [] and town.checkpointing.busy
+    assert town.checkpointing.saved == 0 and left(town) == [] and town.busy
     town.go(1)
     assert town.checkpointing.saved == 2 and town.events(Warned) == [] and town.disk.names(ROOT) == ["00000002"]
     assert found(town) is not None
@@ -421,9 +426,9 @@ def test_a_server_that_writes_nothing_is_named_and_not_waited_for() -> None:
     assert left(town) == []
     (warned,) = town.events(Warned)
     assert warned.what == (
-        "no checkpoint was saved: server-2 wrote nothing for 60 s; the last one is kept, and the next try is in 1 s"
+        "no checkpoint was saved: server-2 wrote nothing for 60 s; the last one is kept, the next try is in 1 s"
     )
-    assert not town.checkpointing.busy
+    assert not town.busy
     town.dumb = set()
     town.go(1)
     assert town.checkpointing.saved == 2
@@ -434,7 +439,7 @@ def test_a_server_that_was_asked_too_late_is_asked_for_a_later_step() -> None:
     town.late = {"server-1"}
     town.checkpointing.soon()
     town.go()
-    assert town.events(Warned) == [] and town.checkpointing.busy
+    assert town.events(Warned) == [] and town.busy
     town.late, town.run.cut = set(), 14
     town.go(1)
     manifest = found(town)
@@ -532,7 +537,7 @@ def test_old_checkpoints_that_cannot_be_removed_are_told_and_the_new_one_counts(
 
 
 def test_a_disk_that_stands_still_is_told_once() -> None:
-    checkpointing, run = CheckpointWriter(SimulatedDisk(), ROOT), Run()
+    checkpointing, run = CheckpointWriter(ROOT, disk=SimulatedDisk()), Run()
     view = Town().view
     checkpointing.soon()
     (store,) = checkpointing.tick(0, 5, lambda: view, run)

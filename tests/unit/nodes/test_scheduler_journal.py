@@ -232,7 +232,7 @@ def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
         (dealt,) = (one for one in said if isinstance(one, m.Deal))
         desk.hands[who] = spread(dealt.slots, 99)
     assert not said and run.journal.promised < work.next <= folded(split([line.record])[1]).account.dealt
-    (deal,) = (one.message for one in run.durable(desk.now, "") if isinstance(one, Send))
+    (deal,) = (one.message for one in run.journal.durable(desk.now, "") if isinstance(one, Send))
     assert isinstance(deal, m.Deal) and not run.journal.writing  # and no other line had to be written for it
 
 
@@ -293,10 +293,10 @@ def test_no_view_shows_tables_of_another_past_than_the_journal_would_take_the_ru
     desk.work(1)
     desk.disk_error = "no space left on device"
     desk.feed(desk.scheduler.rollback(desk.now, None, [], "all copies are lost"))
-    assert desk.scheduler.is_behind and not desk.all(RolledBack)
+    assert desk.scheduler.journal.is_behind(desk.now) and not desk.all(RolledBack)
     desk.disk_error, desk.now = "", desk.now + SECOND
     desk.feed(desk.scheduler.tick(desk.now))
-    assert not desk.scheduler.is_behind and len(desk.all(RolledBack)) == 1
+    assert not desk.scheduler.journal.is_behind(desk.now) and len(desk.all(RolledBack)) == 1
     assert next_life(desk).scheduler.generation == 1
 
 

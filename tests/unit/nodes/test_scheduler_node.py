@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from shoal.events import Gone, Stopped
-from shoal.files import Disk
 from shoal.limits import COORDINATOR, SECOND
 from shoal.nodes.checkpointing import CheckpointWriter
 from shoal.nodes.scheduler_node import SchedulerNode
@@ -34,7 +33,7 @@ def view(number: int, generation: int = 0) -> m.View:
 
 @pytest.fixture
 def node(tmp_path: Path) -> SchedulerNode:
-    made = SchedulerNode("b", "t", "memory:x", scheduler(), CheckpointWriter(Disk(), tmp_path))
+    made = SchedulerNode("b", "t", "memory:x", scheduler(), CheckpointWriter(tmp_path))
     made.handle(NOW, Received(COORDINATOR, m.Welcome("t.0", 3, view(1))))
     return made
 
@@ -46,9 +45,9 @@ def said(effects: list[Effect], to: str) -> list[m.Message]:
 @pytest.mark.parametrize("stranger", ["c/launcher", "visit-1234"])
 def test_only_who_is_of_its_group_has_a_checkpoint_made(node: SchedulerNode, stranger: str) -> None:
     assert said(node.handle(NOW, Received(stranger, m.Save(7))), stranger) == []
-    assert node.counts["unexpected"] == 1 and node.writer is not None and not node.writer.busy
+    assert node.counts["unexpected"] == 1 and node.writer is not None and not node.writer._wanted
     node.handle(NOW, Received("b/launcher", m.Save(7)))
-    assert node.writer.busy
+    assert node.writer._wanted
     assert [type(one) for one in said(node.handle(NOW, Received("b/launcher", m.Save(7))), "b/launcher")] == [
         m.PushHeld
     ]
@@ -60,7 +59,7 @@ def test_the_checkpoints_of_a_groups_run_are_its_groups(node: SchedulerNode) -> 
 
 @pytest.mark.parametrize("generation", [0, 1])
 def test_a_scheduler_that_is_not_wanted_any_more_ends_its_run_with_the_reason(tmp_path: Path, generation: int) -> None:
-    node = SchedulerNode("b", "t", "memory:x", scheduler(), CheckpointWriter(Disk(), tmp_path))
+    node = SchedulerNode("b", "t", "memory:x", scheduler(), CheckpointWriter(tmp_path))
     node.handle(NOW, Received(COORDINATOR, m.Welcome("t.0", 3, view(1, generation))))
     effects = node.handle(NOW, Received(COORDINATOR, m.Refusal(0, "key", "the key was revoked")))
     (stopped,) = [one.event for one in effects if isinstance(one, Tell)]

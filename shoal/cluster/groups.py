@@ -94,13 +94,10 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             if group:
                 # Servers read these with their own rights: not whatever a guest would like to see.
                 if isinstance(spec.initial, Given) and not spec.initial.path.endswith(WEIGHTS):
-                    raise Invalid(
-                        f"{sender} is of group {group!r}: the file of its weights is named ...{WEIGHTS}, so that it is no other"
-                    )
+                    raise Invalid(f"{sender} is of group {group!r}: the file of its weights must be named ...{WEIGHTS}")
                 if origin and PLACE.search(origin) is None:
-                    raise Invalid(
-                        f"{sender} is of group {group!r}: the folder that its table comes from is that of a checkpoint, .../checkpoints/00000001"
-                    )
+                    what = f"{sender} is of group {group!r}: its table must come from the folder of a checkpoint"
+                    raise Invalid(f"{what}, .../checkpoints/00000001")
                 _check_room(roster, group, name, spec)
         case m.Drop(_, name) | m.Delay(_, name):
             _check_own(group, sender, name)

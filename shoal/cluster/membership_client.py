@@ -48,7 +48,6 @@ class MembershipClient:
 
     @property
     def timing(self) -> TimingSettings:
-        """What this node goes by: the coordinator's word, as soon as there is one."""
         return self.view.timing
 
     @property

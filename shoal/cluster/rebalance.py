@@ -250,17 +250,20 @@ class TablePlacement:
 
     def give(self, segment: int, rank: int, target: str, why: str, gain: str = "", trade: int = 0) -> None:
         """The target replaces the holder of this rank, or swaps with the primary."""
-        source = self.sets[segment][rank]
-        if target in self.sets[segment]:
-            self._swap(segment, target)
+        holders = self.sets[segment]
+        source = holders[rank]
+        self.fixed[segment] = True  # one at a time takes the place of another
+        if target in holders:
+            at = holders.index(target)
+            for name, place, by in ((source, 0, -1), (target, at, -1), (target, 0, 1), (source, at, 1)):
+                self._count(segment, place, name, by)
+            holders[0], holders[at] = target, source
         else:
             self._move(segment, rank, target)
         self.cluster.wanted.append(WantedMove(self.table.name, segment, source, target, why, gain, trade))
 
     def _move(self, segment: int, rank: int, target: str) -> None:
-        source = self.sets[segment][rank]
-        self.fixed[segment] = True  # one at a time takes the place of another
-        self._count(segment, rank, source, -1)
+        self._count(segment, rank, self.sets[segment][rank], -1)
         if target:
             self.sets[segment][rank] = target
             self._count(segment, rank, target, 1)
@@ -269,14 +272,6 @@ class TablePlacement:
             for name in self.sets[segment][:1] if rank == 0 else ():  # its first backup is next
                 self._count(segment, 1, name, -1)
                 self._count(segment, 0, name, 1)
-
-    def _swap(self, segment: int, target: str) -> None:
-        holders = self.sets[segment]
-        source, rank = holders[0], holders.index(target)
-        self.fixed[segment] = True
-        for name, at, by in ((source, 0, -1), (target, rank, -1), (target, 0, 1), (source, rank, 1)):
-            self._count(segment, at, name, by)
-        holders[0], holders[rank] = target, source
 
     def order(self, counts: Mapping[str, int], name: str) -> tuple[int, int, int]:
         return counts[name], self.cluster.held[name], self._points[name]
@@ -399,12 +394,9 @@ def split(
 class LoadStats:
     """The load of each segment, as its owner reported it last: rows a second.
 
-    What is known of a segment stays when it changes hands, until its new owner has watched it.
-    Loads are in no journal: after a restart they are reported again.
-
-    Reports differ in age by seconds, and are noisy. So a hot server is relieved only if it was the
-    hottest for some reports, all after the last move. After every trade that takes twice as long
-    (up to ``LOAD_PATIENCE``), until the set of servers changes: trades by chance end soon.
+    A segment that changes hands keeps its load until its new owner has measured it. Reports are
+    noisy: a hot server is relieved only if it was the hottest for some reports since the last move,
+    after every trade for twice as many (up to ``LOAD_PATIENCE``), until the set of servers changes.
     """
 
     rates: dict[int, dict[int, float]] = field(default_factory=dict)

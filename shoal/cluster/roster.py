@@ -101,8 +101,6 @@ class Roster:
             self._view = View(self.term, self.number, self.generation, members, tables, groups, self.timing)
         return self._view
 
-    # ------------------------------------------------------------ members
-
     def may_join(self, name: str, role: str, token: str) -> str:
         if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
             return f"a name has 1 to {limits.NAME_CHARS} printable characters"
@@ -135,7 +133,6 @@ class Roster:
         return _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
 
     def knows(self, name: str, token: str) -> MemberRecord | None:
-        """The member that sent this very hello before."""
         person = self.people.get(name)
         return person if person is not None and person.token == token else None
 
@@ -179,7 +176,6 @@ class Roster:
         self.changed()
 
     def note_lost(self, name: str, reason: str) -> None:
-        """It is gone, or never came: for the status."""
         remember(self.lost, name, reason, limits.LOST)
 
     def release(self, name: str) -> None:
@@ -215,15 +211,8 @@ class Roster:
             if now - person.heard >= self.timing.dead and not self.assignment.is_needed(name):
                 yield name
 
-    # ------------------------------------------------------------ tables
-
     def create(
-        self,
-        name: str,
-        spec: Table,
-        starts: Sequence[int] = (),
-        origin: str = "",
-        like: str = "",
+        self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = ""
     ) -> TablePlaces:
         """Place a table's segments on the servers there are, or where those of another one are."""
         checked(spec)
@@ -328,8 +317,6 @@ class Assignment:
     apart: dict[tuple[str, str], int] = field(default_factory=dict)  # unreachable pairs: until when
     _smallest: tuple[int, int] = (-1, 0)  # view, servers of the smallest set in it
 
-    # ------------------------------------------------------------ copies
-
     def shrink(self, primary: str, server: str, theirs: int, now: int = 0) -> bool:
         """A primary goes on without a server that it cannot reach. False if that is stale."""
         person = self.roster.people.get(server)
@@ -361,8 +348,7 @@ class Assignment:
                 opens = place.instead == primary
                 servers = [full.server if one == place.instead else one for one in place.servers]
                 servers = servers if place.instead else [*servers, full.server]
-                since = self.roster.number + 1 if opens else place.since
-                places[segment] = Replicas(self.roster.number + 1, servers, since=since)
+                places[segment] = self._with(place, servers)
                 taken.append(NewReplica(table, segment, place.instead, full.server, opens))
         self._new_view_if(self._put(table, places))
         return taken
@@ -399,8 +385,6 @@ class Assignment:
             return False
         return now >= self.apart.get((place.servers[0], name), 0)
 
-    # ------------------------------------------------------------ changing hands
-
     def begin(self, now: int, wanted: Sequence[WantedMove]) -> list[WantedMove]:
         """Begin these moves; those that were begun. Others wait, or are stale."""
         begun: list[WantedMove] = []
@@ -431,21 +415,21 @@ class Assignment:
         if person is None or person.member.leaving or person.suspected:
             return False
         if one.target in place.servers:
-            return self._put_one(table, one.segment, self._swapped(place, one.source, one.target))
+            other = {one.source: one.target, one.target: one.source}
+            return self._put_one(
+                table, one.segment, self._with(place, [other.get(name, name) for name in place.servers])
+            )
         if not self._may_fill(now, one.target, place):
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
     def _shown(self, name: str) -> int:
-        """The newest view that this server is known to have."""
         person = self.roster.people.get(name)
         return -1 if person is None else person.view
 
     def holds(self, name: str) -> int:
         places = (place for table in self.roster.tables.values() for place in table.places)
         return sum(name in place.servers or place.filling == name for place in places)
-
-    # ------------------------------------------------------------ how it is done
 
     def _new_view_if(self, changed: bool) -> bool:
         if changed:
@@ -482,14 +466,12 @@ class Assignment:
 
     def _left(self, place: Replicas, server: str) -> Replicas:
         left = [one for one in place.servers if one != server]
-        since = place.since if left[:1] == place.servers[:1] else self.roster.number + 1
-        return Replicas(self.roster.number + 1, left, "" if left else server, since=since)
+        return self._with(place, left, "" if left else server)
 
-    def _swapped(self, place: Replicas, source: str, target: str) -> Replicas:
-        other = {source: target, target: source}
-        servers = [other.get(one, one) for one in place.servers]
-        since = place.since if servers[0] == place.servers[0] else self.roster.number + 1
-        return Replicas(self.roster.number + 1, servers, since=since)
+    def _with(self, place: Replicas, servers: list[str], last: str = "") -> Replicas:
+        """The set with these members from the next view on; the first one is primary."""
+        number = self.roster.number + 1
+        return Replicas(number, servers, last, since=place.since if servers[:1] == place.servers[:1] else number)
 
     def replace_places(self, change: Callable[[Replicas], Replicas]) -> bool:
         """Change places: a set that changes gets a new epoch, and filling begins again."""

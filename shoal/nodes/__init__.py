@@ -9,21 +9,7 @@ factory       builds the nodes of a run from its job: begin here
 """
 
 PUBLIC = (
-    "batches",
-    "checkpointing",
-    "coordinator",
-    "drainable",
-    "evaluator",
-    "factory",
-    "journal",
-    "loop",
-    "membership_journal",
-    "scheduler",
-    "scheduler_journal",
-    "scheduler_node",
-    "server",
-    "strategy",
-    "time_accounting",
-    "trainer",
-    "worker",
-)  # for other packages; the other modules are private
+    "batches", "checkpointing", "coordinator", "drainable", "evaluator", "factory", "journal", "loop",
+    "membership_journal", "scheduler", "scheduler_journal", "scheduler_node", "server", "strategy",
+    "time_accounting", "trainer", "worker",
+)  # for other packages  # fmt: skip

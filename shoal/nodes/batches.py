@@ -8,14 +8,14 @@ thread while the loop's own thread computes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from shoal import limits
-from shoal.data.batch import Ids, Local, Localiser
+from shoal.data.batch import Local, Localiser
 from shoal.data.csr_file import CsrFile
 from shoal.data.slots import Slots
 from shoal.keys import KeyRange
@@ -36,7 +36,7 @@ class BatchCache:
         self._there = Localiser(data.features)  # for the compute thread
         self._kept: dict[int, Local] = {}  # by content
         self._ready: dict[int, Local] = {}  # there is no room to keep these: for one use
-        self._orders: dict[int, Ids] = {}  # by pass: the contents of its slots
+        self._order = lru_cache(maxsize=_ORDERS)(slots.contents)  # by epoch: the contents of its slots
         self._working: Task | None = None
         self._per_slot = max(1, data.nonzeros * slots.batch // max(1, data.rows))  # mean nonzeros
 
@@ -57,8 +57,9 @@ class BatchCache:
         missing = [one for one in contents if one not in self._kept and one not in self._ready]
         if missing:
             some = missing[: max(1, _AT_ONCE // self._per_slot)]
-            read = partial(list, map(partial(self._read, self._there), some))
-            self._working = self._worker.compute(read, limits.INLINE_ELEMENTS + 1)
+            self._working = self._worker.compute(
+                lambda: [self._read(self._there, content) for content in some], limits.INLINE_ELEMENTS + 1
+            )
             self._working.then(partial(self._are_ready, some))
 
     def _are_ready(self, contents: list[int], task: Task) -> None:
@@ -81,12 +82,7 @@ class BatchCache:
         return True
 
     def _content(self, of_pass: int, number: int) -> int:
-        order = self._orders.get(of_pass)
-        if order is None:
-            order = self._orders[of_pass] = self._slots.contents(of_pass)
-            while len(self._orders) > _ORDERS:
-                del self._orders[next(iter(self._orders))]
-        return int(order[number])
+        return int(self._order(of_pass)[number])
 
 
 class DenseBatches:

@@ -40,7 +40,6 @@ class DrainableNode:
 
     @property
     def patience(self) -> int | None:
-        """Nanoseconds without a word from the coordinator after which this node ends."""
         return self.member.timing.patience if self._patience == "timing" else self._patience
 
     @property

@@ -185,7 +185,6 @@ class Evaluator:
 
 
 def _spread(pulled: KeyValues, rows: int) -> Values:
-    """The live rows of a sparse table among all."""
     assert not isinstance(pulled.keys, KeyRange)
     weights: Values = np.zeros(rows, np.float32)
     weights[pulled.keys] = pulled.values

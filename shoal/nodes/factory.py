@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shoal.data.csr_file import CsrFile
     from shoal.data.datasets import Dataset
     from shoal.data.dense_file import DenseFile
-    from shoal.data.slots import SlotOrder
     from shoal.files import Disk
     from shoal.job import Job
     from shoal.nodes.scheduler import Scheduler
@@ -69,7 +68,6 @@ def make_scheduler(
 def started_event(
     job: Job, data: str, rows: int, test_rows: int, features: int, cores: int, workers: int, servers: int
 ) -> Started:
-    """The first event of a run."""
     slots = job.slots(rows)
     return Started(
         seconds=0.0,
@@ -111,23 +109,17 @@ def make_trainer(
 ) -> Trainer:
     from shoal.nodes.trainer import Trainer
 
-    learner, slots = learner_of(job.model, data, job.seed, number), job.slots(data.rows)
+    strategy, slots = servers_strategy(job), job.slots(data.rows)
+    learner = learner_of(job.model, data, job.seed, number)
     worker.client.session.key_cache.most *= job.handles
-    batches = make_batches(job, worker, learner, data, slots, cache_bytes)
+    batches: BatchSource | None = strategy.batches(job, learner, slots)
+    if batches is None:
+        assert isinstance(slots, Slots)
+        batches = DenseBatches(data, slots, learner.keys)
+        if isinstance(learner, LinearLearner):
+            batches = BatchCache(worker, learner.train, slots, learner.model.bias, cache_bytes)
     pace, spans = job.emulate.pace(number, job.seed), job.trace.spans
-    return Trainer(worker, servers_strategy(job), learner, batches, slots, traffic, pace, spans, job.emulate.task)
-
-
-def make_batches(
-    job: Job, worker: Worker, learner: Learner, data: CsrFile | DenseFile, slots: SlotOrder, cache_bytes: int
-) -> BatchSource:
-    own: BatchSource | None = servers_strategy(job).batches(job, learner, slots)
-    if own is not None:
-        return own
-    assert isinstance(slots, Slots)
-    if isinstance(learner, LinearLearner):
-        return BatchCache(worker, learner.train, slots, learner.model.bias, cache_bytes)
-    return DenseBatches(data, slots, learner.keys)
+    return Trainer(worker, strategy, learner, batches, slots, traffic, pace, spans, job.emulate.task)
 
 
 def make_judge(job: Job, train: CsrFile | DenseFile) -> Learner:

@@ -21,23 +21,8 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.events import RunEvent
 from shoal.nodes.journal import JournalFile
-from shoal.wire import Transport
-from shoal.wire.effects import (
-    Compute,
-    Computed,
-    Connect,
-    Durable,
-    Effect,
-    Event,
-    Node,
-    Persist,
-    Send,
-    Store,
-    Stored,
-    Tell,
-    Tick,
-    Wake,
-)
+from shoal.wire import Transport, effects
+from shoal.wire.effects import Computed, Durable, Effect, Event, Node, Stored, Tick
 
 _LONGEST_WAIT = limits.SECOND
 
@@ -110,24 +95,24 @@ class Loop:
         self._events.append(event)
         self.transport.wake()
 
-    def carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
+    def carry_out(self, found: list[Effect]) -> None:
+        for effect in found:
             match effect:
-                case Send(to, message, arrays):
+                case effects.Send(to, message, arrays):
                     self.transport.send(to, message, arrays)
-                case Wake(at):
+                case effects.Wake(at):
                     self._wake_at = at
-                case Compute(token, function):
+                case effects.Compute(token, function):
                     self._work("compute", Computed, token, function)
-                case Store(token, function):
+                case effects.Store(token, function):
                     self._work("disk", Stored, token, function)
-                case Persist(token, record):
+                case effects.Persist(token, record):
                     self._events.append(Durable(token, self._journal.append(record)))
-                case Tell(event):
+                case effects.Tell(event):
                     self.listener(event)
-                case Connect(name, ""):
+                case effects.Connect(name, ""):
                     self.transport.disconnect(name)
-                case Connect(name, address, mutual):
+                case effects.Connect(name, address, mutual):
                     with contextlib.suppress(Invalid):  # calls to a bad address end as unanswered
                         self.transport.connect(name, address, mutual)
 

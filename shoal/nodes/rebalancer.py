@@ -223,9 +223,12 @@ class Rebalancer:
                 self._begun[table.number, one.segment] = now, one.why, one.gain
             elif place.since == of.roster.number:  # another server of the set is primary now
                 target = place.servers[0]
-                moved = (one.table, table.number, [], one.source, target, of.roster.people[target].member.incarnation)
-                opening = OpeningMove(*moved, one.why, one.gain, now, of.roster.number)
-                at_once.setdefault((one.table, one.source, target), opening).segments.append(one.segment)
+                moved = (one.table, one.source, target)
+                if (opening := at_once.get(moved)) is None:
+                    life = of.roster.people[target].member.incarnation
+                    how = (one.source, target, life, one.why, one.gain, now, of.roster.number)
+                    opening = at_once[moved] = OpeningMove(one.table, table.number, [], *how)
+                opening.segments.append(one.segment)
         self._openings += at_once.values()
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:

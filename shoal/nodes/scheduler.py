@@ -139,8 +139,6 @@ class Scheduler:
         self.journal = ScheduleJournal(self)
         self._set_barrier()
 
-    # ------------------------------------------------------------ how far it is
-
     @property
     def seconds(self) -> float:
         return self._before + (self._now - self._since) / limits.SECOND if self._since else self._before
@@ -191,8 +189,6 @@ class Scheduler:
         if self.begun and not self._since:
             self._since = now
 
-    # ------------------------------------------------------------ members
-
     def joined(self, now: int, name: str, role: str) -> list[Effect]:
         self._advance_time(now)
         self._new.add(name)
@@ -242,8 +238,6 @@ class Scheduler:
         self.counts["coordinator restarts"] += 1
         what = f"the coordinator ended and was started again (term {term}): it goes on where it was"
         return [Tell(Warned(seconds=self.seconds, what=what))]
-
-    # ------------------------------------------------------------ time
 
     def tick(self, now: int) -> list[Effect]:
         """To be called after every event."""
@@ -322,16 +316,12 @@ class Scheduler:
         if self.auto is not None and placed is not None and placed.spec.max_delay != self.auto.delay:
             roster.delay(TABLE, self.auto.delay)
 
-    # ------------------------------------------------------------ workers
-
     def take(self, now: int, member: m.Member, ask: m.Want | m.EvaluationReady) -> list[Effect]:
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if member.role != role:
             why = f"only a {role} may ask this, you are a {member.role}"
             return [Send(member.name, m.Refusal(ask.request, "setting", why))]
-        if isinstance(ask, m.Want):
-            return self.want(now, member.name, ask)
-        return self.ready(now, member.name, ask)
+        return self.want(now, member.name, ask) if isinstance(ask, m.Want) else self.ready(now, member.name, ask)
 
     def want(self, now: int, sender: str, want: m.Want) -> list[Effect]:
         self._advance_time(now)
@@ -432,8 +422,6 @@ class Scheduler:
             self.over = self.over or self._limit_reason
             self._computed = self.seconds if self._computed is None else self._computed
 
-    # ------------------------------------------------------------ evaluations
-
     def ready(self, now: int, sender: str, ready: m.EvaluationReady) -> list[Effect]:
         self._advance_time(now)
         self._evaluator_gone, self._evaluator_unheard = (0, ""), None
@@ -512,8 +500,6 @@ class Scheduler:
     def _set_barrier(self) -> None:
         self.workload.barrier = self.evaluations.barrier(self.workload, bool(self.over))
 
-    # ------------------------------------------------------------ events
-
     def fail(self, why: str) -> list[Effect]:
         """The run cannot end well: its end is reported after all that has happened before."""
         return self.journal.after(self._fail(why))
@@ -564,8 +550,6 @@ class Scheduler:
                 named = divmod(slot, self.workload.per_pass)
                 effects.append(Tell(Voided(seconds=self.seconds, slot=named, why=why)))
         return effects
-
-    # ------------------------------------------------------------ checkpoints and restarts
 
     def state(self, cut: int = m.NO_CLOCK) -> ScheduleState:
         """All that is known now; of a model that is cut after so many steps, as it will be then."""

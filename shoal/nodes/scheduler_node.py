@@ -195,6 +195,6 @@ class SchedulerNode:
             m.MemberStatus(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
             for one in self._here.values()
         ]
-        shown = (view.term, view.number, view.generation, max(1, copies), members, {})
+        shown = (view.term, view.number, view.generation, max(1, copies), members)
         course, counts = self.scheduler.progress(), {**self.counts, **self.also()}
-        return m.StatusReply(request, *shown, course, self.writer.newest, counts, timing=self.member.timing)
+        return m.StatusReply(request, *shown, {}, course, self.writer.newest, counts, timing=self.member.timing)

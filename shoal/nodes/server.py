@@ -41,27 +41,33 @@ class Server:
         self.name = name
         self.member = MembershipClient(name, "server", token, address)
         self.member.reaches = {"server"}
-        self.tables: dict[int, TableServer] = {}
         self._keeping = ServerCheckpoints(disk or Disk(), self.member)
         self.calls = PendingCalls()
-        self.handles = KeyLists()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # counts of the process, for the status
         self._inline = inline
         self._pace = RateLimit()  # of what changes hands, in all tables
-        self._members: dict[int, m.Member] = {}
         self._groups: dict[str, GroupLimits] = {}
-        self._backlog = Backlog()
-        self._too_soon = EarlyRequests()
-        self._works: deque[LongComputation] = deque()  # the first one is being computed
         self._token = 0
-        self._view_waits = False
         self._next_notice = 0
         self._told_loads = 0  # when
         self._next_clear = 0
-        self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
+        self._begin()
+
+    def _begin(self) -> None:
+        """As a new incarnation: others may hold the segments of an earlier one by now."""
+        self.tables: dict[int, TableServer] = {}
+        self.handles = KeyLists()
+        self._members: dict[int, m.Member] = {}
+        self._backlog, self._too_soon = Backlog(), EarlyRequests()
+        self._works: deque[LongComputation] = deque()  # the first one is being computed
+        self._view_waits = False
+        self._early: list[Received] = []  # from servers whose view is newer than ours
         self._ours: dict[int, HeldSince] = {}  # by table
+        self._keeping.forget()
+        self.calls.clear()
+        self._token += 1  # what is still being computed comes back to nobody
 
     @property
     def computing(self) -> bool:
@@ -122,19 +128,8 @@ class Server:
         self._pace.rate = self.member.move_rate
         if change.for_good:
             raise Refused(self.member.coordinator, change.refused)
-        if change.fenced:  # others may hold our segments by now: what we have is worth nothing
-            self.tables.clear()
-            self._members.clear()
-            self._backlog.clear()
-            self._too_soon.clear()
-            self._early.clear()
-            self._keeping.forget()
-            self.handles = KeyLists()
-            self._ours.clear()
-            self.calls.clear()
-            self._works.clear()
-            self._view_waits = False
-            self._token += 1  # what is still being computed comes back to nobody
+        if change.fenced:
+            self._begin()
         if change.view:
             effects += self._take_view(now)
         return effects
@@ -380,10 +375,6 @@ class Backlog:
     def next(self) -> Received:
         return (self._first or self._others).popleft()
 
-    def clear(self) -> None:
-        self._first.clear()
-        self._others.clear()
-
     def _line(self, event: Received) -> deque[Received]:
         return self._first if isinstance(event.message, Levelling) else self._others
 
@@ -424,9 +415,6 @@ class EarlyRequests:
 
     def late(self, now: int, timing: TimingSettings) -> list[Received]:
         return self._taken([key for key, (since, _) in self._kept.items() if now - since >= longest(timing)])
-
-    def clear(self) -> None:
-        self._kept.clear()
 
     def _taken(self, keys: list[_Key]) -> list[Received]:
         return [self._kept.pop(key)[1] for key in keys]

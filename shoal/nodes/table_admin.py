@@ -17,7 +17,7 @@ from shoal.errors import Invalid
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
-from shoal.wire.messages.groups import Allow, Dissolve, GroupLimits
+from shoal.wire.messages.groups import Allow, Dissolve
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
@@ -87,32 +87,26 @@ class TableAdmin:
 
     def _carry_out(self, sender: str, change: Change, of: Coordinator) -> tuple[str, int]:
         match change:
-            case m.Create():
-                return self._create(change, of)
+            case m.Create(_, name, spec, starts, origin, like):
+                placed = of.roster.create(name, spec, starts, origin, like)
+                if not _fits(of):
+                    of.roster.drop(name)
+                    raise Invalid(f"table {name!r} is one too many: tables, members and groups do not fit in a view")
+                return placed.name, placed.number
             case m.Drop(_, name):
                 of.roster.drop(name)
             case m.Delay(_, name, max_delay):
                 of.roster.delay(name, max_delay)
             case Allow(_, group):
-                self._allow(group, of)
+                before = dict(of.roster.groups)
+                groups.allow(of.roster, group)
+                if not _fits(of):
+                    of.roster.groups = before
+                    raise Invalid(f"group {group.name!r} may read too many others: the groups do not fit in a view")
             case Dissolve(_, name):
                 for one in groups.dissolve(of.roster, name, sender):
                     of.see_off(one, "its group was dissolved")
         return "", 0
-
-    def _allow(self, group: GroupLimits, of: Coordinator) -> None:
-        before = dict(of.roster.groups)
-        groups.allow(of.roster, group)
-        if not _fits(of):
-            of.roster.groups = before
-            raise Invalid(f"group {group.name!r} may read too many others: the groups do not fit in a view")
-
-    def _create(self, create: m.Create, of: Coordinator) -> tuple[str, int]:
-        placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
-        if not _fits(of):
-            of.roster.drop(create.name)
-            raise Invalid(f"table {create.name!r} is one too many: tables, members and groups do not fit in a view")
-        return placed.name, placed.number
 
     def settle(self, of: Coordinator) -> list[Effect]:
         shown = [of.roster.people[name].view for name in of.roster.servers()]

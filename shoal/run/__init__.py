@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from shoal.run.run import execute as execute
     from shoal.run.run import train as train
 
-PUBLIC = (
-    "finished",
-    "folder",
-    "resume",
-    "run",
-)  # for other packages; the other modules are private
+PUBLIC = ("finished", "folder", "resume", "run")  # for other packages
 
 
 def __getattr__(name: str) -> Any:

@@ -46,9 +46,8 @@ class Run:
             summary = msgspec.json.decode((folder / "summary.json").read_bytes())
             events = read_run(folder / "events.jsonl")
         except FileNotFoundError as error:
-            raise Invalid(
-                f"{folder} has no {Path(str(error.filename)).name}: it is no run, or one that did not end"
-            ) from None
+            name = Path(str(error.filename)).name
+            raise Invalid(f"{folder} has no {name}: it is no run, or one that did not end") from None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Invalid(f"{folder} cannot be read: {error}") from None
         model = trained(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None

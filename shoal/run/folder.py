@@ -185,9 +185,8 @@ class RunFolder:
         try:
             self._lock = Lock(self.path, path)
         except OSError as error:
-            raise Invalid(
-                f"cannot write to {path}: {error.strerror}: a run that goes on needs to; make that possible, or copy it elsewhere"
-            ) from None
+            what = f"cannot write to {path}: {error.strerror}: a resumed run needs to"
+            raise Invalid(f"{what}; make that possible, or copy it elsewhere") from None
         return self
 
     @classmethod

@@ -95,9 +95,8 @@ def job_of(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
 
 def check_same(path: Path, was: Job, now: Job) -> None:
     if different := differences(was, now):
-        raise Invalid(
-            f"{path} has a run of another job in it ({'; '.join(different)}): leave that as it was, or choose another folder"
-        )
+        what = "; ".join(different)
+        raise Invalid(f"{path} has a run of another job ({what}): leave that as it was, or choose another folder")
 
 
 def check_further(path: Path, was: Job, now: Job) -> None:
@@ -115,9 +114,8 @@ def check_further(path: Path, was: Job, now: Job) -> None:
     for name, reached in done.items():
         asked = getattr(now.stop, name)
         if asked is not None and asked != getattr(was.stop, name) and reached >= asked:
-            raise Invalid(
-                f"{path} has come to {reached:g} {name} already, and stop.{name}={asked:g} is not further: ask for more, or begin another run"
-            )
+            what = f"{path} has come to {reached:g} {name} already, and stop.{name}={asked:g} is not further"
+            raise Invalid(f"{what}: ask for more, or begin another run")
 
 
 def differences(was: Job, now: Job) -> list[str]:

@@ -212,15 +212,12 @@ def execute(
         if folder is not None:
             folder.discard()
         raise
-    try:
+    with contextlib.ExitStack() as stack:
+        if folder is not None:
+            stack.callback(folder.release)
+        stack.callback(log.close)  # after the results are saved: it may be slow
         say(starting(job, launcher))
         return _run(job, dataset, training, log, folder, started)
-    finally:
-        try:
-            log.close()  # after the results are saved: it may be slow
-        finally:
-            if folder is not None:
-                folder.release()
 
 
 def _run(
@@ -319,8 +316,7 @@ def _began(log: EventLog) -> bool:
 
 def _cpu() -> float:
     """CPU seconds of this process and its ended children; not of ranks that mpirun started."""
-    taken = os.times()
-    return taken.user + taken.system + taken.children_user + taken.children_system
+    return sum(os.times()[:4])
 
 
 def summarise(

@@ -53,8 +53,6 @@ class SlotQueue:
         self._had: dict[int, str] = {}  # group of rows -> who computed it last
         self._taken_up = False  # from a former life, whose deals are not known
 
-    # ------------------------------------------------------------ what is known
-
     @property
     def finished(self) -> bool:
         return self.done >= self.limit
@@ -116,8 +114,6 @@ class SlotQueue:
         passes, rest = divmod(steps, per_pass)
         return passes * self.per_pass + min(rest * self.step.slots, self.per_pass)
 
-    # ------------------------------------------------------------ workers
-
     def enter(self, worker: int, name: str) -> None:
         if worker not in self._names:
             self._names[worker], self._out[worker], self._pending[worker] = name, {}, deque()
@@ -170,7 +166,6 @@ class SlotQueue:
         self._again = deque(sorted({*self._again, *back}))
 
     def held(self, worker: int) -> list[int]:
-        """All slots that are meant for it and not counted, in order."""
         mine = (*self._out.get(worker, ()), *self._pending.get(worker, ()))
         return sorted(slot for slot in mine if not self.is_counted(slot))
 
@@ -185,8 +180,6 @@ class SlotQueue:
         for slot in slots:
             del out[slot]
         return slots
-
-    # ------------------------------------------------------------ dealing
 
     def deal(self, worker: int, most: int) -> tuple[list[int], list[int]]:
         """Slots for a worker, at most so many: those that come again, and new ones."""
@@ -303,8 +296,6 @@ class SlotQueue:
                     else:
                         one.free.append(place)
         return one
-
-    # ------------------------------------------------------------ counting
 
     def count(self, worker: int, slots: Iterable[int]) -> list[int]:
         """These are counted; the ones that were not before."""

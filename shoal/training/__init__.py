@@ -6,14 +6,6 @@ local_checkpoint    LocalCheckpoints of runs without servers, and the BestModel
 local_model         StepModel and LocalModel: a model inside one process
 one_core            OneCore: the compiled loop of a linear model on one core
 preflight           checks before a run begins
-event_thread        EventThread: passes events to a listener
 """
 
-PUBLIC = (
-    "local_checkpoint",
-    "local_model",
-    "one_core",
-    "preflight",
-    "run",
-    "tracker",
-)  # for other packages; the other modules are private
+PUBLIC = ("local_checkpoint", "local_model", "one_core", "preflight", "run", "tracker")  # for other packages

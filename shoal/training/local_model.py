@@ -10,7 +10,7 @@ steps as one worker and one server, by the same kernels.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,21 +29,12 @@ from shoal.training.one_core import OneCore
 _DEVIATION = 0.01  # of initial weights of a linear model that differ by worker
 
 
-class SummedGradient(Protocol):
-    """Computes a gradient that is already summed over all ranks."""
-
-    def gradient(self, local: Any, weights: Floats, mean: bool, share: float = 1.0) -> tuple[float, Floats]:
-        """The sum of the losses of this rank's slot, and the gradient."""
-
-
 class StepModel:
     """Computes gradients and takes steps."""
 
-    def __init__(
-        self, job: Job, train: Data, learner: Learner, slots: Slots, summed: SummedGradient | None = None
-    ) -> None:
+    def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, summed: Any = None) -> None:
         self._job, self._train, self._learner, self._slots = job, train, learner, slots
-        self.summed = summed
+        self.summed = summed  # its ``gradient`` is summed over all ranks; None: the learner's own
         self._linear = job.model if isinstance(job.model, Linear) else None
         self._mean = job.strategy.combine == "mean"
         update = job.update.update()

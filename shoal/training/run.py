@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from shoal import limits
@@ -55,9 +54,7 @@ class RunHandle(Protocol):
     @property
     def course(self) -> RunProgress: ...  # thread-safe
     def __enter__(self) -> RunHandle: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
     def wait(self, seconds: float | None = None) -> RunResult | None: ...  # None: they passed first
     def interrupted(self) -> RunResult: ...  # end now, and evaluate the current model
     def outcome(self) -> RunResult: ...  # as it is now
@@ -150,8 +147,6 @@ class TrackedRun(ABC):
             tracker.judge(weights)
         return tracker.outcome()
 
-    # ------------------------------------------------------------ what a strategy adds
-
     @abstractmethod
     def _begin(self) -> None: ...
 
@@ -174,8 +169,6 @@ class TrackedRun(ABC):
             self._judge()
         if self.checkpoints.has_some and not tracker.failed:
             self._keep()
-
-    # ------------------------------------------------------------ what it uses
 
     def _judge(self) -> None:
         weights = self._weights()

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
-from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Warned
+from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Stopped, Warned
 from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
@@ -58,7 +58,6 @@ class RunResult:
 
 
 def result_of(course: RunProgress, judged: Judgement | None, why: str, failed: bool, staleness: list[int]) -> RunResult:
-    """The result of a run that has come so far."""
     counted = (course.seconds, course.computing, course.steps, course.examples, course.sent, course.received)
     return RunResult(judged, why, failed, *counted, staleness, course.counts, course.filtered, course.left)
 
@@ -138,8 +137,9 @@ class Tracker:
         return self._judged_at != self.done
 
     def begin(self, workers: int, servers: int = 0) -> None:
-        self.workers = workers
-        self._listener(started(self.job, self.dataset, self.seconds, workers, servers))
+        self.workers, data = workers, self.dataset
+        facts = (data.name, data.train.rows, data.test.rows, data.features, len(os.sched_getaffinity(0)))
+        self._listener(replace(started_event(self.job, *facts, workers, servers), seconds=self.seconds))
 
     def add(
         self,
@@ -248,7 +248,6 @@ class Tracker:
         return result_of(self.course(), judged, self.why or "interrupted", self.failed or not self.ended, staleness)
 
     def course(self) -> RunProgress:
-        """The progress, as a coordinator would report it."""
         slots = (self.done, self.limit, self.slots.per_pass, self.steps, self.job.strategy.in_steps)
         figures = (self.examples, self.seconds, self.seconds, self.sent, self.received)
         end = (self.why, self.why if self.failed else "", self.ended)
@@ -281,8 +280,3 @@ class Tracker:
         )
         self._since = [0, 0.0]
         self._spent.clear()
-
-
-def started(job: Job, dataset: Dataset, seconds: float, workers: int, servers: int = 0) -> Started:
-    rows, cores = (dataset.train.rows, dataset.test.rows, dataset.features), len(os.sched_getaffinity(0))
-    return replace(started_event(job, dataset.name, *rows, cores, workers, servers), seconds=seconds)

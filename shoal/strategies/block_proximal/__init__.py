@@ -2,7 +2,4 @@
 
 from shoal.strategies.block_proximal.algorithm import BlockProximal as BlockProximal
 
-PUBLIC = (
-    "algorithm",
-    "order",
-)  # for other packages; the other modules are private
+PUBLIC = ("algorithm", "order")  # for other packages

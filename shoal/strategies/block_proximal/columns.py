@@ -6,8 +6,9 @@ used. A part that moved to another worker is released two epochs later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from shoal.data.csr_file import CsrFile
 from shoal.models.columns import ColumnBlocks, CscColumns
@@ -33,13 +34,12 @@ class ColumnParts:
         start, stop = turns.span(slot[1])
         first, last = turns.part_rows(part)
         nonzeros = int(self._data.indptr[last] - self._data.indptr[first]) + self._bias * (last - first)
-        return ColumnPart(turns, part, stop - start, nonzeros, self)
+        return ColumnPart(turns, stop - start, nonzeros, partial(self._columns, part))
 
     def make_ready(self, queue: Iterable[int]) -> None:
         """A part is made once, and then there."""
 
-    def columns(self, part: int) -> CscColumns:
-        """Off the loop."""
+    def _columns(self, part: int) -> CscColumns:
         found = self._kept.get(part)
         if found is None:
             rows = self._data.slice(*self._turns.part_rows(part))
@@ -50,17 +50,10 @@ class ColumnParts:
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnPart:
     turns: BlockOrder
-    number: int
     counts: int  # rows, of this slot
     nonzeros: int  # of the whole part
-    shelf: ColumnParts
+    columns: Callable[[], CscColumns]  # to be called off the loop
+    listed: None = None  # which keys are pulled depends on the pushes
 
     def __len__(self) -> int:
         return self.counts
-
-    def columns(self) -> CscColumns:
-        return self.shelf.columns(self.number)
-
-    @property
-    def listed(self) -> None:
-        """Whether the pulled keys depend on the pushes."""

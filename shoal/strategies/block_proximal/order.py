@@ -11,6 +11,9 @@ order is shuffled in windows. A slot counts ``1 / blocks`` of its part's rows.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -31,7 +34,7 @@ class BlockOrder:
         windows = -(-blocks // (blocks - gap + 1))
         self._windows = [blocks * i // windows for i in range(windows + 1)]
         self._base = self._draw(0).permutation(blocks)
-        self._orders: dict[int, Numbers] = {}  # of the last used epochs
+        self._order = lru_cache(maxsize=3)(self._shuffled)  # of the last used epochs
 
     def iteration(self, slot: tuple[int, int]) -> int:
         return slot[0] * self.blocks + slot[1] // self.parts
@@ -44,7 +47,6 @@ class BlockOrder:
         return int(self._order(of_pass)[place])
 
     def part_rows(self, part: int) -> tuple[int, int]:
-        """From the first up to, not including, the second."""
         return self.total * part // self.parts, self.total * (part + 1) // self.parts
 
     def contents(self, of_pass: int) -> Numbers:
@@ -64,15 +66,10 @@ class BlockOrder:
         """How many rows all of these count, each named once."""
         return sum(stop - start for start, stop in map(self.span, contents.tolist()))
 
-    def _order(self, of_pass: int) -> Numbers:
-        order = self._orders.get(of_pass)
-        if order is None:
-            draw, order = self._draw(1 + of_pass), self._base.copy()
-            for start, stop in zip(self._windows, self._windows[1:], strict=False):
-                order[start:stop] = draw.permutation(order[start:stop])
-            self._orders[of_pass] = order
-            while len(self._orders) > 3:
-                del self._orders[next(iter(self._orders))]
+    def _shuffled(self, of_pass: int) -> Numbers:
+        draw, order = self._draw(1 + of_pass), self._base.copy()
+        for start, stop in pairwise(self._windows):
+            order[start:stop] = draw.permutation(order[start:stop])
         return order
 
     def _draw(self, number: int) -> np.random.Generator:

@@ -106,10 +106,9 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
             nothing.finish()
             return InflightStep(slot, None, nothing)
         local = stream.local(slot)
-        if self.in_steps:
-            return InflightStep(slot, local, stream.client.pull(TABLE, local.listed, slot=slot))
         # Used when the slots before it are pushed: that is the clock it has to be good for.
-        return InflightStep(slot, local, stream.client.pull(TABLE, local.listed, clock=clock))
+        when: dict[str, Any] = {"slot": slot} if self.in_steps else {"clock": clock}
+        return InflightStep(slot, local, stream.client.pull(TABLE, local.listed, **when))
 
     async def _push(
         self, stream: SlotStream, one: InflightStep, weights: Any, clock: int, second: InflightStep | None

@@ -331,6 +331,5 @@ def _cluster_of(job: Job, journal: JournalFile) -> Cluster:
 
 
 def open_run(start: RunStart, begin: Callable[[], None]) -> ServerRun:
-    """The run, not yet begun."""
     begin()
     return ServerRun(start.job, start.dataset, start.listener, start.folder, start.resume, start.launcher)

@@ -81,7 +81,7 @@ def test_tables_are_spread_differently() -> None:
 
 
 def test_the_placement_is_the_same_in_every_process() -> None:
-    program = "from shoal.cluster import place; print(place(3, 16, ['ann', 'bob', 'eve'], 2))"
+    program = "from shoal.cluster.placement import place; print(place(3, 16, ['ann', 'bob', 'eve'], 2))"
     answers = [
         subprocess.run(
             [sys.executable, "-c", program],

@@ -153,10 +153,8 @@ def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
     if not quota.mb:
         return
     if (size := weights_of([spec])) is None:
-        raise Invalid(
-            f"table {name!r} has no end to its keys, and group {group!r} may have {quota.mb:,} MB of weights: "
-            f"declare how many there are, shoal.Sparse(keys=...)"
-        )
+        what = f"table {name!r} has no end to its keys, and group {group!r} may have {quota.mb:,} MB of weights"
+        raise Invalid(f"{what}: declare how many there are, shoal.Sparse(keys=...)")
     used = weights_of(table.spec for table in held) or 0
     if used + size > quota.mb * limits.MB:
         raise Invalid(

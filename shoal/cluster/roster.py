@@ -253,10 +253,8 @@ class Roster:
         if starts:
             raise Invalid(f"table {name!r} like {like!r}: it is cut where that one is, leave starts out")
         if (spec.span, spec.hashed) != (model.spec.span, model.spec.hashed):
-            raise Invalid(
-                f"table {name!r} like {like!r}: they need the same keys, and that one has "
-                f"{'hashed ones' if model.spec.hashed else f'those below {model.spec.span}'}"
-            )
+            keys = "hashed ones" if model.spec.hashed else f"those below {model.spec.span}"
+            raise Invalid(f"table {name!r} like {like!r}: they need the same keys, and that one has {keys}")
         if not all(place.servers for place in model.places):
             raise Invalid(f"table {name!r} like {like!r}: parts of that one are lost, and lie nowhere")
         return model

@@ -85,10 +85,8 @@ class Rebalancer:
         effects: list[Effect] = [Tell(Leaving(seconds=of.scheduler.seconds, name=name, role=role, why=why))]
         left = len(of.roster.staying())
         if role == "server" and left < of.roster.copies:
-            effects += of.scheduler.warn(
-                f"without {name} there {'is 1 server' if left == 1 else f'are {left} servers'} for {of.roster.copies} copies, so every "
-                f"segment has {left} from now on: start another server, or what the last one of them has is lost with it"
-            )
+            what = f"without {name} every segment has {left} of {of.roster.copies} copies from now on"
+            effects += of.scheduler.warn(f"{what}: start another server, or the loss of the last copy loses data")
         return "", effects
 
     def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:

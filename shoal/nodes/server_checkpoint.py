@@ -134,9 +134,7 @@ def _without_reasons(load: Loader, place: str) -> Loader:
         try:
             return list(load(table, segments))
         except (ShoalError, OSError):
-            raise Invalid(
-                f"table {table.name!r} cannot be taken from {place}: look whether it is there on every server's host, whether servers may "
-                f"read it, and whether it is this group's and of such a table"
-            ) from None
+            what = f"table {table.name!r} cannot be taken from {place}"
+            raise Invalid(f"{what}: see that it is this group's, and that every server's host can read it") from None
 
     return loaded

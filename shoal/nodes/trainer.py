@@ -336,10 +336,10 @@ class Trainer:
         """Refuse a module that differs from the run's: it would learn nothing, or nonsense."""
         initial, start = self.worker.client.session.layout(TABLE).spec.initial, self.learner.start()
         if isinstance(initial, Given) and start is not None and start[1] != initial.about:
-            raise Invalid(
-                f"the module of {self.worker.name} is not the run's: it has {start[1]}, the run's has {initial.about}: "
-                f"see that every node makes it by the same code, from the same files, without chance"
+            what = (
+                f"the module of {self.worker.name} is not the run's: it has {start[1]}, the run's has {initial.about}"
             )
+            raise Invalid(f"{what}: see that every node makes it by the same code, from the same files, without chance")
 
     def _run(self, stream: SlotStream) -> None:
         self._streams[stream] = self.worker.start(self.strategy.run(stream))

@@ -134,10 +134,8 @@ class EventListener:
         broken = self._aside.over
         unheard = self._aside.close(_WITHIN)
         if unheard and not broken:
-            mutter(
-                f"shoal: {self._name} did not hear {unheard:,} of {self._told:,} calls: it takes too long ({self._aside.busy:.0f} s for the one "
-                f"it is at); what happened is all in run.events"
-            )
+            what = f"{self._name} missed {unheard:,} of {self._told:,} calls: it is too slow ({self._aside.busy:.0f} s for one)"
+            mutter(f"shoal: {what}; all events are in run.events")
 
     def _failed(self, error: BaseException) -> bool:
         if not isinstance(error, Exception) and self._ends_main and callable(signal.getsignal(signal.SIGINT)):

@@ -217,7 +217,5 @@ def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:
         return
     was, now = (started.rows, started.features), (dataset.train.rows, dataset.features)
     if was != now:
-        raise Invalid(
-            f"the data have changed since {path} was begun: {was[0]:,} rows of {was[1]:,} features then, "
-            f"{now[0]:,} of {now[1]:,} now: bring them back, or begin another run"
-        )
+        then = f"{was[0]:,} rows of {was[1]:,} features then, {now[0]:,} of {now[1]:,} now"
+        raise Invalid(f"the data have changed since {path} was begun: {then}: bring them back, or begin another run")

@@ -63,15 +63,11 @@ def check(job: Job, dataset: Dataset) -> Learner:
     rows = dataset.train.rows
     slots = job.slots(rows).per_pass
     if slots > limits.LEDGER_WINDOW:
-        raise Invalid(
-            f"{slots:,} slots in an epoch, at most {limits.LEDGER_WINDOW:,} are possible: "
-            f"take larger ones (--set data.batch={-(-rows // limits.LEDGER_WINDOW)})"
-        )
+        what = f"{slots:,} slots in an epoch, at most {limits.LEDGER_WINDOW:,} are possible"
+        raise Invalid(f"{what}: take larger ones (--set data.batch={-(-rows // limits.LEDGER_WINDOW)})")
     if job.has_workers and rows < job.workers:
-        raise Invalid(
-            f"{dataset.name} has {rows} rows to train on, and there are {job.workers} workers: "
-            f"take fewer (--workers {rows}), or more rows"
-        )
+        what = f"{dataset.name} has {rows} rows to train on, and there are {job.workers} workers"
+        raise Invalid(f"{what}: take fewer (--workers {rows}), or more rows")
     learner = make_judge(job, dataset.train)
     job.strategy.check_model(learner)
     learner.check(dataset.test)
@@ -90,10 +86,8 @@ def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | LocalCheckp
         known = [one.about for one in initial if isinstance(one, Given)]
     for was in known:
         if was != start[1]:
-            raise Invalid(
-                f"the module is not the one of the checkpoint: it has {start[1]}, the checkpoint's has {was}: bring its code "
-                f"back, or begin another run"
-            )
+            what = f"the module is not the one of the checkpoint: it has {start[1]}, the checkpoint's has {was}"
+            raise Invalid(f"{what}: bring its code back, or begin another run")
 
 
 def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> Table:

@@ -64,7 +64,7 @@ def test_an_on_event_that_sleeps_for_minutes_holds_up_nothing(strategy: str, tmp
     assert ran.returncode == 0, ran.stderr
     events = is_whole(tmp_path / "run")
     assert int(ran.stdout) == len(events)
-    assert f"on_event did not hear {len(events)} of {len(events)} calls: it takes too long" in ran.stderr
+    assert f"on_event missed {len(events)} of {len(events)} calls: it is too slow" in ran.stderr
 
 
 @pytest.mark.slow

@@ -141,6 +141,6 @@ def test_a_run_keeps_its_timing_with_its_job(tmp_path: Path, cache: Path) -> Non
 
 
 def test_a_group_goes_by_its_clusters_timing_and_may_not_set_one(cache: Path) -> None:
-    refused = pytest.raises(Invalid, match="timing is the cluster's to say")
+    refused = pytest.raises(Invalid, match="timing is set where the cluster starts")
     with shoal.local(servers=1, processes=True) as cluster, refused:
         shoal.train("rcv1-like", cluster=cluster, group="mine", timing={"scale": 2})

@@ -134,10 +134,8 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
                 f"take model.loss={SOLVED[0]!r}, and update.l2 for a penalty; or strategy 'async'"
             )
         if job.workers > self.parts:
-            raise Invalid(
-                f"{job.workers} workers and {self.parts} parts of the rows: who has none would do nothing; "
-                f"take more parts (--set strategy.parts={job.workers}), or fewer workers"
-            )
+            what = f"{job.workers} workers and {self.parts} parts of the rows: a worker without a part would do nothing"
+            raise Invalid(f"{what}; take more parts (--set strategy.parts={job.workers}), or fewer workers")
         if self.kkt_delta is not None and self.kkt_delta > rule.l1:
             what = "delta is taken off l1" if self.kkt == "nips" else "a weight with |g| above l1 must move"
             raise Invalid(

@@ -37,8 +37,7 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
     """The job of this group on the servers at ``where`` (address, run folder or cluster)."""
     if where is None or group is None:
         raise Invalid(
-            "a group of workers needs the servers of a cluster, and a name: give both, the address (--servers-at, cluster=) and the "
-            "group (--group, group=)"
+            "a group needs servers and a name: give the address (--servers-at, cluster=) and --group or group="
         )
     if not is_group(group):
         raise Invalid(f"group {group!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
@@ -48,8 +47,7 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
         raise Invalid(f"strategy {job.strategy.name!r} trains on no servers: choose sync, bounded or async for a group")
     if job.timing != Timing():
         raise Invalid(
-            "timing is the cluster's to say, since all its members use the same: leave it out here, and set it where the cluster was "
-            "started (shoal launch coordinator --set timing.scale=4)"
+            "timing is set where the cluster starts (shoal launch coordinator --set timing.scale=4): leave it out"
         )
     address = address_of(where) if isinstance(where, str) else where.address
     safety = _safety(job, address)
@@ -94,10 +92,8 @@ def check_free(address: str, group: str, safety: Safety | None = None) -> m.Stat
     if any(one.name == dealer(group) for one in view.members):
         raise Invalid(f"group {group!r} is at work at {address}: take another name, or wait for its end")
     if left := [table.name for table in view.tables if namespace(table.name) == group]:
-        raise Invalid(
-            f"group {group!r} has tables from before ({', '.join(left)}): take another name, or forget them: "
-            f"shoal groups {address} --dissolve {group}"
-        )
+        what = f"group {group!r} has tables from before ({', '.join(left)}): take another name, or forget them"
+        raise Invalid(f"{what}: shoal groups {address} --dissolve {group}")
     return standing
 
 

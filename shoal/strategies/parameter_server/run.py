@@ -140,7 +140,6 @@ class ServerRun:
         self.signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """After a pause."""
         self.signal(name, signal.SIGCONT)
 
     @property

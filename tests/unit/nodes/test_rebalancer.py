@@ -181,7 +181,7 @@ def test_with_fewer_servers_than_copies_the_sets_get_smaller_and_it_is_said(rows
     drain(ship, "server-0")
     ship.until(lambda: server.end == "released")
     assert held(ship) == {"server-1": sum(held(ship).values())} and not held(ship, 1)
-    assert any("there is 1 server for 2 copies" in one.what for one in ship.all(Warned))
+    assert any("every segment has 1 of 2 copies" in one.what for one in ship.all(Warned))
     ship.home()
 
 

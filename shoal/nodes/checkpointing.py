@@ -95,7 +95,7 @@ class CheckpointWriter:
         self._last = (-1, -1)  # generation and steps of the last one
         self._numbers: dict[int, int] = {}  # by steps
         self._losses: dict[int, float] = {}
-        self._askers: list[tuple[str, int]] = []  # who is answered when the next one is saved
+        self._waiting: list[tuple[str, int]] = []  # who is answered when the next one is saved
 
     @property
     def is_under_way(self) -> bool:
@@ -106,23 +106,23 @@ class CheckpointWriter:
     def newest(self) -> str:
         return str(checkpoint.folder_of(self.root, self.saved)) if self.saved else ""
 
-    def save(self, asker: str, request: int) -> list[Effect]:
+    def save(self, sender: str, request: int) -> list[Effect]:
         if not self.has_folder:
-            return [Send(asker, m.Refusal(request, "setting", _NO_FOLDER))]
-        if (asker, request) in self._askers:
-            return [Send(asker, m.PushHeld(request, "the checkpoint that is being written"))]
-        self._askers.append((asker, request))
+            return [Send(sender, m.Refusal(request, "setting", _NO_FOLDER))]
+        if (sender, request) in self._waiting:
+            return [Send(sender, m.PushHeld(request, "the checkpoint that is being written"))]
+        self._waiting.append((sender, request))
         self.soon()
         return []
 
     def _answer(self) -> list[Effect]:
         if self._wanted or self._try is not None:
             return []
-        askers, self._askers = self._askers, []
+        waiting, self._waiting = self._waiting, []
         if not self.trouble:
-            return [Send(name, m.Done(request)) for name, request in askers]
+            return [Send(name, m.Done(request)) for name, request in waiting]
         why = f"no checkpoint was saved: {self.trouble}; mend that, and save again"
-        return [Send(name, m.Refusal(request, "disk", why)) for name, request in askers]
+        return [Send(name, m.Refusal(request, "disk", why)) for name, request in waiting]
 
     def soon(self) -> None:
         self._wanted, self._not_before = True, 0
@@ -168,18 +168,18 @@ class CheckpointWriter:
             return self._fail(now, one, f"{late} wrote nothing for {self.timing.snap_within / limits.SECOND:g} s")
         return self._ask(now, one) if now - one.asked >= self.timing.snap_again else []
 
-    def snapped(self, now: int, sender: str, told: m.Snapped) -> list[Effect]:
+    def snapped(self, now: int, sender: str, snapped: m.Snapped) -> list[Effect]:
         one = self._try
-        if one is None or one.view is None or told.number != one.number or one.finishing:
+        if one is None or one.view is None or snapped.number != one.number or one.finishing:
             return []
-        if (sender, told.incarnation) not in one.owners.values():
+        if (sender, snapped.incarnation) not in one.owners.values():
             return []
-        if told.error.startswith(LATE):
-            return self._again(now, one, f"{sender} was asked {told.error}")
-        if told.error:
-            return self._fail(now, one, f"{sender} {told.error}")
-        for written in told.written:
-            if one.owners.get((written.table, written.segment)) == (sender, told.incarnation):
+        if snapped.error.startswith(LATE):
+            return self._again(now, one, f"{sender} was asked {snapped.error}")
+        if snapped.error:
+            return self._fail(now, one, f"{sender} {snapped.error}")
+        for written in snapped.written:
+            if one.owners.get((written.table, written.segment)) == (sender, snapped.incarnation):
                 one.written.setdefault((written.table, written.segment), written)
                 one.heard = now
         return []

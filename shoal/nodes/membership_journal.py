@@ -42,22 +42,22 @@ _SAME = ("term", "number", "generation", "incarnations", "tables_made", "retired
 
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
-    kept = MembershipRecord(
+    record = MembershipRecord(
         people=[(person.member, person.token) for person in roster.people.values()],
         tables=list(roster.tables.values()),
         changes=list(changes),
         groups=list(roster.groups.values()),
         **{name: getattr(roster, name) for name in _SAME},
     )
-    return msgspec.msgpack.encode(kept)
+    return msgspec.msgpack.encode(record)
 
 
-def replay(roster: Roster, kept: MembershipRecord) -> None:
+def replay(roster: Roster, record: MembershipRecord) -> None:
     for name in _SAME:
-        setattr(roster, name, getattr(kept, name))
-    roster.people = {member.name: MemberRecord(member, token, 0) for member, token in kept.people}
-    roster.tables = {placed.name: placed for placed in kept.tables}
-    roster.groups = {group.name: group for group in kept.groups}
+        setattr(roster, name, getattr(record, name))
+    roster.people = {member.name: MemberRecord(member, token, 0) for member, token in record.people}
+    roster.tables = {placed.name: placed for placed in record.tables}
+    roster.groups = {group.name: group for group in record.groups}
 
 
 def split(records: Iterable[bytes]) -> tuple[MembershipRecord | None, list[Line]]:
@@ -86,5 +86,7 @@ def afresh(records: Iterable[bytes]) -> list[bytes]:
     old, _ = split(records)
     if old is None:
         return []
-    kept = MembershipRecord(old.term, old.number, old.generation, old.incarnations, old.tables_made, timing=old.timing)
-    return [msgspec.msgpack.encode(kept)]
+    record = MembershipRecord(
+        old.term, old.number, old.generation, old.incarnations, old.tables_made, timing=old.timing
+    )
+    return [msgspec.msgpack.encode(record)]

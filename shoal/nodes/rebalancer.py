@@ -104,7 +104,7 @@ class Rebalancer:
         done = [one for one, since in self._asked.items() if since <= view]
         for one in done:
             del self._asked[one]
-        return [Send(asker, m.Done(request)) for asker, request in done]
+        return [Send(sender, m.Done(request)) for sender, request in done]
 
     def full(self, now: int, taken: Sequence[NewReplica], of: Coordinator) -> list[Effect]:
         effects: list[Effect] = []

@@ -224,9 +224,9 @@ class Server:
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
         if isinstance(request, m.TableStatusRequest):
-            told = holding.status(request)
-            told.facts.update(self.also(), **self.handles.facts())
-            return [Send(event.sender, told)]
+            status = holding.status(request)
+            status.facts.update(self.also(), **self.handles.facts())
+            return [Send(event.sender, status)]
         assert holding.primary is not None
         if isinstance(request, m.Call):
             within = self.member.timing.question
@@ -258,16 +258,16 @@ class Server:
 
     def _park(self, now: int, sender: str, park: m.Park) -> HandlerResult:
         """No worker waits for this one any more; answered when all replicas know it."""
-        parts = [holding.primary for holding in self.tables.values() if holding.primary is not None]
-        left = [len(parts)]
+        primaries = [holding.primary for holding in self.tables.values() if holding.primary is not None]
+        left = [len(primaries)]
 
         def parked(now: int) -> HandlerResult:
             left[0] -= 1
             return HandlerResult() if left[0] else HandlerResult([Send(sender, m.Done(park.request))])
 
-        outcome = HandlerResult() if parts else HandlerResult([Send(sender, m.Done(park.request))])
-        for part in parts:
-            outcome += part.park(now, park.incarnation, park.spell, parked)
+        outcome = HandlerResult() if primaries else HandlerResult([Send(sender, m.Done(park.request))])
+        for primary in primaries:
+            outcome += primary.park(now, park.incarnation, park.spell, parked)
         return outcome
 
     def _not_for_us(self, sender: str, request: Request) -> m.Message | None:

@@ -29,7 +29,7 @@ Change = m.Create | m.Drop | m.Delay | Allow | Dissolve
 class TableChange:
     """A change of tables that is not yet known to every server."""
 
-    asker: str
+    sender: str
     request: int
     view: int
     table: str  # empty: nothing to undo
@@ -45,10 +45,10 @@ class TableAdmin:
     @property
     def done(self) -> list[tuple[str, int, int]]:
         """The last ones: by whom, by which request, and of which table."""
-        return [(asker, request, number) for (asker, request), number in self._changes.items()]
+        return [(sender, request, number) for (sender, request), number in self._changes.items()]
 
     def replay(self, changes: Iterable[tuple[str, int, int]]) -> None:
-        self._changes = {(asker, request): number for asker, request, number in changes}
+        self._changes = {(sender, request): number for sender, request, number in changes}
 
     def cannot_write(self, why: str, of: Coordinator) -> list[Effect]:
         """The journal refuses: new tables are not made; those of an earlier process stay."""
@@ -57,10 +57,10 @@ class TableAdmin:
         new = [one for one in self._settling if one.table and one.view > of.view.number and one.number not in known]
         for one in new:
             self._settling.remove(one)
-            del self._changes[one.asker, one.request]
+            del self._changes[one.sender, one.request]
             if one.table in of.roster.tables:
                 of.roster.drop(one.table)
-            effects.append(Send(one.asker, m.Refusal(one.request, "full", why)))
+            effects.append(Send(one.sender, m.Refusal(one.request, "full", why)))
         return effects
 
     def change(self, sender: str, change: Change, of: Coordinator) -> list[Effect]:
@@ -70,7 +70,7 @@ class TableAdmin:
             return [Send(sender, m.Refusal(change.request, "setting", why))]
         if asked in self._answered:
             return [Send(sender, self._answered[asked])]
-        if any((one.asker, one.request) == asked for one in self._settling):
+        if any((one.sender, one.request) == asked for one in self._settling):
             return [Send(sender, m.PushHeld(change.request, self._waits_for(of)))]
         if (number := self._changes.get(asked)) is not None:  # a former life of ours did it
             table = next((one.name for one in of.roster.tables.values() if one.number == number), "")
@@ -114,8 +114,8 @@ class TableAdmin:
         effects: list[Effect] = []
         for one in [one for one in self._settling if one.view <= seen]:
             self._settling.remove(one)
-            effects += [Send(one.asker, of.view)]
-            effects += self._answer(one.asker, one.request, m.Done(one.request))
+            effects += [Send(one.sender, of.view)]
+            effects += self._answer(one.sender, one.request, m.Done(one.request))
         return effects
 
     def undo(self, number: int, reason: str, of: Coordinator) -> list[Effect]:
@@ -127,8 +127,8 @@ class TableAdmin:
             self._settling.remove(one)
             if one.table in of.roster.tables and of.roster.tables[one.table].number == number:
                 of.roster.drop(one.table)
-            self._answered[one.asker, one.request] = m.Refusal(one.request, "table", reason)
-            self._settling.append(TableChange(one.asker, one.request, of.roster.number, ""))
+            self._answered[one.sender, one.request] = m.Refusal(one.request, "table", reason)
+            self._settling.append(TableChange(one.sender, one.request, of.roster.number, ""))
         return []
 
     def _answer(self, to: str, request: int, answer: m.Message) -> list[Effect]:

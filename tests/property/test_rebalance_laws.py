@@ -186,12 +186,12 @@ def test_who_is_only_a_little_above_the_mean_keeps_what_it_has() -> None:
 def test_a_segment_that_alone_is_above_the_mean_is_split_where_its_load_is_halved() -> None:
     table = table_of(1, [("ann",), ("ann",), ("bob",), ("bob",)])
     loads = {1: {0: 90_000.0, 1: 10.0, 2: 100.0, 3: 50.0}}
-    middle = split([table], ["ann", "bob"], loads)
+    middle = split([table], ["ann", "bob"], loads, {})
     assert middle is not None and (middle.segment, middle.at) == (0, SPAN // 8)
     told = split([table], ["ann", "bob"], loads, {1: {0: 17}})
     assert told is not None and told.at == 17
     assert split([table], ["ann", "bob"], loads, {1: {0: 0}}) is None  # one key has it all: it cannot be two
-    assert split([table], ["ann", "bob"], loads, under_way=[(1, 3)]) is None
+    assert split([table], ["ann", "bob"], loads, {}, under_way=[(1, 3)]) is None
 
 
 def test_only_so_much_is_on_its_way_between_two_servers() -> None:

@@ -136,7 +136,7 @@ def test_servers_look_into_no_folder_that_a_group_names_but_checkpoints(folder: 
     roster = Roster()
     roster.join(0, "b/ann", "client", "t.0", "", 1, "b")
     roster.join(0, "operator", "client", "t.0", "", 2)
-    with pytest.raises(Invalid, match="that of a checkpoint"):
+    with pytest.raises(Invalid, match="the folder of a checkpoint"):
         groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=8), origin=folder))
     groups.check_change(roster, "operator", m.Create(1, "w", Dense(rows=8), origin=folder))
     groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=8), origin="/runs/b/checkpoints/00000001"))

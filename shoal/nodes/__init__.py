@@ -12,4 +12,4 @@ PUBLIC = (
     "batches", "checkpointing", "coordinator", "drainable", "evaluator", "factory", "journal", "loop",
     "membership_journal", "scheduler", "scheduler_journal", "scheduler_node", "server", "strategy",
     "time_accounting", "trainer", "worker",
-)  # for other packages  # fmt: skip
+)  # fmt: skip

@@ -36,7 +36,7 @@ class BatchCache:
         self._there = Localiser(data.features)  # for the compute thread
         self._kept: dict[int, Local] = {}  # by content
         self._ready: dict[int, Local] = {}  # there is no room to keep these: for one use
-        self._order = lru_cache(maxsize=_ORDERS)(slots.contents)  # by epoch: the contents of its slots
+        self._order = lru_cache(maxsize=_ORDERS)(slots.contents)  # by epoch
         self._working: Task | None = None
         self._per_slot = max(1, data.nonzeros * slots.batch // max(1, data.rows))  # mean nonzeros
 

@@ -203,7 +203,7 @@ class Coordinator:
                 return self.changing.change(sender, message, self)
             case GroupProcessEnded() if groups.ended(self.roster, sender, message):
                 return self._remove(now, message.name, message.why, died=True)
-            case m.Refusal(0, "key", why) if sender in self.roster.people:  # our own transport refuses its key
+            case m.Refusal(0, "key", why) if sender in self.roster.people:  # by our own door
                 return self._remove(now, sender, why[:_WHY], died=True)
             case m.Want() | m.EvaluationReady():
                 return self._train(now, sender, message)
@@ -410,7 +410,7 @@ class PublicInfo:
             if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Shared | Spans):
                 self._number += 1
                 event = effect.event
-                if isinstance(event, Evaluated):  # it has a line for each worker: an observer needs none
+                if isinstance(event, Evaluated):  # an observer needs no line for each worker
                     event = msgspec.structs.replace(event, each={})
                 self._events.append(event)
 

@@ -92,7 +92,7 @@ class DrainableNode:
                 self._ends("dismissed", why)
             case m.Refusal(0, _, why) if self.member.joined and self.asks:
                 self.stays = why
-            case m.Refusal(0, kind, why) if not self.member.joined and kind != "full":  # a full disk may get room
+            case m.Refusal(0, kind, why) if not self.member.joined and kind != "full":
                 self._ends("refused", why)
 
     def _ends(self, end: End, why: str) -> None:

@@ -199,7 +199,7 @@ class Rebalancer:
         if any(one.why == "load" for one in begun):
             loads.traded()
         self._note(now, begun, of)
-        self._waits = len(begun) < len(wanted)  # a target has not shown yet that it dropped what it had
+        self._waits = len(begun) < len(wanted)  # a target has not dropped what it had
         if self._waits:
             self._again = now + roster.timing.heartbeat
         self._planned = self._state(of)

@@ -564,7 +564,7 @@ class Scheduler:
 
     def summary(self, said: list[Said] | None = None) -> RunSummary:
         asked, between = self.evaluations, self._reports.between
-        since = between.examples, between.loss if math.isfinite(between.loss) else None  # no infinity in JSON
+        since = between.examples, between.loss if math.isfinite(between.loss) else None
         return RunSummary(
             generation=self.generation,
             begun=self.begun,

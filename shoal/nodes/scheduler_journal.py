@@ -53,9 +53,9 @@ class LossTally:
 
 @dataclass(slots=True)
 class TrafficTotals:
-    """Bytes of all workers there ever were."""
+    """Bytes of all workers there ever were, by incarnation."""
 
-    traffic: dict[int, tuple[int, int]] = field(default_factory=dict)  # by incarnation; 0: earlier ones
+    traffic: dict[int, tuple[int, int]] = field(default_factory=dict)  # 0: earlier ones
     filtered: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # in and out of each
     left: dict[int, tuple[float, float]] = field(default_factory=dict)  # for later, and lost of it
 

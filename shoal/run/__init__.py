@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from shoal.run.run import execute as execute
     from shoal.run.run import train as train
 
-PUBLIC = ("finished", "folder", "resume", "run")  # for other packages
+PUBLIC = ("finished", "folder", "resume", "run")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,4 +7,4 @@ stop_rules    ``StopRules`` of a job, and ``StopDecision`` as the run goes on
 stragglers    ``AutoDelay`` and ``SpeculativeCopies``
 """
 
-PUBLIC = ("evaluations", "intervals", "slot_queue", "stop_rules", "stragglers")  # for other packages
+PUBLIC = ("evaluations", "intervals", "slot_queue", "stop_rules", "stragglers")

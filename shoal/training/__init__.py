@@ -8,4 +8,4 @@ one_core            OneCore: the compiled loop of a linear model on one core
 preflight           checks before a run begins
 """
 
-PUBLIC = ("local_checkpoint", "local_model", "one_core", "preflight", "run", "tracker")  # for other packages
+PUBLIC = ("local_checkpoint", "local_model", "one_core", "preflight", "run", "tracker")

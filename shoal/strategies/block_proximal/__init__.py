@@ -2,4 +2,4 @@
 
 from shoal.strategies.block_proximal.algorithm import BlockProximal as BlockProximal
 
-PUBLIC = ("algorithm", "order")  # for other packages
+PUBLIC = ("algorithm", "order")

@@ -4,4 +4,4 @@ from shoal.strategies.parameter_server.algorithm import Async as Async
 from shoal.strategies.parameter_server.algorithm import Bounded as Bounded
 from shoal.strategies.parameter_server.algorithm import Sync as Sync
 
-PUBLIC = ("algorithm", "group_cluster", "run")  # for other packages
+PUBLIC = ("algorithm", "group_cluster", "run")

@@ -92,12 +92,14 @@ _HOME = {name: module for module, names in _WHERE.items() for name in names.spli
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = _imported(_HOME[name], name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+if not TYPE_CHECKING:  # with it, mypy would accept any name and any module of this package
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            value = _imported(_HOME[name], name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
 
 
 def _imported(module: str, name: str) -> Any:

@@ -13,6 +13,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class PeerLocalModel:
         self._slots, self._width = slots, learner.width
         self.size = learner.keys * learner.width
         self._shadow = self._flat()
-        self._order: tuple[int, Ids] = (-1, np.empty(0, np.int64))  # an epoch, and its contents
+        self._contents = lru_cache(1)(slots.contents)  # of one epoch
         self._since: list[Ids] = []  # contents that were learned since the last ``take``
 
     def run(self, slots: Sequence[tuple[int, int]]) -> tuple[float, int]:
@@ -94,8 +95,3 @@ class PeerLocalModel:
 
     def _flat(self) -> Floats:
         return np.ascontiguousarray(self._core.slab[:, : self._width]).reshape(-1).copy()
-
-    def _contents(self, of_pass: int) -> Ids:
-        if self._order[0] != of_pass:
-            self._order = (of_pass, self._slots.contents(of_pass))
-        return self._order[1]

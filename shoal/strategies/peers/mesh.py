@@ -67,21 +67,18 @@ class Mesh:
         self.heard[me.life] = 0
         self.members = {one.life: PeerMember(one, -1, True, patient=True, knows=True) for one in founders if one != me}
         self.greeting: p.PeerGreeting | None = None  # what a newcomer was answered
-        self._newcomer = None if through is None else Newcomer(list(through), timing)
+        self.newcomer = Newcomer(me.life, list(through or ()), timing)
         self.has_model = through is None
         self._leaves = False
         self.donor = SnapshotServer()
         self._given_numbers: dict[str, int] = {}  # to newcomers, by their token
         self._beat, self._dead_after = timing.heartbeat, timing.dead
-        self._begun = self._last = self._woke = -1
+        self.begun = self._last = self._woke = -1
         self._next_beat = self._next_check = self._confirmed_at = 0
         self._answered_at = 0  # when a newcomer was answered
         self._unconfirmed = 0  # words that arrived since we last said what we have heard
         self._partitions = PartitionMerge(timing.called)
         self._living: list[p.Peer] | None = None  # cache; None: it changed
-        self._known: tuple[tuple[object, ...], bool] = ((), False)  # cache of _all_know_gone
-
-    # ------------------------------------------------------------ what its owner may ask
 
     @property
     def heard(self) -> dict[str, int]:
@@ -98,8 +95,7 @@ class Mesh:
 
     @property
     def leads(self) -> str:
-        living = self.living
-        return living[0].life if living else ""
+        return next((one.life for one in self.living), "")
 
     @property
     def may_begin_to_lead(self) -> bool:
@@ -107,10 +103,8 @@ class Mesh:
 
         All others know that we have a model, and all lives that are gone are closed.
         """
-        for life, one in self.members.items():
-            if not one.knows or one.heard.get(life, 0) > self.heard.get(life, 0):
-                return False
-        return all(map(self.is_closed, self.gone))
+        heard = all(one.heard.get(life, 0) <= self.heard.get(life, 0) for life, one in self.members.items())
+        return heard and all(one.knows for one in self.members.values()) and all(map(self.is_closed, self.gone))
 
     @property
     def is_met(self) -> bool:
@@ -128,13 +122,8 @@ class Mesh:
     @property
     def is_quiet(self) -> bool:
         """Every member has heard exactly what we have heard."""
-        ours = self.heard
-        for one in self.members.values():
-            if any(one.heard.get(life, 0) < number for life, number in ours.items()):
-                return False
-            if any(number > ours.get(life, 0) for life, number in one.heard.items()):
-                return False
-        return True
+        ours = {life: number for life, number in self.heard.items() if number}
+        return all(one.heard == ours for one in self.members.values())
 
     def is_closed(self, life: str) -> bool:
         """Nothing more of it can arrive: all know that it is gone, none has heard more of it."""
@@ -144,20 +133,16 @@ class Mesh:
 
     def _all_know_gone(self) -> bool:
         """A member that does not know might still accept a word that one of the gone relays."""
-        # Asked after every event. What a life knows only grows, so sizes say whether it changed.
-        sizes = (len(self.gone), *((life, len(one.gone)) for life, one in self.members.items()))
-        if sizes != self._known[0]:
-            gone = frozenset(self.gone)
-            self._known = sizes, all(gone <= one.gone for one in self.members.values())
-        return self._known[1]
+        return all(len(one.gone) == len(self.gone) for one in self.members.values())
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """A newcomer that does not know yet who is here."""
+        return not self.has_model and self.greeting is None
 
     @property
     def _others(self) -> list[dict[str, int]]:
         return [one.heard for one in self.members.values()]
-
-    def take_model(self) -> tuple[bytes, Array] | None:
-        """A newcomer's model, once; words that are delivered from now on follow it."""
-        return self._newcomer.take() if self._newcomer is not None else None
 
     def give(self, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
         """Our model for a newcomer, with what had been heard (and is in it) when it was copied."""
@@ -177,8 +162,7 @@ class Mesh:
 
     def publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         self._leaves |= isinstance(word, p.PeerLeaving)  # then the others may well hold us for gone
-        number = self.heard[self.me.life] + 1
-        after = self._after(word)
+        number, after = self.heard[self.me.life] + 1, self._after(word)
         self.broadcast.take(now, Delivery(self.me.life, number, word, arrays, after))
         heard: p.Heard = {}  # it grows with the number of peers, so it is not in every message
         if now - self._confirmed_at >= self._beat or self._unconfirmed >= _UNCONFIRMED * len(self.members):
@@ -199,7 +183,7 @@ class Mesh:
         return {}
 
     def _on_relay(self, now: int, sender: str, relay: p.Relay, arrays: Arrays) -> list[Effect]:
-        if self.evicted or (self._newcomer is not None and self.greeting is None):
+        if self.evicted or self._is_unanswered:
             return []
         if sender in self.gone:
             return self._tell_gone(now, sender)
@@ -225,8 +209,7 @@ class Mesh:
         one.learn(heard)
         if not self.has_model or not one.has_model:
             return []
-        effects: list[Effect] = []
-        size = 0
+        effects, size = list[Effect](), 0
         for kept in self.broadcast.lacking(one.heard):
             word = kept.delivery
             if kept.may_send(now, one.peer.life, self._turn(word.origin, word.number), self.timing):
@@ -241,17 +224,12 @@ class Mesh:
         """How many waits pass before we resend: the sender is first, then others."""
         if origin == self.me.life:
             return 1
-        before = [
-            one
-            for one in self.members.values()
-            if one.has_model and one.heard.get(origin, 0) >= number and rank(one.peer) < rank(self.me)
-        ]
-        return len(before) + (0 if origin in self.gone else 4)
+        have = [one.peer for one in self.members.values() if one.has_model and one.heard.get(origin, 0) >= number]
+        return sum(rank(peer) < rank(self.me) for peer in have) + (0 if origin in self.gone else 4)
 
     # ------------------------------------------------------------ events
 
-    def handle(self, now: int, event: Event) -> list[Effect] | None:
-        """The effects of this event; None if it is not for the mesh."""
+    def handle(self, now: int, event: Event) -> list[Effect]:
         self._check_sleep(now)
         match event:
             case Tick():
@@ -267,19 +245,18 @@ class Mesh:
             case Received(_, p.Fetch() as fetch):
                 known = self.has_model and fetch.life in self.members and not self.evicted
                 return self.donor.fetch(fetch.life, fetch.request, fetch.piece) if known else []
-            case Received(sender, p.ModelPiece() as piece, arrays) if self._newcomer is not None and not self.has_model:
-                if sender not in self.members or self.evicted:
-                    return []
-                return self._newcomer.piece(now, self.me.life, sender, piece, arrays) + self._adopt_model(now)
-        return None
+            case Received(sender, p.ModelPiece() as piece, arrays) if not self.has_model:
+                known = sender in self.members and not self.evicted
+                return self.newcomer.piece(now, sender, piece, arrays) + self._adopt_model(now) if known else []
+        return []
 
     def _tick(self, now: int) -> list[Effect]:
         if self.evicted:
             self._next_beat = self._next_check = now + self._dead_after
             return []
         effects: list[Effect] = []
-        if self._begun < 0:
-            self._begun = now
+        if self.begun < 0:
+            self.begun = now
             for one in self.members.values():
                 one.since = now
                 effects.append(Connect(one.peer.life, one.peer.address, mutual=True))
@@ -292,7 +269,7 @@ class Mesh:
 
     def _check_sleep(self, now: int) -> None:
         """If we slept, nobody was silent as far as we know; and who held us for gone was right."""
-        if self._begun >= 0 and now - self._last > self._dead_after // 2:
+        if self.begun >= 0 and now - self._last > self._dead_after // 2:
             self._woke = now
             for one in self.members.values():
                 one.since = now
@@ -311,18 +288,13 @@ class Mesh:
                     effects += self.mark_gone(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
         self.broadcast.forget(self._others)
         if self.has_model:
-            effects += self._partitions.call(now, 4 * self._period, self._beat_now())
-        else:
-            effects += self._join(now)
-            self._check_lost(now, 2 * patience)
-        return effects
-
-    def _check_lost(self, now: int, patience: int) -> None:
-        """A newcomer that hears no peer with a model asks all known peers again."""
+            return effects + self._partitions.call(now, 4 * self._period, self._beat_now())
+        effects += self._join(now)
         heard = max((one.since for one in self.members.values() if one.has_model), default=self._answered_at)
-        if self.greeting is not None and self.members and not self.has_model and now - heard > patience:
-            lost = [*self.greeting.peers, *self._partitions.lost]
+        if self.greeting is not None and self.members and not self.has_model and now - heard > 2 * patience:
+            lost = [*self.greeting.peers, *self._partitions.lost]  # it asks them all again
             self._give_way("no peer with a model was heard from for too long", lost)
+        return effects
 
     @property
     def _period(self) -> int:
@@ -351,7 +323,7 @@ class Mesh:
 
     def _on_beat(self, now: int, beat: p.Beat) -> list[Effect]:
         life = beat.me.life
-        if self.evicted or life == self.me.life or (self._newcomer is not None and self.greeting is None):
+        if self.evicted or life == self.me.life or self._is_unanswered:
             return []
         if is_over(self.gone.get(life)):
             return self._tell_gone(now, life)  # also if it holds us for gone: it has ended
@@ -371,14 +343,12 @@ class Mesh:
         if not one.met:  # it waits for a beat that lists it
             effects.append(Send(life, self._beat_now()))
         one.met, one.since = True, now
-        if beat.filled and not one.has_model:
-            one.has_model, self._living = True, None
         lists_me = any(peer.life == self.me.life for peer in beat.peers)
         one.lists_me |= lists_me
         one.knows |= lists_me and self.me.life not in beat.new
         one.gone.update(gone for gone in beat.gone if gone in self.gone)
         if beat.filled:
-            one.copied = beat.copied
+            one.has_model, one.copied, self._living = True, beat.copied, None
             self.donor.done(life)
         effects += self._send_lacking(now, one, beat.heard)
         if self._is_cut_short(one) and self._partitions.is_sure(now, life, self._beat // 2):
@@ -408,13 +378,11 @@ class Mesh:
     def _enter(self, now: int, found: Sequence[p.Peer]) -> list[Effect]:
         effects: list[Effect] = []
         for peer in found:
-            full = len(self.members) + 1 >= limits.PEERS
             known = peer.life == self.me.life or peer.life in self.members or peer.life in self.gone
-            if known or full or not is_valid(peer):
-                continue
-            self.members[peer.life] = PeerMember(peer, now)
-            self.counts["entered"] += 1
-            effects.append(Connect(peer.life, peer.address, mutual=True))
+            if not known and len(self.members) + 1 < limits.PEERS and is_valid(peer):
+                self.members[peer.life] = PeerMember(peer, now)
+                self.counts["entered"] += 1
+                effects.append(Connect(peer.life, peer.address, mutual=True))
         return effects
 
     def _mark_all_gone(self, now: int, gone: Mapping[str, str]) -> list[Effect]:
@@ -433,8 +401,8 @@ class Mesh:
         # must arrive again, from one that lives.
         for origin in self.gone:
             self.broadcast.drop_early(origin)
-        if self._newcomer is not None and not self.has_model:
-            self._newcomer.lost(life)
+        if not self.has_model:
+            self.newcomer.lost(life)
         one = self.members.pop(life, None)
         if one is None:
             return []
@@ -503,28 +471,21 @@ class Mesh:
         return given[newcomer]
 
     def _on_greeting(self, now: int, greeting: p.PeerGreeting) -> list[Effect]:
-        answered = self.greeting is not None and bool(self.members)
-        if self._newcomer is None or self.has_model or answered or self.evicted:
+        if self.has_model or (self.greeting is not None and self.members) or self.evicted:
             return []
         self.greeting, self._answered_at = greeting, now
         if self.me.life in greeting.gone:
             self._give_way(greeting.gone[self.me.life], greeting.peers)
             return []
-        effects = self._newcomer.answered() + self._mark_all_gone(now, greeting.gone) + self._enter(now, greeting.peers)
-        for peer in greeting.lost:
-            effects.append(self._partitions.lose(now, peer))
-        return effects + self._beat_all(now)
+        effects = self.newcomer.answered() + self._mark_all_gone(now, greeting.gone) + self._enter(now, greeting.peers)
+        return [*effects, *(self._partitions.lose(now, peer) for peer in greeting.lost), *self._beat_all(now)]
 
     def _join(self, now: int) -> list[Effect]:
-        if self._newcomer is None or self.has_model:
-            return []
-        return self._newcomer.tick(now, self.me.life, self.members) + self._adopt_model(now)
+        return [] if self.has_model else self.newcomer.tick(now, self.members) + self._adopt_model(now)
 
     def _adopt_model(self, now: int) -> list[Effect]:
         """Use the copied model, if no death can take its words from the others."""
-        newcomer = self._newcomer
-        version = newcomer.ready(self.members) if newcomer is not None and not self.has_model else None
-        if version is None:
+        if self.has_model or (version := self.newcomer.ready(self.members)) is None:
             return []
         self.has_model, self._living = True, None
         self.broadcast.begin_at(now, {self.me.life: 0, **version})

@@ -64,8 +64,6 @@ class PeerRun(TrackedRun):
         self._reminders = 0
         self._to_copy: deque[p.EvaluationDone] = deque()
 
-    # ------------------------------------------------------------ start and end
-
     def __enter__(self) -> PeerRun:
         self.observer = PeerObserver(self._workers.open_observer())
         try:
@@ -86,8 +84,6 @@ class PeerRun(TrackedRun):
         finally:
             self.observer.close()
             super().close()
-
-    # ------------------------------------------------------------ workers
 
     @property
     def pids(self) -> dict[str, int]:
@@ -117,8 +113,6 @@ class PeerRun(TrackedRun):
 
     def signal(self, name: str, number: int) -> None:
         self._workers.pool.signal(name, number)
-
-    # ------------------------------------------------------------ watching
 
     def interrupted(self) -> RunResult:
         """End the run now: the peers get a few seconds to finish, and evaluate the model."""
@@ -173,10 +167,7 @@ class PeerRun(TrackedRun):
         self._silent_since, self._reminders = math.inf, 0
         self.observer.meet(status.peers)
         for life, why in status.gone.items():
-            if is_over(why):
-                self.observer.forget(life)
-            else:
-                self.observer.doubt(life)
+            (self.observer.forget if is_over(why) else self.observer.doubt)(life)
         lead = self.events.lead
         self._to_copy += self.events.update(status)
         if lead != self.events.lead:
@@ -249,8 +240,6 @@ class PeerRun(TrackedRun):
         if self._lives():
             self.tracker.warn("cannot keep the run: no peer sent its model in time")
         return None
-
-    # ------------------------------------------------------------ details
 
     def _has_ended(self, life: str) -> bool:
         return life in self.events.gone or life in [self._workers.peers[name].life for name, _ in self._ends]

@@ -48,8 +48,8 @@ def copied_before_entered() -> Any:
     """A newcomer copies a model before all keep for it what they hear."""
     real = Newcomer._choose
 
-    def choose(self: Newcomer, now: int, me: str, members: Mapping[str, PeerMember]) -> bool:
-        return real(self, now, me, {life: one for life, one in members.items() if one.lists_me})
+    def choose(self: Newcomer, now: int, members: Mapping[str, PeerMember]) -> bool:
+        return real(self, now, {life: one for life, one in members.items() if one.lists_me})
 
     return mock.patch.object(Newcomer, "_choose", choose)
 

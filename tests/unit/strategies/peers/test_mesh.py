@@ -399,11 +399,11 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
                 handed += 1
     room.wait(2)
     assert handed == 1
-    given = mesh.take_model()
+    given = mesh.newcomer.take()
     assert given is not None
     state, flat = given
     assert state == b"state"
-    assert mesh.take_model() is None
+    assert mesh.newcomer.take() is None
     assert sorted([*np.flatnonzero(flat).tolist(), *room.slots("w9")]) == list(range(40))
     assert mesh.is_quiet
     assert [one.life for one in room.meshes["w0"].living] == ["w0", "w1", "w2", "w9"]
@@ -457,7 +457,6 @@ def copied_at(room: Room, number: int, version: p.Heard) -> Mesh:
 def meet(room: Room) -> None:
     for one in room.meshes.values():
         one._enter(room.now, [other.me for other in room.meshes.values()])
-        one._newcomer = None
     for one in room.meshes.values():
         for member in one.members.values():
             member.has_model = member.lists_me = True
@@ -528,7 +527,7 @@ def test_a_model_in_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     mesh = joined(room, 9)
     room.wait(1)
     room.do("w0", room.meshes["w0"].give("w9", b"x", np.arange(8, dtype=np.float32), room.meshes["w0"].heard.copy()))
-    assert mesh.take_model() is not None or mesh.has_model
+    assert mesh.newcomer.take() is not None or mesh.has_model
     pieces = [message.piece for _, _, message in room.seen if isinstance(message, p.ModelPiece)]
     assert pieces == [0, 1, 2]
 
@@ -711,7 +710,7 @@ def test_each_that_comes_gets_a_number_of_its_own_however_many_come_at_once() ->
 
 
 def test_what_is_not_the_meshs_is_left_to_its_holder() -> None:
-    assert Room(1).meshes["w0"].handle(SECOND, Received("home", p.Watch(1))) is None
+    assert Room(1).meshes["w0"].handle(SECOND, Received("home", p.Watch(1))) == []
 
 
 def test_peers_are_called_at_their_addresses_and_hung_up_on_when_they_end() -> None:

@@ -304,7 +304,7 @@ class PeersScenario:
         elif peer.node.evicted:
             self._end(life, told=False)
             self.counts["rejoined"] += 1
-            self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.contacts])
+            self._join(peer.mesh.me.name, [one.life for one in peer.mesh.contacts])
 
     def _check_leads(self, peer: CountingLearner) -> None:
         for life in peer.mesh.members:

@@ -2,8 +2,8 @@
 
 The model is touched in *visits* only: one computation at a time, off the loop's thread. A visit
 adds what others changed, learns from slots, takes what that changed and makes copies, in this
-order. Learning and taking in one visit means that no change is lost in between. What was known when a
-visit began is kept with it: copies and evaluations are of exactly that moment.
+order. Learning and taking in one visit means that no change is lost in between. What was known when
+a visit began is kept with it: copies and evaluations are of exactly that moment.
 
 A visit learns for about 25 ms, or up to the rows after which it publishes. While the others are
 behind it does not publish, and what it learns is added to the next word.
@@ -112,11 +112,7 @@ def _copy_without(replica: Replica, changes: Sequence[Change]) -> Floats:
 
 
 class Pacer:
-    """Makes rows take as long as is emulated, without drift.
-
-    Time that one wait took too long is taken off the next. Where visits follow each other, the time
-    between them is part of the time that rows take.
-    """
+    """Makes rows take as long as is emulated; a wait that was too long shortens the next."""
 
     def __init__(self, pace: Slowdown, clock: Callable[[], int], wait: Callable[[float], object]) -> None:
         """``clock`` gives nanoseconds, ``wait`` takes seconds."""
@@ -168,7 +164,9 @@ class PeerCompute:
         """Publish first after a part of the rows, by our place: not all at one moment."""
         self._first = self._first or max(1, self._every_rows * (place + 1) // of)
 
-    def plan(self, *, learns: bool, may_publish: bool, must_publish: bool, weighs: bool, copies: bool) -> Visit | None:
+    def plan(
+        self, *, learns: bool, may_publish: bool = False, weighs: bool = False, copies: bool = False
+    ) -> Visit | None:
         visit = Visit(self.model, self.inbox, weigh=weighs, copy=copies)
         self.model, self.inbox = None, []
         # Slots until the changes of others are added, or until it publishes.
@@ -179,7 +177,7 @@ class PeerCompute:
         visit.run = self.todo.pop(most) if learns else []
         visit.continues = self._learned and bool(visit.run)
         rows += count(visit.run) * self._batch
-        due = must_publish or weighs or copies or (may_publish and (rows >= every or not self.todo))
+        due = not learns or weighs or copies or (may_publish and (rows >= every or not self.todo))
         visit.take = due and bool(self.unpublished.slots or visit.run)
         if visit.take and visit.run:
             self._first = self._every_rows

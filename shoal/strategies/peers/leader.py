@@ -1,9 +1,8 @@
 """The leader of a run of peers: it assigns slots, evaluates the model and ends the run.
 
 The first of the living peers leads. It decides from its run log alone, which all peers have, and
-publishes every decision: when it is gone the next peer continues from there. It begins to lead when
-it has heard every decision that another leader made or may make (``Mesh.may_begin_to_lead``), or
-two would lead at once.
+publishes every decision: when it is gone the next peer continues from there, once it has heard
+every decision that another leader made or may make (``Mesh.may_begin_to_lead``).
 
     assigning   every peer has about a second of work ahead, less towards the end, so that all
                 finish together; slots of a life that is gone are assigned again once it is closed
@@ -66,8 +65,7 @@ class PeerFacts:
 
     @property
     def per_word(self) -> int:
-        """Slots that are published at once."""
-        return max(1, -(-self.every // self.slots.batch))
+        return max(1, -(-self.every // self.slots.batch))  # slots that are published at once
 
     @property
     def limit(self) -> tuple[int, str]:
@@ -77,8 +75,7 @@ class PeerFacts:
 class Leader:
     """Whether this peer leads, what it decides then, and the clock of the run.
 
-    The clock starts when all founders are here and the initial weights are evaluated. Every peer
-    keeps it, by what it hears; it never goes back.
+    All peers keep the clock. It starts when the initial weights are evaluated, and never goes back.
     """
 
     def __init__(
@@ -225,7 +222,11 @@ class Leader:
         if self._ownership is not None:
             workers = [life for life in workers if life in log.all_owners]
         pool = self._free()
-        room = self._room(pool)
+        if self._why:
+            room = pool.within([(0, self._floor)])
+        else:
+            next_but_one = (max(self._evaluated, 0) // self._facts.evaluate + 2) * self._facts.evaluate
+            room = min(self._limit, next_but_one) - (log.next - pool.size)
         if room <= 0 or not workers:
             return []
         least = max(1, min(self._facts.per_word // _LEAST, room // len(workers)))
@@ -256,14 +257,6 @@ class Leader:
         if seen != self._seen or self._pool:
             self._pool, self._seen = self.log.free(self.is_closed), seen
         return self._pool
-
-    def _room(self, pool: Intervals) -> int:
-        if self._why:
-            return pool.within([(0, self._floor)])
-        end, every = self._limit, self._facts.evaluate
-        if every < ENDLESS:
-            end = min(end, (max(self._evaluated, 0) // every + 2) * every)
-        return end - (self.log.next - pool.size)
 
 
 def _evaluated(evaluate: Evaluate, weights: Floats) -> tuple[float, Mapping[str, float | None]]:

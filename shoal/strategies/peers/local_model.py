@@ -2,12 +2,8 @@
 
 A key is the number of a weight, counted row by row. Beside the weights lies their *shadow*: the
 weights as all other peers know them. A weight that differs from its shadow was changed here;
-``take`` returns these differences and updates the shadow. Changes of others go to both, so they are
-never published again. Of a large model of which few rows were touched, only the keys of these rows
-are compared.
-
-One thread at a time uses it. Invalid changes (keys beyond the model, arrays that do not match) are
-refused.
+``take`` returns these differences and updates the shadow. Changes of others go to both. One thread
+at a time uses it.
 """
 
 from __future__ import annotations
@@ -83,7 +79,6 @@ class PeerLocalModel:
         return self._core.slab.copy()
 
     def restore(self, slab: Floats) -> None:
-        """Start from this snapshot, which all others know."""
         if slab.size != self._core.slab.size:
             raise Invalid(f"a model of {slab.size:,} numbers, and this one has {self._core.slab.size:,}: not the same")
         self._core.slab[:] = slab.reshape(self._core.slab.shape)

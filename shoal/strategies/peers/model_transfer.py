@@ -9,9 +9,6 @@ A newcomer must get a model that misses no word:
     adopt     the copy once every other peer has heard all that is in it: we have the effect of
               those words, not the words, so if the donor died the others could never hear them. If
               the donor is lost before that, fetch from another peer
-
-``Newcomer`` receives. ``SnapshotServer`` gives, to newcomers (``Fetch``) and to observers
-(``Weigh``).
 """
 
 from __future__ import annotations
@@ -148,8 +145,7 @@ class SnapshotServer:
     """Serves snapshots of our model; each stays until its receiver asks for a newer one."""
 
     def __init__(self, most: int = limits.PEERS) -> None:
-        """At most ``most`` receivers are served at the same time."""
-        self._most = most
+        self._most = most  # receivers that are served at the same time
         # By receiver: its newest request, and the log, model and version for it.
         self._requests: dict[str, tuple[int, tuple[bytes, Array, p.Heard] | None]] = {}
 

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -24,14 +24,12 @@ import numpy as np
 from shoal.errors import Invalid, Unanswered
 from shoal.events import Elected, Evaluated, RunEvent
 from shoal.models.linear import Floats
+from shoal.security.safety import Safety
 from shoal.strategies.peers.mesh import is_over
 from shoal.training.tracker import Tracker
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.messages import peers as p
-
-if TYPE_CHECKING:
-    from shoal.security.safety import Safety
 
 LEFT = "it left"
 SPENT = ("compute", "communicate", "idle")  # what ``PeerStatus.spent`` counts, in its order
@@ -146,23 +144,16 @@ class PeerObserver:
                     answer = event.message
                     if isinstance(answer, m.Refusal) and answer.kind == "version":
                         raise Invalid(f"{event.sender} speaks another version of shoal: {answer.reason}")
-                    if isinstance(answer, kind) and _belongs(answer, question):
+                    # Answers repeat the request number, and the piece of a model.
+                    same = all(getattr(answer, one, 0) == getattr(question, one, 0) for one in ("request", "piece"))
+                    if isinstance(answer, kind) and same:
                         return answer, event.arrays
                 now = time.monotonic()
         raise Unanswered(what, to[0] if len(to) == 1 else f"{to[0]} and {len(to) - 1} others", seconds)
 
 
-def _belongs(answer: m.Message, question: m.Message) -> bool:
-    """Answers repeat the request number, those with a piece of a model also the piece."""
-    return all(getattr(answer, name, None) == getattr(question, name, None) for name in ("request", "piece"))
-
-
 class PeerEvents:
-    """The events of one run.
-
-    Answers come from one peer after another, and one may know less than the one before: progress
-    only ever grows here.
-    """
+    """The events of one run. One peer may know less than another: progress only grows."""
 
     def __init__(self, tracker: Tracker, listener: Callable[[RunEvent], None]) -> None:
         self._tracker, self._listener = tracker, listener
@@ -216,14 +207,9 @@ class PeerEvents:
         tracker.workers, tracker.staleness = len(self.living), list(status.staleness)
         tracker.sent, tracker.received = status.moved
         tracker.counts.update({name: number - tracker.counts[name] for name, number in status.counts.items()})
-        tracker.add(
-            status.done - tracker.done,
-            status.rows - tracker.examples,
-            status.loss[0] - (before.loss[0] if before else 0.0),
-            0.0,
-            {kind: max(0, now - then) / 1e6 for kind, then, now in spent},
-            timed=False,
-        )
+        loss = status.loss[0] - (before.loss[0] if before else 0.0)
+        seconds = {kind: max(0, now - then) / 1e6 for kind, then, now in spent}
+        tracker.add(status.done - tracker.done, status.rows - tracker.examples, loss, 0.0, seconds, timed=False)
 
     def _evaluated(self, one: p.EvaluationDone) -> None:
         self.evaluations = one.number + 1

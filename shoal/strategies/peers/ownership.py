@@ -3,16 +3,14 @@
     contribution    what a peer learned between two publications, numbered. It goes to every owner,
                     empty if need be, and is sent again until the owner has published that it is in
     owned           the word of an owner: the sum of what came for its parts and, of each peer, up
-                    to which contribution. All peers add the same sum; the contributor, whose
-                    weights had its own share from the start, subtracts that share again. It is
-                    heard after the words of those peers (``Mesh.publish``), so all who have it know
-                    the slots in it
+                    to which contribution. All peers add the same sum; a contributor, whose weights
+                    had its own share from the start, subtracts that share again. It is heard after
+                    the words of those peers, so all who have it know the slots in it
     owners          change when a peer joins or is gone. The old owners publish what they have,
                     yield and accept nothing more; a new owner begins when all of them have yielded
                     or are closed, from exactly what they published
 
-Contributions of one peer are added in order, each once. Nothing here sends, sleeps or reads the
-time.
+Contributions of one peer are added in order, each once.
 """
 
 from __future__ import annotations

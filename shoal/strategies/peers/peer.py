@@ -33,8 +33,6 @@ from shoal.wire.messages.base import Arrays
 _CHECK = 100 * limits.MILLISECOND  # between two checks of the clock, where one waits
 _FRAME = limits.FRAME_BYTES // 8  # keys in one
 
-Traffic = Callable[[], tuple[int, int]]
-
 
 class PeerNode:
     """One peer."""
@@ -46,17 +44,13 @@ class PeerNode:
         facts: PeerFacts,
         evaluate: Evaluate,
         *,
-        begin: RunLog | None = None,
+        begin: RunLog | None = None,  # where a resumed run continues
         pacer: Pacer | None = None,
-        link: float = 0.0,
-        traffic: Traffic = lambda: (0, 0),
-        keys: int = 0,
-        parts: int = limits.PEER_PARTS,
+        link: float = 0.0,  # seconds that messages of peers take
+        traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        keys: int = 0,  # weights; 0: not known
+        parts: int = limits.PEER_PARTS,  # of the weights, if they have owners
     ) -> None:
-        """``begin``: where a resumed run continues; ``link``: seconds that messages of peers take.
-
-        The model has ``keys`` weights (0: not known), in ``parts`` if they have owners.
-        """
         self.name, self.mesh, self.facts = mesh.me.life, mesh, facts
         owned_parts = parts if facts.owned else 0
         mesh.check = self._check = MessageCheck(keys, facts.limit[0], facts.slots.batch, owned_parts)
@@ -78,7 +72,6 @@ class PeerNode:
 
     @property
     def ended(self) -> bool:
-        """The run is over: all rest, and have heard all."""
         return self.log.ended is not None
 
     @property
@@ -110,7 +103,13 @@ class PeerNode:
             case Received(sender, p.Weigh() as weigh):
                 return self._leader.answers.weigh(sender, weigh) if self.mesh.has_model else []
             case Received(_, p.StopPeers() as stop):
-                return self._on_stop(now, stop)
+                if stop.ended:
+                    return self.mesh.mark_gone(now, stop.ended, stop.why)
+                if stop.leave:
+                    self.leave()
+                else:
+                    self._leader.stop = self._leader.stop or stop.why or "stopped"
+                return []
             case Received(sender, p.OwnedShare() as share, arrays):
                 return self._on_share(now, sender, share, arrays)
         return self.mesh.handle(now, event)
@@ -190,7 +189,6 @@ class PeerNode:
         visit = self.compute.plan(
             learns=not stops,
             may_publish=self.mesh.may_publish and (ownership is None or len(ownership.unconfirmed) < OPEN),
-            must_publish=stops,
             weighs=self._leader.is_evaluation_due(now),
             copies=bool(wanted or self._leader.answers.snapshots.wanted),
         )
@@ -270,15 +268,6 @@ class PeerNode:
             effects += self._publish(now, word, arrays)
         return effects
 
-    def _on_stop(self, now: int, stop: p.StopPeers) -> list[Effect]:
-        if stop.ended:
-            return self.mesh.mark_gone(now, stop.ended, stop.why)
-        if stop.leave:
-            self.leave()
-        else:
-            self._leader.stop = self._leader.stop or stop.why or "stopped"
-        return []
-
     def _finish(self, now: int) -> list[Effect]:
         settled = self.ownership is None or not self.ownership.unconfirmed
         if self.compute.running is not None or self.compute.unpublished.slots or self.left or not settled:
@@ -317,7 +306,7 @@ class PeerNode:
         if self.left or self.evicted or self.compute.running is not None:
             return []
         self.compute.forget()  # not published: others will be assigned it
-        visit = self.compute.plan(learns=False, may_publish=False, must_publish=False, weighs=False, copies=False)
+        visit = self.compute.plan(learns=False)
         if visit is None:
             self.evicted = self.mesh.evicted
             return []

@@ -38,8 +38,6 @@ _GIVE_UP = 120.0  # seconds without any answer
 
 
 class PeerRun(TrackedRun):
-    """One run."""
-
     patience = 10.0  # seconds without an answer until a warning, then twice that, ...
 
     def __init__(self, start: RunStart) -> None:
@@ -58,10 +56,7 @@ class PeerRun(TrackedRun):
         self.resume = None  # it is as large as the model
         self._ends: deque[tuple[str, str]] = deque()  # names of our processes that ended, and why
         self._news = threading.Event()
-        self.observer: PeerObserver
-        self._began = False
-        self._silent_since = math.inf
-        self._reminders = 0
+        self._began, self._silent_since, self._reminders = False, math.inf, 0
         self._to_copy: deque[p.EvaluationDone] = deque()
 
     def __enter__(self) -> PeerRun:
@@ -194,8 +189,7 @@ class PeerRun(TrackedRun):
                 self.observer.stop(other, why or LEFT, ended=life)
 
     def _on_silence(self) -> None:
-        now = time.monotonic()
-        self._silent_since = min(self._silent_since, now)
+        self._silent_since = min(self._silent_since, now := time.monotonic())
         silent = now - self._silent_since
         if not self._workers.here and (not self._lives() or silent > self.patience):
             self._report_ends()

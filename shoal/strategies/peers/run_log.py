@@ -2,15 +2,12 @@
 
 Every peer keeps a ``RunLog`` and applies all words that it hears, its own included. Words of one
 peer are heard in order, those of several peers in any order: a slot may be counted before the word
-that assigned it is heard. When all have heard all words, all logs are equal. So a new leader
-continues from its own log.
+that assigned it is heard. When all have heard all words, all logs are equal: a new leader continues
+from its own log.
 
     counted     each slot once, however often it is reported; with ``send = "owned"``, once its
                 change is in every part of the weights
-    out         assigned and not counted. The slots of a life that is gone are free once it is
-                closed
-
-Pure bookkeeping: no messages, no time.
+    out         assigned and not counted; free once the life it was assigned to is closed
 """
 
 from __future__ import annotations
@@ -192,11 +189,9 @@ def patience_of(last: p.EvaluationDone) -> Patience:
 
 @dataclass(frozen=True, slots=True)
 class MessageCheck:
-    """Validates words (keys, slots, finite values) on receipt.
+    """Validates words on receipt: one that cannot be applied would end the whole run.
 
-    All peers apply a word, or none. So one key beyond the model, one value that is not finite or
-    one slot that does not exist would end the whole run. The answer depends on the word and on
-    facts of the run only, never on what was heard before: all peers agree on it.
+    It depends on the word and on facts of the run, not on what was heard before: all peers agree.
     """
 
     keys: int  # weights; 0: not known
@@ -206,8 +201,8 @@ class MessageCheck:
 
     def error_in(self, word: p.Word, arrays: Arrays) -> str:
         match word:
-            case p.Learned(slots):
-                if not self._are_slots(slots) or word.rows > count(slots) * self.batch:
+            case p.Learned():
+                if not self._are_slots(word.slots) or word.rows > count(word.slots) * self.batch:
                     return "slots that do not exist"
                 fits = math.isfinite(word.loss) and max(*word.spent, *word.moved, word.part) <= _MOST
                 return self.error_in_change(arrays) if fits else "impossible figures"
@@ -249,15 +244,11 @@ class MessageCheck:
         return all(first < stop <= self.slots for first, stop in runs)
 
 
-# ---------------------------------------------------------------- on disk
-
-
 def snapshot_of(state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]) -> Snapshot | None:
     """The contents of a checkpoint, from the log and the model that a peer gave.
 
-    Slots are learned out of order, and the last ones of an epoch beside the first ones of the next.
-    So it has all slots that are not counted, up to the end of the last epoch that was begun. It
-    does not say who had which slot: any number of peers can continue from it.
+    It has all slots that are not counted, up to the end of the last epoch that was begun, and not
+    who had which slot: any number of peers can continue from it.
     """
     log = RunLog.unpack(state)
     if not log.done:

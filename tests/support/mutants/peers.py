@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from shoal.strategies.peers.broadcast import Broadcast, Delivery, SentMessage
-from shoal.strategies.peers.mesh import Mesh, PartitionMerge
+from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.model_transfer import Newcomer, PeerMember, SnapshotServer
 from shoal.wire.effects import Effect
 from shoal.wire.messages import peers as p
@@ -115,7 +115,7 @@ def adopted_at_once() -> Any:
 @mutant
 def halves_that_never_call() -> Any:
     """Silent peers are never called."""
-    return mock.patch.object(PartitionMerge, "call", lambda self, now, pause, beat: [])
+    return mock.patch.object(Mesh, "_call_lost", lambda self, now: [])
 
 
 @mutant

@@ -378,7 +378,7 @@ def test_a_newcomer_that_was_told_of_the_dead_alone_asks_everybody_anew() -> Non
     room.rule = lambda sender, to, message: False
     room.wait(12)
     assert newcomer.evicted
-    assert newcomer.contacts == [("w1", "memory:w1"), ("w0", "memory:w0")]
+    assert newcomer.contacts == [peer(1), peer(0)]
 
 
 def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
@@ -472,7 +472,7 @@ def test_of_two_copies_the_one_that_lacks_what_nobody_can_say_any_more_begins_an
         one.mark_gone(room.now, "w0", "its process ended")
     room.wait(3)
     assert older.evicted
-    assert ("w2", "memory:w2") in older.contacts
+    assert peer(2) in older.contacts
     assert not newer.evicted
 
 
@@ -552,7 +552,7 @@ def test_a_newcomer_that_hears_nobody_with_a_model_begins_anew() -> None:
     room.kill("w0")
     room.wait(14)
     assert mesh.evicted
-    assert mesh.contacts == [("w0", "memory:w0")]
+    assert mesh.contacts == [peer(0)]
 
 
 def test_newcomers_choose_different_donors() -> None:
@@ -582,7 +582,7 @@ def test_of_two_halves_the_smaller_one_gives_way_when_they_meet_again() -> None:
     room.rule = lambda sender, to, message: True
     room.wait(6)
     assert [life for life, mesh in room.meshes.items() if mesh.evicted] == ["w0", "w1"]
-    assert ("w2", "memory:w2") in room.meshes["w0"].contacts
+    assert peer(2) in room.meshes["w0"].contacts
 
 
 def test_of_two_equal_halves_the_one_with_the_first_of_all_goes_on() -> None:

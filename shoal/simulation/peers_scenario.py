@@ -156,7 +156,7 @@ class CountingLearner:
         part_of = (np.arange(size) * PARTS // size).reshape(PLACES, -1)
         for life, contributions in log.open.items():
             for one in contributions if self.mesh.is_closed(life) else ():
-                is_in = np.array([part.get(life, 0) >= one.number for part in log.included])
+                is_in = np.array([part.get(life, 0) >= one.part for part in log.included])
                 for first, stop in one.slots:
                     expected[:, first:stop] += is_in[part_of[:, first:stop]]
         return expected
@@ -280,8 +280,7 @@ class PeersScenario:
     def _add_up(self, peer: CountingLearner) -> None:
         self.counts.update(peer.mesh.counts)
         self.counts["repeated words"] += peer.mesh.broadcast.repeated
-        if (newcomer := peer.mesh._newcomer) is not None:
-            self.counts["donors lost"] += newcomer.donors_lost
+        self.counts["donors lost"] += peer.mesh.newcomer.donors_lost
 
     def _after(self, life: str) -> None:
         """A peer that has left goes; one that is evicted rejoins."""
@@ -305,7 +304,7 @@ class PeersScenario:
         elif peer.node.evicted:
             self._end(life, told=False)
             self.counts["rejoined"] += 1
-            self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.contacts])
+            self._join(peer.mesh.me.name, [one.life for one in peer.mesh.contacts])
 
     def _check_leads(self, peer: CountingLearner) -> None:
         for life in peer.mesh.members:

@@ -18,7 +18,7 @@ from shoal.cli.main import main
 from shoal.simulation.peers_plan import PeersPlan
 from shoal.simulation.peers_scenario import PEERS, CountingLearner, PeersScenario
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.run_log import Contribution
+from shoal.wire.messages import peers as p
 from tests.harness.seeds import by_tier, check, check_caught
 
 FIRST, SEEDS, SOAK = 60, 160, 2_000  # and `make soak` runs thousands that nobody has run before
@@ -109,7 +109,7 @@ def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
     book, replica = learner.node.log, learner._replica
     # One that died had learned from two slots again, and only the owner of the first part has told so.
     learner.mesh.gone["ann"] = "killed"
-    book.open["ann"] = [Contribution(1, [(3, 5)], 2, 0.0)]
+    book.open["ann"] = [p.Learned([(3, 5)], 2, 0.0, part=1)]
     book.included[0]["ann"] = 1
     assert learner.wrong() == ["slots [3, 4] are known of and not in the weights"]
     replica.add(np.array([3, 4], np.uint64), np.ones(2, np.float32))

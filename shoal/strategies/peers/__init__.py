@@ -8,9 +8,6 @@ No peer waits for an answer. A newcomer asks any peer who is here, is entered by
 model with its version. A peer that is lost is left out; what it had published reaches all of the
 others or none. So when all has been heard, all peers have the same weights, up to the order of
 additions.
-
-Others may use ``PeerToPeer`` (the settings), ``run`` (a run, from its start to its result),
-``join`` (take part in a run from another terminal) and ``observer`` (ask peers from outside).
 """
 
 from __future__ import annotations

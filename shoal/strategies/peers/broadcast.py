@@ -77,31 +77,25 @@ class Broadcast:
         """Deliver what can be delivered; words of other lives may have waited for that."""
         for origin in origins:
             self._advance(now, origin)
-        going = bool(self._early)
-        while going:
-            going = any(self._advance(now, one) for one in list(self._early) if self._has_next(one))
-
-    def _has_next(self, origin: str) -> bool:
-        return self.heard.get(origin, 0) + 1 in self._early[origin]
-
-    def _may_hear(self, delivery: Delivery) -> bool:
-        return all(self.heard.get(life, 0) >= number for life, number in delivery.after.items())
+        while any(self._advance(now, one) for one in list(self._early)):
+            pass
 
     def _advance(self, now: int, origin: str) -> bool:
-        early, number = self._early[origin], self.heard.get(origin, 0)
-        before = number
-        while (delivery := early.get(number + 1)) is not None and self._may_hear(delivery):
-            number += 1
-            del early[number]
+        early, before = self._early[origin], self.heard.get(origin, 0)
+        for number in range(before + 1, before + 1 + len(early)):
+            delivery = early.get(number)
+            if delivery is None or any(self.heard.get(life, 0) < least for life, least in delivery.after.items()):
+                break
             size = sum(array.nbytes for array in delivery.arrays)
             self._kept.setdefault(origin, {})[number] = SentMessage(delivery, now, size)
             self._ready.append(delivery)
             self.heard[origin] = number
-        for behind in [one for one in early if one <= number]:  # the copied model contains them
+        heard = self.heard.get(origin, 0)
+        for behind in [one for one in early if one <= heard]:  # also what the copied model contains
             del early[behind]
         if not early:
             del self._early[origin]
-        return number > before
+        return heard > before
 
     def drain(self) -> list[Delivery]:
         found, self._ready = self._ready, []
@@ -115,23 +109,17 @@ class Broadcast:
 
     def is_behind(self, version: Mapping[str, int]) -> bool:
         """Does ``version`` lack a word that is not kept any more?"""
-        for origin, number in self.heard.items():
-            known = version.get(origin, 0)
-            if known < number and known + 1 not in self._kept.get(origin, {}):
-                return True
-        return False
+        behind = {life: version.get(life, 0) for life, number in self.heard.items() if version.get(life, 0) < number}
+        return any(known + 1 not in self._kept.get(life, {}) for life, known in behind.items())
 
     def forget(self, others: Sequence[Mapping[str, int]]) -> None:
-        for origin in list(self._kept):
-            words = self._kept[origin]
+        """Drop what all others have heard."""
+        for origin, words in list(self._kept.items()):
             least = min((other.get(origin, 0) for other in others), default=self.heard[origin])
-            for number in [one for one in words if one <= least]:
-                del words[number]
-            if not words:
-                del self._kept[origin]
-        for origin, number in list(self.copied.items()):
-            if all(other.get(origin, 0) >= number for other in others):
-                del self.copied[origin]
+            self._kept[origin] = {number: one for number, one in words.items() if number > least}
+        self._kept = {origin: words for origin, words in self._kept.items() if words}
+        lacked = [life for life, number in self.copied.items() if any(one.get(life, 0) < number for one in others)]
+        self.copied = {life: self.copied[life] for life in lacked}
 
     def drop_early(self, origin: str) -> None:
         self._early.pop(origin, None)

@@ -2,11 +2,11 @@
 
 The model is touched in *visits* only: one computation at a time, off the loop's thread. A visit
 adds what others changed, learns from slots, takes what that changed and makes copies, in this
-order. Learning and taking in one visit means that no change is lost in between.
+order. Learning and taking in one visit means that no change is lost in between. What was known when
+a visit began is kept with it: copies and evaluations are of exactly that moment.
 
 A visit learns for about 25 ms, or up to the rows after which it publishes. While the others are
-behind it does not publish, and what it learns is added to the next word. What was known when a
-visit began is kept with it: copies and evaluations are of exactly that moment.
+behind it does not publish, and what it learns is added to the next word.
 """
 
 from __future__ import annotations
@@ -40,30 +40,17 @@ _MOST = 1.0  # seconds of delay that are made up for: a machine that slept longe
 class Replica(Protocol):
     """One peer's copy of the model. A key is the number of a weight."""
 
-    def run(self, slots: Sequence[tuple[int, int]]) -> tuple[float, int]:
-        """Learn from these: the sum of the losses, and the rows."""
-
-    def take(self) -> Change:
-        """What was learned since the last call."""
-
-    def add(self, keys: Keys, values: Floats) -> None:
-        """Add what others changed."""
-
-    def snapshot(self) -> Floats:
-        """A copy of everything: the weights, and the state of the update rule."""
-
+    def run(self, slots: Sequence[tuple[int, int]]) -> tuple[float, int]: ...  # sum of losses; rows
+    def take(self) -> Change: ...  # what was learned since the last call
+    def add(self, keys: Keys, values: Floats) -> None: ...  # what others changed
+    def snapshot(self) -> Floats: ...  # a copy of the weights and the state of the update rule
     def restore(self, slab: Floats) -> None: ...
-
-    def weights(self) -> Floats:
-        """A copy."""
-
-
-# ---------------------------------------------------------------- one visit
+    def weights(self) -> Floats: ...  # a copy
 
 
 @dataclass(slots=True)
 class Visit:
-    """What to do, in this order; and what was known when it began."""
+    """What to do, in this order; what was known when it began; and its results."""
 
     restore: Floats | None = None
     add: list[Change] = field(default_factory=list)
@@ -74,20 +61,13 @@ class Visit:
     copy: bool = False
     owned: bool = False  # what is taken must not be in a copy: its owners have not published it
     without: list[Change] = field(default_factory=list)  # neither must these
-    token: int = 0
     began: int = 0
     version: p.Heard = field(default_factory=dict)
     state: bytes = b""  # of the log, if a copy is made
-    done: int = 0
-    rows: int = 0
-    loss: tuple[float, int] = (0.0, 0)
+    known: tuple[int, int, tuple[float, int]] = (0, 0, (0.0, 0))  # slots, rows and loss in the log
     knew: int = 0  # changes of others
     wanted: list[str] = field(default_factory=list)  # newcomers that get the copy
     published: list[p.Word] = field(default_factory=list)  # by us since then
-
-
-@dataclass(slots=True)
-class VisitResult:
     loss: float = 0.0
     rows: int = 0
     change: Change | None = None
@@ -95,9 +75,8 @@ class VisitResult:
     slab: Floats | None = None
 
 
-def run_visit(replica: Replica, visit: Visit, pacer: Pacer | None) -> VisitResult:
+def run_visit(replica: Replica, visit: Visit, pacer: Pacer | None) -> Visit:
     """Visit the model; ``pacer`` emulates that rows take longer than they do."""
-    result = VisitResult()
     if pacer is not None and not visit.continues:
         pacer.begin()
     if visit.restore is not None:
@@ -105,21 +84,21 @@ def run_visit(replica: Replica, visit: Visit, pacer: Pacer | None) -> VisitResul
     for keys, values in visit.add:
         replica.add(keys, values)
     if visit.run:
-        result.loss, result.rows = replica.run(visit.run)
-        if not np.isfinite(result.loss):
-            raise BadValues(f"the loss is {result.loss}: take a smaller step (--set update.step=...)")
+        visit.loss, visit.rows = replica.run(visit.run)
+        if not np.isfinite(visit.loss):
+            raise BadValues(f"the loss is {visit.loss}: take a smaller step (--set update.step=...)")
         if pacer is not None:
-            pacer.end(result.rows)
+            pacer.end(visit.rows)
     if visit.take:
-        result.change = replica.take()
-        if not np.isfinite(result.change[1]).all():
+        visit.change = replica.take()
+        if not np.isfinite(visit.change[1]).all():
             raise BadValues("weights are not finite any more: take a smaller step (--set update.step=...)")
     if visit.weigh:
-        result.weights = replica.weights()
+        visit.weights = replica.weights()
     if visit.copy:
-        taken = [result.change] if visit.owned and result.change is not None else []
-        result.slab = _copy_without(replica, [*visit.without, *taken])
-    return result
+        taken = [visit.change] if visit.owned and visit.change is not None else []
+        visit.slab = _copy_without(replica, [*visit.without, *taken])
+    return visit
 
 
 def _copy_without(replica: Replica, changes: Sequence[Change]) -> Floats:
@@ -133,20 +112,14 @@ def _copy_without(replica: Replica, changes: Sequence[Change]) -> Floats:
 
 
 class Pacer:
-    """Makes rows take as long as is emulated, without drift.
-
-    Time that one wait took too long is taken off the next. Where visits follow each other, the time
-    between them is part of the time that rows take.
-    """
+    """Makes rows take as long as is emulated; a wait that was too long shortens the next."""
 
     def __init__(self, pace: Slowdown, clock: Callable[[], int], wait: Callable[[float], object]) -> None:
         """``clock`` gives nanoseconds, ``wait`` takes seconds."""
-        self._pace, self._clock, self._wait = pace, clock, wait
-        self._since = clock()
+        self._pace, self._clock, self._wait, self._since = pace, clock, wait, clock()
         self._over = 0.0  # seconds that were waited too long
 
     def begin(self) -> None:
-        """It starts to compute after there was nothing to do."""
         self._since = self._clock()
 
     def end(self, rows: int) -> None:
@@ -158,9 +131,6 @@ class Pacer:
             self._wait(wanted)
         self._since = self._clock()
         self._over = min(self._over + max(0.0, (self._since - now) / limits.SECOND - wanted), _MOST)
-
-
-# ---------------------------------------------------------------- the visits of a peer
 
 
 @dataclass(slots=True)
@@ -181,7 +151,6 @@ class PeerCompute:
         self.inbox: list[Change] = []
         self.model: Floats | None = None  # to start with
         self.running: Visit | None = None
-        self._token = 0
         self._pace = 0.0  # nanoseconds a slot
         self._learned = False  # in the last visit
         self._first = 0  # rows until it publishes for the first time
@@ -193,23 +162,22 @@ class PeerCompute:
 
     def take_place(self, place: int, of: int) -> None:
         """Publish first after a part of the rows, by our place: not all at one moment."""
-        if not self._first:
-            self._first = max(1, self._every_rows * (place + 1) // of)
+        self._first = self._first or max(1, self._every_rows * (place + 1) // of)
 
-    @property
-    def _every(self) -> int:
-        return self._first or self._every_rows
-
-    def plan(self, *, learns: bool, may_publish: bool, must_publish: bool, weighs: bool, copies: bool) -> Visit | None:
-        if self.running is not None:
-            return None
-        visit = Visit(weigh=weighs, copy=copies)
-        visit.restore, self.model = self.model, None
-        visit.add, self.inbox = self.inbox, []
-        visit.run = self.todo.pop(self._chunk(may_publish)) if learns else []
+    def plan(
+        self, *, learns: bool, may_publish: bool = False, weighs: bool = False, copies: bool = False
+    ) -> Visit | None:
+        visit = Visit(self.model, self.inbox, weigh=weighs, copy=copies)
+        self.model, self.inbox = None, []
+        # Slots until the changes of others are added, or until it publishes.
+        most = max(1, math.floor(CHUNK / self._pace)) if self._pace else 1
+        every, rows = self._first or self._every_rows, self.unpublished.rows
+        if may_publish:
+            most = min(most, max(1, -(-(every - rows) // self._batch)))
+        visit.run = self.todo.pop(most) if learns else []
         visit.continues = self._learned and bool(visit.run)
-        rows = self.unpublished.rows + count(visit.run) * self._batch
-        due = must_publish or weighs or copies or (may_publish and (rows >= self._every or not self.todo))
+        rows += count(visit.run) * self._batch
+        due = not learns or weighs or copies or (may_publish and (rows >= every or not self.todo))
         visit.take = due and bool(self.unpublished.slots or visit.run)
         if visit.take and visit.run:
             self._first = self._every_rows
@@ -218,34 +186,22 @@ class PeerCompute:
         self._learned = False
         return None
 
-    def _chunk(self, may_publish: bool) -> int:
-        """Slots until the changes of others are added, or until it publishes."""
-        most = max(1, math.floor(CHUNK / self._pace)) if self._pace else 1
-        if may_publish:
-            most = min(most, max(1, -(-(self._every - self.unpublished.rows) // self._batch)))
-        return most
-
     def start(self, now: int, visit: Visit) -> Compute:
         self._spend(now, COMPUTED if visit.continues else IDLE)
-        self._token += 1
-        self.running, visit.token, visit.began = visit, self._token, now
-        return Compute(self._token, partial(run_visit, self._replica, visit, self._pacer))
+        self.running, visit.began = visit, now
+        return Compute(0, partial(run_visit, self._replica, visit, self._pacer))
 
-    def end(self, now: int, token: int) -> Visit | None:
-        """The visit that ended; None if another one runs."""
-        visit = self.running
-        if visit is None or token != visit.token:
-            return None
-        self.running, self._learned = None, bool(visit.run)
+    def end(self, now: int) -> Visit:
+        visit, self.running = self.running, None
+        assert visit is not None
+        self._learned = bool(visit.run)
         self._spend(now, COMPUTED if visit.run else COMMUNICATED)
-        return visit
-
-    def learned(self, now: int, visit: Visit, rows: int, loss: float) -> None:
         took, slots, new = now - visit.began, count(visit.run), self.unpublished
         if slots:
             self._pace = _DECAY * self._pace + (1 - _DECAY) * took / slots if self._pace else took / slots
             new.slots.add(visit.run)
-            new.rows, new.loss, new.knew = new.rows + rows, new.loss + loss, new.knew + visit.knew * slots
+            new.rows, new.loss, new.knew = new.rows + visit.rows, new.loss + visit.loss, new.knew + visit.knew * slots
+        return visit
 
     def word(self, moved: tuple[int, int], others: int) -> p.Learned:
         """What is published now, after we have heard so many changes of ``others``."""

@@ -59,16 +59,12 @@ class JoinedRun:
 
 @contextlib.contextmanager
 def at(where: str, newcomer: str = "") -> Iterator[tuple[PeerObserver, PeerGreeting, str]]:
-    """An observer of the run there, what a peer says of the run, and the address.
-
-    ``newcomer``: a token of one that wants to join, and gets a number of its own.
-    """
+    """An observer of the run there, the greeting of a peer for this token, and the address."""
     if "://" not in where and (Path(where) / "job.toml").exists() and not is_of_peers(where):
         raise Invalid(f"{where} is not a peer-to-peer run: only those (--strategy peer-to-peer) can be joined and left")
     address = address_of(where)
     check_address(address)
-    observer = PeerObserver(ZmqTransport(f"home-{secrets.token_hex(4)}"))
-    try:
+    with contextlib.closing(PeerObserver(ZmqTransport(f"home-{secrets.token_hex(4)}"))) as observer:
         observer.meet([Peer(_DOOR, _DOOR, 0, address)])
         try:
             greeting = observer.greet(_DOOR, _ANSWER, newcomer)
@@ -76,8 +72,6 @@ def at(where: str, newcomer: str = "") -> Iterator[tuple[PeerObserver, PeerGreet
             raise ClusterError(_why_silent(where, address)) from None
         observer.meet(greeting.peers)
         yield observer, greeting, address
-    finally:
-        observer.close()
 
 
 def _why_silent(where: str, address: str) -> str:
@@ -112,9 +106,8 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
     with socket_folder(address) as folder:
         me = peer.open(folder=folder)
         say(f"this is {me.name}, at {me.address}: shoal status, join and leave find the run there, too")
-        through = [(one.life, one.address) for one in greeting.peers]
         try:
-            node = peer.live([], through, closing, asked, _Narrator(peer, say).look)
+            node = peer.live([], greeting.peers, closing, asked, _Narrator(peer, say).look)
         finally:
             peer.learner.release()
     if node.why:

@@ -1,9 +1,8 @@
 """The leader of a run of peers: it assigns slots, evaluates the model and ends the run.
 
 The first of the living peers leads. It decides from its run log alone, which all peers have, and
-publishes every decision: when it is gone the next peer continues from there. It begins to lead when
-it has heard every decision that another leader made or may make (``Mesh.may_begin_to_lead``), or
-two would lead at once.
+publishes every decision: when it is gone the next peer continues from there, once it has heard
+every decision that another leader made or may make (``Mesh.may_begin_to_lead``).
 
     assigning   every peer has about a second of work ahead, less towards the end, so that all
                 finish together; slots of a life that is gone are assigned again once it is closed
@@ -66,8 +65,7 @@ class PeerFacts:
 
     @property
     def per_word(self) -> int:
-        """Slots that are published at once."""
-        return max(1, -(-self.every // self.slots.batch))
+        return max(1, -(-self.every // self.slots.batch))  # slots that are published at once
 
     @property
     def limit(self) -> tuple[int, str]:
@@ -77,27 +75,18 @@ class PeerFacts:
 class Leader:
     """Whether this peer leads, what it decides then, and the clock of the run.
 
-    The clock starts when all founders are here and the initial weights are evaluated. Every peer
-    keeps it, by what it hears; it never goes back.
+    All peers keep the clock. It starts when the initial weights are evaluated, and never goes back.
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        facts: PeerFacts,
-        evaluate: Evaluate,
-        log: RunLog,
-        ownership: Ownership | None = None,
-        before: float = 0.0,
+        self, mesh: Mesh, facts: PeerFacts, evaluate: Evaluate, log: RunLog, ownership: Ownership | None = None
     ) -> None:
-        """``before``: seconds of the run so far, if it is resumed."""
         self._mesh, self._facts, self._evaluate, self._ownership = mesh, facts, evaluate, ownership
         self.log, self.answers = log, ObserverAnswers()
         self.leads = False
         self.stop = ""  # why a peer wants the run to end
-        self._before = round(before * limits.SECOND)
+        self._before = round(log.seconds * limits.SECOND)  # of a resumed run
         self._clock: int | None = None  # when the run began, by our own clock
-        self._first: int | None = None  # when this peer began
         self._limit, self._reason = facts.limit
         self._token = 0  # of the running evaluation
         self._begin_to_lead()
@@ -116,11 +105,6 @@ class Leader:
         # and up to which slot all must be counted before it ends.
         self._why, self._failed, self._evaluates, self._floor = "", False, True, 0
 
-    # ------------------------------------------------------------ the clock
-
-    def begin(self, now: int) -> None:
-        self._first = now if self._first is None else self._first
-
     def seconds(self, now: int) -> float:
         return (now - self._clock if self._clock is not None else self._before) / limits.SECOND
 
@@ -131,25 +115,19 @@ class Leader:
 
     def _has_begun(self, now: int) -> bool:
         """All founders are here, or it begins without those that were not heard from."""
-        if self._clock is not None or self._mesh.is_met:
-            return True
-        return self._first is not None and now - self._first > self._mesh.timing.join_within
-
-    # ------------------------------------------------------------ deciding
+        mesh = self._mesh
+        return self._clock is not None or mesh.is_met or 0 <= mesh.begun < now - mesh.timing.join_within
 
     def decide(self, now: int, may_lead: bool) -> list[p.Word]:
         """The words to publish, if we lead; there may be more when these are heard."""
         mesh, log = self._mesh, self.log
-        if not may_lead or mesh.leads != mesh.me.life:
-            self.leads = False
-        elif not self.leads and mesh.may_begin_to_lead:
-            self.leads = True
+        led, is_first = self.leads, may_lead and mesh.leads == mesh.me.life
+        self.leads = is_first and (led or mesh.may_begin_to_lead)
+        if self.leads and not led:
             self._begin_to_lead()
-        if not self.leads:
-            return []
-        if self.stop:
+        if self.leads and self.stop:
             self.end(self.stop, now=True)
-        if not self._has_begun(now):
+        if not self.leads or not self._has_begun(now):
             return []
         if self._clock is None and log.last is not None:
             self._clock = now - self._before  # a resumed run
@@ -159,13 +137,12 @@ class Leader:
             return [owners]
         seconds = self.seconds(now)
         if log.halt is not None:
-            ended = p.PeersEnded(log.halt.why, log.halt.failed or self._failed, seconds)
-            return [ended] if self._is_settled() else []
+            evaluated = not log.halt.judge or self._failed or self._is_evaluated()
+            settled = evaluated and self._running is None and self._all_rest()
+            return [p.PeersEnded(log.halt.why, log.halt.failed or self._failed, seconds)] if settled else []
         if log.last is None and not self._why:
             return []
-        if log.done >= self._limit:
-            self.end(self._reason)
-        elif why := self._stop_rules.out_of_time(seconds):
+        if why := self._reason if log.done >= self._limit else self._stop_rules.out_of_time(seconds):
             self.end(why)
         if self._why and log.counted.within([(0, self._floor)]) == self._floor and self._running is None:
             return [p.Halt(self._why, self._failed, self._evaluates)]
@@ -196,13 +173,6 @@ class Leader:
         last = self.log.last
         return last is not None and last.done == self.log.done and last.by in self._living
 
-    def _is_settled(self) -> bool:
-        if self._running is not None or not self._all_rest():
-            return False
-        return self.log.halt is None or not self.log.halt.judge or self._failed or self._is_evaluated()
-
-    # ------------------------------------------------------------ evaluating
-
     def is_evaluation_due(self, now: int) -> bool:
         log, last = self.log, self.log.last
         if not self.leads or not self._has_begun(now) or self._running is not None or log.ended is not None:
@@ -216,9 +186,8 @@ class Leader:
     def evaluate(self, now: int, weights: Floats, done: int, rows: int, loss: tuple[float, int]) -> list[Effect]:
         if not self.leads:
             return []
-        number = 0 if self.log.last is None else self.log.last.number + 1
-        workers, me = len(self._mesh.living), self._mesh.me.life
-        seconds = self.seconds(now)
+        number, workers = 0 if self.log.last is None else self.log.last.number + 1, len(self._living)
+        seconds, me = self.seconds(now), self._mesh.me.life
         self._running = p.EvaluationDone(number, seconds, 0.0, done, rows, None, {}, None, workers, False, [], me)
         self._loss, self._evaluated = loss, done
         self.answers.keep(number, weights)
@@ -241,29 +210,23 @@ class Leader:
         rows = self._loss[1] - mark[1]
         train = (self._loss[0] - mark[0]) / rows if rows > 0 and running.number else None
         self.answers.evaluated(running.number, best)
-        seconds = self.seconds(now)
+        running = msgspec.structs.replace(running, now=self.seconds(now), loss=_finite(loss), train=_finite(train))
         if self._clock is None:
             self._clock = now - self._before  # from here on slots are assigned
-        word = msgspec.structs.replace(
-            running,
-            now=seconds,
-            loss=_finite(loss),
-            metrics={name: _finite(value) for name, value in metrics.items()},
-            train=_finite(train),
-            best=best,
-            patience=list(msgspec.structs.astuple(self._stop_rules.state())),
-        )
-        return [word]
-
-    # ------------------------------------------------------------ assigning slots
+        metrics = {name: _finite(value) for name, value in metrics.items()}
+        patience = list(msgspec.structs.astuple(self._stop_rules.state()))
+        return [msgspec.structs.replace(running, metrics=metrics, best=best, patience=patience)]
 
     def _assign(self) -> list[p.Word]:
         log, workers = self.log, self._living
         if self._ownership is not None:
-            known = () if log.owners is None else (*log.owners.lives, *log.owners.others)
-            workers = [life for life in workers if life in known]
+            workers = [life for life in workers if life in log.all_owners]
         pool = self._free()
-        room = self._room(pool)
+        if self._why:
+            room = pool.within([(0, self._floor)])
+        else:
+            next_but_one = (max(self._evaluated, 0) // self._facts.evaluate + 2) * self._facts.evaluate
+            room = min(self._limit, next_but_one) - (log.next - pool.size)
         if room <= 0 or not workers:
             return []
         least = max(1, min(self._facts.per_word // _LEAST, room // len(workers)))
@@ -272,8 +235,9 @@ class Leader:
         found: list[tuple[str, Runs]] = []
         again, first = 0, log.next
         for life in sorted(workers, key=log.left):  # who has least comes first
-            target = min(self._ahead(life), fair)
-            has = log.left(life)
+            slots, took = log.rates.get(life, (0, 0))
+            ahead = max(2 * self._facts.per_word, slots * AHEAD // took if took else 0)
+            target, has = min(ahead, fair), log.left(life)
             if room <= 0 or 2 * has > target:
                 continue
             runs = pool.pop(min(target - has, room), below)
@@ -293,18 +257,6 @@ class Leader:
         if seen != self._seen or self._pool:
             self._pool, self._seen = self.log.free(self.is_closed), seen
         return self._pool
-
-    def _room(self, pool: Intervals) -> int:
-        if self._why:
-            return pool.within([(0, self._floor)])
-        end, every = self._limit, self._facts.evaluate
-        if every < ENDLESS:
-            end = min(end, (max(self._evaluated, 0) // every + 2) * every)
-        return end - (self.log.next - pool.size)
-
-    def _ahead(self, life: str) -> int:
-        slots, took = self.log.rates.get(life, (0, 0))
-        return max(2 * self._facts.per_word, slots * AHEAD // took if took else 0, 1)
 
 
 def _evaluated(evaluate: Evaluate, weights: Floats) -> tuple[float, Mapping[str, float | None]]:

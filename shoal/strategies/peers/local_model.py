@@ -2,17 +2,14 @@
 
 A key is the number of a weight, counted row by row. Beside the weights lies their *shadow*: the
 weights as all other peers know them. A weight that differs from its shadow was changed here;
-``take`` returns these differences and updates the shadow. Changes of others go to both, so they are
-never published again. Of a large model of which few rows were touched, only the keys of these rows
-are compared.
-
-One thread at a time uses it. Invalid changes (keys beyond the model, arrays that do not match) are
-refused.
+``take`` returns these differences and updates the shadow. Changes of others go to both. One thread
+at a time uses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,7 +33,7 @@ class PeerLocalModel:
         self._slots, self._width = slots, learner.width
         self.size = learner.keys * learner.width
         self._shadow = self._flat()
-        self._order: tuple[int, Ids] = (-1, np.empty(0, np.int64))  # an epoch, and its contents
+        self._contents = lru_cache(1)(slots.contents)  # of one epoch
         self._since: list[Ids] = []  # contents that were learned since the last ``take``
 
     def run(self, slots: Sequence[tuple[int, int]]) -> tuple[float, int]:
@@ -82,7 +79,6 @@ class PeerLocalModel:
         return self._core.slab.copy()
 
     def restore(self, slab: Floats) -> None:
-        """Start from this snapshot, which all others know."""
         if slab.size != self._core.slab.size:
             raise Invalid(f"a model of {slab.size:,} numbers, and this one has {self._core.slab.size:,}: not the same")
         self._core.slab[:] = slab.reshape(self._core.slab.shape)
@@ -94,8 +90,3 @@ class PeerLocalModel:
 
     def _flat(self) -> Floats:
         return np.ascontiguousarray(self._core.slab[:, : self._width]).reshape(-1).copy()
-
-    def _contents(self, of_pass: int) -> Ids:
-        if self._order[0] != of_pass:
-            self._order = (of_pass, self._slots.contents(of_pass))
-        return self._order[1]

@@ -3,8 +3,7 @@
 Each peer sends all others a beat now and then: what it has heard, who is here and who is gone.
 Everything else follows from beats:
 
-    publish   a word goes to all at once, is kept until all have heard it, and is sent again to
-              everyone who lacks it
+    publish   a word goes to all, is kept until all have heard it, and is resent to who lacks it
     relay     words of a peer that is gone are sent on by those who have them: all that live hear
               them, or none
     gone      is for good, and is repeated in every beat. Nothing is accepted from that life any
@@ -49,39 +48,32 @@ class Mesh:
         me: p.Peer,
         founders: Sequence[p.Peer] = (),
         *,
-        through: Sequence[tuple[str, str]] | None = None,
-        about: tuple[str, int, int] = ("", 0, 0),
+        through: Sequence[tuple[str, str]] | None = None,  # a newcomer asks these (name, address)
+        about: tuple[str, int, int] = ("", 0, 0),  # the job, and the rows and features of its data
         timing: TimingSettings = DEFAULT,
     ) -> None:
-        """A founder; or a newcomer that asks ``through`` these (name, address) in turn.
-
-        ``about``: the job, and the rows and features of its data, for newcomers.
-        """
         self.me, self.timing, self._about = me, timing, about
         self.check: MessageCheck | None = None  # refuses invalid words; None: all are accepted
         self.evicted = ""  # why this life is over
-        self.contacts: list[tuple[str, str]] = []  # to rejoin: names and addresses
+        self.contacts: list[p.Peer] = []  # to rejoin
         self.gone: dict[str, str] = {}  # by life, and why; for good
         self.counts: Counter[str] = Counter()
         self.broadcast = Broadcast()
         self.heard[me.life] = 0
         self.members = {one.life: PeerMember(one, -1, True, patient=True, knows=True) for one in founders if one != me}
         self.greeting: p.PeerGreeting | None = None  # what a newcomer was answered
-        self._newcomer = None if through is None else Newcomer(list(through), timing)
+        self.newcomer = Newcomer(me.life, list(through or ()), timing)
         self.has_model = through is None
-        self._leaves = False
-        self.donor = SnapshotServer()
+        self.donor, self._leaves = SnapshotServer(), False
         self._given_numbers: dict[str, int] = {}  # to newcomers, by their token
         self._beat, self._dead_after = timing.heartbeat, timing.dead
-        self._begun = self._last = self._woke = -1
-        self._next_beat = self._next_check = self._confirmed_at = 0
+        self.begun = self._last = self._woke = -1
+        self._next_beat = self._next_check = self._next_call = self._confirmed_at = 0
         self._answered_at = 0  # when a newcomer was answered
         self._unconfirmed = 0  # words that arrived since we last said what we have heard
-        self._partitions = PartitionMerge(timing.called)
-        self._living: list[p.Peer] | None = None  # cache; None: it changed
-        self._known: tuple[tuple[object, ...], bool] = ((), False)  # cache of _all_know_gone
-
-    # ------------------------------------------------------------ what its owner may ask
+        self._lost: dict[str, tuple[p.Peer, int]] = {}  # and until when we call them
+        self._told: dict[str, int] = {}  # when lives that are gone were last told so
+        self._claims: dict[str, int] = {}  # since when lives say that they go on without us
 
     @property
     def heard(self) -> dict[str, int]:
@@ -91,26 +83,18 @@ class Mesh:
     @property
     def living(self) -> list[p.Peer]:
         """All peers that have a model; the first one leads."""
-        if self._living is None:  # asked for after every event, and rarely changed
-            found = [one.peer for one in self.members.values() if one.has_model]
-            self._living = sorted(found + ([self.me] if self.has_model else []), key=rank)
-        return list(self._living)
+        found = [one.peer for one in self.members.values() if one.has_model]
+        return sorted(found + ([self.me] if self.has_model else []), key=rank)
 
     @property
     def leads(self) -> str:
-        living = self.living
-        return living[0].life if living else ""
+        return next((one.life for one in self.living), "")
 
     @property
     def may_begin_to_lead(self) -> bool:
-        """Have we heard every decision that another leader made, or may still make?
-
-        All others know that we have a model, and all lives that are gone are closed.
-        """
-        for life, one in self.members.items():
-            if not one.knows or one.heard.get(life, 0) > self.heard.get(life, 0):
-                return False
-        return all(map(self.is_closed, self.gone))
+        """Have we heard every decision that another leader made, or may still make?"""
+        heard = all(one.heard.get(life, 0) <= self.heard.get(life, 0) for life, one in self.members.items())
+        return heard and all(one.knows for one in self.members.values()) and all(map(self.is_closed, self.gone))
 
     @property
     def is_met(self) -> bool:
@@ -128,13 +112,8 @@ class Mesh:
     @property
     def is_quiet(self) -> bool:
         """Every member has heard exactly what we have heard."""
-        ours = self.heard
-        for one in self.members.values():
-            if any(one.heard.get(life, 0) < number for life, number in ours.items()):
-                return False
-            if any(number > ours.get(life, 0) for life, number in one.heard.items()):
-                return False
-        return True
+        ours = {life: number for life, number in self.heard.items() if number}
+        return all(one.heard == ours for one in self.members.values())
 
     def is_closed(self, life: str) -> bool:
         """Nothing more of it can arrive: all know that it is gone, none has heard more of it."""
@@ -144,20 +123,11 @@ class Mesh:
 
     def _all_know_gone(self) -> bool:
         """A member that does not know might still accept a word that one of the gone relays."""
-        # Asked after every event. What a life knows only grows, so sizes say whether it changed.
-        sizes = (len(self.gone), *((life, len(one.gone)) for life, one in self.members.items()))
-        if sizes != self._known[0]:
-            gone = frozenset(self.gone)
-            self._known = sizes, all(gone <= one.gone for one in self.members.values())
-        return self._known[1]
+        return all(len(one.gone) == len(self.gone) for one in self.members.values())
 
     @property
     def _others(self) -> list[dict[str, int]]:
         return [one.heard for one in self.members.values()]
-
-    def take_model(self) -> tuple[bytes, Array] | None:
-        """A newcomer's model, once; words that are delivered from now on follow it."""
-        return self._newcomer.take() if self._newcomer is not None else None
 
     def give(self, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
         """Our model for a newcomer, with what had been heard (and is in it) when it was copied."""
@@ -173,12 +143,9 @@ class Mesh:
         """Not soon after a sleep: only we know both halves, which must be able to reach us."""
         return self._woke < 0 or now - self._woke >= self._dead_after
 
-    # ------------------------------------------------------------ words
-
     def publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         self._leaves |= isinstance(word, p.PeerLeaving)  # then the others may well hold us for gone
-        number = self.heard[self.me.life] + 1
-        after = self._after(word)
+        number, after = self.heard[self.me.life] + 1, self._after(word)
         self.broadcast.take(now, Delivery(self.me.life, number, word, arrays, after))
         heard: p.Heard = {}  # it grows with the number of peers, so it is not in every message
         if now - self._confirmed_at >= self._beat or self._unconfirmed >= _UNCONFIRMED * len(self.members):
@@ -199,7 +166,7 @@ class Mesh:
         return {}
 
     def _on_relay(self, now: int, sender: str, relay: p.Relay, arrays: Arrays) -> list[Effect]:
-        if self.evicted or (self._newcomer is not None and self.greeting is None):
+        if self.evicted or (not self.has_model and self.greeting is None):
             return []
         if sender in self.gone:
             return self._tell_gone(now, sender)
@@ -225,8 +192,7 @@ class Mesh:
         one.learn(heard)
         if not self.has_model or not one.has_model:
             return []
-        effects: list[Effect] = []
-        size = 0
+        effects, size = list[Effect](), 0
         for kept in self.broadcast.lacking(one.heard):
             word = kept.delivery
             if kept.may_send(now, one.peer.life, self._turn(word.origin, word.number), self.timing):
@@ -241,18 +207,16 @@ class Mesh:
         """How many waits pass before we resend: the sender is first, then others."""
         if origin == self.me.life:
             return 1
-        before = [
-            one
-            for one in self.members.values()
-            if one.has_model and one.heard.get(origin, 0) >= number and rank(one.peer) < rank(self.me)
-        ]
-        return len(before) + (0 if origin in self.gone else 4)
+        have = [one.peer for one in self.members.values() if one.has_model and one.heard.get(origin, 0) >= number]
+        return sum(rank(peer) < rank(self.me) for peer in have) + (0 if origin in self.gone else 4)
 
-    # ------------------------------------------------------------ events
-
-    def handle(self, now: int, event: Event) -> list[Effect] | None:
-        """The effects of this event; None if it is not for the mesh."""
-        self._check_sleep(now)
+    def handle(self, now: int, event: Event) -> list[Effect]:
+        if self.begun >= 0 and now - self._last > self._dead_after // 2:
+            # We slept: nobody was silent as far as we know, and who held us for gone was right.
+            self._woke = now
+            for one in self.members.values():
+                one.since = now
+        self._last = now
         match event:
             case Tick():
                 return self._tick(now)
@@ -267,19 +231,18 @@ class Mesh:
             case Received(_, p.Fetch() as fetch):
                 known = self.has_model and fetch.life in self.members and not self.evicted
                 return self.donor.fetch(fetch.life, fetch.request, fetch.piece) if known else []
-            case Received(sender, p.ModelPiece() as piece, arrays) if self._newcomer is not None and not self.has_model:
-                if sender not in self.members or self.evicted:
-                    return []
-                return self._newcomer.piece(now, self.me.life, sender, piece, arrays) + self._adopt_model(now)
-        return None
+            case Received(sender, p.ModelPiece() as piece, arrays) if not self.has_model:
+                known = sender in self.members and not self.evicted
+                return self.newcomer.piece(now, sender, piece, arrays) + self._adopt_model(now) if known else []
+        return []
 
     def _tick(self, now: int) -> list[Effect]:
         if self.evicted:
             self._next_beat = self._next_check = now + self._dead_after
             return []
         effects: list[Effect] = []
-        if self._begun < 0:
-            self._begun = now
+        if self.begun < 0:
+            self.begun = now
             for one in self.members.values():
                 one.since = now
                 effects.append(Connect(one.peer.life, one.peer.address, mutual=True))
@@ -289,14 +252,6 @@ class Mesh:
         if now >= self._next_beat:
             effects += self._beat_all(now)
         return effects
-
-    def _check_sleep(self, now: int) -> None:
-        """If we slept, nobody was silent as far as we know; and who held us for gone was right."""
-        if self._begun >= 0 and now - self._last > self._dead_after // 2:
-            self._woke = now
-            for one in self.members.values():
-                one.since = now
-        self._last = now
 
     def _check_members(self, now: int) -> list[Effect]:
         """Find silent members, drop unneeded words, and go on with joining."""
@@ -311,25 +266,18 @@ class Mesh:
                     effects += self.mark_gone(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
         self.broadcast.forget(self._others)
         if self.has_model:
-            effects += self._partitions.call(now, 4 * self._period, self._beat_now())
-        else:
-            effects += self._join(now)
-            self._check_lost(now, 2 * patience)
-        return effects
-
-    def _check_lost(self, now: int, patience: int) -> None:
-        """A newcomer that hears no peer with a model asks all known peers again."""
+            return effects + self._call_lost(now)
+        effects += self._join(now)
         heard = max((one.since for one in self.members.values() if one.has_model), default=self._answered_at)
-        if self.greeting is not None and self.members and not self.has_model and now - heard > patience:
-            lost = [*self.greeting.peers, *self._partitions.lost]
+        if self.greeting is not None and self.members and not self.has_model and now - heard > 2 * patience:
+            lost = [*self.greeting.peers, *(peer for peer, _ in self._lost.values())]
             self._give_way("no peer with a model was heard from for too long", lost)
+        return effects
 
     @property
     def _period(self) -> int:
         """Between two beats: longer with many peers, since each sends to each."""
         return max(self._beat, len(self.members) * limits.SECOND // 16)
-
-    # ------------------------------------------------------------ beats
 
     def _beat_now(self) -> p.Beat:
         new = [life for life, one in self.members.items() if not one.has_model]
@@ -351,7 +299,7 @@ class Mesh:
 
     def _on_beat(self, now: int, beat: p.Beat) -> list[Effect]:
         life = beat.me.life
-        if self.evicted or life == self.me.life or (self._newcomer is not None and self.greeting is None):
+        if self.evicted or life == self.me.life or (not self.has_model and self.greeting is None):
             return []
         if is_over(self.gone.get(life)):
             return self._tell_gone(now, life)  # also if it holds us for gone: it has ended
@@ -371,27 +319,23 @@ class Mesh:
         if not one.met:  # it waits for a beat that lists it
             effects.append(Send(life, self._beat_now()))
         one.met, one.since = True, now
-        if beat.filled and not one.has_model:
-            one.has_model, self._living = True, None
         lists_me = any(peer.life == self.me.life for peer in beat.peers)
         one.lists_me |= lists_me
         one.knows |= lists_me and self.me.life not in beat.new
         one.gone.update(gone for gone in beat.gone if gone in self.gone)
         if beat.filled:
-            one.copied = beat.copied
+            one.has_model, one.copied = True, beat.copied
             self.donor.done(life)
         effects += self._send_lacking(now, one, beat.heard)
-        if self._is_cut_short(one) and self._partitions.is_sure(now, life, self._beat // 2):
+        if self._is_cut_short(one) and self._is_sure(now, life):
             self.counts["cut short"] += 1
             self._give_way(CUT_SHORT, beat.peers)
             return []
         return effects + self._join(now)
 
     def _is_cut_short(self, one: PeerMember) -> bool:
-        """Do we lack words that this member copied and nobody can relay? Then one must rejoin.
-
-        All must know who is gone: what they have heard of those is final then, except for relays.
-        """
+        """Do we lack words that this member copied and nobody can relay? Then one must rejoin."""
+        # If all know who is gone, what they have heard of those is final, except for relays.
         if not one.copied or not self.has_model or self._leaves or not self._all_know_gone():
             return False
         versions = [(other.heard, other.copied) for other in self.members.values() if other.has_model]
@@ -403,18 +347,14 @@ class Mesh:
             is_cut_short(one.heard, copied, versions, self.gone) for _, copied in versions
         )
 
-    # ------------------------------------------------------------ members
-
     def _enter(self, now: int, found: Sequence[p.Peer]) -> list[Effect]:
         effects: list[Effect] = []
         for peer in found:
-            full = len(self.members) + 1 >= limits.PEERS
             known = peer.life == self.me.life or peer.life in self.members or peer.life in self.gone
-            if known or full or not is_valid(peer):
-                continue
-            self.members[peer.life] = PeerMember(peer, now)
-            self.counts["entered"] += 1
-            effects.append(Connect(peer.life, peer.address, mutual=True))
+            if not known and len(self.members) + 1 < limits.PEERS and is_valid(peer):
+                self.members[peer.life] = PeerMember(peer, now)
+                self.counts["entered"] += 1
+                effects.append(Connect(peer.life, peer.address, mutual=True))
         return effects
 
     def _mark_all_gone(self, now: int, gone: Mapping[str, str]) -> list[Effect]:
@@ -433,15 +373,14 @@ class Mesh:
         # must arrive again, from one that lives.
         for origin in self.gone:
             self.broadcast.drop_early(origin)
-        if self._newcomer is not None and not self.has_model:
-            self._newcomer.lost(life)
+        if not self.has_model:
+            self.newcomer.lost(life)
         one = self.members.pop(life, None)
         if one is None:
             return []
-        self._living = None
         # Call also one that another peer refused ("of the smaller half"): that peer may die before
         # it has said so.
-        return [Connect(life, "") if is_over(why) else self._partitions.lose(now, one.peer)]
+        return [Connect(life, "") if is_over(why) else self._lose(now, one.peer)]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
         """Two halves met and only one can go on. Keep our place, or give way."""
@@ -452,81 +391,85 @@ class Mesh:
             # A late beat: we have refused it since, and it has not refused us.
             return self._tell_gone(now, life)
         if self.has_model and not self._leaves:
-            if not self._loses(now, beat):
+            # After a sleep we do not know who is here, and who holds us for gone has gone on.
+            slept = 0 <= self._woke > now - self._dead_after and life not in self.gone
+            ours = [one.peer for one in self.members.values() if one.has_model and one.since > self._woke]
+            over = [one for one, why in self.gone.items() if is_over(why)]
+            if not slept and not gives_way(self.me, ours, beat, over):
                 self.counts["claims refused"] += 1
                 effects = self.mark_gone(now, life, SMALLER)
                 self.gone[life] = SMALLER  # also if it was silent before
-                return [*effects, self._partitions.lose(now, beat.me), *self._tell_gone(now, life)]
+                return [*effects, self._lose(now, beat.me), *self._tell_gone(now, life)]
             # A peer without a model claims at second hand: those who have one may be dead by now,
             # and ours may be the last.
-            if not beat.filled or not self._partitions.is_sure(now, life, self._beat // 2):
-                return [self._partitions.lose(now, beat.me), *self._tell_gone(now, life)]
+            if not beat.filled or not self._is_sure(now, life):
+                return [self._lose(now, beat.me), *self._tell_gone(now, life)]
         self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
         return self._send_all(beat)  # the peers of our half must know them, too
 
-    def _loses(self, now: int, beat: p.Beat) -> bool:
-        """Do we lose against the sender's half?
-
-        After a sleep we do not know who is still here, and those who hold us for gone have gone on.
-        """
-        if 0 <= self._woke > now - self._dead_after and beat.me.life not in self.gone:
-            return True
-        ours = [one.peer for one in self.members.values() if one.has_model and one.since > self._woke]
-        over = [life for life, why in self.gone.items() if is_over(why)]
-        return gives_way(self.me, ours, beat, over)
-
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
         self.evicted = why or "the others go on without it"
-        known = {one.life: one.address for one in (*theirs, *(one.peer for one in self.members.values()))}
-        self.contacts = [(life, address) for life, address in known.items() if life != self.me.life]
+        known = {one.life: one for one in (*theirs, *(one.peer for one in self.members.values()))}
+        self.contacts = [one for life, one in known.items() if life != self.me.life]
         self.counts["put out"] += 1
 
     def _tell_gone(self, now: int, to: str) -> list[Effect]:
-        return self._partitions.tell(now, to, self._beat, self._beat_now())
+        """A life that is gone speaks: say that it is gone, but not every time."""
+        if now - self._told.get(to, now - self._beat) < self._beat:
+            return []
+        self._told[to] = now
+        return [Send(to, self._beat_now())]
 
-    # ------------------------------------------------------------ joining
+    def _lose(self, now: int, peer: p.Peer) -> Effect:
+        """It may be cut off: keep calling it."""
+        self._lost[peer.life] = (peer, now + self.timing.called)
+        return Connect(peer.life, peer.address, mutual=True)
+
+    def _call_lost(self, now: int) -> list[Effect]:
+        """Send them a beat: two halves that never speak would go on as two runs."""
+        if now < self._next_call:
+            return []
+        self._next_call = now + 4 * self._period
+        over = [life for life, (_, until) in self._lost.items() if now > until]
+        for life in over:
+            del self._lost[life]
+        beat = self._beat_now()
+        return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._lost)]
+
+    def _is_sure(self, now: int, life: str) -> bool:
+        """Does it repeat its claim? What arrives when we wake up may be of a peer that is dead."""
+        return now - self._claims.setdefault(life, now) >= self._beat // 2
 
     def _on_greet(self, sender: str, greet: p.Greet) -> list[Effect]:
         if not self.has_model or self.evicted:
             return []
-        number = self._number_for(greet.comes) if greet.comes else 0
-        gone, lost = dict(self.gone), self._partitions.lost
-        return [Send(sender, p.PeerGreeting(greet.request, *self._about, self.all_peers, gone, lost, number))]
-
-    def _number_for(self, newcomer: str) -> int:
-        """A worker number that no other newcomer gets, not even one that nobody has entered yet."""
-        given = self._given_numbers
-        if newcomer not in given:
-            given[newcomer] = 1 + max([*(one.number for one in self.all_peers), *given.values()])
+        number, given = 0, self._given_numbers
+        if greet.comes:  # a number that no other newcomer gets, entered or not
+            number = given.get(greet.comes) or 1 + max([*(one.number for one in self.all_peers), *given.values()])
+            given[greet.comes] = number
             for old in list(given)[: -limits.PEERS]:
                 del given[old]
-        return given[newcomer]
+        gone, lost = dict(self.gone), [peer for peer, _ in self._lost.values()]
+        return [Send(sender, p.PeerGreeting(greet.request, *self._about, self.all_peers, gone, lost, number))]
 
     def _on_greeting(self, now: int, greeting: p.PeerGreeting) -> list[Effect]:
-        answered = self.greeting is not None and bool(self.members)
-        if self._newcomer is None or self.has_model or answered or self.evicted:
+        if self.has_model or (self.greeting is not None and self.members) or self.evicted:
             return []
         self.greeting, self._answered_at = greeting, now
         if self.me.life in greeting.gone:
             self._give_way(greeting.gone[self.me.life], greeting.peers)
             return []
-        effects = self._newcomer.answered() + self._mark_all_gone(now, greeting.gone) + self._enter(now, greeting.peers)
-        for peer in greeting.lost:
-            effects.append(self._partitions.lose(now, peer))
-        return effects + self._beat_all(now)
+        effects = self.newcomer.answered() + self._mark_all_gone(now, greeting.gone) + self._enter(now, greeting.peers)
+        return [*effects, *(self._lose(now, peer) for peer in greeting.lost), *self._beat_all(now)]
 
     def _join(self, now: int) -> list[Effect]:
-        if self._newcomer is None or self.has_model:
-            return []
-        return self._newcomer.tick(now, self.me.life, self.members) + self._adopt_model(now)
+        return [] if self.has_model else self.newcomer.tick(now, self.members) + self._adopt_model(now)
 
     def _adopt_model(self, now: int) -> list[Effect]:
         """Use the copied model, if no death can take its words from the others."""
-        newcomer = self._newcomer
-        version = newcomer.ready(self.members) if newcomer is not None and not self.has_model else None
-        if version is None:
+        if self.has_model or (version := self.newcomer.ready(self.members)) is None:
             return []
-        self.has_model, self._living = True, None
+        self.has_model = True
         self.broadcast.begin_at(now, {self.me.life: 0, **version})
         self.counts["filled"] += 1
         return self._beat_all(now)
@@ -563,9 +506,7 @@ def is_cut_short(
 ) -> bool:
     """Can a peer with ``heard`` never hear all that is ``copied``, since nobody can relay it?
 
-    Two newcomers may copy at different moments, and adopt their copies without knowing of each
-    other. If then all die who had the words in between, one model contains them and the other never
-    will.
+    Two newcomers copied at different moments, and all died who had the words in between.
     """
     for origin, number in copied.items():
         known = heard.get(origin, 0)
@@ -573,9 +514,6 @@ def is_cut_short(
         if known < number and origin in gone and not any(can_relay):
             return True
     return False
-
-
-# ---------------------------------------------------------------- partitions
 
 
 def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat, over: Collection[str] = ()) -> bool:
@@ -598,48 +536,3 @@ def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat, over: Collection
 def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:
     first = min(side, key=rank)
     return len(side), -first.number, first.life
-
-
-class PartitionMerge:
-    """Calls peers that fell silent, so that two halves of a cut network find each other again."""
-
-    def __init__(self, called: int = DEFAULT.called) -> None:
-        """A peer that fell silent is called for ``called`` nanoseconds."""
-        self._called = called
-        self._lost: dict[str, tuple[p.Peer, int]] = {}  # and until when they are called
-        self._told: dict[str, int] = {}  # when they were last told that they are gone
-        self._claims: dict[str, int] = {}  # since when they say that they go on without us
-        self._next = 0
-
-    @property
-    def lost(self) -> list[p.Peer]:
-        return [peer for peer, _ in self._lost.values()]
-
-    def lose(self, now: int, peer: p.Peer) -> Effect:
-        """It may be cut off: keep calling it."""
-        self._lost[peer.life] = (peer, now + self._called)
-        return Connect(peer.life, peer.address, mutual=True)
-
-    def call(self, now: int, pause: int, beat: p.Beat) -> list[Effect]:
-        """Send them a beat: two halves that never speak would go on as two runs."""
-        if now < self._next:
-            return []
-        self._next = now + pause
-        over = [life for life, (_, until) in self._lost.items() if now > until]
-        for life in over:
-            del self._lost[life]
-        return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._lost)]
-
-    def is_sure(self, now: int, life: str, pause: int) -> bool:
-        """Does it repeat its claim to go on without us?
-
-        The messages that arrive at once when we wake up may be of a peer that is dead by now.
-        """
-        return now - self._claims.setdefault(life, now) >= pause
-
-    def tell(self, now: int, life: str, pause: int, beat: p.Beat) -> list[Effect]:
-        """A life that is gone speaks: say that it is gone, but not every time."""
-        if now - self._told.get(life, now - pause) < pause:
-            return []
-        self._told[life] = now
-        return [Send(life, beat)]

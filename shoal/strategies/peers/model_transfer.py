@@ -9,9 +9,6 @@ A newcomer must get a model that misses no word:
     adopt     the copy once every other peer has heard all that is in it: we have the effect of
               those words, not the words, so if the donor died the others could never hear them. If
               the donor is lost before that, fetch from another peer
-
-``Newcomer`` receives. ``SnapshotServer`` gives, to newcomers (``Fetch``) and to observers
-(``Weigh``).
 """
 
 from __future__ import annotations
@@ -54,38 +51,33 @@ class PeerMember:
 
 
 class Newcomer:
-    def __init__(self, through: list[tuple[str, str]], timing: TimingSettings = DEFAULT) -> None:
-        self._timing = timing
-        self.donor = ""
-        self.donors_lost = 0
-        self._through, self._turn, self._answered = through, 0, False
-        self._request = 0
-        self._ask_at, self._wait = 0, self._timing.resend_first
+    def __init__(self, me: str, through: list[tuple[str, str]], timing: TimingSettings = DEFAULT) -> None:
+        self._me, self._through, self._timing = me, through, timing
+        self.donor, self.donors_lost = "", 0
+        self._answered, self._turn, self._request = False, 0, 0
+        self._ask_at, self._wait = 0, timing.resend_first
         self._since = 0  # when the donor last gave something
+        self._first: p.ModelPiece | None = None  # it names the version, and has the log
         self._pieces: list[Array] = []
-        self._left = -1  # pieces to come; -1: not known before the first piece
-        self._version: dict[str, int] = {}
-        self._state = b""
         self._model: tuple[bytes, Array] | None = None
 
     def take(self) -> tuple[bytes, Array] | None:
+        """The log and the model, once; words that are delivered from now on follow it."""
         model, self._model = self._model, None
         return model
 
-    def tick(self, now: int, me: str, members: Mapping[str, PeerMember]) -> list[Effect]:
+    def tick(self, now: int, members: Mapping[str, PeerMember]) -> list[Effect]:
         if not self._answered or not members:
             return self._greet(now)
-        if self._left == 0:
-            return []  # complete: it is adopted when the others have heard what is in it
+        if self._is_complete:
+            return []  # it is adopted when the others have heard what is in it
         if self.donor and now - self._since > self._timing.dead:
             self._turn += 1
             self.lost(self.donor)
-        if not self.donor and not self._choose(now, me, members):
-            return []
-        if now < self._ask_at:
+        if (not self.donor and not self._choose(now, members)) or now < self._ask_at:
             return []
         self._ask_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
-        return [self._fetch(me)]
+        return [self._fetch()]
 
     def _greet(self, now: int) -> list[Effect]:
         if now < self._ask_at or not self._through:
@@ -104,94 +96,85 @@ class Newcomer:
         # From now on connections go by the names of lives.
         return [Connect(name, "") for name, address in self._through if address]
 
-    def _choose(self, now: int, me: str, members: Mapping[str, PeerMember]) -> bool:
+    def _choose(self, now: int, members: Mapping[str, PeerMember]) -> bool:
         """Choose a donor once all peers list us; newcomers spread over the donors."""
         donors = sorted(life for life, one in members.items() if one.has_model)
         if not donors or not all(one.lists_me for one in members.values()):
             return False
-        self.donor = donors[(crc32(me.encode()) + self._turn) % len(donors)]
+        self.donor = donors[(crc32(self._me.encode()) + self._turn) % len(donors)]
         self._request += 1
-        self._since = self._ask_at = now
-        self._wait = self._timing.resend_first
+        self._since, self._ask_at, self._wait = now, now, self._timing.resend_first
         return True
 
-    def _fetch(self, me: str) -> Effect:
-        return Send(self.donor, p.Fetch(self._request, me, len(self._pieces)))
+    def _fetch(self) -> Effect:
+        return Send(self.donor, p.Fetch(self._request, self._me, len(self._pieces)))
 
     def lost(self, life: str) -> None:
         if life and life == self.donor:
-            self.donor, self._left = "", -1
-            self._pieces, self._version, self._state = [], {}, b""
+            self.donor, self._first, self._pieces = "", None, []
             self.donors_lost += 1
 
-    def piece(self, now: int, me: str, sender: str, piece: p.ModelPiece, arrays: Arrays) -> list[Effect]:
-        expected = sender == self.donor and piece.request == self._request
-        expected = expected and piece.piece == len(self._pieces)
-        if not expected or self._left == 0 or piece.pieces <= piece.piece:
+    @property
+    def _is_complete(self) -> bool:
+        return self._first is not None and len(self._pieces) >= self._first.pieces
+
+    def piece(self, now: int, sender: str, piece: p.ModelPiece, arrays: Arrays) -> list[Effect]:
+        asked = sender == self.donor and (piece.request, piece.piece) == (self._request, len(self._pieces))
+        if not asked or self._is_complete or piece.pieces <= piece.piece:
             return []
-        if piece.piece == 0:
-            self._version, self._state = dict(piece.heard), piece.state
+        self._first = self._first or piece
         self._pieces.append(np.array(arrays[-1] if arrays else (), np.float32))
-        self._left = piece.pieces - len(self._pieces)
         self._since, self._wait = now, self._timing.resend_first
-        if not self._left:
-            return []
         self._ask_at = now + self._wait
-        return [self._fetch(me)]
+        return [] if self._is_complete else [self._fetch()]
 
     def ready(self, members: Mapping[str, PeerMember]) -> p.Heard | None:
         """The version of the model, if it may be adopted now."""
-        if self._left != 0:
+        first = self._first
+        if first is None or not self._is_complete:
             return None
-        for life, one in members.items():
-            behind = any(one.heard.get(origin, 0) < number for origin, number in self._version.items())
-            if one.has_model and life != self.donor and behind:
-                return None
-        self._model = self._state, np.concatenate(self._pieces)
-        version, self._version, self._pieces, self._state = self._version, {}, [], b""
-        return version
+        others = [one.heard for life, one in members.items() if one.has_model and life != self.donor]
+        if any(heard.get(origin, 0) < number for heard in others for origin, number in first.heard.items()):
+            return None
+        self._model = first.state, np.concatenate(self._pieces)
+        self._first, self._pieces = None, []
+        return first.heard
 
 
 class SnapshotServer:
     """Serves snapshots of our model; each stays until its receiver asks for a newer one."""
 
     def __init__(self, most: int = limits.PEERS) -> None:
-        """At most ``most`` receivers are served at the same time."""
-        self._most = most
-        self._requests: dict[str, int] = {}  # by receiver: the newest request
-        self._snapshots: dict[str, tuple[bytes, Array, p.Heard]] = {}  # for those requests
+        self._most = most  # receivers that are served at the same time
+        # By receiver: its newest request, and the log, model and version for it.
+        self._requests: dict[str, tuple[int, tuple[bytes, Array, p.Heard] | None]] = {}
 
     @property
     def wanted(self) -> list[str]:
         """The receivers that wait for a snapshot: make one, and ``give`` it."""
-        return [to for to in self._requests if to not in self._snapshots]
+        return [to for to, (_, snapshot) in self._requests.items() if snapshot is None]
 
     def fetch(self, to: str, request: int, piece: int) -> list[Effect]:
-        if piece == 0 and self._requests.get(to, 0) < request and self._has_room(to):
-            self._snapshots.pop(to, None)  # it starts again
-            self._requests[to] = request
-        if to not in self._snapshots or request != self._requests[to]:
-            return []
-        return [self._piece(to, piece)]
+        newest, snapshot = self._requests.get(to, (0, None))
+        if piece == 0 and newest < request and self._has_room(to):
+            self._requests[to] = newest, snapshot = request, None  # it starts again
+        return [_piece(to, request, piece, *snapshot)] if snapshot is not None and request == newest else []
 
     def _has_room(self, to: str) -> bool:
-        if to not in self._requests and len(self._requests) >= self._most and self._snapshots:
-            self.done(next(iter(self._snapshots)))
+        served = [one for one, (_, snapshot) in self._requests.items() if snapshot is not None]
+        if to not in self._requests and len(self._requests) >= self._most and served:
+            self.done(served[0])
         return to in self._requests or len(self._requests) < self._most
 
     def give(self, to: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
         if to not in self._requests:
             return []
-        self._snapshots[to] = state, slab.reshape(-1), dict(version)
-        return [self._piece(to, 0)]
-
-    def _piece(self, to: str, number: int) -> Effect:
-        state, flat, version = self._snapshots[to]
-        return _piece(to, self._requests[to], number, flat, state, version)
+        request, snapshot = self._requests[to][0], (state, slab.reshape(-1), dict(version))
+        self._requests[to] = request, snapshot
+        return [_piece(to, request, 0, *snapshot)]
 
     def done(self, to: str) -> None:
         self._requests.pop(to, None)
-        self._snapshots.pop(to, None)
 
 
 class ObserverAnswers:
@@ -200,16 +183,15 @@ class ObserverAnswers:
     def __init__(self) -> None:
         self.snapshots = SnapshotServer(_OBSERVERS)
         self._weights: dict[int, Array] = {}  # by evaluation
-        self._last, self._best = -1, -1
+        self._best = -1
 
     def keep(self, number: int, weights: Array) -> None:
         """Evaluation ``number`` is running on these weights."""
         self._weights[number] = np.ascontiguousarray(weights, np.float32).reshape(-1)
 
     def evaluated(self, number: int, best: bool) -> None:
-        self._last, self._best = number, number if best else self._best
-        kept = (self._last, self._best)
-        self._weights = {one: weights for one, weights in self._weights.items() if one in kept}
+        self._best = number if best else self._best
+        self._weights = {one: weights for one, weights in self._weights.items() if one in (number, self._best)}
 
     def weigh(self, sender: str, request: p.Weigh) -> list[Effect]:
         if request.whole:
@@ -217,13 +199,10 @@ class ObserverAnswers:
         weights = self._weights.get(request.number)
         if weights is None:
             return [Send(sender, p.ModelPiece(request.request, 0, 0))]
-        return [_piece(sender, request.request, request.piece, weights)]
+        return [_piece(sender, request.request, request.piece, b"", weights, {})]
 
 
-def _piece(
-    to: str, request: int, number: int, flat: Array, state: bytes = b"", version: p.Heard | None = None
-) -> Effect:
+def _piece(to: str, request: int, number: int, state: bytes, flat: Array, version: p.Heard) -> Effect:
     pieces = max(1, -(-flat.size // _FLOATS))
-    first = number == 0
-    message = p.ModelPiece(request, number, pieces, (version or {}) if first else {}, state if first else b"")
+    message = p.ModelPiece(request, number, pieces) if number else p.ModelPiece(request, 0, pieces, version, state)
     return Send(to, message, (flat[number * _FLOATS : (number + 1) * _FLOATS],))

@@ -4,47 +4,32 @@
 the next, and is asked last from then on; so is one that the others hold for gone, since it may wake
 up. Models come in pieces, each asked for again until it arrives. Every question has a deadline.
 
-    observer = PeerObserver(transport)
-    observer.meet(peers)                      whom it may ask
-    status = observer.status(evaluations)     the state of the run; Unanswered if nobody says
-    observer.snapshot(life)                   the model and the log of one peer
-
 ``PeerEvents`` turns answers into events of the run, each once, however often it is answered.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from shoal.errors import Invalid, Unanswered
 from shoal.events import Elected, Evaluated, RunEvent
 from shoal.models.linear import Floats
+from shoal.security.safety import Safety
 from shoal.strategies.peers.mesh import is_over
 from shoal.training.tracker import Tracker
 from shoal.wire import Transport
 from shoal.wire import messages as m
-from shoal.wire.messages.peers import (
-    EvaluationDone,
-    Greet,
-    ModelPiece,
-    Peer,
-    PeerGreeting,
-    PeerStatus,
-    StopPeers,
-    Watch,
-    Weigh,
-)
-
-if TYPE_CHECKING:
-    from shoal.security.safety import Safety
+from shoal.wire.messages import peers as p
 
 LEFT = "it left"
 SPENT = ("compute", "communicate", "idle")  # what ``PeerStatus.spent`` counts, in its order
@@ -59,13 +44,13 @@ class PeerObserver:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._lock = threading.Lock()
-        self._peers: dict[str, Peer] = {}  # by life, in the order in which they are asked
-        self._request = 0
+        self._lock = threading.RLock()
+        self._peers: dict[str, p.Peer] = {}  # by life, in the order in which they are asked
+        self._numbers = itertools.count(1)  # of requests
         self._closed = False
         self.lead = ""  # the life that leads, by the last answer
 
-    def meet(self, peers: Iterable[Peer]) -> None:
+    def meet(self, peers: Iterable[p.Peer]) -> None:
         with self._lock:
             for peer in peers:
                 if peer.life not in self._peers:
@@ -76,11 +61,8 @@ class PeerObserver:
     def doubt(self, life: str) -> None:
         """Mark a peer that others removed: ask it only if no other answers."""
         with self._lock:
-            self._put_last(life)
-
-    def _put_last(self, life: str) -> None:
-        if (peer := self._peers.pop(life, None)) is not None:
-            self._peers[life] = peer
+            if (peer := self._peers.pop(life, None)) is not None:
+                self._peers[life] = peer
 
     def forget(self, life: str) -> None:
         with self._lock:
@@ -88,35 +70,33 @@ class PeerObserver:
                 self._transport.disconnect(life)
 
     @property
-    def known(self) -> list[Peer]:
+    def known(self) -> list[p.Peer]:
         return list(self._peers.values())
 
-    def greet(self, life: str, seconds: float, newcomer: str = "") -> PeerGreeting:
+    def greet(self, life: str, seconds: float, newcomer: str = "") -> p.PeerGreeting:
         """Who is here, and what the run is about; ``newcomer``: the token of one that joins."""
-        return self._ask("greet it", [life], Greet(self._number(), newcomer), PeerGreeting, seconds)[0]
+        return self._ask("greet it", [life], p.Greet(next(self._numbers), newcomer), p.PeerGreeting, seconds)[0]
 
-    def status(self, evaluations: int, seconds: float) -> PeerStatus:
+    def status(self, evaluations: int, seconds: float) -> p.PeerStatus:
         """The state of the run, from the leader if it answers; raises Unanswered."""
-        first = [life for life in self._peers if life == self.lead]
-        others = [life for life in self._peers if life != self.lead]
-        question = Watch(self._number(), evaluations)
-        status, _ = self._ask("say how the run stands", first + others, question, PeerStatus, seconds)
+        lives = sorted(self._peers, key=lambda life: life != self.lead)
+        question = p.Watch(next(self._numbers), evaluations)
+        status, _ = self._ask("say how the run stands", lives, question, p.PeerStatus, seconds)
         self.lead = status.lead
         return status
 
     def evaluated(self, life: str, number: int, ended: Callable[[], bool] = lambda: False) -> Floats | None:
-        return self._model(life, lambda request, piece: Weigh(request, number, piece), ended)[1]
+        return self._model(life, p.Weigh(next(self._numbers), number), ended)[1]
 
     def snapshot(self, life: str) -> tuple[bytes, Floats | None]:
         """A peer's log, and its model with the state of the update rule, of the same moment."""
-        return self._model(life, lambda request, piece: Weigh(request, 0, piece, whole=True))
+        return self._model(life, p.Weigh(next(self._numbers), 0, whole=True))
 
     def stop(self, life: str, why: str, *, leave: bool = False, ended: str = "") -> None:
         """Tell a peer to end the run, to leave, or that a life has ended. It may be lost."""
-        number = self._number()
         with self._lock:
             if not self._closed and life in self._peers:
-                self._transport.send(life, StopPeers(number, why, leave, ended), ())
+                self._transport.send(life, p.StopPeers(next(self._numbers), why, leave, ended), ())
                 self._transport.flush()
 
     def close(self) -> None:
@@ -125,26 +105,18 @@ class PeerObserver:
                 self._closed = True
                 self._transport.close()
 
-    def _number(self) -> int:
-        with self._lock:
-            self._request += 1
-            return self._request
-
     def _model(
-        self, life: str, make: Callable[[int, int], Weigh], ended: Callable[[], bool] = lambda: False
+        self, life: str, question: p.Weigh, ended: Callable[[], bool] = lambda: False
     ) -> tuple[bytes, Floats | None]:
         """All pieces of one model: they have the same request number."""
         if life not in self._peers:
             raise Unanswered("give its model", life, 0.0)
-        request = self._number()
-        found, state, piece, pieces = [], b"", 0, 1
-        while piece < pieces:
-            question = make(request, piece)
-            part, arrays = self._ask("give its model", [life], question, ModelPiece, _PIECE_WITHIN, ended)
-            pieces = part.pieces
-            state = state or part.state
+        found, state, pieces = list[Floats](), b"", 1
+        while question.piece < pieces:
+            part, arrays = self._ask("give its model", [life], question, p.ModelPiece, _PIECE_WITHIN, ended)
+            pieces, state = part.pieces, state or part.state
             found += [np.array(array, np.float32) for array in arrays]
-            piece += 1
+            question = msgspec.structs.replace(question, piece=question.piece + 1)
         return state, np.concatenate(found) if found else None
 
     def _ask(
@@ -166,29 +138,22 @@ class PeerObserver:
                     self._transport.send(to[asked % len(to)], question, ())
                     self._transport.flush()
                     if asked:
-                        self._put_last(to[(asked - 1) % len(to)])
+                        self.doubt(to[(asked - 1) % len(to)])
                     again, asked = now + _AGAIN, asked + 1
                 for event in self._transport.receive(max(0.0, min(again, deadline) - now)):
                     answer = event.message
                     if isinstance(answer, m.Refusal) and answer.kind == "version":
                         raise Invalid(f"{event.sender} speaks another version of shoal: {answer.reason}")
-                    if isinstance(answer, kind) and _belongs(answer, question):
+                    # Answers repeat the request number, and the piece of a model.
+                    same = all(getattr(answer, one, 0) == getattr(question, one, 0) for one in ("request", "piece"))
+                    if isinstance(answer, kind) and same:
                         return answer, event.arrays
                 now = time.monotonic()
         raise Unanswered(what, to[0] if len(to) == 1 else f"{to[0]} and {len(to) - 1} others", seconds)
 
 
-def _belongs(answer: m.Message, question: m.Message) -> bool:
-    """Answers repeat the request number, those with a piece of a model also the piece."""
-    return all(getattr(answer, name, None) == getattr(question, name, None) for name in ("request", "piece"))
-
-
 class PeerEvents:
-    """The events of one run.
-
-    Answers come from one peer after another, and one may know less than the one before: progress
-    only ever grows here.
-    """
+    """The events of one run. One peer may know less than another: progress only grows."""
 
     def __init__(self, tracker: Tracker, listener: Callable[[RunEvent], None]) -> None:
         self._tracker, self._listener = tracker, listener
@@ -197,13 +162,13 @@ class PeerEvents:
         self.gone: dict[str, str] = {}  # by life, and why: those for which Gone was sent
         self.lead = ""  # its life
         self.evaluations = 0  # how many are known: ask for those that follow
-        self._furthest: PeerStatus | None = None
+        self._furthest: p.PeerStatus | None = None
 
     @property
     def living(self) -> list[str]:
         return [name for life, name in self.names.items() if life not in self.gone]
 
-    def update(self, status: PeerStatus) -> list[EvaluationDone]:
+    def update(self, status: p.PeerStatus) -> list[p.EvaluationDone]:
         """Send events for what is new in this answer; returns its new evaluations."""
         tracker, furthest = self._tracker, self._furthest
         tracker.seconds = max(tracker.seconds, status.seconds)
@@ -218,11 +183,12 @@ class PeerEvents:
             for life, why in status.gone.items():
                 self.mark_gone(life, why)
         if status.lead != self.lead and status.lead in self.names and status.lead not in self.gone:
-            self._elected(status.lead)
+            before, self.lead = self.lead, status.lead
+            why = f"{self.names[before]} is gone: {self.gone[before] or LEFT}" if before in self.gone else ""
+            self._listener(Elected(seconds=tracker.seconds, name=self.names[status.lead], why=why))
         if furthest is None or (status.done, status.ended) >= (furthest.done, furthest.ended):
             self._count(status)
-        fresh = [one for one in status.judged if one.number >= self.evaluations]
-        fresh.sort(key=lambda one: one.number)
+        fresh = sorted((one for one in status.judged if one.number >= self.evaluations), key=lambda one: one.number)
         for one in fresh:
             self._evaluated(one)
         return fresh
@@ -235,27 +201,17 @@ class PeerEvents:
         if life in self.names:  # otherwise its join was never reported
             self._tracker.gone(self.names[life], why or LEFT, lost=why not in ("", LEFT))
 
-    def _count(self, status: PeerStatus) -> None:
+    def _count(self, status: p.PeerStatus) -> None:
         tracker, before, self._furthest = self._tracker, self._furthest, status
         spent = zip(SPENT, before.spent if before else [0] * len(SPENT), status.spent, strict=False)
         tracker.workers, tracker.staleness = len(self.living), list(status.staleness)
         tracker.sent, tracker.received = status.moved
         tracker.counts.update({name: number - tracker.counts[name] for name, number in status.counts.items()})
-        tracker.add(
-            status.done - tracker.done,
-            status.rows - tracker.examples,
-            status.loss[0] - (before.loss[0] if before else 0.0),
-            0.0,
-            {kind: max(0, now - then) / 1e6 for kind, then, now in spent},
-            timed=False,
-        )
+        loss = status.loss[0] - (before.loss[0] if before else 0.0)
+        seconds = {kind: max(0, now - then) / 1e6 for kind, then, now in spent}
+        tracker.add(status.done - tracker.done, status.rows - tracker.examples, loss, 0.0, seconds, timed=False)
 
-    def _elected(self, life: str) -> None:
-        before, self.lead = self.lead, life
-        why = f"{self.names[before]} is gone: {self.gone[before] or LEFT}" if before in self.gone else ""
-        self._listener(Elected(seconds=self._tracker.seconds, name=self.names[life], why=why))
-
-    def _evaluated(self, one: EvaluationDone) -> None:
+    def _evaluated(self, one: p.EvaluationDone) -> None:
         self.evaluations = one.number + 1
         self._tracker.seconds = max(self._tracker.seconds, one.now)
         self._listener(
@@ -279,12 +235,9 @@ class PeerEvents:
 def answers(address: str, safety: Safety, seconds: float) -> bool:
     from shoal.wire.zmq import ZmqTransport
 
-    observer = PeerObserver(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
-    try:
-        observer.meet([Peer("door", "door", 0, address)])
+    transport = ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety)
+    with contextlib.closing(PeerObserver(transport)) as observer, contextlib.suppress(Unanswered):
+        observer.meet([p.Peer("door", "door", 0, address)])
         observer.greet("door", seconds)
         return True
-    except Unanswered:
-        return False
-    finally:
-        observer.close()
+    return False

@@ -3,16 +3,14 @@
     contribution    what a peer learned between two publications, numbered. It goes to every owner,
                     empty if need be, and is sent again until the owner has published that it is in
     owned           the word of an owner: the sum of what came for its parts and, of each peer, up
-                    to which contribution. All peers add the same sum; the contributor, whose
-                    weights had its own share from the start, subtracts that share again. It is
-                    heard after the words of those peers (``Mesh.publish``), so all who have it know
-                    the slots in it
+                    to which contribution. All peers add the same sum; a contributor, whose weights
+                    had its own share from the start, subtracts that share again. It is heard after
+                    the words of those peers, so all who have it know the slots in it
     owners          change when a peer joins or is gone. The old owners publish what they have,
                     yield and accept nothing more; a new owner begins when all of them have yielded
                     or are closed, from exactly what they published
 
-Contributions of one peer are added in order, each once. Nothing here sends, sleeps or reads the
-time.
+Contributions of one peer are added in order, each once.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from shoal.strategies.peers.run_log import RunLog
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire.effects import Effect, Send
 from shoal.wire.messages import peers as p
-from shoal.wire.messages.base import Array, Arrays
+from shoal.wire.messages.base import Arrays
 
 # An owner gathers for so long before it publishes, or until it has as many contributions as peers.
 FLUSH = 100 * limits.MILLISECOND
@@ -53,7 +51,6 @@ class GatheredShares:
     """Contributions to the parts that we own, not published yet."""
 
     since: int = -1
-    contributions: int = 0
     changes: list[Change] = field(default_factory=list)
     parts: dict[int, dict[str, int]] = field(default_factory=dict)
 
@@ -65,7 +62,7 @@ class Ownership:
         self._me, self._parts, self._timing = me, parts, timing
         self._bounds = np.array([-(-part * keys // parts) for part in range(parts + 1)], np.uint64)
         self._number = 0
-        self._sent: dict[int, UnconfirmedShare] = {}
+        self.unconfirmed: dict[int, UnconfirmedShare] = {}  # by number; there may be up to OPEN
         self._mine = [0] * parts  # by part: up to which contribution of ours is published
         self._begun = 0  # the version of the owners with which we began to accept contributions
         # As an owner, by part: up to which contribution of each peer we have.
@@ -75,11 +72,8 @@ class Ownership:
         self._gathered = GatheredShares()
         self._yielded = 0
 
-    # ------------------------------------------------------------ who owns what
-
     def choose(self, log: RunLog, living: Sequence[str]) -> p.OwnersChanged | None:
-        known = [] if log.owners is None else [*log.owners.lives, *log.owners.others]
-        if not living or sorted(set(known)) == sorted(living):
+        if not living or sorted(set(log.all_owners)) == sorted(living):
             return None
         lives = [living[part * len(living) // self._parts] for part in range(self._parts)]
         version = 1 if log.owners is None else log.owners.version + 1
@@ -90,32 +84,13 @@ class Ownership:
         owners = log.owners
         if owners is None or life not in log.since:
             return True
-        if life in owners.lives or life in owners.others:
-            return False
-        return all(log.yielded.get(one, 0) >= owners.version for one in living if one in log.since)
-
-    def _may_begin(self, log: RunLog, mesh: Mesh) -> bool:
-        """All earlier owners have published all they had."""
-        owners = log.owners
-        if owners is None:
-            return False
-        before = [life for life, version in log.since.items() if version < owners.version]
-        return all(log.yielded.get(life, 0) >= owners.version or mesh.is_closed(life) for life in before)
-
-    # ------------------------------------------------------------ contributing
-
-    @property
-    def is_settled(self) -> bool:
-        return not self._sent
-
-    @property
-    def may_contribute(self) -> bool:
-        return len(self._sent) < OPEN
+        yielded = all(log.yielded.get(one, 0) >= owners.version for one in living if one in log.since)
+        return yielded and life not in log.all_owners
 
     def contribute(self, change: Change) -> int:
         self._number += 1
         cuts = np.searchsorted(change[0], self._bounds).tolist()
-        self._sent[self._number] = UnconfirmedShare(self._number, change, cuts)
+        self.unconfirmed[self._number] = UnconfirmedShare(self._number, change, cuts)
         return self._number
 
     def send(self, now: int, log: RunLog) -> list[Effect]:
@@ -123,11 +98,11 @@ class Ownership:
         if owners is None:
             return []
         effects: list[Effect] = []
-        for sent in self._sent.values():
-            if sent.version == owners.version and now - sent.at < sent.wait:
+        for sent in self.unconfirmed.values():
+            again = sent.version == owners.version
+            if again and now - sent.at < sent.wait:
                 continue
-            first, most = self._timing.resend_first, self._timing.resend_most
-            sent.wait = first if sent.version != owners.version else min(2 * sent.wait, most)
+            sent.wait = min(2 * sent.wait, self._timing.resend_most) if again else self._timing.resend_first
             sent.at, sent.version = now, owners.version
             lacking: dict[str, list[int]] = {}
             for part, owner in enumerate(owners.lives):
@@ -146,26 +121,24 @@ class Ownership:
         """What this word changes in our weights: the sum, minus our own share."""
         changes = [change] if len(change[0]) else []
         mine = {part: upto[self._me] for part, upto in word.parts if upto.get(self._me, 0) > self._mine[part]}
-        for sent in self._sent.values():
+        for sent in self.unconfirmed.values():
             fresh = [part for part in sorted(mine) if self._mine[part] < sent.number <= mine[part]]
             keys, values = _cut(sent.change, sent.cuts, fresh)
             changes += [(keys, -values)] if len(keys) else []
         for part, upto in mine.items():
             self._mine[part] = upto
         least = min(self._mine)
-        for number in [one for one in self._sent if one <= least]:
-            del self._sent[number]
+        for number in [one for one in self.unconfirmed if one <= least]:
+            del self.unconfirmed[number]
         return changes
 
     def pending(self) -> list[Change]:
         """Changes that are in our weights and are not published by their owners."""
         found = []
-        for sent in self._sent.values():
+        for sent in self.unconfirmed.values():
             lacking = [part for part in range(self._parts) if self._mine[part] < sent.number]
             found.append(_cut(sent.change, sent.cuts, lacking))
         return [change for change in found if len(change[0])]
-
-    # ------------------------------------------------------------ owning
 
     def receive(self, now: int, share: p.OwnedShare, arrays: Arrays, log: RunLog) -> None:
         """A contribution arrived; it waits until those before it have arrived."""
@@ -179,35 +152,28 @@ class Ownership:
     def _accept_early(self, now: int, life: str, log: RunLog) -> None:
         """Accept contributions that were announced, or nobody would know their slots."""
         owners = log.owners
-        if owners is None or owners.version != self._begun or life not in (*owners.lives, *owners.others):
+        if owners is None or owners.version != self._begun or life not in log.all_owners:
             return
-        early = self._early.get(life, {})
+        early, gathered = self._early.get(life, {}), self._gathered
         for number in sorted(number for number in early if number <= log.told.get(life, 0)):
             share, (keys, values) = early[number]
             mine = [part for part in share.parts if part < self._parts and owners.lives[part] == self._me]
-            if share.version == owners.version:
-                self._gather(now, life, number, mine, keys, values)
+            fresh = [part for part in mine if self._has[part].get(life, 0) == number - 1]
+            if share.version == owners.version and fresh:
+                gathered.since = now if gathered.since < 0 else gathered.since
+                for part in fresh:
+                    self._has[part][life] = number
+                    gathered.parts.setdefault(part, {})[life] = number
+                cuts = np.searchsorted(keys, self._bounds).tolist()
+                gathered.changes.append(_cut((keys, values), cuts, sorted(fresh)))
             if share.version < owners.version or all(self._has[part].get(life, 0) >= number for part in mine):
                 del early[number]
-
-    def _gather(self, now: int, life: str, number: int, mine: Sequence[int], keys: Array, values: Array) -> None:
-        fresh = [part for part in mine if self._has[part].get(life, 0) == number - 1]
-        if not fresh:
-            return
-        cuts = np.searchsorted(keys, self._bounds).tolist()
-        gathered = self._gathered
-        gathered.since = now if gathered.since < 0 else gathered.since
-        gathered.contributions += 1
-        for part in fresh:
-            self._has[part][life] = number
-            gathered.parts.setdefault(part, {})[life] = number
-        gathered.changes.append(_cut((keys, values), cuts, sorted(fresh)))
 
     def words(self, now: int, log: RunLog, mesh: Mesh, hurry: bool) -> list[tuple[p.Word, Arrays]]:
         found: list[tuple[p.Word, Arrays]] = []
         gathered, owners = self._gathered, log.owners
         yields = owners is not None and owners.version > self._yielded
-        full = gathered.contributions >= len(mesh.living)
+        full = len(gathered.changes) >= len(mesh.living)
         ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or full or hurry) and mesh.may_publish
         if gathered.since >= 0 and (yields or ripe):
             self._gathered = GatheredShares()
@@ -221,17 +187,17 @@ class Ownership:
     def begin(self, now: int, log: RunLog, mesh: Mesh) -> None:
         """Begin to accept contributions once all earlier owners have published what they had."""
         owners = log.owners
-        if owners is not None and self._begun < owners.version == self._yielded and self._may_begin(log, mesh):
-            self._begun = owners.version
-            self._has = [dict(part) for part in log.included]
-        for life in [life for life, early in self._early.items() if early or life in mesh.gone]:
-            if life in mesh.gone:
-                del self._early[life]
-            else:
-                self._accept_early(now, life, log)
+        if owners is not None and self._begun < owners.version == self._yielded:
+            before = [life for life, version in log.since.items() if version < owners.version]
+            if all(log.yielded.get(life, 0) >= owners.version or mesh.is_closed(life) for life in before):
+                self._begun = owners.version
+                self._has = [dict(part) for part in log.included]
+        self._early = {life: early for life, early in self._early.items() if early and life not in mesh.gone}
+        for life in self._early:
+            self._accept_early(now, life, log)
 
     def wake_at(self, now: int, may_publish: bool) -> int:
-        times = [sent.at + sent.wait for sent in self._sent.values() if sent.version >= 0]
+        times = [sent.at + sent.wait for sent in self.unconfirmed.values() if sent.version >= 0]
         if self._gathered.since >= 0 and may_publish:
             times.append(self._gathered.since + FLUSH)
         return min(times, default=now + limits.SECOND)
@@ -246,10 +212,6 @@ def _cut(change: Change, cuts: Sequence[int], parts: Sequence[int]) -> Change:
 
 def _sum(changes: Sequence[Change]) -> Change:
     """The sum of these changes: the keys in order, each once."""
-    if not changes:
-        return np.empty(0, np.uint64), np.empty(0, np.float32)
-    if len(changes) == 1:
-        return changes[0]
     keys, places = np.unique(np.concatenate([keys for keys, _ in changes]), return_inverse=True)
     values = np.bincount(places, np.concatenate([values for _, values in changes]), len(keys))
     return keys, values.astype(np.float32)

@@ -1,12 +1,8 @@
 """The state machine of one peer: it learns, publishes its changes and adds those of others.
 
-    learning    in short visits to its model (``compute``); before each, the changes of others are
-                added. No peer waits for another
-    publishing  after ``every`` rows, or when there is nothing more to do: to all, or to the owners
-                of the weights (``ownership``)
-    leading     the first living peer assigns slots, evaluates and ends the run (``leader``), from
-                what all peers know (``run_log``)
-    joining     a newcomer gets a copy of the model with its exact version (``model_transfer``)
+    learning    in short visits to its model (``compute``), which add the changes of others first
+    publishing  after ``every`` rows, to all or to the owners of the weights (``ownership``)
+    leading     if it is the first living peer (``leader``)
     leaving     in order: it publishes what it learned and gives back the slots it did not;
                 after an error: all others leave it alone
 
@@ -18,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,11 +21,10 @@ import numpy as np
 from shoal import limits
 from shoal.errors import ShoalError
 from shoal.schedule.intervals import Runs
-from shoal.strategies.peers.broadcast import Delivery
-from shoal.strategies.peers.compute import Change, Floats, Pacer, PeerCompute, Replica, Visit, VisitResult
+from shoal.strategies.peers.compute import Change, Floats, Pacer, PeerCompute, Replica, Visit
 from shoal.strategies.peers.leader import Evaluate, Leader, PeerFacts
 from shoal.strategies.peers.mesh import Mesh
-from shoal.strategies.peers.ownership import Ownership
+from shoal.strategies.peers.ownership import OPEN, Ownership
 from shoal.strategies.peers.run_log import MOST_EVALUATIONS, PARTLY, MessageCheck, RunLog
 from shoal.wire.effects import Computed, Effect, Event, Received, Send, Stored, Wake
 from shoal.wire.messages import peers as p
@@ -38,8 +32,6 @@ from shoal.wire.messages.base import Arrays
 
 _CHECK = 100 * limits.MILLISECOND  # between two checks of the clock, where one waits
 _FRAME = limits.FRAME_BYTES // 8  # keys in one
-
-Traffic = Callable[[], tuple[int, int]]
 
 
 class PeerNode:
@@ -52,20 +44,16 @@ class PeerNode:
         facts: PeerFacts,
         evaluate: Evaluate,
         *,
-        begin: RunLog | None = None,
+        begin: RunLog | None = None,  # where a resumed run continues
         pacer: Pacer | None = None,
-        link: float = 0.0,
-        traffic: Traffic = lambda: (0, 0),
-        keys: int = 0,
-        parts: int = limits.PEER_PARTS,
+        link: float = 0.0,  # seconds that messages of peers take
+        traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        keys: int = 0,  # weights; 0: not known
+        parts: int = limits.PEER_PARTS,  # of the weights, if they have owners
     ) -> None:
-        """``begin``: where a resumed run continues; ``link``: seconds that messages of peers take.
-
-        The model has ``keys`` weights (0: not known), in ``parts`` if they have owners.
-        """
         self.name, self.mesh, self.facts = mesh.me.life, mesh, facts
         owned_parts = parts if facts.owned else 0
-        mesh.check = MessageCheck(keys, facts.limit[0], facts.slots.batch, owned_parts)
+        mesh.check = self._check = MessageCheck(keys, facts.limit[0], facts.slots.batch, owned_parts)
         self.log = RunLog() if begin is None else RunLog.unpack(begin.pack())
         self.log.included = self.log.included or [{} for _ in range(owned_parts)]
         self.why = ""  # why it left; empty: in order, or it did not
@@ -75,17 +63,15 @@ class PeerNode:
         self.may_go = False  # no longer needed, or not requested for long
         self.evicted = ""  # the others hold it for gone: it must rejoin as a new life
         self._traffic = traffic
-        self._leader = Leader(mesh, facts, evaluate, self.log, self.ownership, self.log.seconds)
+        self._leader = Leader(mesh, facts, evaluate, self.log, self.ownership)
         self._link = round(link * limits.SECOND)
         self._delayed: deque[tuple[int, Event]] = deque()  # in order of arrival
         self._others = 0  # changes of others that were heard
         self._leave: str | None = None  # it is to leave, and why; empty: in order
-        self._rested = False
         self._over_at: int | None = None  # when it left, or heard that the run ended
 
     @property
     def ended(self) -> bool:
-        """The run is over: all rest, and have heard all."""
         return self.log.ended is not None
 
     @property
@@ -95,10 +81,7 @@ class PeerNode:
     def leave(self) -> None:
         self._leave = "" if self._leave is None else self._leave
 
-    # ------------------------------------------------------------ events
-
     def handle(self, now: int, event: Event) -> list[Effect]:
-        self._leader.begin(now)
         effects: list[Effect] = []
         while self._delayed and self._delayed[0][0] <= now:
             effects += self._event(now, self._delayed.popleft()[1])
@@ -111,8 +94,8 @@ class PeerNode:
 
     def _event(self, now: int, event: Event) -> list[Effect]:
         match event:
-            case Computed(token, result, error):
-                return self._computed(now, token, result, error)
+            case Computed(_, _, error):
+                return self._computed(now, error)
             case Stored(token, result, error):
                 return self._publish_all(now, self._leader.evaluated(now, token, result, error))
             case Received(sender, p.Watch() as watch):
@@ -120,10 +103,16 @@ class PeerNode:
             case Received(sender, p.Weigh() as weigh):
                 return self._leader.answers.weigh(sender, weigh) if self.mesh.has_model else []
             case Received(_, p.StopPeers() as stop):
-                return self._on_stop(now, stop)
+                if stop.ended:
+                    return self.mesh.mark_gone(now, stop.ended, stop.why)
+                if stop.leave:
+                    self.leave()
+                else:
+                    self._leader.stop = self._leader.stop or stop.why or "stopped"
+                return []
             case Received(sender, p.OwnedShare() as share, arrays):
                 return self._on_share(now, sender, share, arrays)
-        return self.mesh.handle(now, event) or []
+        return self.mesh.handle(now, event)
 
     def _wake_at(self, now: int) -> int:
         times = [self.mesh.wake_at]
@@ -139,7 +128,7 @@ class PeerNode:
         """After every event: apply what was heard, lead if it is us, and start the next visit."""
         if self.mesh.evicted:
             return self._wind_down(now)
-        if (given := self.mesh.take_model()) is not None:
+        if (given := self.mesh.newcomer.take()) is not None:
             self._adopt(now, *given)
         effects = self._hear(now)
         if self.mesh.has_model:
@@ -150,8 +139,6 @@ class PeerNode:
             effects += self._start(now)
             self._check_over(now)
         return effects
-
-    # ------------------------------------------------------------ words
 
     def _adopt(self, now: int, packed: bytes, slab: Floats) -> None:
         self.log = self._leader.log = RunLog.unpack(packed)
@@ -170,83 +157,66 @@ class PeerNode:
     def _hear(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
         for delivery in self.mesh.broadcast.drain():
-            effects += self._heard(now, delivery)
-        return effects
-
-    def _heard(self, now: int, delivery: Delivery) -> list[Effect]:
-        origin, word, arrays = delivery.origin, delivery.word, delivery.arrays
-        self.log.apply(origin, word)
-        match word:
-            case p.Learned() if origin != self.name:
-                self._others += bool(word.slots)
-                if len(arrays) == 2:
-                    self.compute.inbox.append((arrays[0], arrays[1]))
-            case p.Owned() if self.ownership is not None and len(arrays) == 2:
-                self.compute.inbox += self.ownership.changes_of(word, (arrays[0], arrays[1]))
-            case p.SlotsDealt(slots):
-                self._leader.set_clock(now, 0.0)
-                if self.log.halt is None and not self.left:
-                    self._assigned([runs for life, runs in slots if life == self.name])
-            case p.EvaluationDone():
-                if word.now:  # its clock may be ahead of ours
+            origin, word, arrays = delivery.origin, delivery.word, delivery.arrays
+            self.log.apply(origin, word)
+            match word:
+                case p.Learned() if origin != self.name:
+                    self._others += bool(word.slots)
+                    if len(arrays) == 2:
+                        self.compute.inbox.append((arrays[0], arrays[1]))
+                case p.Owned() if self.ownership is not None and len(arrays) == 2:
+                    self.compute.inbox += self.ownership.changes_of(word, (arrays[0], arrays[1]))
+                case p.SlotsDealt(slots):
+                    self._leader.set_clock(now, 0.0)
+                    lives = [one.life for one in self.mesh.living]
+                    for life, runs in slots if self.log.halt is None and not self.left else ():
+                        if life == self.name:
+                            self.compute.todo.add(runs)
+                            self.compute.take_place(lives.index(life), len(lives))
+                case p.EvaluationDone() if word.now:  # its clock may be ahead of ours
                     self._leader.set_clock(now, word.now)
-            case p.Halt():
-                self.compute.drop()
-            case p.PeerLeaving(why) if origin != self.name:
-                return self.mesh.mark_gone(now, origin, why)
-        return []
-
-    def _assigned(self, found: Sequence[Runs]) -> None:
-        for runs in found:
-            self.compute.todo.add(runs)
-        lives = [one.life for one in self.mesh.living] if found else []
-        if self.name in lives:
-            self.compute.take_place(lives.index(self.name), len(lives))
-
-    # ------------------------------------------------------------ visits to the model
+                case p.Halt():
+                    self.compute.drop()
+                case p.PeerLeaving(why) if origin != self.name:
+                    effects += self.mesh.mark_gone(now, origin, why)
+        return effects
 
     def _start(self, now: int) -> list[Effect]:
         if self.compute.running is not None:
             return []
-        wanted, log = list(self.mesh.donor.wanted), self.log
+        wanted, log, ownership = self.mesh.donor.wanted, self.log, self.ownership
         stops = self._leave is not None or log.halt is not None or self.left
         visit = self.compute.plan(
             learns=not stops,
-            may_publish=self.mesh.may_publish and (self.ownership is None or self.ownership.may_contribute),
-            must_publish=stops,
+            may_publish=self.mesh.may_publish and (ownership is None or len(ownership.unconfirmed) < OPEN),
             weighs=self._leader.is_evaluation_due(now),
             copies=bool(wanted or self._leader.answers.snapshots.wanted),
         )
         if visit is None:
             return []
-        visit.owned, visit.version, visit.knew = self.ownership is not None, dict(self.mesh.heard), self._others
-        visit.done, visit.rows, visit.loss = log.done, log.rows, log.loss
+        visit.owned, visit.version, visit.knew = ownership is not None, dict(self.mesh.heard), self._others
+        visit.known = log.done, log.rows, log.loss
         if visit.copy:
             visit.wanted, visit.state = wanted, log.pack(self._leader.seconds(now))
-            visit.without = self.ownership.pending() if self.ownership is not None else []
+            visit.without = ownership.pending() if ownership is not None else []
         return [self.compute.start(now, visit)]
 
-    def _computed(self, now: int, token: int, result: Any, error: BaseException | None) -> list[Effect]:
-        visit = self.compute.end(now, token)
-        if visit is None:
-            return []
+    def _computed(self, now: int, error: BaseException | None) -> list[Effect]:
+        visit, own, effects = self.compute.end(now), self.compute.unpublished, list[Effect]()
         if error is not None:
             return self._failed(now, error)
-        assert isinstance(result, VisitResult)
-        self.compute.learned(now, visit, result.rows, result.loss)
         if self.mesh.evicted:
             return []
-        own, effects = self.compute.unpublished, list[Effect]()
-        if result.change is not None:
-            effects += self._publish_change(now, result.change, visit)
-        if result.weights is not None:
-            done, rows, loss = visit.done, visit.rows, visit.loss
+        if visit.change is not None:
+            effects += self._publish_change(now, visit.change, visit)
+        if visit.weights is not None:
+            done, rows, loss = visit.known
             if self.ownership is None:  # what we learned ourselves is in the weights
                 done, rows = done + own.slots.size, rows + own.rows
                 loss = (loss[0] + own.loss, loss[1] + own.rows)
-            effects += self._leader.evaluate(now, result.weights, done, rows, loss)
-        if result.slab is not None:
-            effects += self._give_copies(visit, result.slab)
+            effects += self._leader.evaluate(now, visit.weights, done, rows, loss)
+        if visit.slab is not None:
+            effects += self._give_copies(visit, visit.slab)
         return effects
 
     def _publish_change(self, now: int, change: Change, visit: Visit) -> list[Effect]:
@@ -277,10 +247,9 @@ class PeerNode:
         return effects
 
     def _on_share(self, now: int, sender: str, share: p.OwnedShare, arrays: Arrays) -> list[Effect]:
-        check = self.mesh.check
         if self.ownership is None or self.left or sender not in self.mesh.members or share.life != sender:
             return []
-        if check is not None and (wrong := check.error_in_change(arrays)):  # or they refuse our sum
+        if wrong := self._check.error_in_change(arrays):  # or they refuse our sum
             return self.mesh.mark_gone(now, sender, f"it sent an invalid message: {wrong}")
         self.ownership.receive(now, share, arrays, self.log)
         return []
@@ -299,25 +268,12 @@ class PeerNode:
             effects += self._publish(now, word, arrays)
         return effects
 
-    # ------------------------------------------------------------ the end
-
-    def _on_stop(self, now: int, stop: p.StopPeers) -> list[Effect]:
-        if stop.ended:
-            return self.mesh.mark_gone(now, stop.ended, stop.why)
-        if stop.leave:
-            self.leave()
-        else:
-            self._leader.stop = self._leader.stop or stop.why or "stopped"
-        return []
-
     def _finish(self, now: int) -> list[Effect]:
-        if self.compute.running is not None or self.compute.unpublished.slots or self.left:
-            return []
-        if self.ownership is not None and not self.ownership.is_settled:
+        settled = self.ownership is None or not self.ownership.unconfirmed
+        if self.compute.running is not None or self.compute.unpublished.slots or self.left or not settled:
             return []
         if self.log.halt is not None:
-            rested, self._rested = self._rested, True
-            return [] if rested else self._publish(now, p.Rested())
+            return [] if self.name in self.log.rested else self._publish(now, p.Rested())
         if self._leave is None:
             return []
         if len(self.mesh.living) > 1:
@@ -331,7 +287,7 @@ class PeerNode:
         return self._publish(now, p.PeerLeaving(why, back))
 
     def _failed(self, now: int, error: BaseException) -> list[Effect]:
-        """It cannot compute: the others go on without it; without others the run ends."""
+        """The others go on without it; without others the run ends."""
         why = str(error) if isinstance(error, ShoalError) and str(error) else f"{type(error).__name__}: {error}"
         self.compute.forget()
         if self.left or self.mesh.evicted:
@@ -346,17 +302,15 @@ class PeerNode:
         """The others removed us: apply the words heard so far, then end this life."""
         self._leader.leads = False
         self.may_go = self.left
-        for delivery in self.mesh.broadcast.drain():
-            self._heard(now, delivery)
+        self._hear(now)
         if self.left or self.evicted or self.compute.running is not None:
             return []
         self.compute.forget()  # not published: others will be assigned it
-        if self.compute.is_idle:
+        visit = self.compute.plan(learns=False)
+        if visit is None:
             self.evicted = self.mesh.evicted
             return []
-        add, self.compute.inbox = self.compute.inbox, []
-        restore, self.compute.model = self.compute.model, None
-        return [self.compute.start(now, Visit(restore=restore, add=add, take=True))]
+        return [self.compute.start(now, visit)]
 
     def _check_over(self, now: int) -> None:
         if self.ended and self._over_at is None:

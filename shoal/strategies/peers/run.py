@@ -38,8 +38,6 @@ _GIVE_UP = 120.0  # seconds without any answer
 
 
 class PeerRun(TrackedRun):
-    """One run."""
-
     patience = 10.0  # seconds without an answer until a warning, then twice that, ...
 
     def __init__(self, start: RunStart) -> None:
@@ -58,13 +56,8 @@ class PeerRun(TrackedRun):
         self.resume = None  # it is as large as the model
         self._ends: deque[tuple[str, str]] = deque()  # names of our processes that ended, and why
         self._news = threading.Event()
-        self.observer: PeerObserver
-        self._began = False
-        self._silent_since = math.inf
-        self._reminders = 0
+        self._began, self._silent_since, self._reminders = False, math.inf, 0
         self._to_copy: deque[p.EvaluationDone] = deque()
-
-    # ------------------------------------------------------------ start and end
 
     def __enter__(self) -> PeerRun:
         self.observer = PeerObserver(self._workers.open_observer())
@@ -86,8 +79,6 @@ class PeerRun(TrackedRun):
         finally:
             self.observer.close()
             super().close()
-
-    # ------------------------------------------------------------ workers
 
     @property
     def pids(self) -> dict[str, int]:
@@ -117,8 +108,6 @@ class PeerRun(TrackedRun):
 
     def signal(self, name: str, number: int) -> None:
         self._workers.pool.signal(name, number)
-
-    # ------------------------------------------------------------ watching
 
     def interrupted(self) -> RunResult:
         """End the run now: the peers get a few seconds to finish, and evaluate the model."""
@@ -173,10 +162,7 @@ class PeerRun(TrackedRun):
         self._silent_since, self._reminders = math.inf, 0
         self.observer.meet(status.peers)
         for life, why in status.gone.items():
-            if is_over(why):
-                self.observer.forget(life)
-            else:
-                self.observer.doubt(life)
+            (self.observer.forget if is_over(why) else self.observer.doubt)(life)
         lead = self.events.lead
         self._to_copy += self.events.update(status)
         if lead != self.events.lead:
@@ -203,8 +189,7 @@ class PeerRun(TrackedRun):
                 self.observer.stop(other, why or LEFT, ended=life)
 
     def _on_silence(self) -> None:
-        now = time.monotonic()
-        self._silent_since = min(self._silent_since, now)
+        self._silent_since = min(self._silent_since, now := time.monotonic())
         silent = now - self._silent_since
         if not self._workers.here and (not self._lives() or silent > self.patience):
             self._report_ends()
@@ -249,8 +234,6 @@ class PeerRun(TrackedRun):
         if self._lives():
             self.tracker.warn("cannot keep the run: no peer sent its model in time")
         return None
-
-    # ------------------------------------------------------------ details
 
     def _has_ended(self, life: str) -> bool:
         return life in self.events.gone or life in [self._workers.peers[name].life for name, _ in self._ends]

@@ -2,15 +2,12 @@
 
 Every peer keeps a ``RunLog`` and applies all words that it hears, its own included. Words of one
 peer are heard in order, those of several peers in any order: a slot may be counted before the word
-that assigned it is heard. When all have heard all words, all logs are equal. So a new leader
-continues from its own log.
+that assigned it is heard. When all have heard all words, all logs are equal: a new leader continues
+from its own log.
 
     counted     each slot once, however often it is reported; with ``send = "owned"``, once its
                 change is in every part of the weights
-    out         assigned and not counted. The slots of a life that is gone are free once it is
-                closed
-
-Pure bookkeeping: no messages, no time.
+    out         assigned and not counted; free once the life it was assigned to is closed
 """
 
 from __future__ import annotations
@@ -37,13 +34,6 @@ TWICE, AGAIN, PARTLY = "slots learned twice", "slots dealt again", "slots learne
 _MOST = 1 << 50  # of anything that is added up: bytes, microseconds, contributions, versions
 
 
-class Contribution(msgspec.Struct, frozen=True, array_like=True):
-    number: int
-    slots: list[p.Run]
-    rows: int
-    loss: float
-
-
 class RunLog(msgspec.Struct):
     """One peer's; packed, it is what a newcomer starts with."""
 
@@ -67,7 +57,7 @@ class RunLog(msgspec.Struct):
     yielded: dict[str, int] = {}
     included: list[dict[str, int]] = []  # by part: of each peer, up to which contribution
     told: dict[str, int] = {}  # of each peer, the last contribution that it announced
-    open: dict[str, list[Contribution]] = {}
+    open: dict[str, list[p.Learned]] = {}  # contributions that are not in every part yet
     returned: int = 0  # times that slots were given back
     mark: tuple[float, int] = (0.0, 0)  # the loss at the last evaluation
 
@@ -81,22 +71,23 @@ class RunLog(msgspec.Struct):
     def unpack(cls, state: bytes) -> RunLog:
         return msgspec.msgpack.decode(state, type=cls, dec_hook=lambda kind, runs: kind(runs))
 
-    # ------------------------------------------------------------ what is known
-
     @property
     def done(self) -> int:
-        """Slots that are counted."""
         return self.counted.size
 
     @property
     def last(self) -> p.EvaluationDone | None:
         return self.judged[-1] if self.judged else None
 
+    @property
+    def all_owners(self) -> list[str]:
+        """All lives that the last word about owners names."""
+        return [] if self.owners is None else [*self.owners.lives, *self.owners.others]
+
     def left(self, life: str) -> int:
         """Slots that this life was assigned and has not learned from, as far as is known."""
-        slots = self.out.get(life)
         waiting = sum(count(one.slots) for one in self.open.get(life, ()))
-        return max(0, (slots.size if slots is not None else 0) - waiting)
+        return max(0, self.out.get(life, Intervals()).size - waiting)
 
     def free(self, is_closed: Callable[[str], bool]) -> Intervals:
         """Slots that were assigned to a life that is closed, or were given back."""
@@ -106,21 +97,23 @@ class RunLog(msgspec.Struct):
                 found.remove(slots)
         return found
 
-    # ------------------------------------------------------------ words
-
     def apply(self, life: str, word: p.Word) -> None:
         match word:
             case p.Learned():
                 self._learned(life, word)
-            case p.SlotsDealt():
-                self._dealt(word)
+            case p.SlotsDealt(slots, again):
+                self.counts[AGAIN] += again
+                for to, found in slots:
+                    fresh = Intervals(found)
+                    self.next = max(self.next, fresh.end)
+                    fresh.remove(self.counted)
+                    self.out.setdefault(to, Intervals()).add(fresh)
             case p.EvaluationDone():
                 if self.last is None or word.number > self.last.number:
                     self.judged.append(word)
                     self.mark = self.loss
             case p.PeerLeaving():
-                if (slots := self.out.get(life)) is not None and slots.remove(word.back):
-                    self.returned += 1
+                self.returned += bool(self.out.get(life, Intervals()).remove(word.back))
             case p.Halt():
                 self.halt = self.halt or word
             case p.Rested():
@@ -150,53 +143,33 @@ class RunLog(msgspec.Struct):
         stale = min(word.stale, limits.STALENESS_BUCKETS - 1)
         self.staleness += [0] * (stale + 1 - len(self.staleness))
         self.staleness[stale] += slots
-        one = Contribution(word.part, word.slots, word.rows, word.loss)
         if word.part > self._in_all_parts(life):
-            self.open.setdefault(life, []).append(one)
+            self.open.setdefault(life, []).append(word)
         else:
-            self._count(life, one)
+            self._count(life, word)
 
-    def _count(self, life: str, one: Contribution) -> None:
-        """Its change is in the weights."""
+    def _count(self, life: str, one: p.Learned) -> None:
         slots, new = count(one.slots), self.counted.add(one.slots)
-        if (out := self.out.get(life)) is not None:
-            out.remove(one.slots)
-        self.next = max(self.next, max(stop for _, stop in one.slots))
+        self.out.get(life, Intervals()).remove(one.slots)
+        self.next = max(self.next, *(stop for _, stop in one.slots))
         self.counts[TWICE] += slots - new
-        rows = one.rows if new == slots else one.rows * new // slots
-        loss = one.loss if new == slots else one.loss * new / slots
+        rows = one.rows * new // slots
         self.rows += rows
-        self.loss = (self.loss[0] + loss, self.loss[1] + rows)
-
-    def _dealt(self, word: p.SlotsDealt) -> None:
-        for life, found in word.slots:
-            fresh = Intervals(found)
-            self.next = max(self.next, fresh.end)
-            fresh.remove(self.counted)
-            self.out.setdefault(life, Intervals()).add(fresh)
-        self.counts[AGAIN] += word.again
-
-    # ------------------------------------------------------------ weights with owners
+        self.loss = (self.loss[0] + one.loss * (new / slots), self.loss[1] + rows)
 
     def _in_all_parts(self, life: str) -> int:
         """Up to this number the contributions of this life are in every part."""
         return min((part.get(life, 0) for part in self.included), default=0)
 
     def _owned(self, word: p.Owned) -> None:
-        lives: dict[str, None] = {}
         for part, upto in word.parts:
-            if part < len(self.included):
-                here = self.included[part]
-                for life, number in upto.items():
-                    here[life] = max(number, here.get(life, 0))
-                    lives[life] = None
-        for life in lives:
-            if found := self.open.get(life):
-                last = self._in_all_parts(life)
-                for one in found:
-                    if one.number <= last:
-                        self._count(life, one)
-                self.open[life] = [one for one in found if one.number > last]
+            here = self.included[part] if part < len(self.included) else {}
+            for life, number in upto.items():
+                here[life] = max(number, here.get(life, 0))
+        for life in dict.fromkeys(life for _, upto in word.parts for life in upto):
+            last = self._in_all_parts(life)
+            while (found := self.open.get(life)) and found[0].part <= last:
+                self._count(life, found.pop(0))
 
     def partly(self, is_closed: Callable[[str], bool]) -> int:
         """Slots of closed lives whose change is in some parts only; they are learned again."""
@@ -205,7 +178,7 @@ class RunLog(msgspec.Struct):
             for life, found in self.open.items()
             if is_closed(life)
             for one in found
-            if any(part.get(life, 0) >= one.number for part in self.included)
+            if any(part.get(life, 0) >= one.part for part in self.included)
         )
 
 
@@ -216,11 +189,9 @@ def patience_of(last: p.EvaluationDone) -> Patience:
 
 @dataclass(frozen=True, slots=True)
 class MessageCheck:
-    """Validates words (keys, slots, finite values) on receipt.
+    """Validates words on receipt: one that cannot be applied would end the whole run.
 
-    All peers apply a word, or none. So one key beyond the model, one value that is not finite or
-    one slot that does not exist would end the whole run. The answer depends on the word and on
-    facts of the run only, never on what was heard before: all peers agree on it.
+    It depends on the word and on facts of the run, not on what was heard before: all peers agree.
     """
 
     keys: int  # weights; 0: not known
@@ -231,7 +202,10 @@ class MessageCheck:
     def error_in(self, word: p.Word, arrays: Arrays) -> str:
         match word:
             case p.Learned():
-                return self._error_in_learned(word) or self.error_in_change(arrays)
+                if not self._are_slots(word.slots) or word.rows > count(word.slots) * self.batch:
+                    return "slots that do not exist"
+                fits = math.isfinite(word.loss) and max(*word.spent, *word.moved, word.part) <= _MOST
+                return self.error_in_change(arrays) if fits else "impossible figures"
             case p.Owned(parts):
                 wrong = any(part >= self.parts or max(upto.values(), default=0) > _MOST for part, upto in parts)
                 return "parts that do not exist" if wrong else self.error_in_change(arrays)
@@ -266,25 +240,15 @@ class MessageCheck:
             finite = math.isfinite(float(values.sum(dtype=np.float64)))
         return "" if finite else "values that are not finite"
 
-    def _error_in_learned(self, word: p.Learned) -> str:
-        numbers = (*word.spent, *word.moved, word.part)
-        if not self._are_slots(word.slots) or word.rows > count(word.slots) * self.batch:
-            return "slots that do not exist"
-        return "" if math.isfinite(word.loss) and max(numbers) <= _MOST else "impossible figures"
-
     def _are_slots(self, runs: Sequence[p.Run]) -> bool:
         return all(first < stop <= self.slots for first, stop in runs)
-
-
-# ---------------------------------------------------------------- on disk
 
 
 def snapshot_of(state: bytes, flat: Floats, per_pass: int, keys: int, counts: dict[str, int]) -> Snapshot | None:
     """The contents of a checkpoint, from the log and the model that a peer gave.
 
-    Slots are learned out of order, and the last ones of an epoch beside the first ones of the next.
-    So it has all slots that are not counted, up to the end of the last epoch that was begun. It
-    does not say who had which slot: any number of peers can continue from it.
+    It has all slots that are not counted, up to the end of the last epoch that was begun, and not
+    who had which slot: any number of peers can continue from it.
     """
     log = RunLog.unpack(state)
     if not log.done:

@@ -1,17 +1,16 @@
 """Peers as threads or processes: one peer from start to end, and all that a run starts.
 
 A peer may have several lives: one that was evicted by the others (it was stopped, or cut off)
-rejoins under a new name on the wire, with a copy of their model. In a resumed run all founders
-start from the checkpoint.
+rejoins under a new name on the wire, with a copy of their model.
 
-The peers of a run each start at an address of their own; when all have started, each gets the list
-of all (``Founders``) and they begin. One more joins by asking any peer that is here. However the
-process that started them ends, its peers end with it; those that joined from elsewhere do not
-belong to it.
+When all peers of a run have started, each gets the list of all (``Founders``) and they begin. One
+more joins by asking any peer that is here. However the process that started them ends, its peers
+end with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -72,7 +71,6 @@ class Founders(ProcessMessage, frozen=True, tag="founders"):
 
 
 def life_of(name: str) -> str:
-    """A new one for every life."""
     return f"{name}.{secrets.token_hex(4)}"
 
 
@@ -90,9 +88,6 @@ class LocalPeer:
         if (kept := spec.load_checkpoint()) is not None:
             self._begin = begin_of(kept, slots.per_pass)
             self.model.restore(kept.slab)
-        self._open: Open
-        self._transport: Transport
-        self.me: Peer
 
     def open(self, open_: Open | None = None, folder: str = "") -> Peer:
         """Begin to listen; by default where processes reach it: in a folder, or at a local port."""
@@ -103,47 +98,40 @@ class LocalPeer:
         return self.me
 
     def _open_life(self, life: str, number: int) -> None:
-        """``number``: its rank among those who may lead."""
         self._transport = transport = self._open(life)
         self.me = Peer(life, name_of(self.spec.number), number, transport.address)
 
     def live(
         self,
         founders: list[Peer],
-        through: list[tuple[str, str]],
+        through: list[Peer],
         closing: threading.Event,
         asked: threading.Event,
         look: Callable[[PeerNode], bool] = lambda node: False,
     ) -> PeerNode:
         """Run until it may go, or ``closing`` is set. With ``asked`` set it leaves in order.
 
-        It begins as a founder, or joins ``through`` others. ``look`` gets the peer now and then,
-        and says whether it may go when the run has ended. By default it may not: the process that
-        watches copies the model first, and sets ``closing``.
+        ``look`` gets the peer now and then, and says whether it may go when the run has ended. By
+        default it may not: the process that watches copies the model, and sets ``closing``.
         """
-        known = {peer.life: peer for peer in founders}
         while True:
             node = self._node(founders, through)
-            loop = Loop(node, self._transport)
-            try:
+            with contextlib.closing(Loop(node, self._transport)) as loop:
                 _run_loop(loop, node, closing, asked, look)
-            finally:
-                loop.close()
-            known.update({life: one.peer for life, one in node.mesh.members.items()})
-            others = [peer for peer in known.values() if peer.life != self.me.life]
-            if not node.evicted or closing.is_set() or not others:
+            through = node.mesh.contacts
+            if not node.evicted or closing.is_set() or not through:
                 return node
-            through = node.mesh.contacts or [(peer.life, peer.address) for peer in others]
             self._begin = None
             # Of those who may lead, a new life is the last.
-            self._open_life(life_of(self.me.name), 1 + max(self.me.number, *(peer.number for peer in others)))
+            self._open_life(life_of(self.me.name), 1 + max(self.me.number, *(peer.number for peer in through)))
 
-    def _node(self, founders: list[Peer], through: list[tuple[str, str]]) -> PeerNode:
+    def _node(self, founders: list[Peer], through: list[Peer]) -> PeerNode:
         job, dataset, learner, transport = self.job, self.dataset, self.learner, self._transport
         about = (self.spec.job, dataset.train.rows, dataset.features)
+        contacts = [(peer.life, peer.address) for peer in through] or None
         pace = job.emulate.pace(self.spec.number, job.seed)
         return PeerNode(
-            Mesh(self.me, founders, through=through or None, about=about, timing=job.timing.intervals()),
+            Mesh(self.me, founders, through=contacts, about=about, timing=job.timing.intervals()),
             self.model,
             PeerFacts.of(job, dataset.train.rows),
             lambda weights: learner.judge(dataset.test, weights),
@@ -162,14 +150,13 @@ def _run_loop(
     leaving, deadline = False, time.monotonic() + within
     while not closing.is_set():
         loop.turn(_CHECK)
-        if not node.mesh.has_model:
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
-                    f"check whether it goes on, and join again"
-                )
-            if asked.is_set():
-                return  # no other peer depends on it yet
+        if not node.mesh.has_model and time.monotonic() > deadline:
+            raise ClusterError(
+                f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
+                f"check whether it goes on, and join again"
+            )
+        if not node.mesh.has_model and asked.is_set():
+            return  # no other peer depends on it yet
         if asked.is_set() and not leaving:
             leaving = True
             loop.tell(Received("home", StopPeers(0, "asked to leave", leave=True)))
@@ -179,10 +166,7 @@ def _run_loop(
 
 
 def prefork(work: dict[str, object]) -> None:
-    """Make a peer once, in the process that peers are forked from.
-
-    Not with a module: PyTorch has threads, so each peer makes its own.
-    """
+    """Make a peer once, before the fork; not with a module, since PyTorch has threads."""
     spec = msgspec.convert(work, PeerSpec)
     if isinstance(spec.load_job().model, Linear):
         _preforked[spec.job, spec.rows, spec.kept] = LocalPeer(spec)
@@ -203,7 +187,7 @@ def main(orders: ProcessOrders, process: Process) -> None:
             if not (line := lines.readline()):
                 return  # the top process has ended
             founders = msgspec.json.decode(line, type=Founders).peers
-    node = peer.live(founders, [(one.life, one.address) for one in spec.through], never, asked)
+    node = peer.live(founders, spec.through, never, asked)
     if node.why:
         raise ClusterError(node.why)
 
@@ -219,7 +203,7 @@ class PeerWorkers:
         self.peers: dict[str, Peer] = {}  # by name
         self.failed: dict[str, str] = {}  # by name: why it did not start
         self._lives: dict[str, str] = {}  # by name
-        self._gone: dict[str, None] = {}  # names of those that have ended
+        self._gone: set[str] = set()  # names of those that have ended
         self._hub, self._closing = Hub(), threading.Event()  # of threads
         self._why: dict[str, str] = {}  # why a thread left
 
@@ -256,7 +240,7 @@ class PeerWorkers:
             self._fork(number, through)
             return self._wait(number)
         peer = self._local(number)
-        self._run_thread(peer, [], [(one.life, one.address) for one in through])
+        self._run_thread(peer, [], through)
         return peer.me
 
     def open_observer(self) -> Transport:
@@ -287,7 +271,7 @@ class PeerWorkers:
         self.peers[name_of(number)] = peer.open(self._hub.open)
         return peer
 
-    def _run_thread(self, peer: LocalPeer, founders: list[Peer], through: list[tuple[str, str]]) -> None:
+    def _run_thread(self, peer: LocalPeer, founders: list[Peer], through: list[Peer]) -> None:
         def run() -> None:
             self._why[name] = peer.live(founders, through, self._closing, threading.Event()).why
 
@@ -295,6 +279,6 @@ class PeerWorkers:
         self.pool.run_thread(name, run)
 
     def _ended(self, name: str, why: str) -> None:
-        self._gone[name] = None
+        self._gone.add(name)
         if not self._closing.is_set():
             self._on_ended(name, why or self._why.get(name, ""))

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from shoal.strategies.peers.broadcast import Broadcast, Delivery, SentMessage
-from shoal.strategies.peers.mesh import Mesh, PartitionMerge
+from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.model_transfer import Newcomer, PeerMember, SnapshotServer
 from shoal.wire.effects import Effect
 from shoal.wire.messages import peers as p
@@ -48,8 +48,8 @@ def copied_before_entered() -> Any:
     """A newcomer copies a model before all keep for it what they hear."""
     real = Newcomer._choose
 
-    def choose(self: Newcomer, now: int, me: str, members: Mapping[str, PeerMember]) -> bool:
-        return real(self, now, me, {life: one for life, one in members.items() if one.lists_me})
+    def choose(self: Newcomer, now: int, members: Mapping[str, PeerMember]) -> bool:
+        return real(self, now, {life: one for life, one in members.items() if one.lists_me})
 
     return mock.patch.object(Newcomer, "_choose", choose)
 
@@ -115,7 +115,7 @@ def adopted_at_once() -> Any:
 @mutant
 def halves_that_never_call() -> Any:
     """Silent peers are never called."""
-    return mock.patch.object(PartitionMerge, "call", lambda self, now, pause, beat: [])
+    return mock.patch.object(Mesh, "_call_lost", lambda self, now: [])
 
 
 @mutant

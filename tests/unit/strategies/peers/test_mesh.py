@@ -378,7 +378,7 @@ def test_a_newcomer_that_was_told_of_the_dead_alone_asks_everybody_anew() -> Non
     room.rule = lambda sender, to, message: False
     room.wait(12)
     assert newcomer.evicted
-    assert newcomer.contacts == [("w1", "memory:w1"), ("w0", "memory:w0")]
+    assert newcomer.contacts == [peer(1), peer(0)]
 
 
 def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
@@ -399,11 +399,11 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
                 handed += 1
     room.wait(2)
     assert handed == 1
-    given = mesh.take_model()
+    given = mesh.newcomer.take()
     assert given is not None
     state, flat = given
     assert state == b"state"
-    assert mesh.take_model() is None
+    assert mesh.newcomer.take() is None
     assert sorted([*np.flatnonzero(flat).tolist(), *room.slots("w9")]) == list(range(40))
     assert mesh.is_quiet
     assert [one.life for one in room.meshes["w0"].living] == ["w0", "w1", "w2", "w9"]
@@ -457,7 +457,6 @@ def copied_at(room: Room, number: int, version: p.Heard) -> Mesh:
 def meet(room: Room) -> None:
     for one in room.meshes.values():
         one._enter(room.now, [other.me for other in room.meshes.values()])
-        one._newcomer = None
     for one in room.meshes.values():
         for member in one.members.values():
             member.has_model = member.lists_me = True
@@ -473,7 +472,7 @@ def test_of_two_copies_the_one_that_lacks_what_nobody_can_say_any_more_begins_an
         one.mark_gone(room.now, "w0", "its process ended")
     room.wait(3)
     assert older.evicted
-    assert ("w2", "memory:w2") in older.contacts
+    assert peer(2) in older.contacts
     assert not newer.evicted
 
 
@@ -528,7 +527,7 @@ def test_a_model_in_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     mesh = joined(room, 9)
     room.wait(1)
     room.do("w0", room.meshes["w0"].give("w9", b"x", np.arange(8, dtype=np.float32), room.meshes["w0"].heard.copy()))
-    assert mesh.take_model() is not None or mesh.has_model
+    assert mesh.newcomer.take() is not None or mesh.has_model
     pieces = [message.piece for _, _, message in room.seen if isinstance(message, p.ModelPiece)]
     assert pieces == [0, 1, 2]
 
@@ -553,7 +552,7 @@ def test_a_newcomer_that_hears_nobody_with_a_model_begins_anew() -> None:
     room.kill("w0")
     room.wait(14)
     assert mesh.evicted
-    assert mesh.contacts == [("w0", "memory:w0")]
+    assert mesh.contacts == [peer(0)]
 
 
 def test_newcomers_choose_different_donors() -> None:
@@ -583,7 +582,7 @@ def test_of_two_halves_the_smaller_one_gives_way_when_they_meet_again() -> None:
     room.rule = lambda sender, to, message: True
     room.wait(6)
     assert [life for life, mesh in room.meshes.items() if mesh.evicted] == ["w0", "w1"]
-    assert ("w2", "memory:w2") in room.meshes["w0"].contacts
+    assert peer(2) in room.meshes["w0"].contacts
 
 
 def test_of_two_equal_halves_the_one_with_the_first_of_all_goes_on() -> None:
@@ -711,7 +710,7 @@ def test_each_that_comes_gets_a_number_of_its_own_however_many_come_at_once() ->
 
 
 def test_what_is_not_the_meshs_is_left_to_its_holder() -> None:
-    assert Room(1).meshes["w0"].handle(SECOND, Received("home", p.Watch(1))) is None
+    assert Room(1).meshes["w0"].handle(SECOND, Received("home", p.Watch(1))) == []
 
 
 def test_peers_are_called_at_their_addresses_and_hung_up_on_when_they_end() -> None:

@@ -116,7 +116,7 @@ def test_what_one_learns_about_a_third_ones_part_reaches_all() -> None:
     expected[[0, 39]], expected[[15, 25]] = 2, 1
     for one in peers.ones.values():
         np.testing.assert_array_equal(one.weights, expected)
-        assert one.log.counted.runs == [(0, 2)] and one.ownership.is_settled
+        assert one.log.counted.runs == [(0, 2)] and not one.ownership.unconfirmed
 
 
 def test_a_slot_counts_when_its_change_is_in_every_part_and_not_before() -> None:
@@ -124,7 +124,7 @@ def test_a_slot_counts_when_its_change_is_in_every_part_and_not_before() -> None
     peers.learn("a", 0, 0, 39)
     peers.deliver("b")
     peers.turn()
-    assert peers.ones["a"].log.done == 0 and not peers.ones["a"].ownership.is_settled
+    assert peers.ones["a"].log.done == 0 and peers.ones["a"].ownership.unconfirmed
     peers.now += SECOND  # it is sent again to the one that has not told
     peers.turn()
     assert {one.to for one in peers.sent} == {"c"}
@@ -160,7 +160,7 @@ def test_when_an_owner_dies_contributions_are_sent_to_the_next_and_each_counts_o
     peers.deliver()
     peers.turn()
     for one in peers.ones.values():
-        assert one.log.counted.runs == [(0, 3)] and one.ownership.is_settled
+        assert one.log.counted.runs == [(0, 3)] and not one.ownership.unconfirmed
         assert (one.weights[0], one.weights[20], one.weights[39], one.weights[5], one.weights[35]) == (2, 2, 2, 1, 1)
 
 

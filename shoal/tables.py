@@ -199,7 +199,7 @@ def checked(spec: Table) -> Table:
     if not 1 <= spec.pushed <= PUSHED:
         raise Invalid(f"pushed={spec.pushed}: a push brings 1 to {PUSHED} numbers for each weight")
     if spec.push_width > WIDTH:
-        raise Invalid(f"width={spec.width} with pushed={spec.pushed}: a row has at most {WIDTH} numbers: narrow it")
+        raise Invalid(f"width={spec.width}, pushed={spec.pushed}: a row has at most {WIDTH} numbers, narrow the table")
     if spec.max_delay is not None and spec.max_delay < 0:
         raise Invalid(f"max_delay={spec.max_delay}: needs 0 or more, or None for no bound")
     if isinstance(spec.apply, Each) and spec.apply.damp_above is not None and spec.apply.damp_above < 1:

@@ -500,7 +500,7 @@ def calling(
     asked = question_named(question) if isinstance(question, str) else question
     span = as_range(keys, spec.span)
     if span is None:
-        raise BadKeys(f"a question about {layout.name!r} needs a range of keys: slice(0, 100), or slice(None) for all")
+        raise BadKeys(f"a question is asked of a range of keys of {layout.name!r}: slice(0, 100), or slice(None)")
     check_span(layout, span)
     if spec.hashed and span != KeyRange(0, spec.span):
         raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: ask for all of them, slice(None)")

@@ -204,10 +204,9 @@ class KV:
 
     def _drain(self) -> None:
         """Wait for pending pushes as long as they make progress."""
-        last, ours = time.monotonic(), set(map(id, begun := self._held_still(self._client.dispatcher.pushes)))
-        while begun and (
-            tasks := [task for task in self._held_still(self._client.dispatcher.pushes) if id(task) in ours]
-        ):
+        pushes = self._client.dispatcher.pushes
+        last, ours = time.monotonic(), set(map(id, begun := self._held_still(pushes)))
+        while begun and (tasks := [task for task in self._held_still(pushes) if id(task) in ours]):
             before = len(tasks)
             with contextlib.suppress(TimedOut):
                 self._wait(tasks[0], _LOOK)
@@ -218,10 +217,10 @@ class KV:
                 log.warning("%d pushes of %s %s: wait for them with .result() before that", before, self.name, what)
                 return
         for table, size in self._held_still(self._client.session.held_back).items():
-            what = "which are lost now: kv.flush(%r) before it is closed sends them"
-            log.warning(
-                f"%s: filters of table %r have kept back values of size %.3g, {what}", self.name, table, size, table
+            what = (
+                f"have kept back values of size {size:.3g}, which are lost now: kv.flush({table!r}) before it is closed"
             )
+            log.warning("%s: filters of table %r %s sends them", self.name, table, what)
 
     def _held_still(self, look: Callable[[], _Seen]) -> _Seen:
         """Read the client's state while its loop does not run."""
@@ -262,9 +261,15 @@ class KV:
 
     # ------------------------------------------------------------ who has the loop
 
-    def joined(self, seconds: float) -> None:
+    def joined(self, seconds: float = (DEFAULT.silence + DEFAULT.resend_most) / limits.SECOND + 1) -> KV:
+        """Wait until it has joined; closes it if it does not."""
         self._worker.joined._waiter = self._wait
-        self._worker.joined.result(seconds)
+        try:
+            self._worker.joined.result(seconds)
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def _on_table(self, table: str, call: Callable[[], Task]) -> Task:
         try:
@@ -337,9 +342,7 @@ class KV:
     def _interrupted(self, error: BaseException) -> None:
         """Ctrl-C while waiting is harmless; in the middle of a loop turn the state is unknown."""
         if not isinstance(error, TimedOut) and self._turning._is_owned() and not self._loop.waiting:  # type: ignore[attr-defined]
-            self._broken = (
-                f"client {self.name} was interrupted in the middle of a call: get another one from the cluster"
-            )
+            self._broken = f"client {self.name} was interrupted in a call: get another one from the cluster"
 
     def _release(self) -> None:
         """Release the loop, if this thread has it."""
@@ -440,14 +443,4 @@ def connected(
 
 def client_of(name: str, role: str, transport: Transport, ended: Callable[[], str] = lambda: "", group: str = "") -> KV:
     """A client that has joined; ``ended`` says why the cluster has ended, or ""."""
-    return joined(KV(Worker(name, role, secrets.token_hex(8), secrets.randbits(32), group), transport, ended))
-
-
-def joined(kv: KV) -> KV:
-    """Wait until it has joined; closes it if it does not."""
-    try:
-        kv.joined((DEFAULT.silence + DEFAULT.resend_most) / limits.SECOND + 1)
-    except BaseException:
-        kv.close()
-        raise
-    return kv
+    return KV(Worker(name, role, secrets.token_hex(8), secrets.randbits(32), group), transport, ended).joined()

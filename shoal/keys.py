@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,7 @@ class KeyList:
     def __init__(self, keys: Any) -> None:
         array = as_keys(keys)
         if not is_sorted(array):
-            raise BadKeys(
-                "a KeyList is made of sorted keys, each once, so that its rows are in the order you see: make them so "
-                "with np.unique(keys)"
-            )
+            raise BadKeys("a KeyList is made of sorted keys, each once: make them so with np.unique(keys)")
         self.keys = array
         self.which = next(_lists)  # unique in this process
         self.last = int(array[-1]) if len(array) else -1
@@ -230,17 +227,3 @@ def without(these: Iterable[KeyRange], those: Iterable[KeyRange]) -> list[KeyRan
         if low < one.stop:
             left.append(KeyRange(low, one.stop))
     return left
-
-
-def shared(these: Sequence[KeyRange], those: Sequence[KeyRange]) -> Iterator[tuple[int, int, KeyRange]]:
-    """The keys in both, range by range: index in these, index in those, and the range."""
-    at = 0
-    for i, one in enumerate(these):
-        while at < len(those) and those[at].stop <= one.start:
-            at += 1
-        for j in range(at, len(those)):
-            low, high = max(one.start, those[j].start), min(one.stop, those[j].stop)
-            if those[j].start >= one.stop:
-                break
-            if low < high:
-                yield i, j, KeyRange(low, high)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import inspect
 import keyword
 import math
-from collections.abc import Iterable
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from shoal.errors import Invalid
+
+_named_tuple: Any = namedtuple  # type checkers want its fields written out
 
 
 def check_number(what: str, value: object) -> None:
@@ -28,9 +31,35 @@ def check_number(what: str, value: object) -> None:
 def check_setting(name: str) -> None:
     """Refuse names that a named tuple of settings cannot have."""
     if name.startswith("_") or not name.isidentifier() or keyword.iskeyword(name):
-        raise Invalid(
-            f"setting {name!r}: a name that does not begin with an underscore and is no word of Python's is needed"
-        )
+        raise Invalid(f"setting {name!r}: needs a name without a leading underscore that is no word of Python's")
+
+
+def merged_settings(
+    what: str, defaults: Mapping[str, float], given: Mapping[str, Any], check: Callable[[str, Any], None]
+) -> Any:
+    """A named tuple of the defaults and what was given, which is checked."""
+    for name, value in given.items():
+        if name not in defaults:
+            raise Invalid(f"{what} has no setting {name!r}{instead(name, defaults)}")
+        check(name, value)
+    return _named_tuple("Settings", tuple(defaults))(*map(float, {**defaults, **given}.values()))
+
+
+def checked_name(
+    what: str, function: Any, needs: str, own: Iterable[str], old: Mapping[str, Any], numba: bool = False
+) -> str:
+    """The name of a user's function, if it can be registered; ``needs`` are its parameters."""
+    name, python = getattr(function, "__name__", ""), getattr(function, "py_func", function) if numba else function
+    if not name.isidentifier() or not inspect.isfunction(python):
+        article = "an" if what[0] in "aeiou" else "a"
+        raise Invalid(f"{function!r} cannot be {article} {what}: a function made by `def` is needed")
+    parameters = inspect.signature(python).parameters.values()
+    if len(parameters) != len(needs.split(",")) or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        raise Invalid(f"{what} {name!r} takes ({', '.join(map(str, parameters))}): needs ({needs})")
+    if name in own:
+        raise Invalid(f"{what} {name!r} is one of shoal's own: give your function another name")
+    check_taken(what, name, old[name].function if name in old else None, function)
+    return str(name)
 
 
 def check_taken(what: str, name: str, old: Any, new: Any) -> None:

@@ -10,16 +10,10 @@ Consistency is two settings:
     apply=Each(), max_delay=k                 bounded delay: at most k steps ahead of the slowest
     apply=Each(), max_delay=None              asynchronous: never wait
 
-A push may have several numbers per weight (``pushed``) if its rule takes them: a gradient and a
-curvature, say. ``filters`` compress messages (``shoal.filters``). In a sparse
-table a key gets a row at its ``admit``-th push, and with ``evict`` rows that are zero again are
-dropped.
-
-Values are sent as float32, or in half the bytes: ``wire="bfloat16"`` (two digits, the range of
-float32) or ``"float16"`` (three digits, up to 65,504). Rows, sums and replicas are float32: only
-what a client pushes and pulls is rounded.
-
-These are descriptions only; ``store/`` implements them.
+A push may have several numbers per weight (``pushed``) if its rule takes them. Values are sent as
+float32, or in half the bytes: ``wire="bfloat16"`` (two digits, the range of float32) or
+``"float16"`` (three digits, up to 65,504). Rows, sums and replicas are float32: only what a client
+pushes and pulls is rounded.
 """
 
 from __future__ import annotations
@@ -190,9 +184,7 @@ def checked(spec: Table) -> Table:
     spec = _plain(spec)
     if isinstance(spec, Sparse):
         if isinstance(spec.initial, Given):
-            raise Invalid(
-                "weights that are given in a file belong to a dense table: shoal.Dense(rows=..., initial=...)"
-            )
+            raise Invalid("initial weights from a file belong to a dense table: shoal.Dense(rows=..., initial=...)")
         if (spec.keys is None) == (not spec.hashed):
             raise Invalid("a sparse table declares keys=N (ids below N) or hashed=True (any id): one of the two")
         if spec.keys is not None and not 1 <= spec.keys <= KEY_LIMIT:
@@ -207,9 +199,7 @@ def checked(spec: Table) -> Table:
     if not 1 <= spec.pushed <= PUSHED:
         raise Invalid(f"pushed={spec.pushed}: a push brings 1 to {PUSHED} numbers for each weight")
     if spec.push_width > WIDTH:
-        raise Invalid(
-            f"width={spec.width} with pushed={spec.pushed}: {WIDTH} numbers in one row at most, narrow the table"
-        )
+        raise Invalid(f"width={spec.width}, pushed={spec.pushed}: a row has at most {WIDTH} numbers, narrow the table")
     if spec.max_delay is not None and spec.max_delay < 0:
         raise Invalid(f"max_delay={spec.max_delay}: needs 0 or more, or None for no bound")
     if isinstance(spec.apply, Each) and spec.apply.damp_above is not None and spec.apply.damp_above < 1:
@@ -226,10 +216,7 @@ def _check_rare(spec: Sparse) -> None:
     if not 0 <= spec.admit <= ADMIT:
         raise Invalid(f"admit={spec.admit}: a key gets a row at its n-th push, n from 0 (at once) to {ADMIT}")
     if spec.evict and not (isinstance(spec.initial, Constant) and spec.initial.value == 0):
-        raise Invalid(
-            f"evict=True and initial={spec.initial!r}: a row that is let go reads as its initial value, so that has to be 0; "
-            f"leave evict or initial out"
-        )
+        raise Invalid(f"evict=True and initial={spec.initial!r}: a dropped row reads as that, so that has to be 0")
 
 
 def _check_given(initial: Given) -> None:
@@ -239,9 +226,7 @@ def _check_given(initial: Given) -> None:
     if "\0" in path:
         raise Invalid(f"weights are given in {path!r}, which has a zero byte in it: no file has such a name")
     if not path.startswith("/"):
-        raise Invalid(
-            f"weights are given in {path!r}, and servers may be in other folders: give the whole path, from / on"
-        )
+        raise Invalid(f"weights are given in {path!r}, which depends on the folder: give the whole path, from / on")
     if (size := len(about.encode())) > GIVEN_ABOUT:
         raise Invalid(f"about of given weights has {size:,} bytes: at most {GIVEN_ABOUT:,}, a checksum of it will do")
 
@@ -258,8 +243,7 @@ def _plain(spec: Table) -> Table:
             raise Invalid(f"{field}={getattr(spec, field)!r}: needs something like {how}")
     if not isinstance(spec.filters, list | tuple) or not all(isinstance(one, Filter) for one in spec.filters):
         raise Invalid(
-            f"filters={spec.filters!r}: needs a list of filters, each with its parentheses: [shoal.Int8(), shoal.DeltaKeys()]; "
-            f"names alone are for a job"
+            f"filters={spec.filters!r}: needs a list, each with its parentheses: [shoal.Int8(), shoal.DeltaKeys()]"
         )
     if spec.wire not in get_args(Wire):
         raise Invalid(f"wire={spec.wire!r}: needs one of {', '.join(map(repr, get_args(Wire)))}")
@@ -268,9 +252,7 @@ def _plain(spec: Table) -> Table:
         msgspec.msgpack.encode(plain)  # it must fit a message
         return plain
     except UnicodeEncodeError as error:  # for example a file name that is not UTF-8
-        raise Invalid(
-            f"{type(spec).__name__}: {error.object[:100]!r} is no text that can travel: take another"
-        ) from None
+        raise Invalid(f"{type(spec).__name__}: {error.object[:100]!r} is not UTF-8: take another") from None
     except (msgspec.ValidationError, TypeError, OverflowError) as error:
         raise Invalid(f"{type(spec).__name__}: {error}") from None
 

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from shoal.errors import Invalid
 from shoal.filters.base import SORTS, Base, RegisteredFilter
@@ -45,8 +46,7 @@ PUBLIC = (
 Choosing, Shortening, Pressing = Sparsifier, Quantizer, Compressor
 
 
-@dataclass(frozen=True, slots=True)
-class FilterConstructor:
+class FilterConstructor(msgspec.Struct, frozen=True):
     """Replaces a decorated class: called with settings, it makes the Filter for a table."""
 
     known: RegisteredFilter
@@ -62,9 +62,7 @@ def filter(**settings: float) -> Callable[[type[Base]], FilterConstructor]:
     def register(kind: type[Base]) -> FilterConstructor:
         name = getattr(kind, "__name__", "")
         if not inspect.isclass(kind) or not issubclass(kind, Sparsifier | Quantizer | Compressor):
-            raise Invalid(
-                f"{kind!r} cannot be a filter: it needs a class of shoal.filters.Sparsifier, Quantizer or Compressor"
-            )
+            raise Invalid(f"{kind!r} cannot be a filter: take a Sparsifier, Quantizer or Compressor of shoal.filters")
         if name in _own():
             raise Invalid(f"filter {name!r} is one of shoal's own: give your class another name")
         check_taken("filter", name, _known[name].kind if name in _known else None, kind)
@@ -90,10 +88,6 @@ def known(name: str) -> RegisteredFilter:
             f"shoal.local(..., modules=['my_module']), or launch.modules of a job"
         )
     return found
-
-
-def names() -> list[str]:
-    return sorted(_all())
 
 
 def described(given: Sequence[str | Mapping[str, Any]]) -> list[Filter]:

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import Invalid
 from shoal.keys import Values
-from shoal.registry import instead
+from shoal.registry import merged_settings
 from shoal.wire.messages.base import Array
 
 Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
-_named_tuple: Any = namedtuple  # type checkers want its fields written out
 SORTS = ("choosing", "shortening", "pressing")  # in the order in which they act
 
 
@@ -106,19 +104,13 @@ class Compressor(Base):
         """Decompress to at most ``most`` bytes; raises ValueError if that fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredFilter:
+class RegisteredFilter(msgspec.Struct, frozen=True):
     name: str
     kind: type[Base]
     defaults: Mapping[str, float]
 
     def made(self, given: Mapping[str, float]) -> Base:
-        for name, value in given.items():
-            if name not in self.defaults:
-                raise Invalid(f"filter {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
-            self._check(name, value)
-        merged = {**self.defaults, **given}
-        made = self.kind(_named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values())))
+        made = self.kind(merged_settings(f"filter {self.name!r}", self.defaults, given, self._check))
         made.check()
         return made
 

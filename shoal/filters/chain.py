@@ -68,33 +68,25 @@ class Chain:
         short: list[tuple[str, Quantizer]] = sorts[1]
         self.pushes = _only([one for one in short if one[1].pushes], "pushes")
         self.pulls = _only([one for one in short if one[1].pulls], "pulls")
+        self.loses = bool(self.sparsifiers) or self.pushes is not None  # a push may lose something
+        # The names of filters whose loss a later push must make up for.
+        sums = [name for name, _ in self.sparsifiers] + (
+            [self.pushes[0]] if self.pushes and self.pushes[1].sums else []
+        )
+        self.needs_sums = sums[0] if sums else ""
         if (lossy := [*self.sparsifiers, *short]) and wire != "float32":
             raise Invalid(
                 f"wire={wire!r} and filter {lossy[0][0]!r}: values are quantized in one place only; leave wire out, and name "
                 f"filter {wire!r} instead if you want it, too"
             )
         if len(self._compressors) > _MOST_COMPRESSORS:
-            raise Invalid(
-                f"{len(self._compressors)} filters that compress bytes: at most {_MOST_COMPRESSORS} are possible"
-            )
+            raise Invalid(f"{len(self._compressors)} filters compress bytes: at most {_MOST_COMPRESSORS} are possible")
         if any(one.compiled for _, one in found) and warm:
             # now, so that the first message does not wait for it
             importlib.import_module("shoal.filters.kernels")
         twice = [name for i, (name, _) in enumerate(found) if name in [one for one, _ in found[:i]]]
         if twice:
             raise Invalid(f"filter {twice[0]!r} is named twice: name it once")
-
-    @property
-    def loses(self) -> bool:
-        """Whether a push may lose information."""
-        return bool(self.sparsifiers) or self.pushes is not None
-
-    @property
-    def needs_sums(self) -> str:
-        """The name of a filter whose loss a later push must make up for; "" if none."""
-        if self.sparsifiers:
-            return self.sparsifiers[0][0]
-        return self.pushes[0] if self.pushes is not None and self.pushes[1].sums else ""
 
     # ------------------------------------------------------------ a push, before it is split
 
@@ -226,9 +218,7 @@ class Chain:
         except Exception as error:
             raise BadValues(f"filter {by[0]!r} cannot restore what came: {error}") from None
         if values.shape != (rows, width) or values.dtype != np.float32:
-            raise BadValues(
-                f"filter {by[0]!r} restores {values.dtype} of shape {values.shape}: float32 rows are needed"
-            )
+            raise BadValues(f"filter {by[0]!r} restores {values.dtype} of shape {values.shape}: needs float32 rows")
         return np.ascontiguousarray(values).reshape(-1)
 
     def _released(self, array: Array, item: int, most: int) -> Array:

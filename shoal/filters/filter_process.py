@@ -2,10 +2,9 @@
 
     python -m shoal.filters.filter_process     the child: reads calls, and writes their results
 
-The process is new, not a fork: it lives as long as its table, and a fork would keep copies of all
-server pages that change. It starts with its table. After a crash, a timeout or an invalid answer
-it is restarted for the next message; after three timeouts in a row it is refused. It adds some
-tenths of a millisecond per message.
+The process is new, not a fork, which would keep copies of all server pages that change. It starts
+with its table. After a crash, a timeout or an invalid answer it is restarted for the next message;
+after three timeouts in a row it is refused.
 """
 
 from __future__ import annotations

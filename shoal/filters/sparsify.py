@@ -19,9 +19,7 @@ class Significant(Sparsifier):
 
     def check(self) -> None:
         if (threshold := self.settings.threshold) >= float(np.finfo(np.float32).max):
-            raise Invalid(
-                f"filter 'significant', threshold={threshold:g}: no value is larger, so nothing would ever be sent; take less"
-            )
+            raise Invalid(f"filter 'significant', threshold={threshold:g}: nothing would ever be sent; take less")
 
     def choose(self, values: Values, seed: int) -> Mask:
         chosen: Mask = _largest(values) > np.float32(self.settings.threshold)

@@ -63,14 +63,10 @@ class UserFilter(Base):
         if found is None:
             return None
         if not isinstance(found, tuple) or len(found) != 2:
-            raise BadFilter(
-                f"filter {self._name!r} shortens to {type(found).__name__}: (codes, head) is needed, or None"
-            )
+            raise BadFilter(f"filter {self._name!r} shortens to {_seen(found)}: (codes, head) is needed, or None")
         codes, head = found
         if not isinstance(codes, np.ndarray) or not codes.ndim or len(codes) != len(values) or codes.dtype.hasobject:
-            raise BadFilter(
-                f"filter {self._name!r} shortens to {_seen(codes)}: one row of codes for each row is needed"
-            )
+            raise BadFilter(f"filter {self._name!r} shortens to {_seen(codes)}: one row of codes per row is needed")
         return codes, self._bytes("makes a head of", head)
 
     def pack(self, codes: Array) -> Bytes:

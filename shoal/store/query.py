@@ -11,16 +11,7 @@ A result is small: some numbers, and some keys with values. A server passes its 
     a function               of a list of ``Found`` and the settings, to one ``Found``
 
 Otherwise keys are concatenated, and sorted in the end. ``finish`` makes of the whole what the
-caller gets. Only a query's name and settings travel, never code. A user's own, in a module that
-the servers are started with:
-
-    @shoal.question(join="sum", above=0.5)
-    def heavy(keys, weights, settings):
-        return (abs(weights) > settings.above).sum()
-
-    kv.call("w", slice(None), heavy, above=1.0).result().numbers[0]
-
-Built in:
+caller gets. Only a query's name and settings travel, never code. Built in:
 
     count        rows (a row of a sparse table that was never pushed does not exist)
     norms        l1, l2, largest (by size)
@@ -32,10 +23,7 @@ Built in:
 
 from __future__ import annotations
 
-import inspect
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -45,24 +33,22 @@ import numpy.typing as npt
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.keys import Keys, Values
-from shoal.registry import check_number, check_setting, check_taken, instead, near
+from shoal.registry import check_number, check_setting, checked_name, merged_settings, near
 from shoal.user_code import ends_us, said, told
 
 Numbers = npt.NDArray[np.float64]
 Function = Callable[[Any, Any, Any], Any]
 
-_named_tuple: Any = namedtuple  # type checkers want its fields written out
 _BY_NUMBER = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _TAKEN = ("servers", "after")  # parameters of a call itself
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class Found(msgspec.Struct, frozen=True, eq=False):
     """What a query found: numbers, and keys with a row of values each; empty without rows."""
 
-    numbers: Numbers = field(default_factory=lambda: np.empty(0))
-    keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
-    values: Values = field(default_factory=lambda: np.empty((0, 1), np.float32))
+    numbers: Numbers = msgspec.field(default_factory=lambda: np.empty(0))
+    keys: Keys = msgspec.field(default_factory=lambda: np.empty(0, np.uint64))
+    values: Values = msgspec.field(default_factory=lambda: np.empty((0, 1), np.float32))
 
     def __bool__(self) -> bool:
         return bool(len(self.numbers) or len(self.keys))
@@ -71,27 +57,24 @@ class Found:
 Join = str | tuple[str, ...] | Callable[[list[Found], Any], Found]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """A function, how its results are joined, and its settings with their defaults."""
 
     name: str
     function: Function
     join: Join = "sum"
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    defaults: Mapping[str, float] = {}
     finish: Callable[[Found, Any], Any] | None = None
     keys: bool = True  # False: it gets None for keys
     own: bool = False  # shoal's own
 
     def settings(self, given: Mapping[str, float]) -> Any:
-        for name, value in given.items():
-            if name not in self.defaults:
-                raise Invalid(f"question {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
-            check_number(f"{name}={value!r}", value)
-            if name == "k" and self.join == "largest" and not (1 <= value <= limits.CALL_KEYS and value == int(value)):
-                raise Invalid(f"k={value!r}: an answer has 1 to {limits.CALL_KEYS:,} keys")
-        merged = {**self.defaults, **given}
-        return _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
+        return merged_settings(f"question {self.name!r}", self.defaults, given, self._check)
+
+    def _check(self, name: str, value: float) -> None:
+        check_number(f"{name}={value!r}", value)
+        if name == "k" and self.join == "largest" and not (1 <= value <= limits.CALL_KEYS and value == int(value)):
+            raise Invalid(f"k={value!r}: an answer has 1 to {limits.CALL_KEYS:,} keys")
 
     def ask(self, pieces: Iterable[tuple[Keys | None, Values]], settings: Any) -> Found:
         """Run it over all these rows; Invalid if the function fails or returns no result."""
@@ -165,9 +148,7 @@ def question(
     known = (*_BY_NUMBER, "largest") if isinstance(join, str) else tuple(_BY_NUMBER)
     for word in words:
         if word not in known:
-            raise Invalid(
-                f"join={join!r}: needs {', '.join(map(repr, known))}, or a function of a list of what was found"
-            )
+            raise Invalid(f"join={join!r}: needs {', '.join(map(repr, known))}, or a function of a list of results")
     if not words and not callable(join):
         raise Invalid(f"join={join!r}: needs a word, a tuple of words, or a function")
     if join == "largest" and "k" not in settings:
@@ -175,7 +156,8 @@ def question(
 
     def register(function: Function) -> Question:
         defaults = {name: float(value) for name, value in settings.items()}
-        made = Question(_checked_name(function), function, join, defaults, finish, keys)
+        name = checked_name("question", function, "keys, weights, settings", OWN, _questions, numba=True)
+        made = Question(name, function, join, defaults, finish, keys)
         _questions[made.name] = made
         return made
 
@@ -209,9 +191,7 @@ def as_found(returned: Any) -> Found:
     if not len(keys):
         return _checked(Found(numbers))
     if keys.ndim != 1 or values.ndim not in (1, 2) or len(values) != len(keys) or not values.size:
-        raise Invalid(
-            f"it returned keys of shape {keys.shape} and values of shape {values.shape}: one row for each key is needed"
-        )
+        raise Invalid(f"it returned {keys.shape} keys and {values.shape} values: one row for each key is needed")
     return _checked(Found(numbers, keys, values.reshape(len(keys), -1)))
 
 
@@ -265,20 +245,6 @@ def _all() -> dict[str, Question]:
 
 
 _questions: dict[str, Question] = {}  # users'
-
-
-def _checked_name(function: Function) -> str:
-    name = getattr(function, "__name__", "")
-    python = getattr(function, "py_func", function)  # numba's
-    if not name.isidentifier() or not inspect.isfunction(python):
-        raise Invalid(f"{function!r} cannot be a question: a function made by `def` is needed")
-    parameters = inspect.signature(python).parameters.values()
-    if len(parameters) != 3 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
-        raise Invalid(f"question {name!r} takes ({', '.join(map(str, parameters))}): needs (keys, weights, settings)")
-    if name in OWN:
-        raise Invalid(f"question {name!r} is one of shoal's own: give your function another name")
-    check_taken("question", name, _questions[name].function if name in _questions else None, function)
-    return str(name)
 
 
 _CODES = 512  # sign and exponent of a float32

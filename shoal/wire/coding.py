@@ -142,10 +142,9 @@ def checksum(arrays: Sequence[npt.NDArray[Any] | memoryview | bytes]) -> int:
     """The checksum of the arrays and their lengths. Never zero, which stands for none.
 
     A short array has the CRC-32 of its bytes. A long one is cut into rows of 521 words (4 KB; a
-    prime, so that swapped memory pages do not cancel out), the rows are summed, and the sums have
-    the CRC-32: numpy sums at memory speed, about ten times as fast as zlib. Damage within 4 KB
-    always changes the sums, and their CRC-32 misses it once in 4e9 times. Damage in two places
-    more than 4 KB apart is missed if it cancels out bit by bit in the same column.
+    prime, so that swapped memory pages do not cancel out), and the sums of the columns have the
+    CRC-32: about ten times as fast. Damage in two places more than 4 KB apart is missed if it
+    cancels out bit by bit in the same column.
     """
     total = 0
     for array in arrays:

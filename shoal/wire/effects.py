@@ -8,15 +8,15 @@ Protocol code never touches a socket, a file, a clock or a thread. It has one me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from shoal.events import RunEvent
 from shoal.wire.messages import Arrays, Message
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A message arrived."""
 
     sender: str
@@ -24,21 +24,18 @@ class Received:
     arrays: Arrays = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """The time of a Wake has come, or there is something new to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(msgspec.Struct, frozen=True):
     """A Persist is on disk, or failed with this error."""
 
     token: int
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(msgspec.Struct, frozen=True):
     """A computation finished, or failed with an error."""
 
     token: int
@@ -46,8 +43,7 @@ class Computed:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """A Store is done, or failed with an error."""
 
     token: int
@@ -55,8 +51,7 @@ class Stored:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEnd:
+class ProcessEnd(msgspec.Struct, frozen=True):
     """The launcher saw a process end. Not a message, so nobody can fake it on the wire."""
 
     name: str
@@ -64,8 +59,7 @@ class ProcessEnd:
     token: str = ""  # of the incarnation that ended; empty: the current one
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(msgspec.Struct, frozen=True):
     """The launcher ends the cluster. Not a message either."""
 
     why: str
@@ -74,8 +68,7 @@ class Dismiss:
 Event = Received | Tick | Durable | Computed | Stored | ProcessEnd | Dismiss
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Carry this message to that node."""
 
     to: str
@@ -83,39 +76,34 @@ class Send:
     arrays: Arrays = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(msgspec.Struct, frozen=True):
     """Send me a Tick at this time; replaces an earlier Wake."""
 
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(msgspec.Struct, frozen=True):
     """Append this to my journal, and report when it is durable."""
 
     token: int
     record: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True):
     """Run this off the loop's thread, one at a time."""
 
     token: int
     function: Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(msgspec.Struct, frozen=True):
     """Run this on the node's disk thread, so that nothing else waits for the disk."""
 
     token: int
     function: Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(msgspec.Struct, frozen=True):
     """Reach this name at this address; an empty address: it is gone."""
 
     name: str
@@ -123,8 +111,7 @@ class Connect:
     mutual: bool = False  # it calls us, too, under its own name
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """Publish this event of the run."""
 
     event: RunEvent

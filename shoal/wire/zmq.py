@@ -15,6 +15,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,12 +25,7 @@ from shoal import limits
 from shoal.errors import Damaged, Invalid, OtherVersion, WireError
 from shoal.security.address import check_address, parsed, with_key
 from shoal.security.authorize import objection
-from shoal.security.connections import (
-    EVENTS,
-    ConnectionLimit,
-    Reconnect,
-    monitor,
-)
+from shoal.security.connections import EVENTS, ConnectionLimit, Reconnect, monitor
 from shoal.security.curve import CallerList, CurveAuthenticator, RefusalLog
 from shoal.security.keyring import PublicKey, bytes_of
 from shoal.security.safety import Safety
@@ -46,11 +42,15 @@ _LINGER = 200  # milliseconds for the last words
 # process if a connection ends after half a message while its socket closes without linger, and a
 # leaving peer is closed here just when it ends there.
 _PARTING = 50
-_KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
-# Heartbeats detect a peer that vanished while idle. With bytes in flight the kernel would retry for
-# a quarter of an hour, and an unanswered connect with backoff for two minutes.
-_GIVEN_UP = {zmq.TCP_MAXRT: 10_000, zmq.CONNECT_TIMEOUT: 3_000}  # milliseconds
-_LIMITS = {
+_OPTIONS = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 5,
+    zmq.TCP_KEEPALIVE_INTVL: 2,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+    # Heartbeats detect a peer that vanished while idle. With bytes in flight the kernel would retry
+    # for a quarter of an hour, and an unanswered connect with backoff for two minutes.
+    zmq.TCP_MAXRT: 10_000,
+    zmq.CONNECT_TIMEOUT: 3_000,  # milliseconds, both
     zmq.LINGER: 0,
     zmq.SNDHWM: limits.QUEUE,
     zmq.RCVHWM: limits.QUEUE,
@@ -58,6 +58,21 @@ _LIMITS = {
     zmq.HANDSHAKE_IVL: limits.HELLO_WITHIN // limits.MILLISECOND,
     zmq.RECONNECT_IVL_MAX: 1_000,
 }
+# Who calls asks for signs of life, and says when it may be given up. A ROUTER must not ask: libzmq
+# (4.3.5) aborts the process if the timer for that meets a connection that ended while it could not
+# be read, because its queue was full or its name was taken over. So a caller's queue has no end
+# either: all in it was asked for.
+_CALLER = {zmq.HEARTBEAT_IVL: 5_000, zmq.HEARTBEAT_TIMEOUT: 10_000, zmq.HEARTBEAT_TTL: 10_000, zmq.RCVHWM: 0}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A node that we call."""
+
+    dealer: zmq.Socket[bytes]
+    address: str
+    link: Reconnect  # how our calls go
+    mutual: bool  # it calls us, too
 
 
 class ZmqTransport:
@@ -76,15 +91,12 @@ class ZmqTransport:
         self._counts: Counter[str] = Counter()
         self._sent = self._received = 0  # bytes
         self._poller = zmq.Poller()
-        self._dealers: dict[str, zmq.Socket[bytes]] = {}
-        self._addresses: dict[str, str] = {}
-        self._links: dict[str, Reconnect] = {}  # how our calls go
+        self._calls: dict[str, _Call] = {}
         # sockets that bring news, not messages
         self._watched: dict[Any, Callable[[list[Received]], None]] = {}
         self._log = RefusalLog(name)
         self._curve: CurveAuthenticator | None = None  # where we listen with keys
         self._names: dict[zmq.Socket[bytes], str] = {}
-        self._mutual: set[str] = set()  # nodes that we call and that call us
         # messages that have more frames than any may
         self._too_long: dict[zmq.Socket[bytes], list[zmq.Frame]] = {}
         self._router: zmq.Socket[bytes] | None = None
@@ -135,19 +147,7 @@ class ZmqTransport:
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
-        options = _LIMITS | _KEEPALIVE | _GIVEN_UP
-        if kind == zmq.DEALER:
-            # Who calls asks for signs of life, and says when it may be given up. A ROUTER must not
-            # ask: libzmq (4.3.5) aborts the process if the timer for that meets a connection that
-            # ended while it could not be read, because its queue was full or its name was taken
-            # over. So a caller's queue has no end either: all in it was asked for.
-            options |= {
-                zmq.HEARTBEAT_IVL: 5_000,
-                zmq.HEARTBEAT_TIMEOUT: 10_000,
-                zmq.HEARTBEAT_TTL: 10_000,
-                zmq.RCVHWM: 0,
-            }
-        for option, value in options.items():
+        for option, value in (_OPTIONS | _CALLER if kind == zmq.DEALER else _OPTIONS).items():
             socket.setsockopt(option, value)
         socket.copy_threshold = _COPIED
         self._open.append(socket)
@@ -159,8 +159,9 @@ class ZmqTransport:
 
     def connect(self, name: str, address: str, mutual: bool = False) -> None:
         """Connect to this node; ``mutual``: it connects to us, too."""
-        (self._mutual.add if mutual else self._mutual.discard)(name)
-        if self._addresses.get(name) == address:
+        call = self._calls.get(name)
+        if call is not None and call.address == address:
+            call.mutual = mutual
             return
         if not isinstance(address, str):
             check_address(address)
@@ -176,13 +177,17 @@ class ZmqTransport:
                 dealer.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, bytes_of(own.public))
                 dealer.setsockopt(zmq.CURVE_SERVERKEY, bytes_of(key))
-            self._links[name] = link = Reconnect(name, where.plain, key, monitor(self._context, dealer, EVENTS))
+            link = Reconnect(name, where.plain, key, monitor(self._context, dealer, EVENTS))
             self._watch(link.watch, partial(self._look, link))
+            self._calls[name], self._names[dealer] = _Call(dealer, address, link, mutual), name
+            self._poller.register(dealer, zmq.POLLIN)
             dealer.connect(where.plain)
         except (zmq.ZMQError, Invalid) as error:
-            self._unwatch(name)
-            self._open.remove(dealer)
-            dealer.close(0)
+            if name in self._calls:
+                self._drop(name, 0)
+            else:
+                self._open.remove(dealer)
+                dealer.close(0)
             if isinstance(error, Invalid):
                 raise
             raise Invalid(
@@ -190,64 +195,57 @@ class ZmqTransport:
             ) from None
         if key and name == limits.COORDINATOR and self._curve is not None:
             self._curve.guests.trust(key)
-        self._dealers[name], self._names[dealer], self._addresses[name] = dealer, name, address
-        self._poller.register(dealer, zmq.POLLIN)
 
     def _watch(self, socket: zmq.Socket[bytes], look: Callable[[list[Received]], None]) -> None:
         self._watched[socket] = look
         self._open.append(socket)
         self._poller.register(socket, zmq.POLLIN)
 
-    def _unwatch(self, name: str) -> None:
-        if (link := self._links.pop(name, None)) is not None:
-            del self._watched[link.watch]
-            self._poller.unregister(link.watch)
-            self._open.remove(link.watch)
-            link.watch.close(0)
-
     def _redial(self, name: str) -> None:
         """Reconnect after libzmq gave the connection up."""
         self._counts["dialled again"] += 1
-        address, mutual = self._addresses[name], name in self._mutual
+        call = self._calls[name]
         self._drop(name, 0)  # there is no connection that could end
-        self.connect(name, address, mutual)
+        self.connect(name, call.address, call.mutual)
 
     def disconnect(self, name: str) -> None:
         self._drop(name, _PARTING)
 
     def _drop(self, name: str, linger: int) -> None:
-        dealer = self._dealers.pop(name, None)
-        if dealer is not None:
-            self._poller.unregister(dealer)
-            self._too_long.pop(dealer, None)
-            del self._names[dealer], self._addresses[name]
-            self._open.remove(dealer)
-            dealer.disable_monitor()
-            dealer.close(linger)
-            self._unwatch(name)
+        call = self._calls.pop(name, None)
+        if call is not None:
+            self._too_long.pop(call.dealer, None)
+            del self._names[call.dealer], self._watched[call.link.watch]
+            call.dealer.disable_monitor()
+            for socket, wait in ((call.dealer, linger), (call.link.watch, 0)):
+                self._poller.unregister(socket)
+                self._open.remove(socket)
+                socket.close(wait)
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
-        link = self._links.get(to)
+        call = self._calls.get(to)
         # What is encrypted needs no checksum: a flipped bit does not decrypt.
-        is_checked = self._safety.checksums and self._curve is None and not (link is not None and link.key)
+        is_checked = self._safety.checksums and self._curve is None and not (call is not None and call.link.key)
         header = encode(message, arrays if is_checked else ())
         if why := too_large(header, arrays):
             self._refuse(to, message, why)
             return
         frames: list[Any] = [header, *arrays]
-        if link is not None and link.may_dial():
-            self._look(link, self._unsent)  # libzmq may have said meanwhile that it tries again
-            if link.may_dial():
+        if call is not None and call.link.may_dial():
+            self._look(call.link, self._unsent)  # libzmq may have said meanwhile that it tries again
+            if call.link.may_dial():
                 self._redial(to)
-        socket = self._dealers.get(to)
-        if socket is None:
+                call = self._calls[to]
+        if call is None:
             if self._router is None or (self._curve is not None and not self._curve.may_hear(to)):
                 self._counts["nobody there"] += 1
                 return
             socket = self._router
             frames.insert(0, self._routes.to(to) if self._curve is None else self._curve.names[to].route)
-        elif link is not None and link.key:
-            frames.insert(0, self._name)
+        else:
+            socket = call.dealer
+            if call.link.key:
+                frames.insert(0, self._name)
         try:
             socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
         except zmq.ZMQError:  # the peer is gone or its queue is full: the sender resends
@@ -260,7 +258,7 @@ class ZmqTransport:
         self._counts["too large"] += 1
         self._log(f"a {name_of(message)} to {to[: limits.NAME_CHARS]!r} was not sent: {why}")
         refusal = Refusal(getattr(message, "request", 0), "wire", f"{why}: it was not sent")
-        if to in self._dealers:
+        if to in self._calls:
             self._unsent.append(Received(to, refusal, ()))
         elif not isinstance(message, Refusal):
             self.send(to, refusal, ())
@@ -319,7 +317,7 @@ class ZmqTransport:
                 return
             sender = self._routes.sender(named.bytes) if self._curve is None else named.bytes.decode(errors="replace")
             # We call that node ourselves: a caller of that name is another one.
-            if sender in self._dealers and sender not in self._mutual:
+            if (call := self._calls.get(sender)) is not None and not call.mutual:
                 self._counts["impostor"] += 1
                 return
             if self._curve is not None:
@@ -341,8 +339,8 @@ class ZmqTransport:
         if key is not None and not self._is_welcome(sender, key, message):
             return
         if isinstance(message, Allowed):
-            link = self._links.get(sender)
-            if self._curve is not None and sender == limits.COORDINATOR and link is not None and link.key:
+            call = self._calls.get(sender)
+            if self._curve is not None and sender == limits.COORDINATOR and call is not None and call.link.key:
                 self._curve.take_list(message)
                 self._tell_list(found)
             return
@@ -432,14 +430,12 @@ def route_of(name: bytes) -> bytes:
 
 
 class Routes:
-    """The latest route of each unencrypted caller: its name and a random number per socket.
+    """The latest route of each unencrypted caller: its name, a zero byte and a random number.
 
     libzmq identifies a caller by a *route* that the caller chooses. If that were the name alone, a
-    second process of the same name would take over the connection of the first, which would hear
-    nothing more until its connection times out. So a route is a name, a zero byte and a random
-    number: all are heard, each is answered, and the coordinator decides between them by
-    incarnation. A caller with a bare name is accepted, too: it may be of another version, and is
-    told so. The names are bounded: the one that was silent longest is dropped first.
+    second process of the same name would take over the connection of the first. So all are heard,
+    each is answered, and the coordinator decides between them by incarnation. A bare name is
+    accepted, too: it may be of another version, and is told so. The longest silent is dropped.
     """
 
     def __init__(self) -> None:

@@ -100,7 +100,8 @@ def is_of(disk: Disk, folder: Path, group: str) -> bool:
 
 def finish(disk: Disk, folder: Path, manifest: Manifest) -> None:
     """All segments are on disk: write the manifest. After this it survives a crash."""
-    _check(folder / MANIFEST, manifest)
+    if (reason := _wrong(manifest)) is not None:
+        raise BadCheckpoint(str(folder / MANIFEST), reason)
     text = msgspec.json.encode(manifest)
     sealed = msgspec.json.encode(SealedCheckpoint(hashlib.sha256(text).hexdigest(), msgspec.Raw(text)))
     if len(sealed) > limits.MANIFEST_BYTES:
@@ -144,13 +145,9 @@ def read_manifest(disk: Disk, folder: Path) -> Manifest:
         raise BadCheckpoint(str(path), f"is no manifest: {error}") from None
     if folder != folder_of(folder.parent, manifest.number):
         raise BadCheckpoint(str(path), f"is the manifest of checkpoint {manifest.number}")
-    _check(path, manifest)
-    return manifest
-
-
-def _check(path: Path, manifest: Manifest) -> None:
     if (reason := _wrong(manifest)) is not None:
         raise BadCheckpoint(str(path), reason)
+    return manifest
 
 
 def _wrong(manifest: Manifest) -> str | None:

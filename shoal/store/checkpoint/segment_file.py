@@ -2,11 +2,8 @@
 
 Nothing that was read is trusted: length, types and shapes are checked against the table before
 memory is allocated, and the hash covers every byte (safetensors accepts a flipped bit). The
-safetensors library can read these files; it is not used here, since it copies once more.
-
-The initial weights of a dense table are a plain float32 file, little-endian, row after row; every
-server reads its own segments. Length and checksum must match the table's description. Optimizer
-state starts at 0.
+safetensors library can read these files; it is not used here, since it copies once more. Initial
+weights are a plain float32 file (``tables.Given``); every server reads its own segments.
 """
 
 from __future__ import annotations
@@ -184,9 +181,7 @@ def _read(disk: Disk, initial: Given, count: int) -> Values:
         with disk.open(Path(initial.path)) as file:
             size = file.seek(0, 2)
             if size != 4 * count:
-                raise Invalid(
-                    f"{initial.path} has {size:,} bytes, the table's weights are {4 * count:,}: write it again"
-                )
+                raise Invalid(f"{initial.path} has {size:,} bytes, the weights are {4 * count:,}: write it again")
             file.seek(0)
             weights: Values = np.empty(count, "<f4")
             rest = weights.data.cast("B")

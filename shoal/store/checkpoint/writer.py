@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -26,14 +25,6 @@ LATE = "too late"  # prefix of an error: the step was over already
 _ROOM = limits.HEADER_BYTES // 2  # for the books in one message
 
 
-@dataclass(slots=True)
-class _FileWrite:
-    sender: str
-    number: int
-    folder: str
-    keys: list[tuple[int, int]]
-
-
 class SnapshotWriter:
     """What this server wrote, and is writing, for one checkpoint."""
 
@@ -42,7 +33,7 @@ class SnapshotWriter:
         self._number = 0
         # By table and segment; None: on its way.
         self._taken: dict[tuple[int, int], m.Written | None] = {}
-        self._writing: dict[int, _FileWrite] = {}  # by token
+        self._writing: dict[int, tuple[str, m.Snap]] = {}  # by token: who asked for what
 
     def ask(self, sender: str, incarnation: int, snap: m.Snap, held: Iterable[int]) -> tuple[list[int], list[Effect]]:
         """Of the segments held as primary, those to copy now; and a report of those on disk."""
@@ -58,9 +49,8 @@ class SnapshotWriter:
 
     def write(self, token: int, sender: str, snap: m.Snap, name: str, images: Sequence[SegmentImage]) -> Store:
         """The effect that writes these images of segments that ``ask`` named."""
-        keys = [(snap.table, image.segment) for image in images]
-        self._taken.update(dict.fromkeys(keys))
-        self._writing[token] = _FileWrite(sender, snap.number, snap.folder, keys)
+        self._taken.update({(snap.table, image.segment): None for image in images})
+        self._writing[token] = sender, snap
 
         def work() -> list[m.Written]:
             written = []
@@ -77,8 +67,8 @@ class SnapshotWriter:
 
     def stored(self, incarnation: int, event: Stored) -> list[Effect]:
         """The disk thread is done: report it, or why not. Empty if it was not ours."""
-        writing = self._writing.pop(event.token, None)
-        if writing is None or writing.number != self._number:
+        sender, snap = self._writing.pop(event.token, ("", None))
+        if snap is None or snap.number != self._number:
             return []
         if event.error is not None:
             reason = getattr(event.error, "strerror", None) or str(event.error) or type(event.error).__name__
@@ -87,12 +77,10 @@ class SnapshotWriter:
                 reason += (
                     " (servers of other hosts need the run's folder, too: share it, or --set checkpoint.every=inf)"
                 )
-            return [
-                self.cannot(writing.sender, incarnation, writing.number, f"cannot write to {writing.folder}: {reason}")
-            ]
+            return [self.cannot(sender, incarnation, snap.number, f"cannot write to {snap.folder}: {reason}")]
         for written in event.result:
             self._taken[written.table, written.segment] = written
-        return self._say(writing.sender, incarnation, writing.number, event.result)
+        return self._say(sender, incarnation, snap.number, event.result)
 
     def give_up(self) -> None:
         self._number = 0
@@ -122,11 +110,9 @@ class SnapshotWriter:
 
 
 class SnapshotWriters:
-    """One writer per sender: the coordinator, and the groups' schedulers with their own numbers.
+    """One writer per sender (coordinator, groups' schedulers) and folder, which has the numbers.
 
-    Numbers belong to the folder of the checkpoints, so another folder starts a new writer: a
-    group's next run may have a scheduler of the same name. Requests of schedulers that have left
-    are dropped (``live``).
+    Requests of schedulers that have left are dropped (``live``).
     """
 
     def __init__(self, disk: Disk) -> None:

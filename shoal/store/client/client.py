@@ -1,12 +1,9 @@
 """The calls that a user, a worker or an evaluator makes to the store.
 
 A call is checked and prepared where it is made (keys sorted, repeats added up), so nothing invalid
-is sent. It becomes an operation with a ``Task``; the dispatcher starts it in the loop. Any one
-thread at a time may make calls.
-
-A *worker* has a clock. Its first pull of a table enters it there. Each push to a table with
-``apply=Each()`` ends one step, unless the push names its step (one step may push to several
-tables).
+is sent. It becomes an operation with a ``Task``; the dispatcher starts it in the loop. One thread
+at a time may make calls. A *worker* has a clock. Its first pull of a table enters it there. Each
+push to a table with ``apply=Each()`` ends one step, unless the push names its step.
 """
 
 from __future__ import annotations
@@ -17,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from shoal import limits
-from shoal.errors import BadKeys, BadValues, Invalid
+from shoal.errors import BadKeys, BadValues, Fenced, Invalid
 from shoal.filters import are_known
 from shoal.keys import (
     KeyList,
     KeyRange,
     Keys,
     KeyValues,
-    Values,
     add_up,
     as_hashed,
     as_keys,
@@ -34,7 +30,7 @@ from shoal.keys import (
     tidy,
 )
 from shoal.store.client.dispatch import Dispatcher
-from shoal.store.client.filtering import checked_chain
+from shoal.store.client.filtering import checked_chain, key_list
 from shoal.store.client.operation import (
     Admin,
     ParkOperation,
@@ -75,7 +71,8 @@ class Client:
 
     def fenced(self) -> None:
         """This incarnation is over; the next one starts from nothing."""
-        self.dispatcher.fenced()
+        # What was under way may or may not be counted.
+        self.dispatcher.fail_all(Fenced(self.session.name, self.session.incarnation))
         self.session.reset()
 
     def push(
@@ -95,9 +92,8 @@ class Client:
     ) -> Task:
         """Count these values, once. ``of`` names the pull they were computed from, if not the last.
 
-        A worker's push ends its next step, or the one it names; step 0 is none: nobody waits for
-        it. With ``pull`` the new rows of these keys come back in the same round trip, and with
-        ``ahead`` those of other keys, as from a pull at ``clock`` that follows.
+        A worker's push ends its next step, or the one it names (0: none). With ``pull`` the new
+        rows of these keys come back, with ``ahead`` those of others, as from a pull at ``clock``.
         """
         layout = self.session.layout(table)
         spec = layout.spec
@@ -153,7 +149,6 @@ class Client:
         return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
 
     def push_pull(self, table: str, keys: Any, values: Any, **how: Any) -> Task:
-        """Count these values and return the new ones of the same keys, in one round trip."""
         return self.push(table, keys, values, pull=True, **how)
 
     def pull(
@@ -167,11 +162,9 @@ class Client:
         clocks: bool = False,
         exact: bool = False,
     ) -> Task:
-        """The rows of these keys. ``clock`` or ``slot`` say when they are used.
+        """The rows of these keys, as new as a worker at ``clock``, or at ``slot``, may expect.
 
-        That decides what to wait for. With ``clocks`` the task also has the vector clocks of these
-        keys. With ``exact`` values come as float32 even if the table's travel shorter: for a model
-        that is evaluated or saved.
+        With ``clocks`` the task has their vector clocks, too. ``exact``: always float32.
         """
         layout = self.session.layout(table)
         clock = None if clock is None else whole("clock", clock)
@@ -186,29 +179,22 @@ class Client:
         return self.dispatcher.add(op)
 
     def park(self, *, after: Task | Sequence[Task] = ()) -> Task:
-        """Nobody waits for this worker until its next pull. Follows all calls under way."""
         self._must_be_worker("park")
         op = ParkOperation(Task("park", (*self.dispatcher.tasks(), *_tasks(after))))
         self.session.entered, self.session.parking = {}, [op.task]
         return self.dispatcher.add(op)
 
     def flush(self, table: str, *, after: Task | Sequence[Task] = ()) -> Task:
-        """Push what filters hold back, unfiltered. Follows all calls."""
         layout = self.session.layout(table)
         if isinstance(layout.spec.apply, Step):
             raise Invalid(f"table {table!r} is updated in steps: what filters left goes with the next slots")
         task = Task(f"push what is left of {table!r}", (*self.dispatcher.tasks(), *_tasks(after)))
-        width = layout.spec.push_width
-        nothing = KeyValues(np.empty(0, np.uint64), np.empty((0, width), np.float32))
-        op = PushOperation(task, layout.number, nothing, None, layout.spec.width, layout.spec.wire)
+        op = PushOperation(task, layout.number, _nothing(layout.spec), None, layout.spec.width, layout.spec.wire)
         op.filters, op.exact = self.session.filters_of(layout), True
         return self.dispatcher.add(op)
 
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> Task:
-        """Make a table; from ``origin``, the folder of a checkpoint, with the same ``starts``.
-
-        With ``like``, another table, it lies on the same servers: they know key lists from there.
-        """
+        """Make a table; from ``origin``, the folder of a checkpoint, with the same ``starts``."""
         plain, name, like = checked(spec), self._name(name), self._name(like) if like != "" else ""
         check_pushed(plain)
         if are_known(plain.filters):
@@ -256,7 +242,6 @@ class Client:
         after: Task | Sequence[Task] = (),
         **settings: float,
     ) -> Task:
-        """Run a query over a range of keys, on the servers; ``servers``: only on these."""
         op = calling(self.session.layout(table), keys, question, servers, _tasks(after), settings)
         return self.dispatcher.add(op)
 
@@ -264,34 +249,36 @@ class Client:
         """Sorted keys without repeats, their values, and the place of each of the caller's rows."""
         spec = layout.spec
         if void:
-            return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.push_width), np.float32)), None
-        if isinstance(keys, KeyList) and not spec.hashed:
-            self._check_last(layout, keys.last)
-            return KeyValues(keys.keys, as_values(values, len(keys), spec.push_width)), None
-        if isinstance(keys, KeyList):
-            listed, places = as_hashed(keys)
-            rows = as_values(values, len(keys), spec.push_width)
-            return KeyValues(listed.keys, rows if places is None else _laid(rows, places)), places
-        span = as_range(keys, spec.span)
-        if span is not None:
-            check_span(layout, span)
-            if spec.hashed:
-                raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
-            rows = as_values(values, len(span), spec.push_width)
-            if isinstance(spec, Sparse):
-                return KeyValues(np.arange(span.start, span.stop, dtype=np.uint64), rows), None
-            return KeyValues(span, rows), None
-        listed = self._listed(layout, keys)
-        rows = as_values(values, len(listed), spec.push_width)
-        unique, places = tidy(listed)
+            return _nothing(spec), None
+        found, places = self._resolved(layout, keys)
+        if isinstance(found, KeyRange) and spec.hashed:
+            raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
+        rows = as_values(values, len(found) if places is None else len(places), spec.push_width)
         if places is None:
-            return KeyValues(unique, rows), None
-        if len(unique) < len(listed):
-            _check_adds_up(layout, keys, places)
-        summed = add_up(rows, places, len(unique))
+            return KeyValues(key_list(found) if isinstance(spec, Sparse) else found, rows), None
+        if len(found) == len(rows):
+            laid = np.empty_like(rows)
+            laid[places] = rows
+            return KeyValues(found, laid), places
+        _check_adds_up(layout, keys, places)
+        summed = add_up(rows, places, len(found))
         if not np.isfinite(summed).all():
             raise BadValues("values under a repeated key add up to more than float32 holds: nothing was sent")
-        return KeyValues(unique, summed), places
+        return KeyValues(found, summed), places
+
+    def _resolved(self, layout: Layout, keys: Any) -> tuple[Keys | KeyRange, Any]:
+        """One range, or sorted keys without repeats and the place of each of the caller's keys."""
+        spec = layout.spec
+        if isinstance(keys, KeyList):
+            if spec.hashed:
+                hashed, places = as_hashed(keys)
+                return hashed.keys, places
+            self._check_last(layout, keys.last)
+            return keys.keys, None
+        if (span := as_range(keys, spec.span)) is not None:
+            check_span(layout, span)
+            return span, None
+        return tidy(self._listed(layout, keys))
 
     def _listed(self, layout: Layout, keys: Any) -> Any:
         listed = as_keys(keys)
@@ -306,26 +293,11 @@ class Client:
             raise BadKeys(f"key {last} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
     def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> PullOperation:
-        spec, places = layout.spec, None
-        listed: Keys | KeyRange
-        if isinstance(keys, KeyList):
-            if spec.hashed:
-                hashed, places = as_hashed(keys)
-                listed = hashed.keys
-            else:
-                self._check_last(layout, keys.last)
-                listed = keys.keys
-            what = "keys"
-        elif (span := as_range(keys, spec.span)) is not None:
-            if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
-                raise BadKeys(
-                    f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"
-                )
-            check_span(layout, span)
-            listed, what = span, str(span)
-        else:
-            listed, places = tidy(self._listed(layout, keys))
-            what = f"{len(listed):,} keys"
+        spec = layout.spec
+        listed, places = self._resolved(layout, keys)
+        if spec.hashed and isinstance(listed, KeyRange) and listed != KeyRange(0, limits.KEY_LIMIT):
+            raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all")
+        what = str(listed) if isinstance(listed, KeyRange) else f"{len(listed):,} keys"
         task = Task(f"pull {what} of {layout.name!r}", after)
         op = PullOperation(task, layout.number, listed, places, spec.width)
         op.listed = _again(layout, keys)
@@ -368,10 +340,8 @@ def _again(layout: Layout, keys: Any) -> KeyList | None:
     return as_hashed(keys)[0] if layout.spec.hashed else keys
 
 
-def _laid(rows: Values, places: Any) -> Values:
-    laid = np.empty_like(rows)
-    laid[places] = rows
-    return laid
+def _nothing(spec: Table) -> KeyValues:
+    return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.push_width), np.float32))
 
 
 def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:

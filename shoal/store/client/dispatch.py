@@ -26,11 +26,12 @@ from shoal.errors import (
     BadKeys,
     BadValues,
     DependencyFailed,
-    Fenced,
     Invalid,
     Refused,
+    SegmentsLost,
     ShoalError,
     Unanswered,
+    UnknownTable,
 )
 from shoal.store.client.inflight import Inflight, InflightRequest
 from shoal.store.client.operation import Admin, Operation, ParkOperation, PullOperation, PushOperation, StatusOperation
@@ -143,16 +144,15 @@ class Dispatcher:
     def handle(self, now: int, sender: str, message: m.Message, arrays: m.Arrays) -> list[Effect]:
         request = getattr(message, "request", 0)
         self.inflight.answered(now, sender, request)
-        op = self.running.get(request)
-        if op is None or not self.awaits(sender, request):
+        op, pending = self.running.get(request), self.inflight.requests.get(request)
+        if op is None or pending is None or pending.to != sender:
             self._session.counts["late answers"] += 1
             return []
         try:
             effects = self._answer(now, sender, op, request, message, arrays)
         except BadFilter as error:  # a user's filter failed: this call fails, no other
             effects = []
-            pending = self.inflight.requests.get(request)
-            if isinstance(op, PushOperation) and pending is not None:
+            if isinstance(op, PushOperation):
                 op.settle(pending, message)
             self._end(op, error=error)
         return effects + self.submit(now)
@@ -237,10 +237,6 @@ class Dispatcher:
             self._end(op, error=error)
         self._queue.clear()
 
-    def fenced(self) -> None:
-        """This incarnation is over: what was under way may or may not be counted."""
-        self.fail_all(Fenced(self._session.name, self._session.incarnation))
-
     # ------------------------------------------------------------ placement changes
 
     def _moved(self, now: int, op: Operation, view: int, servers: Sequence[str]) -> list[Effect]:
@@ -290,14 +286,15 @@ class Dispatcher:
         effects: list[Effect] = []
         for op in dict.fromkeys(self.running.values()):
             if isinstance(op, PushOperation | PullOperation | StatusOperation):
-                if not session.has_table(op.table):
-                    self._end(op, error=session.dropped(op.table))
+                try:
+                    layout = session.layout_of(op.table)
+                except UnknownTable as error:
+                    self._end(op, error=error)
                     continue
-                layout = session.layout_of(op.table)
                 asked = [pending.to for pending in inflight_requests(op, self.inflight)]
                 gone = next((server for server in asked if server not in alive), None)
                 if gone is not None and layout.is_lost:
-                    self._end(op, error=op.lost(layout.name, gone))
+                    self._end(op, error=SegmentsLost(layout.name, gone))
                 elif gone is not None or op.since != layout.since:
                     servers = refused_servers(op, layout, alive, self.inflight)
                     effects += self._moved(now, op, view.number, servers) if servers else []

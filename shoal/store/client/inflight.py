@@ -1,19 +1,16 @@
 """Requests that await an answer: resent with back-off, within a budget, and not for ever.
 
 Any answer is a sign of life. "Held" stops the resends, since the server has the request; "Busy"
-asks for one, so that it is not paid from the budget. The budget is a window: a resend that is
-answered allows another one. So repeats do not kill a slow server, and what was lost all at once
-comes again as fast as the server answers.
-
-No sign for ``timing.silence`` is an error for the caller; twice as long for a request that was
-sent only once because others had used up the budget. A server that answers other requests is not
-silent: what was lost on the way to it is sent a few times before it is given up. Time in which
-this process slept does not count.
+asks for one, which is free. The budget is a window: a resend that is answered allows another one,
+so repeats do not kill a slow server. No sign for ``timing.silence`` is an error for the caller;
+twice as long for a request that was sent only once because others had used up the budget. A server
+that answers other requests is not silent: what was lost on the way to it is sent a few times before
+it is given up. Time in which this process slept does not count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shoal import limits
 from shoal.timing import DEFAULT
@@ -24,8 +21,7 @@ _BUDGET = 10.0  # unanswered resends at most; and one a second in any case
 _OFTEN = 4  # a request sent so often, to a server that answers others, gets no answer
 
 
-@dataclass(slots=True)
-class InflightRequest:
+class InflightRequest(msgspec.Struct, eq=False):
     to: str
     request: int
     message: Message

@@ -14,7 +14,6 @@ from __future__ import annotations
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,8 +27,7 @@ Compress = Callable[[list[m.Array]], list[m.Array]]  # compresses keys, where a 
 _Which = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slices
 
 
-@dataclass(slots=True, eq=False)
-class KeyHandle:
+class KeyHandle(msgspec.Struct, eq=False):
     """The number of one server's share of one list."""
 
     which: _Which
@@ -42,12 +40,11 @@ class KeyHandle:
 NOTHING = KeyHandle((0, "", ()), 0, 0, 0)
 
 
-@dataclass(slots=True)
-class _ServerHandles:
+class _ServerHandles(msgspec.Struct):
     most: int  # keys that may have handles there
     kept: int = 0
     last: int = 0  # number given
-    free: list[int] = field(default_factory=list)
+    free: list[int] = []
 
 
 class KeyCache:
@@ -135,17 +132,18 @@ class KeyCache:
 
     def _let_go(self, listed: int) -> None:
         for which in self._lists.pop(listed, (None, []))[1]:
-            if (name := self._names.pop(which, None)) is not None:
-                server = self._servers[name.which[1]]
-                server.kept -= name.rows
-                server.free.append(name.number)
+            if (name := self._names.get(which)) is not None:
+                self._free(name)
 
-    def _give_up(self, name: KeyHandle) -> None:
-        """A server dropped it for want of room: name fewer keys there."""
-        if self._names.get(name.which) is not name:
-            return  # of a former placement, or given up already
+    def _free(self, name: KeyHandle) -> _ServerHandles:
         del self._names[name.which]
         server = self._servers[name.which[1]]
         server.kept -= name.rows
-        server.most = min(server.most, server.kept)
         server.free.append(name.number)
+        return server
+
+    def _give_up(self, name: KeyHandle) -> None:
+        """A server dropped it for want of room: name fewer keys there."""
+        if self._names.get(name.which) is name:  # else of a former placement, or given up already
+            server = self._free(name)
+            server.most = min(server.most, server.kept)

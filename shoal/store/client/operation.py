@@ -8,19 +8,21 @@ answers, or those of the servers in ``only``, before another try.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import limits
-from shoal.errors import BadKeys, Invalid, SegmentsLost, ShoalError
+from shoal.errors import BadKeys, Invalid
 from shoal.filters.base import Bytes
 from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values, as_range, unmixed
 from shoal.store.client.filtering import ClientFilters, UnconfirmedPush, key_list
 from shoal.store.client.inflight import InflightRequest
-from shoal.store.client.key_cache import NOTHING
+from shoal.store.client.key_cache import NOTHING, KeyHandle
 from shoal.store.client.session import Session
 from shoal.store.client.split import Layout, ServerShare
 from shoal.store.client.task import Task
@@ -42,18 +44,22 @@ class Operation(ABC):
     since = 0  # the placement by which it was split
     started = 0  # orders operations by their first start, also when they are sent again
     resend = False  # some of its requests must be sent again
+    reply: type[m.Message] = m.Done  # the kind of answer that it waits for
+    filters: ClientFilters | None = None
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.split_by: dict[str, Layout] = {}  # by server: the layout it was last asked by
         self.refused: list[str] = []  # servers that will not answer that
         self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
+        self.replies: dict[str, Any] = {}  # by server
 
     @abstractmethod
     def requests(self, session: Session) -> Requests:
         """What to send, by the session's present view."""
 
     def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
+        self.replies[pending.to] = answer
         return []
 
     def value(self, session: Session) -> Any:
@@ -61,7 +67,7 @@ class Operation(ABC):
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         """Is this an answer to what was asked, and whole?"""
-        return isinstance(answer, m.Done)
+        return isinstance(answer, self.reply)
 
     def expects(self, request: int) -> int:
         """Bytes that the answer to a request will bring."""
@@ -69,10 +75,11 @@ class Operation(ABC):
 
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
         """The arrays of an answer before filters; None if they make no sense."""
-        return arrays
+        return arrays if self.filters is None else self.filters.opened(answer, arrays)
 
     def compressed(self, keys: list[m.Array]) -> list[m.Array]:
-        return keys
+        """Keys that are sent after all, since a server forgot their number."""
+        return keys if self.filters is None else self.filters.asked(0, keys)
 
     @property
     def may_keep(self) -> bool:
@@ -80,26 +87,35 @@ class Operation(ABC):
         return False
 
     def restart(self, only: Sequence[str] | None = None) -> None:
-        return
-
-    def lost(self, table: str, server: str) -> ShoalError:
-        return SegmentsLost(table, server)
+        self.replies.clear()
 
 
 class _KeyedOperation(Operation):
     """What pushes and pulls have in common: rows come back in shares and are put in place."""
 
-    def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
+    pull = True  # rows are wanted
+
+    def __init__(
+        self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int, form: Wire = "float32"
+    ) -> None:
         super().__init__(task)
         self.table, self.keys, self.places, self.width = table, keys, places, width
+        self.form = form  # of the values on the wire
+        self.clock: int | None = None
+        self.own_clock = False  # a worker's call that names no clock is for now
+        self.enter = False  # a worker's first pull
+        self.clocks = False  # the vector clocks of these keys are wanted, too
         self.live = False  # a range of a sparse table: only the rows that are there
         self.hashed = False
-        self.filters: ClientFilters | None = None
         self.listed: KeyList | None = None  # the keys, if they come again
         self._shares: dict[int, ServerShare] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
         self._only: Sequence[str] | None = None  # the servers to ask; None: all
+
+    @property
+    def may_keep(self) -> bool:
+        return not (self.live or self.enter or self.clocks)  # these need one view of all servers
 
     def restart(self, only: Sequence[str] | None = None) -> None:
         self._only = only
@@ -118,14 +134,9 @@ class _KeyedOperation(Operation):
     def expects(self, request: int) -> int:
         return self._shares[request].rows * self.width * 4 if request in self._shares else 0
 
-    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
-        return arrays if self.filters is None else self.filters.opened(answer, arrays)
-
-    def compressed(self, keys: list[m.Array]) -> list[m.Array]:
-        """Keys that are sent after all, since a server forgot their number."""
-        return keys if self.filters is None else self.filters.asked(0, keys)
-
-    def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        if not self.pull:
+            return isinstance(answer, m.Counted)
         if not isinstance(answer, m.Values) or request not in self._shares:
             return False
         if len(arrays) != 1 + self.live or len(arrays[-1]) != answer.count * self.width:
@@ -144,37 +155,60 @@ class _KeyedOperation(Operation):
                 self._rows = np.empty((len(self.keys), self.width), np.float32)
             share.put(values, self._rows)
 
-    def rows(self) -> Any:
-        """The result: rows in the order of the caller's keys, or the live keys of a range."""
-        if self.live:
-            return self._live_rows()
-        rows = self._rows if self._rows is not None else np.empty((len(self.keys), self.width), np.float32)
-        if self.places is not None:
-            rows = rows[self.places]
-        return rows.reshape(-1) if self.width == 1 else rows
+    def _fields(
+        self, session: Session, share: ServerShare, request: int, entered: int, keys: tuple[int, int], name: KeyHandle
+    ) -> dict[str, Any]:
+        """What every request has; ``keys`` is its range, if it has one."""
+        view = session.view
+        return {
+            "request": request,
+            "table": self.table,
+            "view": view.number,
+            "generation": view.generation,
+            "incarnation": session.incarnation,
+            "clock": m.NO_CLOCK if self.clock is None else self.clock,
+            "entered": entered,
+            "spell": session.spell,
+            "first": share.first,
+            "last": share.last,
+            "count": share.rows,
+            "start": keys[0],
+            "stop": keys[1],
+            "form": self.form,
+            "filtered": self.filters is not None,
+            "handle": name.number,
+            "known": name.known,
+            "crc": name.crc,
+        }
 
-    def _live_rows(self) -> KeyValues:
-        keys: Keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in self._found)])
-        rows: Values = np.concatenate([np.empty((0, self.width), np.float32), *(rows for _, rows in self._found)])
-        if self.hashed:
-            keys = unmixed(keys)
-        order = np.argsort(keys)
-        rows = rows[order]
-        return KeyValues(keys[order], rows.reshape(-1) if self.width == 1 else rows)
+    def value(self, session: Session) -> Any:
+        """Rows in the order of the caller's keys, or the live keys of a range and their rows."""
+        if not self.pull:
+            return None
+        session.reads[self.table] = self.task.versions
+        if self.live:
+            keys: Keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in self._found)])
+            keys = unmixed(keys) if self.hashed else keys
+            found: Values = np.concatenate([np.empty((0, self.width), np.float32), *(rows for _, rows in self._found)])
+            order = np.argsort(keys)
+            return KeyValues(keys[order], self._shaped(found[order]))
+        rows = self._rows if self._rows is not None else np.empty((len(self.keys), self.width), np.float32)
+        return self._shaped(rows if self.places is None else rows[self.places])
+
+    def _shaped(self, rows: Values) -> Values:
+        return rows.reshape(-1) if self.width == 1 else rows
 
 
 class PushOperation(_KeyedOperation):
     """Values to be counted once in every segment they belong to."""
 
     def __init__(self, task: Task, table: int, given: KeyValues, places: Places, width: int, form: Wire) -> None:
-        super().__init__(task, table, given.keys, places, width)
-        self.given, self.form = given, form  # values in wire form: resends have the same bits
+        super().__init__(task, table, given.keys, places, width, form)
+        self.given = given  # values in wire form: resends have the same bits
         self.slot: tuple[int, int] | None = None
         self.void = self.pull = False
         self.step: int | None = None  # None: not part of a step, or the client's next one
         self.in_step = False
-        self.clock: int | None = None
-        self.own_clock = False
         self.reads: dict[str, list[int]] | None = None
         self.number: int | None = None  # in the own stream; kept over restarts, or it counts twice
         self.size = given.values.nbytes + 8 * len(given)
@@ -183,10 +217,6 @@ class PushOperation(_KeyedOperation):
         self.exact = self._ready = False  # exact: bypasses filters
         self.head: Bytes | None = None  # of quantized values
         self.unconfirmed: UnconfirmedPush | None = None  # its residual
-
-    @property
-    def may_keep(self) -> bool:
-        return True
 
     def look_ahead(self, keys: KeyList) -> None:
         """Bring back the rows of other keys than are pushed."""
@@ -201,15 +231,14 @@ class PushOperation(_KeyedOperation):
         elif self.unconfirmed is not None:
             self.unconfirmed.resent = True
         self._ready = True
-        keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
-        shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
-        if self.ahead is None:
-            return [self._request(session, share, None, keys, values) for share in shares if self._is_asked(share)]
-        # Both are small (``may_look_ahead``): one share per server, in the same order.
-        pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
+        shares = layout.shares(self.given.keys, self.row_bytes, everyone or self.ahead is not None)
+        pulls: Sequence[ServerShare | None] = [None] * len(shares)
+        if self.ahead is not None:
+            # Both are small (``may_look_ahead``): one share per server, in the same order.
+            pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
         pairs = zip(shares, pulls, strict=True)
-        return [self._request(session, *pair, keys, values) for pair in pairs if self._is_asked(pair[0])]
+        return [self._request(session, share, pulled) for share, pulled in pairs if self._is_asked(share)]
 
     def _filter(self, incarnation: int, filters: ClientFilters) -> None:
         if self.exact:
@@ -234,50 +263,31 @@ class PushOperation(_KeyedOperation):
             if self.own_clock:
                 self.clock, self.own_clock = session.clock, False
 
-    def _request(
-        self, session: Session, share: ServerShare, pulled: ServerShare | None, keys: Keys | KeyRange, values: Values
-    ) -> Outgoing:
+    def _request(self, session: Session, share: ServerShare, pulled: ServerShare | None) -> Outgoing:
+        keys = self.given.keys
         stream, number = self.slot if self.slot is not None else (-session.incarnation, self.number or 0)
-        start = stop = -1
-        request, name, also = session.next_request(), NOTHING, NOTHING
+        request, span, name, also = session.next_request(), (-1, -1), NOTHING, NOTHING
         arrays: list[m.Array] = []
-        if isinstance(keys, KeyRange):
-            start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
-        else:
+        if not isinstance(keys, KeyRange):
             if pulled is not None and self.ahead is not None and pulled.rows:
                 also, arrays = session.key_cache.handle_for(request, self.ahead, pulled, self.ahead.keys)
             name, listed = session.key_cache.handle_for(request, self.listed, share, keys)
             arrays += listed
-        arrays.append(share.take(values).reshape(-1))
+        elif share.rows:
+            span = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
+        arrays.append(share.take(self.given.values).reshape(-1))
         ahead = -1 if pulled is None else pulled.rows
         reads = self.reads if self.reads is not None else session.reads.get(self.table, {})
         push = m.Push(
-            request=request,
-            table=self.table,
-            view=session.view.number,
-            generation=session.view.generation,
-            incarnation=session.incarnation,
+            **self._fields(session, share, request, session.floor, span, name),
             stream=stream,
             number=number,
             floor=session.lowest_open,
             step=self.step or 0,
-            entered=session.floor,
-            spell=session.spell,
-            first=share.first,
-            last=share.last,
-            count=share.rows,
-            start=start if share.rows else -1,
-            stop=stop if share.rows else -1,
             read=reads.get(share.server, []) if share.rows else [],
             void=self.void,
             pull=self.pull,
-            clock=m.NO_CLOCK if self.clock is None else self.clock,
             ahead=ahead,
-            form=self.form,
-            filtered=self.filters is not None,
-            handle=name.number,
-            known=name.known,
-            crc=name.crc,
             ahead_handle=also.number,
             ahead_known=also.known,
             ahead_crc=also.crc,
@@ -305,30 +315,12 @@ class PushOperation(_KeyedOperation):
         if self.unconfirmed is not None and isinstance(answer, m.Values | m.Counted):
             self.unconfirmed.counted(pending.request, pending.sends > 1, answer.new, answer.part)
 
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return self.are_rows(request, answer, arrays) if self.pull else isinstance(answer, m.Counted)
-
-    def value(self, session: Session) -> Any:
-        if not self.pull:
-            return None
-        session.reads[self.table] = self.task.versions
-        return self.rows()
-
 
 class PullOperation(_KeyedOperation):
     def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
         super().__init__(task, table, keys, places, width)
-        self.clock: int | None = None
-        self.own_clock = False  # a worker's pull that names no clock is for now
-        self.enter = False
-        self.clocks = False  # the vector clocks of these keys are wanted, too
-        self.form: Wire = "float32"  # how the rows may come
         self._entered = 0
         self.size = 0 if isinstance(keys, KeyRange) else 4 * width * len(keys)
-
-    @property
-    def may_keep(self) -> bool:
-        return not (self.live or self.enter or self.clocks)  # these need one view of all servers
 
     def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
@@ -342,39 +334,17 @@ class PullOperation(_KeyedOperation):
         return [self._request(session, share) for share in shares if self._is_asked(share)]
 
     def _request(self, session: Session, share: ServerShare, resume: int = -1) -> Outgoing:
-        start = stop = -1
-        request, name, arrays = session.next_request(), NOTHING, list[m.Array]()
+        request, span, name, arrays = session.next_request(), (-1, -1), NOTHING, list[m.Array]()
         if isinstance(self.keys, KeyRange):
-            start, stop = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
+            span = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
         else:
             name, arrays = session.key_cache.handle_for(request, self.listed, share, self.keys)
         at = session.floor
         if self.enter:  # a worker that has a clock keeps it
             at = session.clock if session.working else 0
-        pull = m.Pull(
-            request=request,
-            table=self.table,
-            view=session.view.number,
-            generation=session.view.generation,
-            incarnation=session.incarnation,
-            clock=m.NO_CLOCK if self.clock is None else self.clock,
-            entered=at,
-            spell=session.spell,
-            first=share.first,
-            last=share.last,
-            count=share.rows,
-            start=start,
-            stop=stop,
-            enter=self.enter,
-            clocks=self.clocks,
-            form=self.form,
-            filtered=self.filters is not None,
-            handle=name.number,
-            known=name.known,
-            crc=name.crc,
-        )
+        pull = m.Pull(**self._fields(session, share, request, at, span, name), enter=self.enter, clocks=self.clocks)
         if self.filters is not None:
-            arrays = self.filters.asked(0 if start >= 0 else share.rows, arrays)
+            arrays = self.filters.asked(0 if span[0] >= 0 else share.rows, arrays)
         self._shares[pull.request] = share
         return share.server, pull, arrays
 
@@ -390,15 +360,11 @@ class PullOperation(_KeyedOperation):
         self.put(pending.request, answer, arrays)
         return [self._request(session, share, answer.resume)] if answer.resume >= 0 else []
 
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return self.are_rows(request, answer, arrays)
-
     def value(self, session: Session) -> Any:
-        session.reads[self.table] = self.task.versions
         if self.enter and not session.working:
             session.clock = session.floor = max(session.clock, self._entered)
             session.working = True
-        return self.rows()
+        return super().value(session)
 
 
 class Admin(Operation):
@@ -408,22 +374,13 @@ class Admin(Operation):
         self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done, to: str = ""
     ) -> None:
         super().__init__(task)
-        self._to = to
-        self._message, self._kind = message, kind
-        self._answer: m.Message | None = None
+        self._to, self._message, self.reply = to, message, kind
 
     def requests(self, session: Session) -> Requests:
         return [(self._to or session.coordinator, self._message(session.next_request()), ())]
 
-    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
-        self._answer = answer
-        return []
-
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return isinstance(answer, self._kind)
-
     def value(self, session: Session) -> Any:
-        return self._answer if self._kind is not m.Done else None
+        return None if self.reply is m.Done else next(iter(self.replies.values()))
 
 
 class ParkOperation(Operation):
@@ -452,10 +409,11 @@ class ParkOperation(Operation):
 class StatusOperation(Operation):
     """The status of a table, added up over its servers."""
 
+    reply = m.TableStatusReply
+
     def __init__(self, task: Task, table: int) -> None:
         super().__init__(task)
         self.table = table
-        self._replies: dict[str, m.TableStatusReply] = {}
 
     def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
@@ -465,41 +423,28 @@ class StatusOperation(Operation):
             for server in layout.servers
         ]
 
-    def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
-        assert isinstance(answer, m.TableStatusReply)
-        self._replies[pending.to] = answer
-        return []
-
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return isinstance(answer, m.TableStatusReply)
-
-    def restart(self, only: Sequence[str] | None = None) -> None:
-        self._replies.clear()
-
-    def value(self, session: Session) -> dict[str, Any]:
-        longest = max((len(told.staleness) for told in self._replies.values()), default=0)
-        staleness = np.zeros(longest, np.int64)
-        totals: dict[str, Any] = {}
-        for told in self._replies.values():
-            staleness[: len(told.staleness)] += np.asarray(told.staleness, np.int64)
-            for fact, value in told.facts.items():
-                totals[fact] = totals.get(fact, 0) + value
-        totals["staleness"] = staleness.tolist()
+    def value(self, session: Session) -> Any:
+        totals: Counter[str] = Counter()
+        for reply in self.replies.values():
+            totals.update(reply.facts)
         used = session.filters.get(self.table)
-        totals["filters"] = {} if used is None else used.facts()
-        totals["handles"] = session.key_cache.figures()
-        totals["servers"] = {server: told.facts for server, told in sorted(self._replies.items())}
-        return totals
+        return {
+            **totals,
+            "staleness": [sum(row) for row in zip_longest(*(r.staleness for r in self.replies.values()), fillvalue=0)],
+            "filters": {} if used is None else used.facts(),
+            "handles": session.key_cache.figures(),
+            "servers": {server: reply.facts for server, reply in sorted(self.replies.items())},
+        }
 
 
 class CallOperation(StatusOperation):
     """A query, at the client."""
 
+    servers: list[str] | None = None  # only what these hold
+
     def __init__(self, task: Task, table: int, keys: KeyRange, question: Question, settings: Any) -> None:
         super().__init__(task, table)
-        self.servers: list[str] | None = None  # only what these hold
         self._keys, self._question, self._settings = keys, question, settings
-        self._found: dict[str, Found] = {}
 
     def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
@@ -526,17 +471,13 @@ class CallOperation(StatusOperation):
     def answered(self, session: Session, pending: InflightRequest, answer: m.Message, arrays: m.Arrays) -> Requests:
         assert isinstance(answer, m.Called)
         keys_and_rows = (arrays[0], arrays[1].reshape(len(arrays[0]), -1)) if arrays else ()
-        self._found[pending.to] = Found(np.array(answer.numbers, np.float64), *keys_and_rows)
+        self.replies[pending.to] = Found(np.array(answer.numbers, np.float64), *keys_and_rows)
         return []
 
-    def restart(self, only: Sequence[str] | None = None) -> None:
-        self._found.clear()
-
     def value(self, session: Session) -> Any:
-        # In key order, whichever server answered first: sums of one placement have the same
-        # bits.
+        # In key order, whichever server answered first: sums of one placement have the same bits.
         order = session.layout_of(self.table).servers
-        return self._question.whole([self._found[one] for one in order if one in self._found], self._settings)
+        return self._question.whole([self.replies[one] for one in order if one in self.replies], self._settings)
 
 
 def check_span(layout: Layout, span: KeyRange) -> None:
@@ -559,9 +500,7 @@ def calling(
     asked = question_named(question) if isinstance(question, str) else question
     span = as_range(keys, spec.span)
     if span is None:
-        raise BadKeys(
-            f"a question is asked of a range of keys: call({layout.name!r}, slice(0, 100), ...), or slice(None) for all"
-        )
+        raise BadKeys(f"a question is asked of a range of keys of {layout.name!r}: slice(0, 100), or slice(None)")
     check_span(layout, span)
     if spec.hashed and span != KeyRange(0, spec.span):
         raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: ask for all of them, slice(None)")

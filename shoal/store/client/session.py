@@ -25,9 +25,18 @@ class Session:
     def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator") -> None:
         self.name, self.role, self.coordinator = name, role, coordinator
         self.group = ""  # of workers: table names are relative to its namespace
-        self.incarnation = 0
         self.view = m.View(0, 0, 0, [], [])
         self.layouts: dict[str, Layout] = {}
+        self.counts: Counter[str] = Counter()
+        self.key_cache = KeyCache()
+        self.filters: dict[int, ClientFilters] = {}  # by table
+        self._by_number: dict[int, Layout] = {}
+        self._names: dict[int, str] = {}  # of all tables there ever were, for errors
+        self.reset()
+
+    def reset(self) -> None:
+        """This incarnation is over; the next one starts from nothing."""
+        self.incarnation = 0
         self.clock = 0  # steps pushed
         self.floor = 0  # the clock at which this spell began: this worker has no steps up to it
         self.spell = 0  # how often this worker has parked
@@ -36,14 +45,15 @@ class Session:
         self.parking: list[Task] = []  # the last park: an entering pull follows it
         # By table: versions of the last pull, by server.
         self.reads: dict[int, dict[str, list[int]]] = {}
-        self.counts: Counter[str] = Counter()
-        self.key_cache = KeyCache()
-        self.filters: dict[int, ClientFilters] = {}  # by table
-        self._by_number: dict[int, Layout] = {}
-        self._names: dict[int, str] = {}  # of all tables there ever were, for errors
         self.requests = 0  # numbers given in this incarnation
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those that may still be sent, in order
+        self.key_cache.clear()
+        self.key_cache.counts.clear()
+        for filters in self.filters.values():
+            filters.flow.by.clear()
+            if filters.feedback is not None:
+                filters.feedback.forget()
 
     def next_request(self) -> int:
         """A number that no other request of any incarnation of this client has."""
@@ -85,16 +95,9 @@ class Session:
 
     def layout_of(self, number: int) -> Layout:
         layout = self._by_number.get(number)
-        if layout is None:
-            raise self.dropped(number)
+        if layout is None:  # it is gone, even if another one has its name by now
+            raise UnknownTable(self._names.get(number, f"number {number}"), sorted(self.layouts), dropped=True)
         return layout
-
-    def has_table(self, number: int) -> bool:
-        return number in self._by_number
-
-    def dropped(self, number: int) -> UnknownTable:
-        """The error for a table that is gone, even if another one has its name by now."""
-        return UnknownTable(self._names.get(number, f"number {number}"), sorted(self.layouts), dropped=True)
 
     @property
     def since(self) -> int:
@@ -124,17 +127,3 @@ class Session:
         named = {layout.number: name for name, layout in self.layouts.items()}
         sizes = {number: 0.0 if one.feedback is None else one.feedback.norm for number, one in self.filters.items()}
         return {named[number]: size for number, size in sizes.items() if size > 0 and number in named}
-
-    def reset(self) -> None:
-        """This incarnation is over; the next one starts from nothing."""
-        self.incarnation = 0
-        self.clock = self.floor = self.spell = 0
-        self.working = False
-        self.entered, self.parking, self.reads, self._open = {}, [], {}, {}
-        self.key_cache.clear()
-        self.key_cache.counts.clear()
-        self._numbers = self.requests = 0
-        for filters in self.filters.values():
-            filters.flow.by.clear()
-            if filters.feedback is not None:
-                filters.feedback.forget()

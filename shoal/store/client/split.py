@@ -8,8 +8,8 @@ never inside one: a segment gets its part of a push whole.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +22,7 @@ Cuts = npt.NDArray[np.int64]
 _NONE: Cuts = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerShare:
+class ServerShare(msgspec.Struct, frozen=True):
     """The rows of one message to one server, for its segments ``first`` to ``last``."""
 
     server: str
@@ -49,8 +48,7 @@ class ServerShare:
             at += stop - start
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutChange:
+class LayoutChange(msgspec.Struct, frozen=True):
     same_starts: bool  # the segments have the same numbers
     unchanged: tuple[str, ...]  # servers that have held the same segments throughout
     heirs: dict[str, tuple[str, ...]]  # by server: who holds now what it held then
@@ -68,7 +66,7 @@ class Layout:
         self.servers = list(dict.fromkeys(owner for owner in owners if owner))
         # When a primary last changed.
         self.since = max((place.since for place in placed.places), default=0)
-        self._lost = next((i for i, owner in enumerate(owners) if not owner), None)
+        self.is_lost = "" in owners
         self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
         self._owners = owners
         # By earlier layout; weak, so that this keeps none alive.
@@ -119,12 +117,8 @@ class Layout:
         return _merged(cuts[segments], cuts[segments + 1])
 
     def check_all_held(self) -> None:
-        if self._lost is not None:
-            raise SegmentsLost(self.name, self.placed.places[self._lost].last or "a server")
-
-    @property
-    def is_lost(self) -> bool:
-        return self._lost is not None
+        if self.is_lost:
+            raise SegmentsLost(self.name, self.placed.places[self._owners.index("")].last or "a server")
 
     def whole(self) -> list[ServerShare]:
         """One share for every server, without rows: for requests about a range of live keys."""

@@ -13,7 +13,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -120,12 +120,12 @@ def _on_line(array: npt.NDArray[T]) -> npt.NDArray[T]:
     return array[-array.ctypes.data % LINE_BYTES // array.itemsize :]
 
 
-def give_back(slab: Values, first: int, last: int) -> None:
+def give_back(slab: npt.NDArray[Any], first: int, last: int) -> None:
     """Rows first..last are unused: return their pages to the system. They may read as anything."""
     _advise(slab, first, last, "MADV_DONTNEED", mmap.PAGESIZE)
 
 
-def _advise(slab: Values, first: int, last: int, advice: str, page: int) -> None:
+def _advise(slab: npt.NDArray[Any], first: int, last: int, advice: str, page: int) -> None:
     """Advise the system, if it knows how, on the whole pages of these rows."""
     start = -(-(slab.ctypes.data + first * slab.strides[0]) // page) * page
     stop = (slab.ctypes.data + last * slab.strides[0]) // page * page

@@ -59,10 +59,9 @@ def _shoal_wide(slab, row, word, width, gradients, i, settings):
 def _shoal_rows(slab, rows, count, word, gradients, start, settings, scratch):
     """Update ``count`` rows with the gradients from ``start`` on.
 
-    A row is its weights, from ``word`` on, then its state, one block of ``width`` after another; so are the gradients of a
-    row where the rule takes several numbers for each weight. Narrow rows go through
-    scratch, column by column, so that the rule runs on vectors. Its columns lie BLOCK apart, which the compiler can see: that
-    none of them overlap it would otherwise have to find out at run time, and does not for more than a few.
+    A row is its weights, from ``word`` on, then its state, one block of ``width`` after another; so are gradients of several
+    numbers for each weight. Narrow rows go through scratch, column by column, so that the rule runs on vectors. Its columns
+    lie BLOCK apart: the compiler sees that they do not overlap.
     """
     width = gradients.shape[1]{per}
     if width > {narrow}:
@@ -157,15 +156,6 @@ _TRIED = (0.0, 1e-6, 1.0, 1e6, -1e-6, -1.0, -1e6)
 
 _made: dict[str, ModuleType] = {}
 _one_at_a_time = threading.Lock()  # CPython 3.11's parser is not thread-safe
-
-
-def sparse_kernels(rule: UpdateRule) -> Any:
-    """The loops of one rule over sparse rows; ``given`` is the settings as an array.
-
-    push_keys(index, slots, slab, used, keys, gradients, given, *initial)
-    push_rows(slab, word, rows, gradients, given)      ``word``: where weights begin in a row
-    """
-    return rule_kernels(rule, ROWS + KEYS)
 
 
 def dense_kernels(rule: UpdateRule) -> Any:

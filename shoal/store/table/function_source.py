@@ -71,10 +71,7 @@ class FunctionSource:
             case _ if type(found) in (bool, int, float, str, np.float64):
                 line, found = f"{name} = {_literal(found)}", _literal(found)
             case _:
-                self._refuse(
-                    f"refers to {name!r}, which is {found!r}: it may use math, numpy, plain numbers and strings, "
-                    f"and plain functions"
-                )
+                self._refuse(f"refers to {name!r}, which is {found!r}: needs math, numpy, a number, text or function")
         if not self._is_known(name, found):
             self._lines.append(line)
         return True

@@ -11,9 +11,7 @@ lines; compare the eight tags of each and prefetch the rows; compare the keys): 
 overlap, and few branches are mispredicted.
 
 Every signature is spelled out: nothing is compiled because of what a message contains. Nothing
-here checks its arguments, raises or allocates more than a block; ``table`` has checked them.
-Importing this module takes about half a second (numba), so only tables and ``codegen`` do it, and
-late.
+here checks its arguments (``table`` has), raises or allocates more than a block. Imported late.
 """
 
 from __future__ import annotations
@@ -169,34 +167,17 @@ def find_block(index, slots, used, keys, start, count, hashes, rows):
             rows[i] = search(index, slots, keys[start + i], hashes[i])
 
 
-@compiled(int64(index_in, slots_in, int64, keys_in))
-def count_missing(index, slots, used, keys):
-    """How many of the keys have no row."""
-    size = min(len(keys), BLOCK)
-    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
+@compiled(int64(index_in, slots_in, int64, keys_in, rows_out))
+def find_rows(index, slots, used, keys, rows):
+    """rows[i] = the row of keys[i], or -1; returns how many keys have none."""
+    hashes = np.empty(min(len(keys), BLOCK), np.uint64)
     missing = 0
     for start in range(0, len(keys), BLOCK):
-        count = min(BLOCK, len(keys) - start)
-        find_block(index, slots, used, keys, start, count, hashes, rows)
-        for i in range(count):
-            if rows[i] < 0:
-                missing += 1
+        some = rows[start : start + BLOCK]
+        find_block(index, slots, used, keys, start, len(some), hashes, some)
+        for i in range(len(some)):
+            missing += some[i] < 0
     return missing
-
-
-@compiled(int64(index_in, slots_in, int64, keys_in, rows_out))
-def find_rows(index, slots, used, keys, found):
-    """found[i] = the row of keys[i]; returns how many come before a key without one."""
-    size = min(len(keys), BLOCK)
-    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        count = min(BLOCK, len(keys) - start)
-        find_block(index, slots, used, keys, start, count, hashes, rows)
-        for i in range(count):
-            if rows[i] < 0:
-                return start + i
-            found[start + i] = rows[i]
-    return len(keys)
 
 
 @compiled(uint64(keys_in))
@@ -211,13 +192,12 @@ def hash_keys(keys):
 @compiled(int64(keys_out, slots_out, slab_out, uint64, uint64, int64, int64, *initial))
 def insert(index, slots, slab, key, hashed, row, width, kind, first, second, seed):
     """Give a key the next free row, ``row``, unless it has one by now; returns its row."""
+    held = search(index, slots, key, hashed)
+    if held >= 0:
+        return held
     mask = uint64(len(index)) - ONE
     place = hashed & mask & LINE_START
     while index[place] != NONE:
-        if index[place] >> HALF == hashed >> HALF:
-            held = (index[place] & LOW) - ONE
-            if slots[held, 0] == key:
-                return int64(held)
         place = (place + ONE) & mask
     slots[row, 0] = key
     fill(slab, row, 1, key, KEY_WORDS, width, kind, first, second, seed)
@@ -287,9 +267,8 @@ def gather_rows(slab, rows, word, out):
                 for i in range(len(some)):
                     prefetch(flat, some[i] * words)
             for i in range(len(some)):
-                out[start + i, 0] = slab[
-                    uint64(some[i]), uint64(word)
-                ]  # unsigned: no look whether it counts from the end
+                # Unsigned: no look whether it counts from the end.
+                out[start + i, 0] = slab[uint64(some[i]), uint64(word)]
         return
     for i in range(len(rows)):
         for c in range(out.shape[1]):
@@ -333,34 +312,6 @@ def check_keys(keys, starts, stops):
     return (FINE, 0) if at == len(keys) else (ELSEWHERE, at)
 
 
-@compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in, rows_in, rows_out))
-def dense_rows(keys, starts, stops, offsets, rows):
-    """check_keys, and rows[i] = the place of keys[i] where all segments are adjacent."""
-    part, parts = 0, len(starts)
-    if parts == 1 and len(keys) > 0:
-        # No early exit and no search: this vectorizes. Errors are located below.
-        start, stop = starts[0], stops[0]
-        bad = keys[0] < start or keys[len(keys) - 1] >= stop
-        for i in range(uint64(len(keys))):
-            rows[i] = int64(keys[i] - start)
-        these, those = keys[: len(keys) - 1], keys[1:]
-        for i in range(len(those)):
-            bad |= these[i] >= those[i]
-        if not bad:
-            for i in range(uint64(len(keys))):
-                rows[i] += offsets[0]
-            return FINE, 0
-    for i in range(len(keys)):
-        if i > 0 and keys[i] <= keys[i - 1]:
-            return DISORDER, i
-        while part < parts and keys[i] >= stops[part]:
-            part += 1
-        if part == parts or keys[i] < starts[part]:
-            return ELSEWHERE, i
-        rows[i] = offsets[part] + int64(keys[i] - starts[part])
-    return FINE, 0
-
-
 @compiled(int64(words_in))
 def first_not_finite(words):
     """Position of the first float32, by its bits, that is infinite or NaN; -1 if none is."""
@@ -392,30 +343,15 @@ def collect(slots, row, rows, low, high, keys_found, rows_found, found):
 # ---------------------------------------------------------------- admission, eviction, compaction
 
 
-@compiled(types.void(index_in, slots_in, int64, keys_in, chosen_out))
-def have_rows(index, slots, used, keys, chosen):
-    """chosen[i]: keys[i] has a row."""
-    size = min(len(keys), BLOCK)
-    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        count = min(BLOCK, len(keys) - start)
-        find_block(index, slots, used, keys, start, count, hashes, rows)
-        for i in range(count):
-            chosen[start + i] = rows[i] >= 0
-
-
-@compiled(int64(rows_in, cells_out, int64, chosen_out))
-def count_each(places, cells, wanted, chosen):
+@compiled(types.void(keys_in, cells_out, int64, chosen_out))
+def count_each(keys, cells, wanted, chosen):
     """A cell per key: count those not chosen yet, and choose those that came often enough."""
-    for i in range(len(places)):
+    for i in range(len(keys)):
         if not chosen[i]:
-            place = places[i]
-            cells[place] = min(MOST, cells[place] + 1)
-            chosen[i] = cells[place] >= wanted
-    found = 0
-    for i in range(len(chosen)):
-        found += chosen[i]
-    return found
+            place = int64(keys[i])
+            count = min(MOST, cells[place] + 1)
+            cells[place] = count
+            chosen[i] = count >= wanted
 
 
 @compiled(int64(uint64, cells_in))
@@ -429,12 +365,12 @@ def seen_before(key, cells):
     return min(int64(cells[one]), int64(cells[two]))
 
 
-@compiled(types.UniTuple(int64, 2)(keys_in, cells_in, cells_out, int64, chosen_out))
+@compiled(int64(keys_in, cells_in, cells_out, int64, chosen_out))
 def count_hashed(keys, before, cells, wanted, chosen):
     """Two cells per key, one in each half, shared: the smaller is never less than the truth.
 
     Only the smaller cell is raised (Estan, Varghese, 2002). ``before`` are full cells, which are
-    added and stay as they are. Returns how many are chosen, and how many keys looked new.
+    added and stay as they are. Returns how many keys looked new.
     """
     new = 0
     size = min(len(keys), BLOCK)
@@ -461,10 +397,7 @@ def count_hashed(keys, before, cells, wanted, chosen):
                 if b == least:
                     cells[two[i]] = least + 1
             chosen[start + i] = least + 1 + seen_before(keys[start + i], before) >= wanted
-    found = 0
-    for i in range(len(chosen)):
-        found += chosen[i]
-    return found, new
+    return new
 
 
 @compiled(int64(slots_out, slab_out, int64, int64, keys_in, keys_in))
@@ -484,21 +417,6 @@ def drop_zeros(slots, slab, rows, width, starts, stops):
                 slots[kept, c] = slots[row, c]
         kept += 1
     return kept
-
-
-@compiled(int64(slots_out, int64, keys_in, keys_in))
-def drop_ranges(slots, rows, starts, stops):
-    """Drop rows of these sorted key ranges, the last ones filling the gaps; how many stay."""
-    row = 0
-    while row < rows:
-        at = lower(starts, 0, slots[row, 0] + uint64(1)) - 1
-        if at >= 0 and slots[row, 0] < stops[at]:
-            rows -= 1
-            for c in range(slots.shape[1]):
-                slots[row, c] = slots[rows, c]
-        else:
-            row += 1
-    return rows
 
 
 @compiled(types.UniTuple(int64, 2)(keys_out, slots_out, int64, int64, int64, keys_in, keys_in))

@@ -8,14 +8,9 @@ Weights and optimizer state of a row are adjacent, so an update touches one plac
 piece. Nothing here checks arguments (``table`` does) or locks (one thread at a time).
 
 Rows of dropped segments lie among others in a sparse slab, and finding all of them would block the
-server. ``Compaction`` does it in pieces, while pushes and pulls go on:
-
-    rows        from the last down: a dropped one is overwritten by the last row
-    the index   a new one is built without the dropped rows, and replaces the old one
-    pages       behind the last row go back to the system
-
-Reads of a range leave out what must go (``hidden``). If a segment comes back before its rows are
-gone, the rest is done at once.
+server. ``Compaction`` does it in pieces, while pushes and pulls go on: it overwrites dropped rows
+by the last ones, builds a new index, and gives the pages behind the last row back. Reads of a range
+leave out what must go. If a segment comes back before its rows are gone, the rest is done at once.
 """
 
 from __future__ import annotations
@@ -42,25 +37,21 @@ class Compaction:
     """The rows in one slab that belong to dropped segments."""
 
     def __init__(self) -> None:
-        self.ranges: list[KeyRange] = []  # whose rows have to go
-        self.starts: Keys = np.empty(0, np.uint64)
-        self.stops: Keys = np.empty(0, np.uint64)
-        self._row = 0  # from here on all have been looked at
+        self.name([])
         self.stale = 0  # places of the index whose rows went
-        self._fresh: Keys | None = None  # the index that there will be
-        self._touched = self._entered = 0  # slots that are zeroed, rows that are in it
         self.used = 0  # rows the slab once had: pages behind the last are unused
+        self._work: Iterator[None] = iter(())
 
     def begin(self, ground: SparseRows, ranges: Iterable[KeyRange]) -> None:
         """These ranges have to go, too."""
         self.name(joined(sorted([*self.ranges, *ranges], key=lambda keys: keys.start)))
-        self._row, self._fresh = ground.rows, None
         self.used = max(self.used, ground.rows)
+        self._work = self._pieces(ground)
 
     def name(self, ranges: list[KeyRange]) -> None:
-        self.ranges = ranges
-        self.starts = np.array([keys.start for keys in ranges], np.uint64)
-        self.stops = np.array([keys.stop for keys in ranges], np.uint64)
+        self.ranges = ranges  # whose rows have to go
+        self.starts: Keys = np.array([keys.start for keys in ranges], np.uint64)
+        self.stops: Keys = np.array([keys.stop for keys in ranges], np.uint64)
 
     def meets(self, ranges: Iterable[KeyRange]) -> bool:
         """Whether some of these keys have rows that have to go."""
@@ -74,55 +65,52 @@ class Compaction:
         found: npt.NDArray[np.bool_] = (at >= 0) & (names < self.stops[at])
         return found
 
-    def go_on(self, ground: SparseRows, rows: int) -> bool:
-        """Do one piece, as long as looking at so many rows. False if that was all."""
-        if self.ranges:
-            self._drop(ground, rows)
-        elif self.stale:
-            self._enter(ground, max(1, rows // _ENTERING))
-        elif self.used > ground.rows:  # pages behind the last row
+    def go_on(self, ground: SparseRows) -> bool:
+        """Do one piece, as long as looking at CLEAR_ROWS rows. False if that was all."""
+        next(self._work, None)
+        return bool(self.ranges or self.stale or self.used > ground.rows)
+
+    def _pieces(self, ground: SparseRows) -> Iterator[None]:
+        """The work, in pieces; between them rows come, and others may do some of it at once."""
+        row = ground.rows  # from here on all have been looked at
+        while self.ranges:
+            before = ground.rows
+            row, ground.rows = ground.kernels.drop_some(
+                ground.index, ground.slots, row, before, CLEAR_ROWS, self.starts, self.stops
+            )
+            ground.layout += ground.rows < before
+            self.stale += before - ground.rows
+            if not row:
+                self.name([])
+            yield
+        fresh: Keys | None = None  # the index that there will be
+        touched = entered = 0  # slots that are zeroed, rows that are in it
+        while self.stale:
+            if fresh is None or ground.rows > arena.most(fresh):
+                try:
+                    places = min(arena.places_for(ground.rows + ground.rows // 2), len(ground.index))
+                    fresh, touched, entered = arena.new_index(places), 0, 0
+                except MemoryError:  # at once, then, and where it is
+                    ground.index[:] = 0
+                    ground.enter_all()
+                    break
+            if touched < len(fresh):
+                # Touch the pages piece by piece: the first rows would fault in all of them at once.
+                upto = touched + CLEAR_BYTES // fresh.itemsize
+                fresh[touched:upto] = 0
+                touched = upto
+            else:
+                upto = min(ground.rows, entered + max(1, CLEAR_ROWS // _ENTERING))
+                ground.kernels.enter(fresh, ground.slots, entered, upto)
+                entered = upto
+                if upto == ground.rows:
+                    ground.index, self.stale = fresh, 0
+            yield
+        while self.used > ground.rows:  # pages behind the last row
             first = max(ground.rows, self.used - max(1, CLEAR_BYTES // ground.slab.strides[0]))
             arena.give_back(ground.slab, first, self.used)
             self.used = first
-        return bool(self.ranges or self.stale or self.used > ground.rows)
-
-    def _drop(self, ground: SparseRows, rows: int) -> None:
-        before = ground.rows
-        self._row, ground.rows = ground.kernels.drop_some(
-            ground.index, ground.slots, self._row, before, rows, self.starts, self.stops
-        )
-        if ground.rows < before:
-            ground.layout += 1
-            self.stale += before - ground.rows
-        if not self._row:
-            self.name([])
-
-    def _enter(self, ground: SparseRows, rows: int) -> None:
-        if self._fresh is None or ground.rows > arena.most(self._fresh):
-            try:
-                places = min(arena.places_for(ground.rows + ground.rows // 2), len(ground.index))
-                self._fresh, self._touched, self._entered = arena.new_index(places), 0, 0
-            except MemoryError:  # at once, then, and where it is
-                ground.index[:] = 0
-                ground.kernels.enter(ground.index, ground.slots, 0, ground.rows)
-                self.entered()
-                return
-        if self._touched < len(self._fresh):
-            # Touch the pages piece by piece: the first rows would fault in all of them at once.
-            upto = self._touched + CLEAR_BYTES // self._fresh.itemsize
-            self._fresh[self._touched : upto] = 0
-            self._touched = upto
-            return
-        upto = min(ground.rows, self._entered + rows)
-        ground.kernels.enter(self._fresh, ground.slots, self._entered, upto)
-        self._entered = upto
-        if upto == ground.rows:
-            ground.index = self._fresh
-            self.entered()
-
-    def entered(self) -> None:
-        """The slab has a new index, with all rows in it."""
-        self.stale, self._fresh = 0, None
+            yield
 
 
 Rows = npt.NDArray[np.int64]
@@ -144,7 +132,7 @@ class RowSlab:
         rule = update.rule_named(spec.update.name)
         update.check_pushed(spec)
         self.kernels: ModuleType = kernels
-        self.updates = codegen.sparse_kernels(rule) if sparse else codegen.dense_kernels(rule)
+        self.updates = codegen.rule_kernels(rule, codegen.ROWS + (codegen.KEYS if sparse else codegen.RANGE))
         self.given = np.array(rule.settings(spec.update.settings), np.float64)
         self.initial = _initial(kernels, spec.initial)
         self.width, self.words = spec.width, spec.width * (1 + rule.state)
@@ -161,12 +149,6 @@ class RowSlab:
     def _look_for(self, keys: KeyRange) -> None:
         if keys not in self.segments:  # an old table: fail rather than read another's rows
             raise AssertionError(f"segment {keys} is not on this ground any more")
-
-    def push_rows(self, rows: Rows, gradients: Values) -> None:
-        self.updates.push_rows(self.slab, self.word, rows, gradients, self.given)
-
-    def pull_rows(self, rows: Rows, out: Values) -> None:
-        self.kernels.gather_rows(self.slab, rows, self.word, out)
 
 
 class DenseRows(RowSlab):
@@ -243,9 +225,6 @@ class DenseRows(RowSlab):
         return wrong
 
     def pull_range(self, keys: KeyRange) -> Values:
-        at = bisect_right(self._runs, keys.start, key=lambda run: run.start) - 1
-        if at >= 0 and keys.stop <= self._runs[at].stop:
-            return self.slab[keys.start : keys.stop, : self.width].copy()
         low, high = self.interval(keys)
         out = np.empty((high - low, self.width), np.float32)
         for first, last, done in self._parts(keys):
@@ -321,8 +300,8 @@ class SparseRows(RowSlab):
 
     def find(self, keys: Keys) -> Rows | None:
         rows: Rows = np.empty(len(keys), np.int64)
-        found = self.kernels.find_rows(self.index, self.slots, self.rows, keys, rows)
-        return rows if found == len(keys) else None
+        missing = self.kernels.find_rows(self.index, self.slots, self.rows, keys, rows)
+        return None if missing else rows
 
     def pull_range(self, keys: KeyRange) -> Values:
         raise BadKeys("a range of a sparse table is read by its live keys")
@@ -392,10 +371,8 @@ class SparseRows(RowSlab):
         if self.clearing.ranges:
             self._clear_all()
         starts, stops = self.starts[segments], self.stops[segments]
-        before, self.rows = (
-            self.rows,
-            self.kernels.drop_zeros(self.slots, self.slab, self.rows, self.width, starts, stops),
-        )
+        before = self.rows
+        self.rows = self.kernels.drop_zeros(self.slots, self.slab, before, self.width, starts, stops)
         return self._close_up(before)
 
     def _drop(self, ranges: Sequence[KeyRange]) -> None:
@@ -406,13 +383,15 @@ class SparseRows(RowSlab):
 
     def _clear_all(self) -> None:
         before, clearing = self.rows, self.clearing
-        self.rows = self.kernels.drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
+        _, self.rows = self.kernels.drop_some(
+            self.index, self.slots, before, before, 1 << 62, clearing.starts, clearing.stops
+        )
         clearing.name([])
         self._close_up(before)
 
     def clear_some(self) -> bool:
         """Do one more piece of compaction; False if that was all."""
-        return self.clearing.go_on(self, CLEAR_ROWS)
+        return self.clearing.go_on(self)
 
     def _close_up(self, before: int) -> int:
         """Rows went and others moved: shrink slab and index if they are far too large."""
@@ -429,7 +408,7 @@ class SparseRows(RowSlab):
         except MemoryError:
             pass  # it stays as large as it is
         self.index[:] = 0
-        self._enter_all()
+        self.enter_all()
         return before - self.rows
 
     def _move(self, slab: Values) -> None:
@@ -437,14 +416,14 @@ class SparseRows(RowSlab):
         self.slab, self.slots = slab, slab.view(np.uint64)
         self.clearing.used = 0  # behind its last row the new slab was never written
 
-    def _enter_all(self) -> None:
+    def enter_all(self) -> None:
         self.kernels.enter(self.index, self.slots, 0, self.rows)
-        self.clearing.entered()
+        self.clearing.stale = 0
 
     def _make_room(self, keys: Keys) -> None:
         free = min(len(self.slab), arena.most(self.index) - self.clearing.stale) - self.rows
         if len(keys) > free:
-            missing = self.kernels.count_missing(self.index, self.slots, self.rows, keys)
+            missing = self.kernels.find_rows(self.index, self.slots, self.rows, keys, np.empty(len(keys), np.int64))
             if missing > free:
                 self._grow(self.rows + missing)
 
@@ -463,7 +442,7 @@ class SparseRows(RowSlab):
             self.layout += 1
         if index is not None:
             self.index = index
-            self._enter_all()
+            self.enter_all()
 
 
 def _initial(kernels: ModuleType, initial: tables.Initial) -> tuple[int, float, float, np.uint64]:

@@ -8,10 +8,10 @@ row. Nothing here locks: one thread at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +22,7 @@ from shoal.store.table.slab import DenseRows, Rows, SparseRows
 from shoal.wire.messages import SegmentBooks
 
 
-@dataclass(slots=True)
-class CachedRows:
+class CachedRows(msgspec.Struct, eq=False):
     keys: Keys  # keeps its id unique
     checked: bool = False
     rows: Rows | None = None
@@ -35,9 +34,8 @@ class CachedRows:
 class RowCache:
     """The rows of key lists that come again: a list is known by being the very same array.
 
-    So it may pass through logs and steps as plain keys. Its keys are checked once. Sparse rows are
-    searched for at the second use, and again when rows have moved (``layout``); if some keys have
-    no row, again after twice as many uses. Dense rows are a subtraction away.
+    Its keys are checked once. Sparse rows are searched for at the second use, and again when rows
+    have moved (``layout``); if some keys have no row, again after twice as many uses.
     """
 
     def __init__(self, part: DenseRows | SparseRows) -> None:
@@ -79,8 +77,7 @@ class RowCache:
 T = TypeVar("T", bound=np.generic)
 
 
-@dataclass(slots=True, eq=False)
-class SegmentImage:
+class SegmentImage(msgspec.Struct, eq=False):
     """A segment at one moment: what is copied, moved, written to disk and read back.
 
     Rows are weights and optimizer state side by side, without keys: [rows, width * (1 + state)]. A
@@ -188,7 +185,7 @@ class ServerTable:
         if isinstance(keys, KeyRange):
             self.part.push_range(keys, gradients)
         elif (rows := self.known.rows(keys)) is not None:
-            self.part.push_rows(rows, gradients)
+            self.part.updates.push_rows(self.part.slab, self.part.word, rows, gradients, self.part.given)
         elif (wrong := self.part.push(_aligned(keys), gradients)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
 
@@ -198,7 +195,7 @@ class ServerTable:
             return self.part.pull_range(keys)
         out = np.empty((len(keys), self.width), np.float32)
         if (rows := self.known.rows(keys)) is not None:
-            self.part.pull_rows(rows, out)
+            self.part.kernels.gather_rows(self.part.slab, rows, self.part.word, out)
         elif (wrong := self.part.pull(_aligned(keys), out)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
         return out

@@ -9,16 +9,6 @@ arguments alone: backups run it again. With ``pushed`` numbers per weight gradie
 a row of a push is all weights' first numbers, then all second ones. ``additive=False`` says that a
 push cannot be sent in two parts (assign): filters that send the rest of a value later are refused.
 
-Only a rule's name and settings travel, never code. A user's own rule, in a module that the servers
-are started with:
-
-    @shoal.update(state=1, step=0.1, decay=0.9)
-    def momentum(weight, state, gradient, settings):
-        velocity = settings.decay * state[0] + gradient
-        return weight - settings.step * velocity, (velocity,)
-
-    shoal.Sparse(hashed=True, update=momentum(step=0.01))
-
 Penalties are proximal steps: with l1 or l2, SGD and AdaGrad move along the gradient and then to
 
     argmin over u of  l1 |u| + l2/2 u^2 + (u - moved)^2 / (2 step)
@@ -30,10 +20,7 @@ gradient of 0: a rarely seen key is rarely penalised. FTRL has no such lag.
 
 from __future__ import annotations
 
-import inspect
-from collections import namedtuple
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -42,24 +29,22 @@ import msgspec
 from shoal import tables
 from shoal.errors import Invalid
 from shoal.limits import PUSHED
-from shoal.registry import check_number, check_setting, check_taken, instead
+from shoal.registry import check_number, check_setting, checked_name, merged_settings
 from shoal.store.table import rules
 from shoal.tables import Update
 
 Function = Callable[[float, tuple[float, ...], Any, Any], tuple[float, tuple[float, ...]]]
 
-_named_tuple: Any = namedtuple  # type checkers want its fields written out
 STATES = 16  # floats a rule may keep per weight
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateRule:
+class UpdateRule(msgspec.Struct, frozen=True):
     """A function, how many floats it keeps per weight, and its settings with their defaults."""
 
     name: str
     function: Function
     state: int
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    defaults: Mapping[str, float] = {}
     above_zero: tuple[str, ...] = ()  # settings that divide
     from_zero: tuple[str, ...] = ()  # settings that must not be negative
     below_one: tuple[str, ...] = ()  # decay rates: 1 would never forget
@@ -67,23 +52,21 @@ class UpdateRule:
     additive: bool = True  # what is pushed may come in parts, one after another
 
     def settings(self, given: Mapping[str, float]) -> tuple[float, ...]:
-        for name, value in given.items():
-            if name not in self.defaults:
-                raise Invalid(f"update {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
-            check_number(f"{name}={value!r}", value)
-            if value <= 0 and name in self.above_zero:
-                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number above 0 is needed")
-            if value < 0 and name in self.from_zero:
-                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number of 0 or more is needed")
-            if value >= 1 and name in self.below_one:
-                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number below 1 is needed")
-        merged = {**self.defaults, **given}
-        made: tuple[float, ...] = _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
+        made: tuple[float, ...] = merged_settings(f"update {self.name!r}", self.defaults, given, self._check)
         return made
 
+    def _check(self, name: str, value: float) -> None:
+        check_number(f"{name}={value!r}", value)
+        for is_wrong, names, needs in (
+            (value <= 0, self.above_zero, "above 0"),
+            (value < 0, self.from_zero, "of 0 or more"),
+            (value >= 1, self.below_one, "below 1"),
+        ):
+            if is_wrong and name in names:
+                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number {needs} is needed")
 
-@dataclass(frozen=True, slots=True)
-class UpdateConstructor:
+
+class UpdateConstructor(msgspec.Struct, frozen=True):
     """What the decorator returns: called with settings, it makes the Update for a table."""
 
     rule: UpdateRule
@@ -106,8 +89,9 @@ def update(
         check_setting(name)
 
     def register(function: Function) -> UpdateConstructor:
+        name = checked_name("update", function, "weight, state, gradient, settings", _builtin, _rules)
         plain = {name: float(value) for name, value in settings.items()}
-        rule = UpdateRule(_checked_name(function), function, state, plain, pushed=pushed, additive=bool(additive))
+        rule = UpdateRule(name, function, state, plain, pushed=pushed, additive=bool(additive))
         _rules[rule.name] = rule
         return UpdateConstructor(rule)
 
@@ -276,21 +260,6 @@ _builtin = {
     )
 }
 _rules = dict(_builtin)
-
-
-def _checked_name(function: Function) -> str:
-    name = getattr(function, "__name__", "")
-    if not name.isidentifier() or not inspect.isfunction(function):
-        raise Invalid(f"{function!r} cannot be an update: a function made by `def` is needed")
-    parameters = inspect.signature(function).parameters.values()
-    if len(parameters) != 4 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
-        raise Invalid(
-            f"update {name!r} takes ({', '.join(map(str, parameters))}): needs (weight, state, gradient, settings)"
-        )
-    if name in _builtin:
-        raise Invalid(f"update {name!r} is one of shoal's own: give your function another name")
-    check_taken("update", name, _rules[name].function if name in _rules else None, function)
-    return name
 
 
 def _is_zero(penalty: object) -> bool:

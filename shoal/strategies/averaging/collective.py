@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shoal.client import KV, joined
+from shoal.client import KV
 from shoal.errors import TimedOut
 from shoal.models.linear import Floats
 from shoal.nodes.worker import Worker
@@ -127,7 +127,7 @@ class StoreCollective:
 
 def client(name: str, token: str, transport: Transport) -> KV:
     """A client for one rank, known by the token with which it was started."""
-    return joined(KV(Worker(name, "client", token, seed=secrets.randbits(32)), transport))
+    return KV(Worker(name, "client", token, seed=secrets.randbits(32)), transport).joined()
 
 
 def _name(length: int) -> str:

@@ -1,8 +1,7 @@
 """Messages with nodes of other hosts: the description of a run, and its events.
 
-A node of another host knows one address and asks there for the rest. The answer is plain data:
-settings as text, names of files and modules. It contains no code, and nothing is imported because a
-message names it: the host's own operator says which modules may be.
+A node of another host knows one address and asks there for the rest. The answer is plain data, no
+code, and nothing is imported because a message names it: the host's operator says what may be.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
-from shoal.wire.messages.base import Count, Message
+from shoal.wire.messages.base import Count, Message, Numbered
 
 Run = tuple[Count, Count]  # slots [first, stop), counted over all epochs
 Heard = dict[str, Count]  # by life: all of its words up to this number
@@ -143,17 +143,15 @@ class Beat(Message, frozen=True, tag="beat"):
     copied: Heard = {}  # what was in the model that I copied: I cannot relay these words
 
 
-class Greet(Message, frozen=True, tag="greet"):
+class Greet(Numbered, frozen=True, tag="greet"):
     """Newcomer or observer to any peer: "who is here, and what is the run about?"."""
 
-    request: int
     comes: str = ""  # a random token of one that joins: it gets a number of its own
 
 
-class PeerGreeting(Message, frozen=True, tag="here"):
+class PeerGreeting(Numbered, frozen=True, tag="here"):
     """Peer: "these are here, and this is the run"."""
 
-    request: int
     job: str  # as TOML
     rows: Count  # of the data set, which must be the same
     features: Count
@@ -163,29 +161,26 @@ class PeerGreeting(Message, frozen=True, tag="here"):
     number: Count = 0  # for one that joins
 
 
-class Fetch(Message, frozen=True, tag="fetch"):
+class Fetch(Numbered, frozen=True, tag="fetch"):
     """Newcomer to a peer that has entered it: "give me this piece of the model"."""
 
-    request: int
     life: str
     piece: Count = 0
 
 
-class ModelPiece(Message, frozen=True, tag="piece"):
+class ModelPiece(Numbered, frozen=True, tag="piece"):
     """Peer: "this is a piece of the model, at the version that the first piece names"."""
 
     frames: ClassVar[str] = "V"
-    request: int
     piece: Count
     pieces: Count
     heard: Heard = {}
     state: bytes = b""  # of the first piece: the run log
 
 
-class PeerStatus(Message, frozen=True, tag="account"):
+class PeerStatus(Numbered, frozen=True, tag="account"):
     """Peer to observer: "this is the state of the run" (answers ``Watch``)."""
 
-    request: int
     lead: str  # the life that leads
     peers: list[Peer]
     gone: dict[str, str]
@@ -205,33 +200,30 @@ class PeerStatus(Message, frozen=True, tag="account"):
     ended: bool = False
 
 
-class Watch(Message, frozen=True, tag="watch"):
+class Watch(Numbered, frozen=True, tag="watch"):
     """Observer to a peer, a few times a second: "what is the state of the run?"."""
 
-    request: int
     judged: Count = 0  # how many evaluations it knows
 
 
-class Weigh(Message, frozen=True, tag="weigh"):
+class Weigh(Numbered, frozen=True, tag="weigh"):
     """Observer to a peer: "give me this piece of the weights of an evaluation" (``ModelPiece``).
 
     ``whole``: "give me a snapshot of model and log"; every new request is a new snapshot. The
     answer has no pieces if the peer does not have the weights.
     """
 
-    request: int
     number: Count
     piece: Count = 0
     whole: bool = False
 
 
-class StopPeers(Message, frozen=True, tag="stop"):
+class StopPeers(Numbered, frozen=True, tag="stop"):
     """Observer to the leader: "end the run".
 
     To any peer, with ``leave``: "you leave"; with ``ended``: "the process of this life has ended".
     """
 
-    request: int
     why: str
     leave: bool = False
     ended: str = ""

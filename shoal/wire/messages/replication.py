@@ -75,15 +75,24 @@ class SegmentBooks(msgspec.Struct, frozen=True, array_like=True):
     events: Events = []  # the vector clocks of its keys
 
 
-class Append(Message, frozen=True, tag="append"):
-    """Primary to backup: "record these in order; all up to ``committed`` are on all replicas"."""
-
-    frames: ClassVar[str] = "KV"
+class LogMessage(Message, frozen=True):
+    """Base of messages about the log of one table's primary."""
 
     table: Count
     view: Count
-    incarnation: Count
-    to: Count  # the backup's incarnation
+    incarnation: Count  # of the primary
+
+
+class ReplicaMessage(LogMessage, frozen=True):
+    """Base of messages of a primary to another replica."""
+
+    to: Count  # the incarnation of that replica
+
+
+class Append(ReplicaMessage, frozen=True, tag="append"):
+    """Primary to backup: "record these in order; all up to ``committed`` are on all replicas"."""
+
+    frames: ClassVar[str] = "KV"
     covers: list[int]  # the segments that these are for
     base: Count  # where its following of this log begins
     committed: Count
@@ -98,15 +107,10 @@ class Appended(Message, frozen=True, tag="appended"):
     seq: Count
 
 
-class Fill(Message, frozen=True, tag="fill"):
+class Fill(ReplicaMessage, frozen=True, tag="fill"):
     """Primary to a future backup: "a piece of that segment, as it was after this change"."""
 
     frames: ClassVar[str] = "KV"
-
-    table: Count
-    view: Count
-    incarnation: Count
-    to: Count
     segment: Count
     epoch: Count
     seq: Count
@@ -128,51 +132,35 @@ class Filled(Message, frozen=True, tag="filled"):
     piece: Count
 
 
-class Level(Message, frozen=True, tag="level"):
+class Level(ReplicaMessage, frozen=True, tag="level"):
     """New primary to another survivor: "of the last primary's changes I have these; and you?"."""
 
-    table: Count
-    view: Count
-    incarnation: Count
-    to: Count
     segments: list[int]
     seqs: list[Count]
     of: Count = 0  # incarnation of the last primary, whose log it is
 
 
-class Levels(Message, frozen=True, tag="levels"):
+class Levels(LogMessage, frozen=True, tag="levels"):
     """Survivor to new primary: "I have these, and here is what you lack"."""
 
     frames: ClassVar[str] = "KV"
-
-    table: Count
-    view: Count
-    incarnation: Count  # of the new primary
     segments: list[int]
     seqs: list[Count]
     changes: list[ReplicatedChange]
 
 
-class Adopt(Message, frozen=True, tag="adopt"):
+class Adopt(ReplicaMessage, frozen=True, tag="adopt"):
     """New primary to survivor: "with these you are level; follow my changes after ``seq``"."""
 
     frames: ClassVar[str] = "KV"
-
-    table: Count
-    view: Count
-    incarnation: Count
-    to: Count
     segments: list[int]
     seq: Count
     changes: list[ReplicatedChange]
 
 
-class Adopted(Message, frozen=True, tag="adopted"):
+class Adopted(LogMessage, frozen=True, tag="adopted"):
     """Survivor to new primary: "I follow you now"."""
 
-    table: Count
-    view: Count
-    incarnation: Count  # of the new primary
     segments: list[int]
 
 

@@ -12,7 +12,6 @@ class Push(Numbered, frozen=True, tag="push"):
     """Client to server: "count this gradient for your segments ``first`` to ``last``"."""
 
     frames: ClassVar[str] = "KKV"  # keys to pull instead, pushed keys unless a range, values
-
     table: Count
     view: Count  # the view by which this push was split
     generation: Count
@@ -47,7 +46,6 @@ class Pull(Numbered, frozen=True, tag="pull"):
     """Client to server: "send me these rows, as new as a worker at this clock may expect"."""
 
     frames: ClassVar[str] = "K"
-
     table: Count
     view: Count
     generation: Count
@@ -101,7 +99,6 @@ class Values(Numbered, frozen=True, tag="values"):
     """Server: "here they are" (and what was pushed with the request is counted)."""
 
     frames: ClassVar[str] = "KV"
-
     count: Count
     versions: list[int]
     entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
@@ -117,7 +114,6 @@ class Called(Numbered, frozen=True, tag="called"):
     """Server: "this is what it found"."""
 
     frames: ClassVar[str] = "KV"
-
     numbers: list[float]
 
 

@@ -136,7 +136,6 @@ def promises_same_bits(job: Job) -> bool:
 
 
 def model_digest(weights: Values) -> str:
-    """A digest of the model's bits."""
     return hashlib.sha256(weights.tobytes()).hexdigest()
 
 

@@ -296,7 +296,6 @@ class ChaosRun:
         node.probe = True
 
     def _settle(self) -> None:
-        """Wait for the last recoveries after the end of the work."""
         self._resume(all_of_them=True)
         deadline = time.monotonic() + SETTLE
         while time.monotonic() < deadline and any(not one.is_well for one in self.hit):

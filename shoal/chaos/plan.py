@@ -31,8 +31,6 @@ PLANNED: tuple[Kind, ...] = ("join", "drain")  # these are no faults
 
 
 class ChaosFault(msgspec.Struct, frozen=True):
-    """A fault of a process."""
-
     kind: Kind
     name: str
     seconds: float = 0.0  # how long a pause or a cut is, or how long a dead worker is not replaced
@@ -75,8 +73,6 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The known state of the cluster."""
-
     well: Sequence[str]  # live processes that have recovered from all faults
     sets: Sequence[Sequence[str]] = ()  # holders of each segment; empty: unknown
     staying: Sequence[str] = ()  # servers that are present or joining, and not leaving
@@ -91,15 +87,12 @@ class ClusterState:
 
 
 class FaultPlanner:
-    """Draws one fault after another."""
-
     def __init__(self, settings: ChaosSettings) -> None:
         self.settings = settings
         self._draw = Random(f"nemesis {settings.seed}")
         self._draw_server = Random(f"server of {settings.seed}")
 
     def gap(self) -> float:
-        """Seconds until the next fault."""
         return self._draw.uniform(*self.settings.gap)
 
     def next(self, situation: ClusterState, kill_server: bool = False) -> list[ChaosFault]:

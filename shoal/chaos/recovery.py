@@ -21,8 +21,6 @@ from shoal.wire import messages as m
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault and its recovery."""
-
     fault: ChaosFault
     at: float  # seconds since training began
     detected: float | None = None
@@ -34,8 +32,6 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class FaultyNode:
-    """A node that was hit."""
-
     fault: ChaosFault
     at: float
     incarnation: int = 0  # that was hurt

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChaosState:
-    """The live state of a drill."""
-
     job: Job
     seed: int | None  # None: the clean run
     seconds: float = 0.0
@@ -107,7 +105,6 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> list[str]:
-    """The problems; empty if there are none."""
     wrong = list(account.wrong)
     if failed:
         wrong.append(f"the run failed: {failed}")
@@ -117,7 +114,6 @@ def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> lis
 
 
 def shown(report: ChaosReport) -> RenderableType:
-    """The final page."""
     from rich.console import Group
     from rich.text import Text
 

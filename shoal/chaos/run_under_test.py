@@ -48,8 +48,6 @@ class CountingJob(ServerRun):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """A snapshot of the cluster."""
-
     view: m.View
     standing: m.StatusReply
     asked: float  # when, on the monotonic clock
@@ -118,7 +116,6 @@ class RunUnderTest:
                     self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
 
     def end(self, fault: ChaosFault) -> None:
-        """End a pause or a cut."""
         if self._proxy is not None:
             self._proxy.apart -= {(fault.name, fault.other), (fault.other, fault.name)}
         with contextlib.suppress(ShoalError):
@@ -184,7 +181,6 @@ class RunUnderTest:
 
 
 def _versions(task: Task, course: m.RunProgress) -> dict[str, int]:
-    """The slots counted by the model's segments."""
     per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
     return {
         f"segment {i} on {server}": round(version * per_version)

@@ -33,8 +33,6 @@ _WITHIN = 30.0  # seconds, to read the whole model
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """Loss and metrics of a model."""
-
     rows: int
     loss: float
     metrics: Metrics
@@ -113,7 +111,6 @@ class ModelEvaluator:
         return tables[self._table].span - self.job.model.bias
 
     def look(self) -> EvaluationResult:
-        """Read the current weights and evaluate them."""
         steps = self._steps()
         weights = self._from_file() if self._kv is None else self._pulled(self._kv)
         loss, metrics = self._learner.judge(self._data.test, weights)

@@ -61,8 +61,6 @@ FIRST = ("seconds", "passes", "steps", "examples", "train_loss")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """An archive, and remarks about it."""
-
     path: Path
     files: int
     bytes: int

@@ -39,8 +39,6 @@ _VISITOR = 1  # an incarnation that is not checked, to number requests
 
 
 class HasModel(Protocol):
-    """A finished run."""
-
     model: Any
 
 
@@ -203,7 +201,6 @@ class LiveModel:
         self._transport.flush()
 
     def course(self) -> m.RunProgress | None:
-        """The progress of its run."""
         return self._looking.look().course
 
     @property
@@ -212,7 +209,6 @@ class LiveModel:
         return self._layout.spec.span, isinstance(self._layout.spec, Sparse)
 
     def name(self, key: int, place: int) -> str:
-        """The name of a weight."""
         if isinstance(self._model, Linear) and self._model.bias and key == self._layout.spec.span - 1:
             return "bias"
         return f"{key}[{place}]" if self._layout.spec.width > 1 else str(key)

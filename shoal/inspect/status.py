@@ -42,8 +42,6 @@ Kind = type[Answer] | tuple[type[Answer], ...]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica of a segment."""
-
     server: str
     role: str  # primary, backup, filling
     version: int | None  # None: not reported
@@ -53,8 +51,6 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStatus:
-    """A segment and its replicas."""
-
     table: str
     number: int
     start: int
@@ -66,8 +62,6 @@ class SegmentStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The status of a cluster."""
-
     standing: m.StatusReply
     view: m.View
     # by server and table number
@@ -135,7 +129,6 @@ class StatusClient:
         return self._ask("ask what the run is about", "coordinator", m.Describe, m.Described, seconds)
 
     def feed(self, after: int, seconds: float = PATIENCE) -> m.Fed:
-        """The events since then."""
         return self._ask("ask what happened", "coordinator", lambda request: m.Feed(request, after), m.Fed, seconds)
 
     def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
@@ -338,7 +331,6 @@ def job_of(where: str) -> Job | None:
 
 
 def look_at(address: str, safety: Safety | None = None, who: str = "look") -> StatusClient:
-    """A client for the cluster with this coordinator address."""
     from shoal.security.safety import Safety
 
     safety = safety or Safety.chosen(at=address)

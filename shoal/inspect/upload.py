@@ -127,5 +127,4 @@ def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
 
 
 def _shown(text: str) -> str:
-    """The text without control characters."""
     return "".join(char if char.isprintable() else "?" for char in text)[:SHOWN]

@@ -40,16 +40,12 @@ State = Literal["finished", "diverged", "failed", "unfinished", "to do"]
 
 
 class MachineInfo(msgspec.Struct, frozen=True):
-    """The cores of a run, and the share that other processes took."""
-
     cores: list[int]
     others: float | None = None  # share
 
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """The state of a run of the study."""
-
     run: PlannedRun
     state: State
     folder: Path
@@ -66,8 +62,6 @@ class PointResult:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A study and its existing runs."""
-
     study: Study
     results: list[PointResult] = field(repr=False)
     folder: Path
@@ -92,7 +86,6 @@ def is_sweep(folder: Path) -> bool:
 
 
 def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
-    """The state of this run."""
     folder = out / "runs" / run.name
     if not folder.is_dir():
         return PointResult(run, "to do", folder)
@@ -146,7 +139,6 @@ def fingerprint(folder: Path) -> str:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run; empty if there is none."""
     try:
         return msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):

@@ -157,14 +157,11 @@ class PointFigures:
 
 
 def known(points: Sequence[PointFigures], figure: str) -> list[tuple[PointFigures, Spread]]:
-    """The points that have this figure."""
     return [(one, spread) for one in points if (spread := one.spread(figure)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFigures:
-    """The figures of a whole sweep."""
-
     sweep: Sweep = field(repr=False)
     points: list[PointFigures]  # of the grid
     serial: list[PointFigures]
@@ -203,7 +200,6 @@ class StudyFigures:
         return "seconds to the target" if self.timed else f"{'best' if self.has_target else 'last'} test loss"
 
     def alone(self, figure: str) -> Spread | None:
-        """A figure of the best serial run."""
         return None if self.best_serial is None else self.best_serial.spread(figure)
 
     @property
@@ -221,7 +217,6 @@ class StudyFigures:
 
 
 def figures(sweep: Sweep) -> StudyFigures:
-    """All figures of a sweep."""
     study, target = sweep.study, sweep.study.target
     goals = dict.fromkeys(study.seeds, None if target is None else target.loss)
     serial = [_point(sweep, point, goals) for point in study.points if point.serial]
@@ -239,7 +234,6 @@ def figures(sweep: Sweep) -> StudyFigures:
 
 
 def of_run(result: PointResult, target: float | None) -> RunFigures:
-    """The figures of one run."""
     one = RunFigures(result, target)
     if not result.is_done:
         return one

@@ -18,7 +18,6 @@ FIRST = 4  # losses that are listed one by one
 
 
 def paragraphs(of: StudyFigures) -> list[str]:
-    """The findings that the figures support."""
     said = [_runs(of), _best(of), *_along(of), _speedup(of), same_rows(of), accuracies(of), apart(of)]
     said += [_missed(of), active(of), _others(of), _how(of)]
     return [one for one in said if one]
@@ -216,7 +215,6 @@ def _speedup(of: StudyFigures) -> str:
 
 
 def _missed(of: StudyFigures) -> str:
-    """The points that missed the target, and the failures."""
     parts = []
     censored = [one for one in [*of.points, *of.serial] if one.censored]
     if censored:
@@ -350,7 +348,6 @@ def active_table(of: StudyFigures) -> TableSection | None:
 
 
 def active(of: StudyFigures) -> str:
-    """The table of workers in a sentence."""
     counts = [(one.point.title, *_full(one)) for one in of.points if any(_asked(run) > 1 for run in one.runs)]
     if not any(total for _, _, total in counts):
         return ""

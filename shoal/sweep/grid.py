@@ -26,8 +26,6 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class AxisChoice:
-    """One place on an axis."""
-
     label: str
     value: Any  # of the setting; the label where it has a name
     changes: dict[str, Any]
@@ -55,8 +53,6 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One combination."""
-
     choices: dict[str, AxisChoice]  # by the name of the axis
     names: dict[str, str] = field(default_factory=dict)  # the axes' short names
     serial: bool = False
@@ -68,7 +64,6 @@ class Point:
 
     @property
     def title(self) -> str:
-        """The title for people."""
         return ", ".join([SERIAL] * self.serial + [self.words(axis) for axis in self.choices]) or "the job"
 
     @property
@@ -151,7 +146,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def label(value: Any) -> str:
-    """A short text for a value."""
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)

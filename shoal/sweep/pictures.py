@@ -47,7 +47,6 @@ SECONDS = ("per_example", "pause", "pause_every", "stall", "stall_at", "link", "
 
 
 def pictures(of: StudyFigures) -> list[PictureSection]:
-    """All pictures that have data."""
     found = [(name, picture(of)) for name, picture in _PICTURES.items()]
     return [PictureSection(name, draw.svg(one[0]), one[1]) for name, one in found if one is not None]
 
@@ -200,7 +199,6 @@ def _speedup(of: StudyFigures) -> Drawn:
 
 
 def _work(of: StudyFigures) -> Drawn:
-    """Equal rows for all: wall time, speedup and CPU time."""
     axis, same = x_axis(of), "speedup_same_rows"
     if axis is None or not of.same_work or len({run.job.workers for run in of.sweep.study.runs}) < 2:
         return None
@@ -316,7 +314,6 @@ def _lowest(of: StudyFigures) -> str:
 
 
 def _consensus(of: StudyFigures) -> Drawn:
-    """The distance of the workers' models from their mean over time."""
     pairs = known(of.points, "distance")
     if not pairs:
         return None

@@ -120,7 +120,6 @@ def runs_table(of: StudyFigures) -> TableSection:
 
 
 def printed(of: StudyFigures, width: int) -> RenderableType:
-    """The final page for a terminal of this width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -162,7 +161,6 @@ def _fitting(of: StudyFigures, serial: bool, width: int) -> TableSection:
 
 
 def _width(table: TableSection) -> int:
-    """Columns of a terminal."""
     columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.heads)
     heads = [max(map(len, head.split(" "))) for head in table.heads]
     return 2 + sum(3 + max([head, *map(len, cells)]) for head, cells in zip(heads, columns, strict=True))
@@ -184,7 +182,6 @@ def write_tables(of: StudyFigures, folder: Path) -> None:
 
 
 def facts(of: StudyFigures) -> dict[str, Any]:
-    """All figures as plain data."""
     study = of.sweep.study
     return {
         "name": study.name,
@@ -240,7 +237,6 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
 
 
 def sections(sweep: Sweep) -> list[Section]:
-    """The sections of the report page."""
     of = figures(sweep)
     there, former = active_table(of), others(sweep)
     asked = [sweep.study.what] if sweep.study.what else []

@@ -41,8 +41,6 @@ class SweepListener:
 
 @dataclass(slots=True, eq=False)
 class RunningPoint:
-    """A run in progress."""
-
     run: PlannedRun
     place: list[int]
     folder: Path
@@ -57,8 +55,6 @@ class RunningPoint:
 
 
 class SweepSchedule:
-    """The waiting and the running runs of a sweep."""
-
     def __init__(self, out: Path, places: Sequence[list[int]], timeout: float, audience: SweepListener) -> None:
         self._out, self._timeout, self._audience = out, timeout, audience
         self._free = deque(places)
@@ -66,7 +62,6 @@ class SweepSchedule:
         self._running: list[RunningPoint] = []
 
     def run(self, todo: Iterable[PlannedRun]) -> None:
-        """Start all in the given order, and wait until they have ended."""
         queue = deque(todo)
         try:
             while queue or self._running:
@@ -179,7 +174,6 @@ def check_out(out: Path) -> None:
 
 
 def check_here(study: Study) -> None:
-    """Check that this machine has the cores, data and graphs."""
     study.places()
     for run in study.runs:
         try:

@@ -56,8 +56,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of a study."""
-
     point: Point
     seed: int
     job: Job = field(repr=False)
@@ -69,8 +67,6 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A question and its runs."""
-
     name: str
     what: str
     seeds: list[int]

@@ -302,7 +302,6 @@ def common_loss(runs: list[RunRecord]) -> float:
 
 
 def other_task(runs: list[RunRecord]) -> str | None:
-    """The differences that make their losses incomparable."""
     for what in ("data", "model", "test_rows", "features"):
         found = {str(getattr(one.run.started, what)) for one in runs if one.run.started}
         if len(found) > 1:

@@ -91,7 +91,6 @@ def title(event: Linked) -> str:
 
 
 def caption(event: Linked) -> str:
-    """The properties of the graph in a few words."""
     said = f"spectral gap {event.gap:.3g}"
     if event.rounds is None:
         said += f": {len(event.parts):,} pieces (by colour) that never agree"

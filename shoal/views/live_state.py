@@ -60,8 +60,6 @@ def hot_servers(loads: Mapping[str, float]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """A server, by the cluster's own status."""
-
     name: str
     keys: float | None  # a second; None: it has not reported a load yet
     segments: int
@@ -153,7 +151,6 @@ class LiveState:
             self.staleness = mean, max(age for age, number in counts.items() if number)
 
     def left(self, epochs: float | None) -> float | None:
-        """The estimated seconds left, at the mean speed so far."""
         if epochs is None or not format.finite(epochs) or not self.passes > 0 or self.stopped is not None:
             return None
         return max(0.0, self.seconds * (epochs - self.passes) / self.passes)

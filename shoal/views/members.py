@@ -23,8 +23,6 @@ Move = Joined | Gone  # once training has begun
 
 @dataclass(slots=True)
 class Membership:
-    """One stay of a node, and how it ended."""
-
     name: str
     role: str
     since: float
@@ -154,8 +152,6 @@ def moves_of(events: Sequence[object]) -> list[Move]:
 
 @dataclass(slots=True)
 class Failover:
-    """One loss of a server, as far as known."""
-
     gone: Gone
     served: int  # segments that it answered for
     replicas: int  # of all segments, before

@@ -177,7 +177,6 @@ def _draw_tests(
 
 
 def curve(axes: Axes, x: Sequence[float], y: Sequence[float], color: str, label: str, dashes: str = "-") -> None:
-    """A curve with a mark at each point while these are few."""
     (line,) = axes.plot(x, y, dashes, color=color, label=label, marker="o" if len(x) <= FEW else None)
     line.set(linewidth=1.4, markersize=5, markeredgecolor="white", markeredgewidth=0.6)
 
@@ -219,7 +218,6 @@ def _caption(run: RunMetrics, left_out: int) -> str:
 
 
 def _draw_epochs(axes: Axes, run: RunMetrics, scale: float) -> None:
-    """Epochs along the top edge, where the run reached them."""
     events: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
     ticks = epoch_ticks([(event.seconds, event.passes) for event in events])
     if len(ticks) < 2:
@@ -326,7 +324,6 @@ def costs(runs: Sequence[RunRecord]) -> Figure:
 
 
 def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
-    """Bytes into and out of each filter, and in all; a panel per run and direction."""
     ways = [
         (name, way, figures.stages(found, way))
         for name, found in told[:FEW]
@@ -353,7 +350,6 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
 
 
 def delays(run: RunMetrics) -> Figure:
-    """The delay chosen during training, and the share of waiting before each change."""
     from shoal.schedule.stragglers import MOST_WAITING
 
     figure, panels = draw.stack([1.6, 1.6], share_x=True)
@@ -428,7 +424,6 @@ def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> 
 
 
 def _shown(what: str) -> dict[str, Any]:
-    """The style of a mark: its shape as well as its colour."""
     shape, color, _, _ = _SHAPES[what]
     inside = "white" if what == "left" else color
     return {"marker": shape, "color": color, "markerfacecolor": inside, "markersize": 6, "zorder": 3}
@@ -452,7 +447,6 @@ def _handles(moves: Sequence[Move], lines: bool = False, marks: bool = True) -> 
 
 
 def _draw_names(axes: Axes, row: int, mine: Sequence[tuple[float, str]], end: float, letter: float) -> None:
-    """Write names beside the marks, from left to right, as far as they fit."""
     groups: list[list[tuple[float, str]]] = []
     for event in mine:
         if groups and event[0] - groups[-1][0][0] < NEAR * letter:

@@ -30,8 +30,6 @@ _NEGATIVE, _POSITIVE = "magenta", "cyan"
 
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """The statistics at one moment."""
-
     where: str
     table: str
     live: bool
@@ -44,8 +42,6 @@ class QuerySnapshot:
 
 @dataclass(slots=True)
 class QueryHistory:
-    """Earlier snapshots, for --watch."""
-
     nonzero: Curve = field(default_factory=Curve)
     l2: Curve = field(default_factory=Curve)
     began: float = math.nan

@@ -357,7 +357,6 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _servers(one: RunRecord, of: str) -> Section | None:
-    """Segments, copies, moves and losses of servers, and the latency that workers saw."""
     run = one.run
     names = sorted({stay.name for stay in run.attendance.stays if stay.role == "server"}, key=format.natural)
     if not names:
@@ -394,7 +393,6 @@ def _first_last(values: Sequence[int]) -> str:
 
 
 def _answers(one: RunRecord) -> list[str]:
-    """The latency of pushes and pulls, as far as spans are recorded."""
     spans = [span for node in one.run.workers for span in node.spans]
     lengths = sorted(stop - start for kind, start, stop in spans if kind == "communicate")
     if not lengths:
@@ -444,7 +442,6 @@ def _share(shares: dict[str, float], kind: str) -> str:
 
 
 def incidents(one: RunRecord, of: str) -> list[Section]:
-    """Sections on faults, membership changes and checkpoints, if there were any."""
     events = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
     wrong, changes, saved = _sorted(events)
     found = []

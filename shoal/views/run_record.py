@@ -51,8 +51,6 @@ Span = tuple[str, float, float]  # kind, from, to
 
 @dataclass(slots=True)
 class NodeMetrics:
-    """One worker, or the evaluator."""
-
     name: str
     role: str = ""
     spans: list[Span] = field(default_factory=list)  # in order, without overlap; maybe not all
@@ -67,14 +65,11 @@ class NodeMetrics:
 
     @property
     def per_slot(self) -> float | None:
-        """Seconds that it computes for one slot."""
         return self.spent.get("compute", 0.0) / self.slots if self.exact and self.slots else None
 
 
 @dataclass(slots=True)
 class RunMetrics:
-    """The sums over a run."""
-
     started: Started | None = None
     stopped: Stopped | None = None
     seconds: float = 0.0
@@ -269,8 +264,6 @@ NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # no push can be stal
 
 @dataclass(slots=True)
 class RunRecord:
-    """One run to report on."""
-
     name: str
     run: RunMetrics
     summary: dict[str, Any] = field(default_factory=dict)  # empty: it has not ended

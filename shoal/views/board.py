@@ -44,13 +44,12 @@ Draw = Callable[[int, int, bool], list[Text]]  # width, height, ASCII only
 
 def terminal(stream: TextIO) -> Console | None:
     """The stream as a console for drawing; None if it is no terminal."""
-    try:
-        if not stream.isatty():
-            return None
-    except (AttributeError, ValueError):
-        return None
-    console = Console(file=stream, highlight=False)
-    return console if console.is_terminal and console.is_interactive and not console.is_dumb_terminal else None
+    with contextlib.suppress(AttributeError, ValueError):  # it is closed, or no file
+        if stream.isatty():
+            console = Console(file=stream, highlight=False)
+            if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
+                return console
+    return None
 
 
 class Board:
@@ -141,15 +140,11 @@ class Board:
             return
         if lines == self._shown and width == self._width:
             return  # unchanged: do not flicker
-        self._unwrap(width)
-        self._shown, self._width = lines, width
-        live.update(Group(*lines), refresh=True)
-
-    def _unwrap(self, width: int) -> None:
-        """Move up past lines that a narrowed terminal wrapped, which rich does not know."""
-        if width < self._width:
+        if width < self._width:  # move up past lines that it wrapped, which rich does not know
             extra = sum((max(line.cell_len, 1) - 1) // width for line in self._shown)
             self._console.control(*[Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))] * extra)
+        self._shown, self._width = lines, width
+        live.update(Group(*lines), refresh=True)
 
 
 def _same_terminal(one: TextIO | None, other: TextIO) -> bool:

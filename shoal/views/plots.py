@@ -18,7 +18,7 @@ from shoal.events import Evaluated, Progress, RunEvent, Voided, Warned
 from shoal.views import axes as draw
 from shoal.views import event_line, figures, format
 from shoal.views.axes import DASHES, INK, JOINED, LOST, PALE, SERIES, TEST, TIME, TRAIN
-from shoal.views.members import ROLES, Membership, Move, kind, moves_of, role_of
+from shoal.views.members import ROLES, Move, kind, moves_of, role_of
 from shoal.views.run_record import OF_WORKERS, RunMetrics, RunRecord, account, emulation, seconds_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ def _draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
     if x:
         alone = "o" if len(x) == 1 else None
         axes.plot([at / scale for at in x], y, color=TRAIN, linewidth=1.4, marker=alone, label="train")
-    each = [(seconds_of(event) / scale, *found) for event in reported if (found := _spread_of(event)) is not None]
+    nan, found = math.nan, [(seconds_of(event) / scale, event.spread) for event in reported]
+    each = [(at, spread.get("best", nan), spread.get("worst", nan)) for at, spread in found]
+    each = [one for one in each if all(map(math.isfinite, one))]
     label = "test, of the mean of all models" if each else "test"
     drawn = [*y, *_draw_tests(axes, [seconds_of(event) / scale for event in reported], reported, TEST, label)]
     if run.best is not None:
@@ -157,14 +159,8 @@ def thinned(points: Sequence[Point], most: int = POINTS) -> tuple[list[float], l
     x, y, weight = np.array(points).T
     starts = np.unique(np.linspace(0, len(points), most, endpoint=False).astype(int))
     total = np.add.reduceat(weight, starts)
-    return (np.add.reduceat(x * weight, starts) / total).tolist(), (
-        np.add.reduceat(y * weight, starts) / total
-    ).tolist()
-
-
-def _spread_of(event: Evaluated) -> tuple[float, float] | None:
-    best, worst = (event.spread.get(name, math.nan) for name in ("best", "worst"))
-    return (best, worst) if math.isfinite(best) and math.isfinite(worst) else None
+    x, y = (np.add.reduceat(one * weight, starts) / total for one in (x, y))
+    return x.tolist(), y.tolist()
 
 
 def _draw_tests(
@@ -500,7 +496,8 @@ def there(run: RunMetrics) -> Figure | None:
     stays = sorted(run.attendance.stays, key=lambda stay: (ROLES.index(stay.role), format.natural(stay.name)))
     rows = [list(group) for _, group in groupby(stays, key=lambda stay: (stay.role, stay.name))]
     # Of many, those that joined or left: the others were present throughout.
-    rows = rows if len(rows) <= BARS else [row for row in rows if any(map(_moved, row))][:BARS]
+    moved = [row for row in rows if any(stay.since > 0 or math.isfinite(stay.until) for stay in row)]
+    rows = rows if len(rows) <= BARS else moved[:BARS]
     end = run.seconds or 1.0
     figure, (axes,) = draw.stack([0.95 + 0.22 * len(rows)])
     for row, stays in enumerate(rows):
@@ -517,10 +514,6 @@ def there(run: RunMetrics) -> Figure | None:
     handles = [*(Patch(color=ROLE_COLORS[role], label=role) for role in roles), *_handles(moves)]
     draw.legend(figure, handles, loc="outside upper left", ncols=len(handles))
     return figure
-
-
-def _moved(stay: Membership) -> bool:
-    return stay.since > 0 or math.isfinite(stay.until)
 
 
 def segments(run: RunMetrics) -> Figure | None:

@@ -69,7 +69,8 @@ def facts(seen: QuerySnapshot) -> dict[str, Any]:
 
 def line(seen: QuerySnapshot) -> str:
     told = seen.overview
-    parts = [f"epoch {format.epochs(_passes(seen.course))}"] if seen.course is not None else []
+    course = seen.course
+    parts = [f"epoch {format.epochs(course.done / max(1, course.per_pass))}"] if course is not None else []
     parts.append(f"{told['nonzero']:,} of {told['weights']:,} weights are not zero")
     parts += [f"{name} {_figure(told[name])}" for name in ("l1", "l2", "largest")]
     if seen.top:
@@ -93,16 +94,12 @@ def page(seen: QuerySnapshot, width: int, history: QueryHistory | None = None, n
     return [line for part in parts if part for line in (Text(""), *part)][1:]
 
 
-def _passes(course: RunProgress) -> float:
-    return course.done / max(1, course.per_pass)
-
-
 def _head(seen: QuerySnapshot) -> Text:
     text = Text.assemble((format.clean(seen.where), "bold"), ("  table ", "dim"), (format.clean(seen.table), ""))
     course = seen.course
     if course is None:
         return text.append("" if seen.live else "  as its run has left it", "dim")
-    said = f"epoch {format.epochs(_passes(course))}"
+    said = f"epoch {format.epochs(course.done / max(1, course.per_pass))}"
     if course.limit < ENDLESS:
         said += f" of {format.epochs(course.limit / max(1, course.per_pass))}"
     return text.append(f"  {said}  {course.steps:,} steps  {format.duration(course.seconds)}", "green")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -52,7 +53,10 @@ def sections(runs: Sequence[RunRecord]) -> list[Section]:
         made += [of_one(one, of) for one, of in whose]
     made += [_members(one, of, several) for one, of in whose]
     made += [section for one, of in whose for section in incidents(one, of)]
-    made += [_delay(one, of) for one, of in whose]
+    for one, of in whose:
+        if one.run.delays:
+            drawn = pictures(f"delay-{one.name}", partial(plots.delays, one.run), _DELAYED)
+            made.append(Section(f"Delay{of}", pictures=drawn))
     made += [_trained(runs), _machine(runs)]
     return [one for one in made if one is not None]
 
@@ -124,7 +128,9 @@ def _trained(runs: Sequence[RunRecord]) -> Section | None:
     if not known:
         return None
     names = list(dict.fromkeys(name for _, settings in known for name in settings))
-    rows = [[name, *(_setting(settings, name) for _, settings in known)] for name in names]
+    values = [[settings.get(name, "(default)") for _, settings in known] for name in names]
+    said = [[str(one).lower() if one in (True, False, None) else str(one) for one in row] for row in values]
+    rows = [[name, *row] for name, row in zip(names, said, strict=True)]
     heads = ["setting", *(one.name for one, _ in known)] if len(runs) > 1 else ["setting", "value"]
     words = [
         f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features, "
@@ -133,11 +139,6 @@ def _trained(runs: Sequence[RunRecord]) -> Section | None:
         if len(runs) == 1 and (s := one.run.started) is not None
     ]
     return Section("What was trained", words, tables=[TableSection(heads, rows, "Settings that are not the defaults.")])
-
-
-def _setting(settings: dict[str, Any], name: str) -> str:
-    value = settings.get(name, "(default)")
-    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
 
 
 def _machine(runs: Sequence[RunRecord]) -> Section:
@@ -198,6 +199,10 @@ def _evaluations(one: RunRecord) -> TableSection:
     return compact(_table(rows, caption))
 
 
+_DELAYED = (
+    "How many steps workers might be apart, chosen while running, and the share of their time that they had "
+    "waited before each change."
+)
 _WAITED = "Wait: a server kept the answer back, for slower workers or the other slots of a step."
 _WAITS = {
     "serial": "A serial run computes, and nothing else is counted.",
@@ -427,16 +432,6 @@ def _members(one: RunRecord, of: str, several: bool) -> Section | None:
     return Section(f"Members{of}", [], drawn, tables)
 
 
-def _delay(one: RunRecord, of: str) -> Section | None:
-    caption = (
-        "How many steps workers might be apart, chosen while running, and the share of their time that they had "
-        "waited before each change."
-    )
-    if not one.run.delays:
-        return None
-    return Section(f"Delay{of}", pictures=pictures(f"delay-{one.name}", lambda: plots.delays(one.run), caption))
-
-
 def _share(shares: dict[str, float], kind: str) -> str:
     return format.share(shares[kind]).replace("less than ", "<") if shares else "-"
 
@@ -454,7 +449,11 @@ def incidents(one: RunRecord, of: str) -> list[Section]:
         found.append(Section(f"Faults and recoveries{of}", tables=[_table(rows, caption)]))
     if changes:
         groups = event_line.together(changes)
-        rows = [{"seconds": _when(group), **_told(group)} for group in groups[:HAPPENINGS]]
+        rows = []
+        for one_group in groups[:HAPPENINGS]:
+            until = one_group.until if isinstance(one_group, MoveSummary) else one_group.seconds
+            when = dict.fromkeys(map(format.exact_seconds, (one_group.seconds, until)))
+            rows.append({"seconds": " to ".join(when), **_told(one_group)})
         caption = f"Nodes that joined or left in order, and segments that moved meanwhile.{_more(groups)}"
         found.append(Section(f"Membership changes{of}", tables=[_table(rows, caption)]))
     if saved:
@@ -506,12 +505,6 @@ def _told(event: Happened | MoveSummary) -> Cells:
     left = isinstance(event, Gone) and event_line.left_in_order(event)
     what = event_line.news(event).removeprefix("warning: ")
     return {"": "left" if left else _CALLED[type(event)], "what": what}
-
-
-def _when(event: Happened | MoveSummary) -> str:
-    first = format.exact_seconds(event.seconds)
-    last = format.exact_seconds(event.until) if isinstance(event, MoveSummary) else first
-    return first if first == last else f"{first} to {last}"
 
 
 def _more(events: Sequence[object]) -> str:

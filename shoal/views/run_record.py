@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.errors import Invalid
 from shoal.events import (
@@ -108,8 +109,7 @@ class RunMetrics:
 
     @property
     def examples(self) -> int:
-        told: list[Progress | Evaluated] = [*self.progress[-1:], *self.evaluations[-1:]]
-        return max((event.examples for event in told), default=0)
+        return max((event.examples for event in (*self.progress[-1:], *self.evaluations[-1:])), default=0)
 
     @property
     def slowest(self) -> tuple[NodeMetrics, float] | None:
@@ -181,7 +181,8 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
                 one.stopped = None
                 one.happened.append(event)
             case Joined():
-                one.happened.append(one.attendance.as_it_was(event))
+                last = one.attendance.stays[-1]  # it counts from then on
+                one.happened.append(replace(event, seconds=last.since) if last.name == event.name else event)
             case _:
                 one.happened.append(event)
     one._at, one._done = _work(one.progress)
@@ -357,7 +358,7 @@ def unlike(job: Job) -> dict[str, Any]:
 
     mine: dict[str, Any] = msgspec.to_builtins(job)
     plain = Job.of({"strategy": job.strategy.name})  # its defaults
-    usual: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(plain, model=type(job.model)()))
+    usual: dict[str, Any] = msgspec.to_builtins(replace(plain, model=type(job.model)()))
     found: dict[str, Any] = {"data": job.data.source, "model": job.model.told, "strategy": job.strategy.name}
     for name, value in mine.items():
         if not isinstance(value, dict):

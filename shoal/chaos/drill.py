@@ -288,12 +288,12 @@ class ChaosRun:
         self._log("news" if node.planned else "fault", f"{fault}{owns}")
         if owned and fault.kind != "join":
             node.probe = False
-            self.target.probe(owned, lambda: self._probed(node))
 
-    def _probed(self, node: FaultyNode) -> None:
-        """Handle the end of a probe, on the client's thread."""
-        node.saw("promoted", self.now)
-        node.probe = True
+            def probed() -> None:  # on the client's thread
+                node.saw("promoted", self.now)
+                node.probe = True
+
+            self.target.probe(owned, probed)
 
     def _settle(self) -> None:
         self._resume(all_of_them=True)

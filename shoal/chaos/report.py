@@ -10,6 +10,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from shoal.chaos.audit import PushAudit
 from shoal.chaos.plan import COORDINATOR, PLANNED, role_of
@@ -21,8 +25,6 @@ from shoal.views.axes import INK, LOST, PALE, SERIES, TEST, TRAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.console import RenderableType
-    from rich.table import Table
 
 
 # ---------------------------------------------------------------- while it goes on
@@ -113,10 +115,7 @@ def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> lis
     return wrong
 
 
-def shown(report: ChaosReport) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
+def shown(report: ChaosReport) -> Group:
     sign, style = ("✔", "bold green") if report.ok else ("✘", "bold red")
     verdict = Text(f"{sign} {report.verdict}", style)
     if report.ok and report.beyond and not report.rollbacks:
@@ -129,9 +128,6 @@ def shown(report: ChaosReport) -> RenderableType:
 
 
 def _figures(report: ChaosReport) -> Table:
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE, show_header=False, padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -139,12 +135,11 @@ def _figures(report: ChaosReport) -> Table:
     if (unheard := report.counted - report.acknowledged + report.lost) > 0:
         found += f" ({unheard:,} of them counted, but their sender was killed before it was told)"
     table.add_row("pushes", found)
+    back = "never: no last copy was killed this time; give it longer, or another --seed"
     if report.rollbacks:
         back = f"to a checkpoint, {format.many(report.rollbacks, 'time')}: the work since then was done again"
+    if report.rollbacks or report.beyond:
         table.add_row("went back", back)
-    elif report.beyond:
-        never = "never: no last copy was killed this time; give it longer, or another --seed"
-        table.add_row("went back", never)
     table.add_row("loss", _losses(report))
     ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0
     table.add_row("time", f"{report.seconds:.1f} s, clean run {report.clean_seconds:.1f} s ({ratio:.2f} times as long)")
@@ -169,9 +164,6 @@ def _losses(report: ChaosReport) -> str:
 
 def _times(report: ChaosReport) -> Table:
     """A row for each kind of fault: how many, how many healed, median and longest times."""
-    from rich import box
-    from rich.table import Table
-
     title = "faults, and the seconds until ... (middle, longest)"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("fault", no_wrap=True)

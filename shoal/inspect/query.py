@@ -181,17 +181,15 @@ class LiveModel:
         if not isinstance(message, m.View) or event.sender != limits.COORDINATOR:
             self._send(self._client.handle(now, event.sender, message, event.arrays))
         elif (message.term, message.number) > (known.term, known.number):
-            self._connect(known, message)
+            assert self._transport is not None
+            before, here = (
+                {one.name: one.address for one in view.members if one.role == "server"} for view in (known, message)
+            )
+            for name in before.keys() - here.keys():
+                self._transport.disconnect(name)
+            for name, address in here.items():
+                self._transport.connect(name, address)
             self._send(self._client.take_view(now, message, _VISITOR))
-
-    def _connect(self, known: m.View, view: m.View) -> None:
-        assert self._transport is not None
-        here = {member.name: member.address for member in view.members if member.role == "server"}
-        for member in known.members:
-            if member.role == "server" and member.name not in here:
-                self._transport.disconnect(member.name)
-        for name, address in here.items():
-            self._transport.connect(name, address)
 
     def _send(self, effects: list[Effect]) -> None:
         assert self._transport is not None

@@ -286,7 +286,11 @@ def _curves(of: StudyFigures) -> Drawn:
     if sum(map(len, groups)) < len(SERIES) or not 2 <= len(groups) <= PANELS:
         groups = [[one for points in groups for one in points]]
     alone = len(groups) == 1
-    figure = framed(of, _lowest(of), wide=True)
+    title = "Test and train loss over time"
+    if pairs := known(of.shown, "best_loss"):
+        one, spread = min(pairs, key=lambda pair: pair[1].median)
+        title = f"Test loss fell lowest with {one.point.title}: {format.loss(spread.median)}"
+    figure = framed(of, title, wide=True)
     if not alone:
         figure.set_figheight(6.4)
     panels = figure.subplots(*((1, 2) if alone else (2, len(groups))), squeeze=False, sharex=not alone)
@@ -303,14 +307,6 @@ def _curves(of: StudyFigures) -> Drawn:
     for axes in panels[-1]:
         axes.set_xlabel("seconds since training began")
     return figure, "Test and train loss over seconds: medians over seeds, thin lines for the seeds."
-
-
-def _lowest(of: StudyFigures) -> str:
-    pairs = known(of.shown, "best_loss")
-    if not pairs:
-        return "Test and train loss over time"
-    one, spread = min(pairs, key=lambda pair: pair[1].median)
-    return f"Test loss fell lowest with {one.point.title}: {format.loss(spread.median)}"
 
 
 def _consensus(of: StudyFigures) -> Drawn:
@@ -441,13 +437,6 @@ def _heat(of: StudyFigures) -> Drawn:
     )
 
 
-_PICTURES: dict[str, Callable[[StudyFigures], Drawn]] = {
-    "time": _time,
-    "speedup": _speedup,
-    "work": _work,
-    "accuracy": _accuracy,
-    "waiting": _waiting,
-    "heat": _heat,
-    "curves": _curves,
-    "consensus": _consensus,
-}
+_ALL: list[Callable[[StudyFigures], Drawn]]
+_ALL = [_time, _speedup, _work, _accuracy, _waiting, _heat, _curves, _consensus]
+_PICTURES = {picture.__name__.removeprefix("_"): picture for picture in _ALL}

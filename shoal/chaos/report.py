@@ -100,10 +100,8 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
         if self.lost or self.doubled:
             return f"{self.lost:,} lost, {self.doubled:,} doubled of {self.acknowledged:,} acknowledged pushes"
         changes = f", and servers came or were asked to go {format.many(self.changes, 'time')}" if self.changes else ""
-        return (
-            f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, "
-            f"through {format.many(self.faults, 'fault')}{changes}"
-        )
+        through = f"through {format.many(self.faults, 'fault')}{changes}"
+        return f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, {through}"
 
 
 def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> list[str]:
@@ -247,8 +245,7 @@ def _draw_faults(axes: Axes, report: ChaosReport) -> None:
     if handles:
         handles.append(Patch(color=PALE, label="until healed"))
         handles.append(Line2D([], [], linestyle="none", marker=".", color=TRAIN, label="pushes count again"))
-        draw.legend(
-            axes, handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(handles), frameon=False, fontsize=8
-        )
+        options = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "frameon": False, "fontsize": 8}
+        draw.legend(axes, handles, ncols=len(handles), **options)
     else:
         draw.nothing(axes, "nothing was broken")

@@ -148,8 +148,5 @@ def _figures(state: ChaosState) -> Text:
     healed = "" if state.seed is None else f"{format.many(state.faults, 'fault')}, {state.recoveries:,} healed   "
     rate = format.rate(state.throughput[-1][1] if state.throughput else None)
     clean = "" if state.clean_loss is None else f" (clean {format.loss(state.clean_loss)})"
-    return Text.assemble(
-        (healed, "bold"),
-        f"{state.acknowledged:,} pushes acknowledged   {rate}   ",
-        (f"loss {format.loss(state.loss)}{clean}", "magenta"),
-    )
+    line = Text.assemble((healed, "bold"), f"{state.acknowledged:,} pushes acknowledged   {rate}   ")
+    return line.append(f"loss {format.loss(state.loss)}{clean}", "magenta")

@@ -86,17 +86,14 @@ class ModelEvaluator:
             source = DataSource(data, data, format=asked.format, hash_bits=asked.hash_bits)
         self._data = load(source, self.job.seed)
         if features is not None and self._data.features > features:
-            raise Invalid(
-                f"{data} has {self._data.features:,} features, and the model {features:,}: they are not the same ids"
-            )
+            rows = f"{data} has {self._data.features:,} features"
+            raise Invalid(f"{rows}, and the model {features:,}: they are not the same ids")
         trained, has = self.job.data.source, self._data.features
         other = data in NAMED and trained in NAMED and data != trained
         self.note = ""  # a warning if these rows and this model seem unrelated
         if features is not None and (other or 2 * has < features):
-            self.note = (
-                f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}: unless "
-                f"their ids mean the same, these figures mean nothing"
-            )
+            both = f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}"
+            self.note = f"{both}: unless their ids mean the same, these figures mean nothing"
         self._learner: Learner = learner_of(self.job.model, self._data.train, self.job.seed)
 
     def _features(self) -> int | None:

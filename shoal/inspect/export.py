@@ -138,9 +138,8 @@ def export(folder: Path, out: Path | None = None) -> ExportResult:
             Path(aside).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise Invalid(
-            f"cannot write {target}: {error.strerror or error}: make room, or choose another place (--out)"
-        ) from None
+        why = error.strerror or error
+        raise Invalid(f"cannot write {target}: {why}: make room, or choose another place (--out)") from None
     return ExportResult(target, len(writer.sums), size, writer.notes, _figures(folder, is_sweep))
 
 
@@ -160,9 +159,8 @@ def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) ->
     there = [name for name in names if writer.file(f"{inside}{name}", path / name)]
     of_run = f" of {inside.rstrip('/')}" if inside else ""
     if "summary.json" not in there:
-        writer.notes.append(
-            f"there is no summary{of_run}: it is still running, or was interrupted: this is what exists so far"
-        )
+        running = "it is still running, or was interrupted: this is what exists so far"
+        writer.notes.append(f"there is no summary{of_run}: {running}")
     elif "model.safetensors" not in there:
         writer.notes.append(f"there is no model{of_run}")
     if "events.jsonl" not in there:
@@ -170,9 +168,8 @@ def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) ->
         return
     events, damaged = read_legible(path / "events.jsonl")
     if damaged:
-        writer.notes.append(
-            f"{counted(damaged, 'line')} of events.jsonl{of_run} cannot be read, and the tables are without"
-        )
+        lines = f"{counted(damaged, 'line')} of events.jsonl{of_run}"
+        writer.notes.append(f"{lines} cannot be read, and the tables are without")
     writer.text(f"{inside}validation.csv", as_csv(_evaluations(events)))
     writer.text(f"{inside}training.csv", as_csv(_progress(events)))
 

@@ -48,10 +48,8 @@ def _runs(of: StudyFigures) -> str:
     serial = counted(len(of.serial), "serial point") if of.serial else ""
     text = f"{' and '.join(one for one in (points, serial) if one)}, each with {counted(len(study.seeds), 'seed')}: "
     text += f"{counted(len(results), 'run')}"
-    notes = [
-        f"{states.count(state)} {state}" for state in ("failed", "diverged", "unfinished", "to do") if state in states
-    ]
-    return f"{text}, {'all finished' if not notes else ', '.join(notes)}."
+    bad = [state for state in ("failed", "diverged", "unfinished", "to do") if state in states]
+    return f"{text}, {', '.join(f'{states.count(state)} {state}' for state in bad) or 'all finished'}."
 
 
 def best_sentence(of: StudyFigures) -> str:
@@ -202,15 +200,14 @@ def _speedup(of: StudyFigures) -> str:
     hardware, statistical = top.spread("hardware_efficiency"), top.spread("statistical_efficiency")
     if hardware is not None and statistical is not None:
         text += (
-            f", with {_times(hardware)} times the rows a second and {_times(statistical)} times as much learned from "
-            f"a row (for each seed their product is the speedup over the serial run with that seed)"
+            f", with {_times(hardware)} times the rows a second and {_times(statistical)} times as much learned from"
         )
+        text += " a row (for each seed their product is the speedup over the serial run with that seed)"
     if cores := of.cores:
         text += f". Each run had {counted(cores, 'core')}"
     if of.emulated:
-        text += (
-            f". The computing is emulated ({'; '.join(of.emulated)}): waiting and messages are real, the work is not"
-        )
+        how = "; ".join(of.emulated)
+        text += f". The computing is emulated ({how}): waiting and messages are real, the work is not"
     return f"{text}."
 
 
@@ -218,10 +215,8 @@ def _missed(of: StudyFigures) -> str:
     parts = []
     censored = [one for one in [*of.points, *of.serial] if one.censored]
     if censored:
-        parts.append(
-            f"Not all seeds reached the target at {_listed([f'{one.point.title} ({one.reached} of {len(one.runs)})' for one in censored])}: "
-            f"these points have no time"
-        )
+        some = [f"{one.point.title} ({one.reached} of {len(one.runs)})" for one in censored]
+        parts.append(f"Not all seeds reached the target at {_listed(some)}: these points have no time")
     for state in ("diverged", "failed"):
         said = []
         for point in [*of.points, *of.serial]:
@@ -239,14 +234,11 @@ def _others(of: StudyFigures) -> str:
     taken = Spread.of([one.others for one in of.sweep.results])
     if taken is None or taken.high < QUIET:
         return ""
+    usual, low, high = map(format.share, (taken.median, taken.low, taken.high))
     if taken.median < QUIET:
-        return (
-            f"Others took {format.share(taken.high)} of a run's cores at most, {format.share(taken.median)} as a rule."
-        )
-    return (
-        f"The machine was not quiet: others took {format.share(taken.median)} of the cores that a run had, {format.share(taken.low)} to "
-        f"{format.share(taken.high)}, so times are longer than they would be alone, and not all alike."
-    )
+        return f"Others took {high} of a run's cores at most, {usual} as a rule."
+    quiet = f"The machine was not quiet: others took {usual} of the cores that a run had, {low} to {high}"
+    return f"{quiet}, so times are longer than they would be alone, and not all alike."
 
 
 def _how(of: StudyFigures) -> str:
@@ -254,10 +246,8 @@ def _how(of: StudyFigures) -> str:
     over = "Figures are medians over seeds, with the lowest and the highest. " if several else ""
     if not of.has_target:
         return over.strip()
-    return (
-        f"{over}The time to the target is when the weights were read that were first judged at or below it: no finer than "
-        f"evaluations are. A point has one only if all its seeds got there."
-    )
+    over += "The time to the target is when the weights were read that were first judged at or below it: no finer than"
+    return f"{over} evaluations are. A point has one only if all its seeds got there."
 
 
 # ---------------------------------------------------------------- the same rows
@@ -288,11 +278,8 @@ def accuracies(of: StudyFigures) -> str:
         return f"{text}."
     alone = serial.median
     text += f"; the best serial run {alone:.4f}"
-    below = [
-        f"{one.point.title} ({100 * (spread.median - alone):+.1f})"
-        for one, spread in pairs
-        if alone - spread.median > POINT
-    ]
+    lower = [(one, spread.median - alone) for one, spread in pairs if alone - spread.median > POINT]
+    below = [f"{one.point.title} ({100 * by:+.1f})" for one, by in lower]
     if not below:
         return f"{text}. All are within a point of that, or above."
     return f"{text}. More than a point below that: {_listed(below, EACH)}."

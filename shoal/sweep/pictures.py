@@ -102,12 +102,8 @@ def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str)
         style: dict[str, Any] = {"fmt": MARKERS[number % len(MARKERS)], "markersize": 7, "markeredgecolor": "white"}
         style |= {"capsize": 3, "elinewidth": 1.2, "zorder": 3, "label": name or None}
         axes.errorbar(places, middles, yerr=[below, above], color=color, **style)
-        dots = [
-            (scale.places[at(one, axis)] + shift, height)
-            for one in points
-            for run in one.runs
-            if format.finite(height := getattr(run, figure))
-        ]
+        heights = [(one, getattr(run, figure)) for one in points for run in one.runs]
+        dots = [(scale.places[at(one, axis)] + shift, height) for one, height in heights if format.finite(height)]
         axes.plot(*draw.columns(dots), "o", color=color, alpha=0.45, markersize=3.5, zorder=2, label="_")
         for one in points:
             if one.spread(figure) is None and (reason := _without(one)):
@@ -148,9 +144,8 @@ def _draw_speedup(axes: Axes, of: StudyFigures, axis: Axis, figure: str) -> None
         draw.reference(axes, 1.0, "best serial run")
         return
     scale, ideal = AxisScale.of(axis), list(numbers.values())
-    axes.plot(
-        [scale.places[one] for one in numbers], ideal, color="#999999", linewidth=1.2, linestyle=":", label="ideal"
-    )
+    places = [scale.places[one] for one in numbers]
+    axes.plot(places, ideal, color="#999999", linewidth=1.2, linestyle=":", label="ideal")
     draw.logarithmic(axes.yaxis, base=2)
     axes.set_ylim(0.8 * min(1.0, *heights), 1.25 * max(1.0, *heights, min(max(ideal), 2 * max(heights))))
     draw.reference(axes, 1.0, "best serial run")
@@ -252,13 +247,9 @@ def _accuracy(of: StudyFigures) -> Drawn:
 
 def _waiting(of: StudyFigures) -> Drawn:
     axis = x_axis(of)
-    kinds = {
-        "waiting": ("share of workers' time spent waiting", "workers wait at most {:.0%} ({})"),
-        "staleness_mean": (
-            "mean staleness: pushes between a pull and its push",
-            "mean staleness is at most {:.3g} ({})",
-        ),
-    }
+    stale = "mean staleness: pushes between a pull and its push", "mean staleness is at most {:.3g} ({})"
+    waits = "share of workers' time spent waiting", "workers wait at most {:.0%} ({})"
+    kinds = {"waiting": waits, "staleness_mean": stale}
     panels = [name for name in kinds if max(_ends(of.points, name), default=0.0) > 0]
     if axis is None or not panels:
         return None
@@ -363,14 +354,10 @@ def _tested(run: RunFigures) -> list[tuple[float, float]]:
 
 
 def _trained(run: RunFigures) -> list[tuple[float, float]]:
-    often, seldom = (
-        [
-            (event.seconds, event.train_loss)
-            for event in run.result.events
-            if isinstance(event, kind) and event.train_loss is not None and format.finite(event.train_loss)
-        ]
-        for kind in (Progress, Evaluated)
-    )
+    often, seldom = list[tuple[float, float]](), list[tuple[float, float]]()
+    for event in run.result.events:
+        if isinstance(event, Progress | Evaluated) and event.train_loss is not None and format.finite(event.train_loss):
+            (often if isinstance(event, Progress) else seldom).append((event.seconds, event.train_loss))
     return often if len(often) > 1 else seldom
 
 
@@ -399,10 +386,9 @@ def _heat(of: StudyFigures) -> Drawn:
     from matplotlib.patches import Rectangle
 
     axes_of_grid = of.sweep.study.axes or of.sweep.study.serial_axes
-    numeric = [
-        3 <= len(axis.choices) <= CELLS and all(one.number is not None for one in axis.choices) for axis in axes_of_grid
-    ]
-    if numeric != [True, True] or not known(of.shown, of.measure):
+    choices = [axis.choices for axis in axes_of_grid if 3 <= len(axis.choices) <= CELLS]
+    numeric = [one for one in choices if all(choice.number is not None for choice in one)]
+    if not len(numeric) == len(axes_of_grid) == 2 or not known(of.shown, of.measure):
         return None
     across, up = sorted(axes_of_grid, key=lambda axis: axis.name != of.sweep.study.x)
     figure = framed(of, best_sentence(of))

@@ -79,9 +79,8 @@ def points_table(of: StudyFigures, serial: bool = False, ranges: bool = True) ->
     best, tied = (of.best_serial, []) if serial else (of.best, of.tied)
     rows = []
     for one in points:
-        cells = [one.point.choices[axis.name].label for axis in axes] + [
-            _progress(one, of.has_target) for _ in progress
-        ]
+        cells = [one.point.choices[axis.name].label for axis in axes]
+        cells += [_progress(one, of.has_target)] * len(progress)
         cells += [_cell(one, name, ranges) for name in names]
         rows.append([*cells, "best" if one is best else "tied" if any(one is other for other in tied) else ""])
     table = TableSection(heads, rows, "serial runs" if serial else "")

@@ -31,9 +31,8 @@ def lines(record: RunRecord, width: int | None = None) -> list[str]:
 
 def _values(record: RunRecord) -> Iterator[tuple[str, str]]:
     facts = record.summary
-    metrics = "".join(
-        f", {name} {format.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
-    )
+    known = [(name, value) for name, value in facts["metrics"].items() if value is not None]
+    metrics = "".join(f", {name} {format.metric(name, value)}" for name, value in known)
     yield "result", f"test loss {format.loss(facts['test_loss'])}{metrics} ({facts['stopped_because']})"
     yield from _best(record)
     rows, seconds = f"{facts['examples']:,} rows", format.duration(facts["computing_seconds"])

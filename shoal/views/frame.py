@@ -134,17 +134,13 @@ def _table(state: LiveState, room: int, width: int, plain: bool) -> list[Text]:
     if best is not None and best not in latest:
         latest = [best, *latest[-(room - 3) :]] if room > 3 else [best]
     names = list(dict.fromkeys(name for event in latest for name in event.metrics))
-    columns = [
-        [format.clean(name), *(format.metric(name, event.metrics.get(name)) for event in latest)] for name in names
-    ]
-    widths = [max(7, *(len(cell) + 1 for cell in column)) for column in columns]
-    while widths and 23 + sum(widths) > width:
-        widths.pop()
-    rests = [
-        "".join(f"{cell:>{wide}}" for cell, wide in zip(row, widths, strict=False))
-        for row in zip(*columns, strict=True)
-    ]
-    rests = rests or [""] * (1 + len(latest))
+    rests = [""] * (1 + len(latest))
+    for name in names:  # as many columns as fit
+        column = [format.clean(name), *(format.metric(name, event.metrics.get(name)) for event in latest)]
+        wide = max(7, *(len(cell) + 1 for cell in column))
+        if 23 + len(rests[0]) + wide > width:
+            break
+        rests = [f"{rest}{cell:>{wide}}" for rest, cell in zip(rests, column, strict=True)]
     lines = [Text(""), Text(f"epoch seconds test loss{rests[0]}", "dim")]
     for event, rest in zip(latest, rests[1:], strict=True):
         mark, style = ("*" if plain else "★", f"bold {TEST}") if event is best else (" ", TEST)

@@ -28,7 +28,7 @@ from shoal.strategies.gossip.topology import sides
 from shoal.views import axes as canvas
 from shoal.views import format
 from shoal.views.axes import INK, PALE, SERIES
-from shoal.views.page import PictureSection, Section
+from shoal.views.page import Section
 from shoal.views.plots import curve
 from shoal.views.run_record import RunMetrics, RunRecord
 
@@ -225,21 +225,15 @@ def columns(events: Sequence[Evaluated]) -> dict[str, Callable[[Evaluated], str]
 
 def section(one: RunRecord, of: str) -> Section | None:
     told = graphs(one.run)
-    drawn: list[PictureSection] = []
-    if told:
-        drawn += canvas.pictures(
-            f"graph-{one.name}",
-            lambda: draw(told[-1], before=told[0]),
-            f"{'An arrow goes to who hears' if told[-1].directed else 'A line joins two who hear each other'}."
-            f"{f' Who learns from which: {format.clean(told[0].rows)}.' if told[0].rows else ''}",
-        )
+    if not told:
+        return None
+    caption = f"{'An arrow goes to who hears' if told[-1].directed else 'A line joins two who hear each other'}."
+    caption += f" Who learns from which: {format.clean(told[0].rows)}." if told[0].rows else ""
+    drawn = canvas.pictures(f"graph-{one.name}", lambda: draw(told[-1], before=told[0]), caption)
     if any("distance" in event.spread for event in one.run.evaluations):
-        drawn += canvas.pictures(
-            f"distance-{one.name}",
-            lambda: picture(one.run),
-            "How far models are from their mean: the root of the mean, over all workers, of the squared distance.",
-        )
-    return Section(f"Who hears whom{of}", [], drawn) if told else None
+        caption = "How far models are from their mean: the root of the mean, over all workers, of the squared distance."
+        drawn += canvas.pictures(f"distance-{one.name}", lambda: picture(one.run), caption)
+    return Section(f"Who hears whom{of}", [], drawn)
 
 
 def seen(told: RunRecord) -> str:
@@ -267,14 +261,11 @@ def seen(told: RunRecord) -> str:
 
 def _agreement(event: Linked) -> str:
     if event.rounds is None:
-        return (
-            f"The graph is in {format.many(len(event.parts), 'piece')}, which do not exchange models and never agree."
-        )
+        pieces = format.many(len(event.parts), "piece")
+        return f"The graph is in {pieces}, which do not exchange models and never agree."
     if event.rounds <= 0:
         return ""
     if event.pairs:
         return f"Two meet at a time, whenever they are ready (spectral gap of the graph {event.gap:.3g})."
-    return (
-        f"By its graph (spectral gap {event.gap:.3g}) a hundredth of a distance would be left after "
-        f"{format.rounds(event.rounds)}, if nobody learned meanwhile."
-    )
+    left = f"a hundredth of a distance would be left after {format.rounds(event.rounds)}"
+    return f"By its graph (spectral gap {event.gap:.3g}) {left}, if nobody learned meanwhile."

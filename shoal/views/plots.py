@@ -190,11 +190,9 @@ def _finish(axes: Axes, drawn: Sequence[float]) -> None:
 def _caption(run: RunMetrics, left_out: int) -> str:
     said = []
     if s := run.started:
-        said.append(
-            f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
-            f"{format.clean(s.model)}, {format.clean(s.strategy)}, {run.attendance.crew()}{event_line.on_cores(s)}, "
-            f"batches of {s.batch:,}, seed {s.seed}."
-        )
+        rows = f"{s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features."
+        crew = f"{run.attendance.crew()}{event_line.on_cores(s)}, batches of {s.batch:,}, seed {s.seed}."
+        said.append(f"{format.clean(s.data)}: {rows} {format.clean(s.model)}, {format.clean(s.strategy)}, {crew}")
         said += [emulation(s.emulated)] if s.emulated else []
     told: list[Progress | Evaluated] = [*run.progress[-1:], *run.evaluations[-1:]]
     epochs = format.epochs(max((event.passes for event in told), default=0.0))

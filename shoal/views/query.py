@@ -85,10 +85,8 @@ def page(seen: QuerySnapshot, width: int, history: QueryHistory | None = None, n
     if seen.top:
         parts.append(_top(seen, width))
     if history is not None:
-        parts += [
-            _curve("not zero", history.nonzero, "green", width, lambda value: f"{value:,.0f}"),
-            _curve("l2", history.l2, "yellow", width, _figure),
-        ]
+        parts.append(_curve("not zero", history.nonzero, "green", width, "{:,.0f}".format))
+        parts.append(_curve("l2", history.l2, "yellow", width, _figure))
     if note:
         parts.append([Text(format.clean(note), "yellow")])
     return [line for part in parts if part for line in (Text(""), *part)][1:]
@@ -110,9 +108,8 @@ def _figures(seen: QuerySnapshot) -> list[Text]:
     rows = f"{told['rows']:,} rows" + (f" of {seen.span:,} possible" if seen.sparse and seen.span < 1 << 62 else "")
     share = f" ({told['nonzero'] / told['weights']:.2%})" if told["weights"] else ""
     first = Text(f"{rows}   " if seen.sparse or told["rows"] != told["weights"] else "")
-    first.append(f"{told['weights']:,} weights   ").append(f"{told['nonzero']:,}", "bold").append(
-        f" not zero{share}   "
-    )
+    first.append(f"{told['weights']:,} weights   ")
+    first.append(f"{told['nonzero']:,}", "bold").append(f" not zero{share}   ")
     first.append(f"{told['nonzero'] - told['negative']:,}", _POSITIVE).append(" positive   ")
     first.append(f"{told['negative']:,}", _NEGATIVE).append(" negative")
     second = Text()
@@ -137,9 +134,8 @@ def _histogram(told: dict[str, Any], width: int) -> list[Text]:
     tallest = max(*negative, *positive, 1)
     lines = [Text(f"weights by size, a column for each power of two; {tallest:,} in the tallest", "dim")]
     for row in range(_HEIGHT):
-        left, right = (
-            "".join(_block(count, tallest, row) * wide for count in side) for side in (negative[::-1], positive)
-        )
+        sides = (negative[::-1], positive)
+        left, right = ("".join(_block(count, tallest, row) * wide for count in side) for side in sides)
         lines.append(Text.assemble("  ", (left, _NEGATIVE), " ", (right, _POSITIVE)))
         lines[-1].rstrip()
     half = "─" * (wide * bins)

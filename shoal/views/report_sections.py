@@ -12,20 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from shoal.events import (
-    Elected,
-    Gone,
-    Handed,
-    Joined,
-    Leaving,
-    Linked,
-    Resumed,
-    RolledBack,
-    Saved,
-    Split,
-    Voided,
-    Warned,
-)
+from shoal.events import Gone, Handed, Joined, Leaving, Linked, RolledBack, Saved, Split
 from shoal.views import event_line, explain, figures, format, graph, plots, timeline
 from shoal.views.axes import pictures
 from shoal.views.ending import NO_ADVICE, advise
@@ -82,9 +69,8 @@ def _beside(rows: Sequence[Cells], runs: Sequence[RunRecord], caption: str = "")
 
 def _findings(runs: Sequence[RunRecord]) -> list[Section]:
     if len(runs) > 1:
-        each = [
-            f"{format.clean(one.name)}: {' '.join([*explain.of_one(one, among=True), *one.problems])}" for one in runs
-        ]
+        said = [" ".join([*explain.of_one(one, among=True), *one.problems]) for one in runs]
+        each = [f"{format.clean(one.name)}: {text}" for one, text in zip(runs, said, strict=True)]
         return [Section("Findings", explain.of_several(list(runs))), Section("Findings of each run", each)]
     one, advice = runs[0], advise(runs[0]) if runs[0].summary else NO_ADVICE
     move = [] if advice.startswith(NO_ADVICE) else [f"Next: {advice}."]
@@ -276,10 +262,10 @@ def _staleness(runs: Sequence[RunRecord]) -> Section | None:
     known = [(one, stale) for one in runs if (stale := one.staleness) is not None]
     if not known:
         return None
-    rows = [
-        {"run": one.name, "mean": f"{mean:.3g}", "95th percentile": f"{p95:,}", "max": format.most_stale(most)}
-        for one, (_, mean, p95, most) in known
-    ]
+    rows = []
+    for one, (_, mean, p95, most) in known:
+        heads = {"run": one.name, "mean": f"{mean:.3g}", "95th percentile": f"{p95:,}"}
+        rows.append(heads | {"max": format.most_stale(most)})
     caption = "How many other pushes were counted between reading the weights and pushing their gradient."
     if any(one.strategy == "averaging" for one, _ in known):
         caption += " Of averaging: how many steps of other ranks, since the last mean, a step did not know of."
@@ -328,14 +314,10 @@ def _filters(runs: Sequence[RunRecord]) -> Section | None:
                 sizes = zip(("in", "out"), stages.get(name, (0, 0)), strict=True)
                 row |= {f"{way}, {what}": f"{size / 1e6:,.2f} MB" if size else "-" for what, size in sizes}
             rows.append(row if len(runs) > 1 else {head: cell for head, cell in row.items() if head != "run"})
-    caption = (
-        "Bytes of keys and values into and out of each filter. All together: in are 8-byte keys and 4-byte values."
-    )
-    drawn = pictures(
-        "filters",
-        lambda: plots.filtered([(one.name, found) for one, found in told]),
-        "Megabytes into (pale) and out of each filter, and of all together, where in are 8-byte keys and 4-byte values.",
-    )
+    plain = "where in are 8-byte keys and 4-byte values."
+    caption = f"Megabytes into (pale) and out of each filter, and of all together, {plain}"
+    drawn = pictures("filters", lambda: plots.filtered([(one.name, found) for one, found in told]), caption)
+    caption = f"Bytes of keys and values into and out of each filter, and of all together, {plain}"
     return Section("Filters", words, drawn, [_table(rows, caption)])
 
 
@@ -384,11 +366,10 @@ def _servers(one: RunRecord, of: str) -> Section | None:
             "lost": f"{sum(stay.name == name and stay.how == 'lost' for stay in run.attendance.stays):,}",
         })  # fmt: skip
     caption = "Segments and copies: at the start and at the end. Pause: a moving segment answered nobody for so long."
-    drawn = pictures(
-        f"segments-{one.name}",
-        lambda: plots.segments(run),
-        "Segments of the model on each server, one above the other. Upright lines: a server joined, left or was lost.",
+    shown = (
+        "Segments of the model on each server, one above the other. Upright lines: a server joined, left or was lost."
     )
+    drawn = pictures(f"segments-{one.name}", lambda: plots.segments(run), shown)
     words = [*_answers(one), "Memory and queue lengths of servers are not recorded."]
     return Section(f"Servers{of}", words, drawn, [compact(_table(rows, caption))])
 
@@ -403,10 +384,10 @@ def _answers(one: RunRecord) -> list[str]:
     if not lengths:
         return []
     middle, high = (format.latency(lengths[int(share * (len(lengths) - 1))]) for share in (0.5, 0.95))
-    return [
-        f"Workers pushed and pulled for {middle} at a time (median), {high} at the 95th percentile: this is the latency of "
-        f"the servers and the wire together, from {len(lengths):,} recorded spans."
-    ]
+    said = (
+        f"Workers pushed and pulled for {middle} at a time (median), {high} at the 95th percentile: this is the latency"
+    )
+    return [f"{said} of the servers and the wire together, from {len(lengths):,} recorded spans."]
 
 
 def _members(one: RunRecord, of: str, several: bool) -> Section | None:
@@ -494,17 +475,17 @@ def _sorted(events: Sequence[Happened]) -> tuple[list[Happened], list[Happened],
     return wrong, changes, saved
 
 
-_CALLED: dict[type, str] = {
-    Joined: "joined", Gone: "lost", Leaving: "leaving", Handed: "moved", MoveSummary: "moved", Split: "split",
-    RolledBack: "went back", Resumed: "resumed", Voided: "void", Warned: "warning", Linked: "graph", Elected: "chosen",
+_CALLED = {  # by the event's name, if it is not that
+    "Gone": "lost", "Handed": "moved", "MoveSummary": "moved", "RolledBack": "went back", "Voided": "void",
+    "Warned": "warning", "Linked": "graph", "Elected": "chosen",
 }  # fmt: skip
 
 
 def _told(event: Happened | MoveSummary) -> Cells:
     assert not isinstance(event, Saved)  # they have their own section
-    left = isinstance(event, Gone) and event_line.left_in_order(event)
+    left, name = isinstance(event, Gone) and event_line.left_in_order(event), type(event).__name__
     what = event_line.news(event).removeprefix("warning: ")
-    return {"": "left" if left else _CALLED[type(event)], "what": what}
+    return {"": "left" if left else _CALLED.get(name, name.lower()), "what": what}
 
 
 def _more(events: Sequence[object]) -> str:

@@ -33,7 +33,7 @@ from shoal.views.board import BLANK, DOTS, bar, first_of, fit, lines_of
 from shoal.views.event_line import MoveSummary, together
 from shoal.views.lines import EventLines
 from shoal.views.live_state import hot_servers
-from shoal.wire.messages import MemberStatus, Move
+from shoal.wire.messages import Move
 from shoal.wire.messages.groups import SCHEDULER
 
 _ROLES = ("server", "worker", "evaluator", SCHEDULER, "client")
@@ -162,21 +162,22 @@ def _course(status: ClusterStatus, width: int) -> Text:
 
 def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> Table:
     clocks, newest = status.clocks(), status.standing.view
-    order = {role: at for at, role in enumerate(_ROLES)}
-    members = sorted(
-        status.standing.members, key=lambda one: (order.get(one.role, len(order)), format.natural(one.name))
-    )
+    known = sorted(status.standing.members, key=lambda one: format.natural(one.name))
+    members = sorted(known, key=lambda one: _ROLES.index(one.role) if one.role in _ROLES else len(_ROLES))
     hot = hot_servers({one.name: one.load for one in members if one.role == "server"})
     rows: list[dict[str, Text | str]] = []
     for one in members:
         clock, load = clocks.get(one.name), f"{one.load:,.0f}" if one.load else ""
         at = parsed(one.address).plain.removeprefix("tcp://") if one.address.startswith("tcp://") else ""
+        behind = one.view < newest and not one.suspected
+        more = ", suspected" * one.suspected + ", leaving" * one.leaving + ", has an older view" * behind
+        style = "red" if one.suspected else "yellow" if more else ""
         rows.append({
             "": _mark(one.name, letters),
             "member": format.clean(one.name),
             "role": one.role,
             "incarnation": f"{one.incarnation:,}" if numbers else "",
-            "heard": _heard(one, newest),
+            "heard": Text(f"{one.silence / limits.SECOND:.1f} s ago{more}", style),
             "view": Text(f"{one.view:,}", "yellow" if one.view < newest else "") if numbers else "",
             "steps": "" if clock is None else "parked" if clock < 0 else f"{clock:,}",
             "segments": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
@@ -194,14 +195,6 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
         if column.no_wrap:
             column.min_width = max(len(head), *(len(str(row[head])) for row in rows))
     return table
-
-
-def _heard(one: MemberStatus, newest: int) -> Text:
-    more = [", suspected"] * one.suspected + [", leaving"] * one.leaving
-    if one.view < newest and not one.suspected:
-        more.append(", has an older view")
-    style = "red" if one.suspected else "yellow" if more else ""
-    return Text(f"{one.silence / limits.SECOND:.1f} s ago{''.join(more)}", style)
 
 
 def _lost(status: ClusterStatus) -> list[Text]:

@@ -183,8 +183,6 @@ class ChaosRun:
             raise stopped
         return report
 
-    # ------------------------------------------------------------ one look at everything
-
     @property
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -239,8 +237,6 @@ class ChaosRun:
                 node.replace = None
                 node.successor = self.target.training.add_worker()
                 self._log("heal", f"{node.successor} is started to replace {fault.name}")
-
-    # ------------------------------------------------------------ faults
 
     def _inject(self) -> bool:
         """Inject a fault, by a snapshot newer than its plan; False: there is none yet."""
@@ -304,8 +300,6 @@ class ChaosRun:
             self.target.next_look(deadline - time.monotonic())
             self._take_events()
             self._look()
-
-    # ------------------------------------------------------------ what is heard
 
     def _on_event(self, event: RunEvent) -> None:
         """On the coordinator's thread. Both clocks begin when training does."""

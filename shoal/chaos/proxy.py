@@ -43,10 +43,6 @@ class ProxiedNode:
     address: str  # of the socket
     callers: dict[str, tuple[bytes, zmq.Socket[bytes]]] = field(default_factory=dict)  # with routes
 
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [self.listening, *(socket for _, socket in self.callers.values())]
-
 
 class Proxy:
     """Forwards messages on a thread of its own. Use as a context."""
@@ -141,7 +137,7 @@ class Proxy:
         for address, node in list(self._nodes.items()):
             if address not in here and node.name != limits.COORDINATOR:
                 del self._nodes[address]
-                for socket in node.sockets:
+                for socket in (node.listening, *(socket for _, socket in node.callers.values())):
                     self._drop(socket)
         members = [
             msgspec.structs.replace(one, address=self.through(one.address, one.name)) if one.address else one

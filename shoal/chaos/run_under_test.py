@@ -56,6 +56,8 @@ class ClusterSnapshot:
 class RunUnderTest:
     """Use as a context: leaving it ends all processes, also stopped ones."""
 
+    _kv: KV  # of our own client
+
     def __init__(self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], cuts: bool = False) -> None:
         """With ``cuts`` all messages go through a proxy, which can keep two nodes apart."""
         self.job = job
@@ -63,7 +65,6 @@ class RunUnderTest:
         self.training = CountingJob(job, dataset, listener, launcher=self._proxied if cuts else None)
         self.probes = PushProbes()
         self.seen: ClusterSnapshot | None = None  # the last snapshot
-        self._kv: KV | None = None
         self._looked = threading.Event()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
@@ -92,9 +93,8 @@ class RunUnderTest:
 
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
-        if self._kv is not None:
-            for task in self._kv._client.dispatcher.failed:
-                task.asked = True  # the audit finds errors: ignore them here
+        for task in self._kv._client.dispatcher.failed:
+            task.asked = True  # the audit finds errors: ignore them here
         self._stack.close()
         self._watcher.join(2 * LOOK_WITHIN)
 
@@ -111,7 +111,6 @@ class RunUnderTest:
                 case "join":
                     self.training.processes.fork(fault.name, "server", {})
                 case "drain":
-                    assert self._kv is not None
                     client, name = self._kv._client, fault.name
                     self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
 
@@ -139,18 +138,13 @@ class RunUnderTest:
         finally:
             looking.close()
 
-    # ------------------------------------------------------------ the account
-
     def owned(self, view: m.View, server: str) -> list[int]:
         """Segments of the tally that this server is the primary of."""
-        placed = next((one for one in view.tables if one.name == TALLY), None)
-        if placed is None:
-            return []
-        return [i for i, place in enumerate(placed.places) if place.servers[:1] == [server]]
+        places = [place for one in view.tables if one.name == TALLY for place in one.places]
+        return [i for i, place in enumerate(places) if place.servers[:1] == [server]]
 
     def probe(self, segments: list[int], done: Callable[[], None]) -> None:
         """Push to these segments; ``done`` is called on another thread when all counted it."""
-        assert self._kv is not None
         keys, at = self.probes.keys[segments], np.array(segments)
         self.probes.sent[at] += 1
 
@@ -166,7 +160,6 @@ class RunUnderTest:
 
         After a rollback every slot must be there; acknowledgements of our own client are void.
         """
-        assert self._kv is not None
         if rolled_back:
             self.probes.acknowledged[:] = 0
         course = self.training.course

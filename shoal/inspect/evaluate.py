@@ -108,7 +108,11 @@ class ModelEvaluator:
         return tables[self._table].span - self.job.model.bias
 
     def look(self) -> EvaluationResult:
-        steps = self._steps()
+        steps = None
+        if self._address:
+            with contextlib.closing(look_at(self._address, self._safety)) as looking, contextlib.suppress(Unanswered):
+                course = looking.look().course
+                steps = None if course is None else course.steps
         weights = self._from_file() if self._kv is None else self._pulled(self._kv)
         loss, metrics = self._learner.judge(self._data.test, weights)
         return EvaluationResult(self._data.test.rows, loss, metrics, steps, self._kv is not None)
@@ -128,14 +132,6 @@ class ModelEvaluator:
 
             return Trained.load(self._kept).table
         return self._learner.read(self._kept)
-
-    def _steps(self) -> int | None:
-        if not self._address:
-            return None
-        with contextlib.closing(look_at(self._address, self._safety)) as looking, contextlib.suppress(Unanswered):
-            course = looking.look().course
-            return None if course is None else course.steps
-        return None
 
     def close(self) -> None:
         if self._kv is not None:

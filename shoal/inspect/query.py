@@ -5,6 +5,7 @@ shoal.query("runs/clicks-logistic-async-1", "top", k=5)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -28,7 +29,6 @@ from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.store.query import Question, question_named
 from shoal.tables import Sparse
-from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
@@ -120,18 +120,17 @@ class LiveModel:
         self._lock = threading.Lock()
         self._client = Client(f"visit-{secrets.token_hex(4)}", seed=secrets.randbits(32))
         self._client.take_view(0, m.View(0, 0, 0, [], []), _VISITOR)
-        self._transport: Transport | None = None
         safety = Safety.chosen(keys, insecure, at=address)
-        self._looking = look_at(address, safety)
-        try:
+        with contextlib.ExitStack() as opened:
+            self._looking = look_at(address, safety)
+            opened.callback(self._looking.close)
             # A key that is bound to the group of the run queries as a member of it.
             group = self._looking.describe().group if safety.has_keys else ""
             self._transport = transport_to(address, safety, group)(self._client.session.name)
+            opened.callback(self._transport.close)
             self._wait(self._client.refresh(), PATIENCE)
             self._layout = self._client.session.layout(self._default() if table is None else table)
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
         self.table = self._layout.name
         job = job_of(where) if self.table == TABLE else None
         self._model = None if job is None else job.model
@@ -164,7 +163,6 @@ class LiveModel:
                 if now - asked >= self._client.session.view.timing.resend_first:
                     asked = now
                     self._send([Send(limits.COORDINATOR, m.Refresh(0))])
-                assert self._transport is not None
                 for event in self._transport.receive(_ASLEEP):
                     self._take(event)
                 now = time.monotonic_ns()
@@ -181,7 +179,6 @@ class LiveModel:
         if not isinstance(message, m.View) or event.sender != limits.COORDINATOR:
             self._send(self._client.handle(now, event.sender, message, event.arrays))
         elif (message.term, message.number) > (known.term, known.number):
-            assert self._transport is not None
             before, here = (
                 {one.name: one.address for one in view.members if one.role == "server"} for view in (known, message)
             )
@@ -192,7 +189,6 @@ class LiveModel:
             self._send(self._client.take_view(now, message, _VISITOR))
 
     def _send(self, effects: list[Effect]) -> None:
-        assert self._transport is not None
         for effect in effects:
             if isinstance(effect, Send):
                 self._transport.send(effect.to, effect.message, effect.arrays)
@@ -213,9 +209,7 @@ class LiveModel:
 
     def close(self) -> None:
         with self._lock:
-            self._looking.close()
-            if self._transport is not None:
-                self._transport.close()
+            self._opened.close()
 
 
 class SavedModel:

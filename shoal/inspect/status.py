@@ -306,12 +306,6 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     return any(importlib.import_module(one).answers(where, safety, _AGAIN) for one in observers)
 
 
-def without_coordinator(folder: Path) -> str | None:
-    """The name of the strategy of a run without a coordinator."""
-    job = job_of(str(folder))
-    return None if job is None or job.strategy.can_be_watched else job.strategy.name
-
-
 def job_of(where: str) -> Job | None:
     """The job of the run in this folder; None for an address, a store, or no run."""
     try:

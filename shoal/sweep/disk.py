@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ from shoal.sweep.study import PlannedRun, Study
 ENDS_WITHIN = 30.0  # seconds for a run to end after its sweep
 LOG, FAILED, STUDY, MACHINE = "output.log", "failed.txt", "study.toml", "machine.json"
 
+Decoded = TypeVar("Decoded")
 State = Literal["finished", "diverged", "failed", "unfinished", "to do"]
 
 
@@ -104,7 +105,8 @@ def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         return PointResult(run, "unfinished", folder, f"{error}: it will be put aside (former/)")
     state, reason = ("diverged", summary["stopped_because"]) if summary["failed"] else ("finished", "")
-    return PointResult(run, state, folder, reason, summary, events, _others(folder))  # type: ignore[arg-type]
+    others = (_decoded(folder / MACHINE, MachineInfo) or MachineInfo([])).others
+    return PointResult(run, state, folder, reason, summary, events, others)  # type: ignore[arg-type]
 
 
 def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
@@ -134,23 +136,19 @@ def fingerprint(folder: Path) -> str:
         return ""
 
 
+def _decoded(path: Path, kind: type[Decoded]) -> Decoded | None:
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    return None
+
+
 def _summary(folder: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        return {}
+    return _decoded(folder / "summary.json", dict[str, Any]) or {}
 
 
 def _cores(folder: Path) -> int | None:
     cores = _summary(folder).get("cores")
     return cores if isinstance(cores, int) else None
-
-
-def _others(folder: Path) -> float | None:
-    try:
-        return msgspec.json.decode((folder / MACHINE).read_bytes(), type=MachineInfo).others
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def _diverged(folder: Path) -> bool:

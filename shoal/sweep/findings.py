@@ -106,9 +106,6 @@ def _target(of: StudyFigures) -> str:
     return f"test loss of the best serial run + {100 * (target.above or 0):g}%{reached}"
 
 
-# ---------------------------------------------------------------- along an axis
-
-
 def _along(of: StudyFigures) -> list[str]:
     axis = x_axis(of)
     if axis is None or len(axis.choices) < 2:
@@ -182,9 +179,6 @@ def _waiting(points: Sequence[PointFigures], axis: Axis) -> str:
     return f"{_capital('; '.join(parts))}." if parts else ""
 
 
-# ---------------------------------------------------------------- speedup, and what is missing
-
-
 def _speedup(of: StudyFigures) -> str:
     serial = of.best_serial
     if serial is None or not of.points:
@@ -250,9 +244,6 @@ def _how(of: StudyFigures) -> str:
     return f"{over} evaluations are. A point has one only if all its seeds got there."
 
 
-# ---------------------------------------------------------------- the same rows
-
-
 def same_rows(of: StudyFigures) -> str:
     """Every line against the best serial run, if all learned from equally many rows."""
     seconds, cpu = of.alone("computing_seconds"), of.alone("cpu_seconds")
@@ -307,9 +298,6 @@ def _lines(of: StudyFigures, figure: str, form: str, factor: float = 1.0) -> str
         if each:
             parts.append(f"{label} {', '.join(each)}".strip())
     return "; ".join(parts)
-
-
-# ---------------------------------------------------------------- workers
 
 
 def active_table(of: StudyFigures) -> TableSection | None:

@@ -37,10 +37,6 @@ class AxisChoice:
             return float(self.value) if _NUMBER.fullmatch(self.value) else None
         return float(self.value) if isinstance(self.value, int | float) and not isinstance(self.value, bool) else None
 
-    def has_name(self, axis: str) -> bool:
-        """Whether it is a named point, not a value."""
-        return axis not in self.changes and self.number is None
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -60,7 +56,8 @@ class Point:
     def words(self, axis: str, between: str = " ") -> str:
         """Its choice on an axis: workers 2, or a name."""
         choice = self.choices[axis]
-        return choice.label if choice.has_name(axis) else f"{self.names[axis]}{between}{choice.label}"
+        is_named = axis not in choice.changes and choice.number is None
+        return choice.label if is_named else f"{self.names[axis]}{between}{choice.label}"
 
     @property
     def title(self) -> str:

@@ -83,9 +83,6 @@ def label(axis: Axis) -> str:
     return f"{axis.short}, seconds" if axis.name.removeprefix("emulate.") in SECONDS else axis.short
 
 
-# ---------------------------------------------------------------- lines over an axis
-
-
 def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str) -> None:
     """A line through the medians of numbers, marks for all else, a dot for each seed."""
     scale, lines = AxisScale.of(axis), lines_of(of)
@@ -265,9 +262,6 @@ def _waiting(of: StudyFigures) -> Drawn:
     return figure, f"Share of waiting and staleness of pushes over {axis.short}: less of one costs more of the other."
 
 
-# ---------------------------------------------------------------- losses over time
-
-
 def _curves(of: StudyFigures) -> Drawn:
     """Test and train losses. Few points share a panel; of more, each line has its own."""
     if not any(one.done for one in of.shown):
@@ -375,9 +369,6 @@ def _limit(axes: Axes, points: Sequence[PointFigures], track: Track, log: bool) 
         return
     high = max(high, min(most, high + WORSE * room))
     axes.set_ylim(low - 0.05 * room, high + 0.1 * room)
-
-
-# ---------------------------------------------------------------- heat map of two numeric axes
 
 
 def _heat(of: StudyFigures) -> Drawn:

@@ -122,7 +122,10 @@ class Study:
         _check_runs(runs, target)
         x, lines, log = _picture(_table(tree, "picture"), axes or serial_axes)
         timeout = _number(tree, "timeout", TIMEOUT)
-        what, name = _text(tree, "what", ""), _name(_text(tree, "name", name))
+        what, name = _text(tree, "what", ""), _text(tree, "name", name)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}", name):
+            allowed = "letters, digits, '-', '_', '.' and spaces, 100 at most"
+            raise Invalid(f"name = {name!r}: it names a folder: give {allowed}")
         return cls(name, what, seeds, cores, each, target, timeout, axes, serial_axes, runs, x, lines, log, text)
 
     @property
@@ -147,9 +150,6 @@ class Study:
         return [here[first : first + each] for first in range(0, cores - each + 1, each)]
 
 
-# ---------------------------------------------------------------- what a key may be
-
-
 def _check_keys(tree: Mapping[str, Any]) -> None:
     for key in tree:
         if key not in KEYS:
@@ -172,13 +172,6 @@ def _text(tree: Mapping[str, Any], key: str, default: str) -> str:
     if not isinstance(value, str):
         raise Invalid(f"{key} = {label(value)}: give a text")
     return value
-
-
-def _name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}", name):
-        allowed = "letters, digits, '-', '_', '.' and spaces, 100 at most"
-        raise Invalid(f"name = {name!r}: it names a folder: give {allowed}")
-    return name
 
 
 def _number(tree: Mapping[str, Any], key: str, default: float) -> float:
@@ -243,9 +236,6 @@ def _picture(tree: Mapping[str, Any], axes: list[Axis]) -> tuple[str | None, str
     return x, tree.get("lines") or (rest[0] if rest else None), log
 
 
-# ---------------------------------------------------------------- what is to be run
-
-
 def _base(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     job = _table(tree, "job")
     if "data" not in job:
@@ -288,7 +278,5 @@ def _check_runs(runs: list[PlannedRun], target: Target | None) -> None:
         seen[text] = run
         ends_at = run.job.stop.target_loss
         if target is not None and target.loss is not None and ends_at is not None and ends_at > target.loss:
-            raise Invalid(
-                f"[{table}] {run.point.title}: stop.target_loss = {ends_at:g} ends it before it can reach target = "
-                f"{target.loss:g}: lower it, or leave it out"
-            )
+            early = f"stop.target_loss = {ends_at:g} ends it before it can reach target = {target.loss:g}"
+            raise Invalid(f"[{table}] {run.point.title}: {early}: lower it, or leave it out")

@@ -261,12 +261,11 @@ def chart(strokes: list[Stroke], width: int, height: int, right: float) -> tuple
                     styles[line][cell], dots[line][cell] = stroke.style, 0
                 dots[line][cell] |= DOTS[column % 2][row % 4]
             before = here
-    return [_pieces(*row) for row in zip(dots, styles, strict=True)], high, low
-
-
-def _pieces(dots: list[int], styles: list[str]) -> Row:
-    chars = ((chr(BLANK + bits) if bits else " ", style) for bits, style in zip(dots, styles, strict=True))
-    return [("".join(char for char, _ in piece), style) for style, piece in groupby(chars, key=itemgetter(1))]
+    rows: list[Row] = []
+    for cells in map(zip, dots, styles):
+        chars = ((chr(BLANK + bits) if bits else " ", style) for bits, style in cells)
+        rows.append([("".join(char for char, _ in run), style) for style, run in groupby(chars, key=itemgetter(1))])
+    return rows, high, low
 
 
 def _at(points: list[tuple[float, float]], x: float, reach: float) -> float | None:

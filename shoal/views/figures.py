@@ -68,13 +68,6 @@ def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     return dict(zip(("hits", "misses", "forgotten", "bytes_saved"), filtered[HANDLES], strict=True))
 
 
-def known_keys(summary: Mapping[str, Any]) -> str:
-    found = summary.get("handles")
-    if not found or not found["hits"]:
-        return "-"
-    return f"{found['bytes_saved'] / 1e6:,.2f} MB ({found['hits'] / (found['hits'] + found['misses']):.0%} of lists)"
-
-
 def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
     """Lost updates by the canary, where writes are not locked (Hogwild)."""
     if "updates counted" not in counts:

@@ -112,7 +112,17 @@ class LiveState:
                 # its weights may be older than the last progress
                 if event.examples >= self._recent[-1][1]:
                     self._measure(event)
-                self._judge(event)
+                self.evaluations.append(event)
+                self.test.add(event.seconds, event.test_loss)
+                if not self._progressed:  # the loss in between is not reported
+                    self.train_loss = event.train_loss
+                    self.train.add(event.seconds, event.train_loss)
+                if event.best and format.finite(event.test_loss):
+                    self.best = event
+                for name, spent in event.each.items():
+                    seconds = {kind: value for kind in DOING if (value := spent.get(kind, 0.0)) > 0}
+                    if whole := sum(seconds.values()):
+                        self.spent[name] = {kind: value / whole for kind, value in seconds.items()}
             case Gone():
                 self.spent.pop(event.name, None)
                 self.servers = [one for one in self.servers if one.name != event.name]
@@ -167,16 +177,3 @@ class LiveState:
         first, last = self._recent[0], self._recent[-1]
         if last[0] > first[0]:
             self.rate = (last[1] - first[1]) / (last[0] - first[0])
-
-    def _judge(self, event: Evaluated) -> None:
-        self.evaluations.append(event)
-        self.test.add(event.seconds, event.test_loss)
-        if not self._progressed:  # the loss in between is not reported
-            self.train_loss = event.train_loss
-            self.train.add(event.seconds, event.train_loss)
-        if event.best and format.finite(event.test_loss):
-            self.best = event
-        for name, spent in event.each.items():
-            seconds = {kind: value for kind in DOING if (value := spent.get(kind, 0.0)) > 0}
-            if whole := sum(seconds.values()):
-                self.spent[name] = {kind: value / whole for kind, value in seconds.items()}

@@ -282,6 +282,9 @@ def _bytes(runs: Sequence[RunRecord]) -> Section | None:
     for one in runs:
         names = ("bytes_sent", "bytes_received", "examples", "steps")
         sent, received, examples, steps = (format.number(one.summary.get(name)) or 0.0 for name in names)
+        handles, known = one.summary.get("handles") or {}, "-"
+        if hits := handles.get("hits"):
+            known = f"{handles['bytes_saved'] / 1e6:,.2f} MB ({hits / (hits + handles['misses']):.0%} of lists)"
         if moved := sent + received:
             rows.append({
                 "run": one.name,
@@ -289,12 +292,12 @@ def _bytes(runs: Sequence[RunRecord]) -> Section | None:
                 "received": format.size(received),
                 "per row": f"{moved / examples:,.0f} B" if examples else "-",
                 "per step": f"{moved / steps:,.0f} B" if steps else "-",
-                "keys not sent again": figures.known_keys(one.summary),
+                "keys not sent again": known,
             })  # fmt: skip
     if not rows:
         return None
-    known = any(row["keys not sent again"] != "-" for row in rows)
-    seen = " A list of keys that a server has seen is sent as a number." if known else ""
+    numbered = any(row["keys not sent again"] != "-" for row in rows)
+    seen = " A list of keys that a server has seen is sent as a number." if numbered else ""
     return Section("Bytes", tables=[_beside(rows, runs, f"As workers counted them.{seen}")])
 
 

@@ -109,7 +109,8 @@ class RunMetrics:
 
     @property
     def examples(self) -> int:
-        return max((event.examples for event in (*self.progress[-1:], *self.evaluations[-1:])), default=0)
+        judged = [event.examples for event in self.evaluations[-1:]]
+        return max([0, *judged, *(event.examples for event in self.progress[-1:])])
 
     @property
     def slowest(self) -> tuple[NodeMetrics, float] | None:

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from shoal import limits
 from shoal.events import LEFT, Evaluated, RunEvent
+from shoal.inspect.drain import held
 from shoal.inspect.status import ClusterStatus, SegmentStatus
 from shoal.schedule.stop_rules import ENDLESS
 from shoal.security.address import parsed
@@ -57,7 +58,7 @@ def facts(status: ClusterStatus) -> dict[str, Any]:
         "members": [
             msgspec.structs.asdict(one)
             | {"silence": round(one.silence / limits.SECOND, 3), "clock": status.clocks().get(one.name)}
-            | {"parts": parts_of(status, one.name)}
+            | {"parts": held(status.view, one.name)}
             for one in standing.members
         ],
         "moves": [msgspec.structs.asdict(one) for one in standing.moves],
@@ -107,10 +108,6 @@ def page(
 
 def refused_of(status: ClusterStatus) -> dict[str, int]:
     return {what: number for what in REFUSED if (number := status.standing.counts.get(what, 0))}
-
-
-def parts_of(status: ClusterStatus, server: str) -> int:
-    return sum(server in place.servers for table in status.view.tables for place in table.places)
 
 
 def letters_of(status: ClusterStatus) -> dict[str, str]:
@@ -180,7 +177,7 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
             "heard": Text(f"{one.silence / limits.SECOND:.1f} s ago{more}", style),
             "view": Text(f"{one.view:,}", "yellow" if one.view < newest else "") if numbers else "",
             "steps": "" if clock is None else "parked" if clock < 0 else f"{clock:,}",
-            "segments": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
+            "segments": f"{held(status.view, one.name):,}" if one.role == "server" else "",
             "keys/s": Text(f"{load} HOT", "bold red") if one.name in hot else load,
             "at": Text(format.clean(at)),
         })  # fmt: skip

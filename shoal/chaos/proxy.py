@@ -44,7 +44,7 @@ class ProxiedNode:
     callers: dict[str, tuple[bytes, zmq.Socket[bytes]]] = field(default_factory=dict)  # with routes
 
 
-class Proxy:
+class Proxy(contextlib.AbstractContextManager["Proxy"]):
     """Forwards messages on a thread of its own. Use as a context."""
 
     def __init__(self) -> None:
@@ -77,9 +77,6 @@ class Proxy:
         for socket in list(self._forward):
             self._drop(socket)
         self._context.term()
-
-    def __enter__(self) -> Proxy:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

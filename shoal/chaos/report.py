@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# ---------------------------------------------------------------- while it goes on
-
-
 @dataclass(slots=True)
 class ChaosState:
     job: Job
@@ -89,7 +86,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     changes: int = 0  # servers that joined, or were asked to go
     beyond: bool = False  # faults could exceed what the copies tolerate
     model: str = ""  # sync: "same" bits as the clean run, or "other"; empty: unknown
-    newer: int = 0  # slots that were dealt again and read weights of which some were a step newer
+    newer: int = 0  # slots that were reassigned and read weights of which some were a step newer
     voids: int = 0  # void slots
     healed: list[Recovery]
     throughput: list[tuple[float, float]]  # seconds, rows a second
@@ -137,7 +134,7 @@ def _figures(report: ChaosReport) -> Table:
     if report.rollbacks:
         back = f"to a checkpoint, {format.many(report.rollbacks, 'time')}: the work since then was done again"
     if report.rollbacks or report.beyond:
-        table.add_row("went back", back)
+        table.add_row("rolled back", back)
     table.add_row("loss", _losses(report))
     ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0
     table.add_row("time", f"{report.seconds:.1f} s, clean run {report.clean_seconds:.1f} s ({ratio:.2f} times as long)")
@@ -154,7 +151,7 @@ def _losses(report: ChaosReport) -> str:
     same = "the same within noise" if abs(change) <= CLOSE else "better" if change < 0 else "worse"
     found = f"{format.loss(report.loss)}, clean run {format.loss(report.clean_loss)} ({change:+.2%}: {same})"
     if report.model == "other" and (report.newer or report.voids):  # the documented exceptions
-        newer = f"{format.many(report.newer, 'slot')} dealt again read newer weights" if report.newer else ""
+        newer = f"{format.many(report.newer, 'slot')} reassigned read newer weights" if report.newer else ""
         void = f"{format.many(report.voids, 'slot')} could not be computed" if report.voids else ""
         found += f"; another model, since {' and '.join(filter(None, (newer, void)))}"
     return found
@@ -177,9 +174,6 @@ def _times(report: ChaosReport) -> Table:
     if not kinds:
         table.add_row("none", "0", "0", *[""] * len(STEPS))
     return table
-
-
-# ---------------------------------------------------------------- the timeline, as a picture
 
 
 ROLES = (COORDINATOR, "server", "worker")

@@ -156,11 +156,8 @@ class RunUnderTest:
         self._kv.push(TALLY, keys, np.ones(len(keys), np.float32)).then(ended)
 
     def balance(self, rolled_back: bool = False) -> PushAudit:
-        """Read the values on the servers and compare. Raises errors of the store.
-
-        After a rollback every slot must be there; acknowledgements of our own client are void.
-        """
-        if rolled_back:
+        """Read the values on the servers and compare. Raises errors of the store."""
+        if rolled_back:  # every slot must be there; acknowledgements of our own client are void
             self.probes.acknowledged[:] = 0
         course = self.training.course
         tally: Any = self._kv.pull(TALLY, slice(None)).result(READ_WITHIN)

@@ -40,8 +40,8 @@ class EvaluationResult:
     live: bool = False  # the run is still training
 
 
-class ModelEvaluator:
-    """Evaluates one model, repeatedly. A context manager."""
+class ModelEvaluator(contextlib.AbstractContextManager["ModelEvaluator"]):
+    """Evaluates one model, repeatedly."""
 
     def __init__(
         self,
@@ -136,9 +136,6 @@ class ModelEvaluator:
     def close(self) -> None:
         if self._kv is not None:
             self._kv.close()
-
-    def __enter__(self) -> ModelEvaluator:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -124,10 +124,7 @@ def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """The identity of a finished run; empty if it is not finished.
-
-    A run whose loss diverged is finished: it would diverge again.
-    """
+    """The identity of a finished run, or of a diverged one, which would diverge again; else empty."""
     try:
         if not is_finished(folder) and not _diverged(folder):
             return ""
@@ -158,9 +155,6 @@ def _diverged(folder: Path) -> bool:
         return False
     losses = [event.test_loss for event in events if isinstance(event, Evaluated)]
     return bool(_summary(folder).get("failed") and losses) and not math.isfinite(losses[-1])
-
-
-# ---------------------------------------------------------------- making room
 
 
 def kept(study: Study, out: Path, cores: int) -> dict[str, Path]:

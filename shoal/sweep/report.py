@@ -226,9 +226,6 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- the page
-
-
 def sections(sweep: Sweep) -> list[Section]:
     of = figures(sweep)
     there, former = active_table(of), others(sweep)

@@ -121,12 +121,14 @@ class Study:
         runs += [_planned(base, point, seed, folder) for seed in seeds for point in points]
         _check_runs(runs, target)
         x, lines, log = _picture(_table(tree, "picture"), axes or serial_axes)
-        timeout = _number(tree, "timeout", TIMEOUT)
+        timeout = tree.get("timeout", TIMEOUT)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise Invalid(f"timeout = {label(timeout)}: give a number above 0")
         what, name = _text(tree, "what", ""), _text(tree, "name", name)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}", name):
             allowed = "letters, digits, '-', '_', '.' and spaces, 100 at most"
             raise Invalid(f"name = {name!r}: it names a folder: give {allowed}")
-        return cls(name, what, seeds, cores, each, target, timeout, axes, serial_axes, runs, x, lines, log, text)
+        return cls(name, what, seeds, cores, each, target, float(timeout), axes, serial_axes, runs, x, lines, log, text)
 
     @property
     def points(self) -> list[Point]:
@@ -172,13 +174,6 @@ def _text(tree: Mapping[str, Any], key: str, default: str) -> str:
     if not isinstance(value, str):
         raise Invalid(f"{key} = {label(value)}: give a text")
     return value
-
-
-def _number(tree: Mapping[str, Any], key: str, default: float) -> float:
-    value = tree.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise Invalid(f"{key} = {label(value)}: give a number above 0")
-    return float(value)
 
 
 def _seeds(value: Any) -> list[int]:

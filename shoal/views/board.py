@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Self, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.control import Control
@@ -52,7 +52,7 @@ def terminal(stream: TextIO) -> Console | None:
     return None
 
 
-class Board:
+class Board(contextlib.AbstractContextManager["Board"]):
     """A context that restores the cursor at its end; drawing begins with ``start``."""
 
     def __init__(self, stream: TextIO, console: Console, draw: Draw) -> None:
@@ -70,9 +70,6 @@ class Board:
     def on(cls, stream: TextIO, draw: Draw) -> Board | None:
         console = terminal(stream)
         return None if console is None else cls(stream, console, draw)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -229,10 +226,7 @@ Row = list[tuple[str, str]]  # pieces of text and their styles
 
 
 def chart(strokes: list[Stroke], width: int, height: int, right: float) -> tuple[list[Row], float, float] | None:
-    """Curves over 0 .. ``right`` in braille, and the values at the top and bottom edges.
-
-    None if no curve has two points.
-    """
+    """Curves over 0 .. ``right`` in braille, and their highest and lowest value; None without any."""
     drawn = [stroke for stroke in strokes if stroke.points]
     if width < 4 or max((len(stroke.points) for stroke in drawn), default=0) < 2:
         return None

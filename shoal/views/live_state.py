@@ -120,9 +120,9 @@ class LiveState:
                 if event.best and format.finite(event.test_loss):
                     self.best = event
                 for name, spent in event.each.items():
-                    seconds = {kind: value for kind in DOING if (value := spent.get(kind, 0.0)) > 0}
-                    if whole := sum(seconds.values()):
-                        self.spent[name] = {kind: value / whole for kind, value in seconds.items()}
+                    did = {kind: value for kind in DOING if (value := spent.get(kind, 0.0)) > 0}
+                    if whole := sum(did.values()):
+                        self.spent[name] = {kind: value / whole for kind, value in did.items()}
             case Gone():
                 self.spent.pop(event.name, None)
                 self.servers = [one for one in self.servers if one.name != event.name]

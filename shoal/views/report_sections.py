@@ -456,10 +456,7 @@ def incidents(one: RunRecord, of: str) -> list[Section]:
 
 
 def _sorted(events: Sequence[Happened]) -> tuple[list[Happened], list[Happened], list[Saved]]:
-    """Faults with their recoveries, membership changes, checkpoints.
-
-    Orderly leaves and moves of segments are not faults; a node that was lost and came back is.
-    """
+    """Faults with their recoveries (also a lost node's return), membership changes, checkpoints."""
     wrong, changes, saved = list[Happened](), list[Happened](), list[Saved]()
     lost: dict[str, bool] = {}  # by name: how it left last
     for event in events:
@@ -479,7 +476,7 @@ def _sorted(events: Sequence[Happened]) -> tuple[list[Happened], list[Happened],
 
 
 _CALLED = {  # by the event's name, if it is not that
-    "Gone": "lost", "Handed": "moved", "MoveSummary": "moved", "RolledBack": "went back", "Voided": "void",
+    "Gone": "lost", "Handed": "moved", "MoveSummary": "moved", "RolledBack": "rolled back", "Voided": "void",
     "Warned": "warning", "Linked": "graph", "Elected": "chosen",
 }  # fmt: skip
 

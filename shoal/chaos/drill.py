@@ -71,7 +71,7 @@ def drill(
 
 
 def clean_run(job: Job, dataset: Dataset, seconds: float, listener: ChaosListener, proxied: bool = False) -> CleanRun:
-    """Run the job without faults, maybe ``proxied``; cached, since the result only varies by noise."""
+    """Run the job without faults, maybe ``proxied``; cached: it only varies by noise."""
     same_bits = promises_same_bits(job)
     code = fingerprint() if same_bits else ""  # other code or libraries may make other bits
     timed = _ending(job, {"seconds": seconds})

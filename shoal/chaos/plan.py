@@ -92,7 +92,7 @@ class FaultPlanner:
         return self._draw.uniform(*self.settings.gap)
 
     def next(self, situation: ClusterState, kill_server: bool = False) -> list[ChaosFault]:
-        """The next fault, sometimes two, or none; with ``kill_server`` that of a server, if it may be hit."""
+        """The next fault, sometimes two, or none; ``kill_server``: a server's, if it may be."""
         faults, state = [], situation
         for _ in range(1 + (self._draw.random() < self.settings.together)):
             fault = self._one(state)

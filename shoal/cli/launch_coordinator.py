@@ -39,7 +39,7 @@ def run(options: Mapping[str, Any]) -> Run:
     """Run to the end; resumes the run in the folder, if there is one."""
     from shoal.run.resume import reopen
     from shoal.run.run import execute
-    from shoal.views.lines import view
+    from shoal.views.terminal import view
 
     out, settings = options["out"], settings_from(options)
     if options["data"] is None:

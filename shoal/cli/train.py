@@ -144,7 +144,7 @@ def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None
 
 def _run(job: Job, folder: RunFolder, quiet: bool, head: Head | None, guests: Guests) -> Run:
     from shoal.run.run import execute
-    from shoal.views.lines import view
+    from shoal.views.terminal import view
 
     launcher: Launcher | None = None if head is None else head.cluster
     if guests is not None:

@@ -133,7 +133,7 @@ def train(
     try:
         if not view:
             return execute(job, folder, on_event, said, launcher=launcher)
-        from shoal.views.lines import view as views
+        from shoal.views.terminal import view as views
 
         with views(epochs=job.stop.passes, verbosity=job.verbosity) as show:
             hears: list[EventCall] = [show] if on_event is None else [show, on_event]

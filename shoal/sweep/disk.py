@@ -124,7 +124,7 @@ def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """The identity of a finished run, or of a diverged one, which would diverge again; else empty."""
+    """The identity of a finished run, or of a diverged one, which stays so; else empty."""
     try:
         if not is_finished(folder) and not _diverged(folder):
             return ""

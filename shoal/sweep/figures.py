@@ -267,7 +267,7 @@ def of_run(result: PointResult, target: float | None) -> RunFigures:
 
 
 def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[PointFigures | None, str]:
-    """The first at the target with all its seeds; else that of the lowest median last or best loss."""
+    """The first at the target with all its seeds; else that of the lowest median loss."""
     if timed := known(points, "time_to_target"):
         return min(timed, key=lambda pair: pair[1].median)[0], "soonest at the target"
     missed = "" if target is None else "; no point reached the target with all seeds"
@@ -361,7 +361,7 @@ def x_axis(of: StudyFigures) -> Axis | None:
 
 
 def lines_of(of: StudyFigures) -> dict[str, list[PointFigures]]:
-    """A line for each combination of all other axes, which label it, in the order of the axis."""
+    """A line for each combination of all other axes, which label it, in the axis's order."""
     axis, first = x_axis(of), of.sweep.study.lines
     lines: dict[str, list[PointFigures]] = {}
     for one in of.shown:

@@ -1,7 +1,7 @@
 """Views of runs. A view reads a run's events, live or later, and little else.
 
-Live: ``frame`` draws a run on a ``board``, ``lines`` prints few where there is no terminal;
-``live_state`` is their data. ``status`` and ``query`` show
+Live: ``terminal`` shows a run on a ``board``, or in few calm ``lines`` where there is no terminal;
+``live_state`` is their data, ``frame`` draws it. ``status`` and ``query`` show
 clusters and models. ``event_line`` writes events and ``format`` figures, for all views; ``ending``
 is printed at the end of a run.
 
@@ -13,8 +13,9 @@ matplotlib, numpy) is imported before it is needed.
 
 from __future__ import annotations
 
-from shoal.views.lines import RunView, view
+from shoal.views.lines import RunView
 from shoal.views.plots import loss
+from shoal.views.terminal import view
 
 PUBLIC = (
     "axes",
@@ -32,6 +33,7 @@ PUBLIC = (
     "run_record",
     "split_plot",
     "status",
+    "terminal",
     "trace",
 )  # for other packages; the other modules are private
 

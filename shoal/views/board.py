@@ -226,7 +226,7 @@ Row = list[tuple[str, str]]  # pieces of text and their styles
 
 
 def chart(strokes: list[Stroke], width: int, height: int, right: float) -> tuple[list[Row], float, float] | None:
-    """Curves over 0 .. ``right`` in braille, and their highest and lowest value; None without any."""
+    """Curves over 0 .. ``right`` in braille, their highest and lowest value; None without any."""
     drawn = [stroke for stroke in strokes if stroke.points]
     if width < 4 or max((len(stroke.points) for stroke in drawn), default=0) < 2:
         return None

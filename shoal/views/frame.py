@@ -73,7 +73,13 @@ def frame(
     charted = not plain and room >= CHART_ROWS + 6
     table = _table(state, (room - CHART_ROWS - 2 if charted else room), room_across, plain)
     room -= len(table)
-    chart = [] if plain or room < CHART_ROWS + 2 else _chart(state, room_across, min(TALLEST, room - 2), now)
+    chart: list[Text] = []
+    if not plain and room >= CHART_ROWS + 2:
+        strokes = [Stroke(state.train.points, TRAIN), Stroke(state.test.points, TEST)]
+        end = state.seconds if state.stopped else now
+        chart = board.curve(strokes, room_across, min(TALLEST, room - 2), end, format.loss)
+        legend = Text.assemble(("loss".rjust(8), "dim"), " ", ("test", TEST), "  ", ("train", TRAIN))
+        chart = [Text(""), legend, *chart] if chart else []
     gap = [Text("")] if tail and (nodes or table or chart) and room > len(chart) else []
     return board.fit([*head, *nodes, *table, *chart, *gap, *tail] or [Text("")], width, height, plain)
 
@@ -148,14 +154,6 @@ def _table(state: LiveState, room: int, width: int, plain: bool) -> list[Text]:
         lines.append(Text(f"{format.epochs(event.passes):>5}{format.seconds(event.seconds):>8}"))
         lines[-1].append(loss, style).append(rest)
     return lines
-
-
-def _chart(state: LiveState, width: int, rows: int, now: float) -> list[Text]:
-    strokes = [Stroke(state.train.points, TRAIN), Stroke(state.test.points, TEST)]
-    drawn = board.curve(strokes, width, rows, state.seconds if state.stopped else now, format.loss)
-    if not drawn:
-        return []
-    return [Text(""), Text.assemble(("loss".rjust(8), "dim"), " ", ("test", TEST), "  ", ("train", TRAIN)), *drawn]
 
 
 def _tail(state: LiveState, note: str, width: int, most: int) -> list[Text]:

@@ -1,12 +1,4 @@
-"""Views of a run while it goes on; and one in few lines, for a log: tens per hour.
-
-    with view(epochs=10) as show:
-        show.note("packing rcv1 ... 12,000 rows")
-        for event in run:
-            show(event)
-
-A view may be called from any thread. It never breaks or delays the run: a closed or unread terminal
-or pipe only ends the view.
+"""A run in few lines, for a log: tens per hour, however much happens.
 
 Verbosity 0 prints nothing, 1 is as below, 2 adds joins, checkpoints, delays and the shares of the
 workers' time, 3 prints every event.
@@ -22,10 +14,8 @@ Times are those of the events (for notes, the caller's): the same events make th
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -232,20 +222,3 @@ class LineView(RunView):
             if lines and not self._closed:
                 self._outlet.write("".join(f"{line}\n" for line in lines))
                 self._closed = self._outlet.gone
-
-
-def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: int = 1) -> RunView:
-    """A live view where the stream (default: standard error) is a terminal, else few lines.
-
-    ``epochs`` is their total number, if known: events do not have it. With a ``verbosity``
-    of 0 nothing is shown; with 2 or 3, lines on a terminal, too: more than a picture holds.
-    """
-    stream = sys.stderr if stream is None else stream
-    with contextlib.suppress(AttributeError, ValueError):  # it is closed, or no file
-        if verbosity == 1 and stream.isatty():
-            from shoal.views.board import terminal
-            from shoal.views.frame import LiveView
-
-            if (console := terminal(stream)) is not None:
-                return LiveView(stream, console, epochs)
-    return LineView(stream, verbosity=verbosity)

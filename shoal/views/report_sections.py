@@ -456,7 +456,7 @@ def incidents(one: RunRecord, of: str) -> list[Section]:
 
 
 def _sorted(events: Sequence[Happened]) -> tuple[list[Happened], list[Happened], list[Saved]]:
-    """Faults with their recoveries (also a lost node's return), membership changes, checkpoints."""
+    """Faults and recoveries (also a lost node's return), membership changes, checkpoints."""
     wrong, changes, saved = list[Happened](), list[Happened](), list[Saved]()
     lost: dict[str, bool] = {}  # by name: how it left last
     for event in events:

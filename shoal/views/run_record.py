@@ -134,7 +134,7 @@ class RunMetrics:
         return float((after - before) / (until - since))
 
     def back_after(self, moment: float, window: float = 1.0) -> float | None:
-        """Seconds until rows/s were at 90% for a second; inf: not in this run; None: not recorded."""
+        """Seconds until rows/s were at 90% for a second; inf: never; None: not recorded."""
         before = self.rate(max(0.0, moment - 3 * window), moment)
         if not before or moment < window:
             return None

@@ -433,7 +433,7 @@ class WatchedState:
         return ", ".join(said)
 
     def page(self, width: int, height: int = 0) -> list[Text]:
-        """A page of so many lines (0: any number), the newest at the bottom; the rest is counted."""
+        """A page of so many lines (0: any), the newest at the bottom; the rest is counted."""
         assert self._status is not None
         top = lines_of(page(self._status, self._where, width, brief=True, numbers=self._numbers), width)
         ways = [Text(f"  {line}", "yellow") for line in _ways(self._status.standing.moves)]
